@@ -1,0 +1,229 @@
+"""The error tree.
+
+Kinds differ only where a caller would act differently; the classes below a kind tell people what happened.
+
+    EvertideError
+    ├── InvalidInput            the caller's values are wrong: correct them; nothing was changed
+    ├── Conflict                somebody else was first: read again and decide
+    │   ├── UpperMismatch       the shard's upper is not the expected one
+    │   └── TimeCompacted       the time asked for lies below since
+    ├── Fenced                  this process lost its right to write: stop, discard, register again
+    ├── LeaseLost               a reader's lease ended: restart from the time named
+    ├── Unavailable             "did not happen": safe to try again
+    │   ├── StorageFull         no room: make some
+    │   └── StorageForbidden    read-only or no permission
+    ├── OutcomeUnknown          "may have happened": read back before anything else
+    ├── Damaged                 storage no longer holds what it acknowledged: stop, repair or restore
+    │   ├── BlobMissing         a blob that a record names is not there
+    │   ├── BlobDamaged         a blob is there with other bytes
+    │   └── RecordDamaged       a Meta record or database file cannot be read
+    └── UnsupportedFormat       written by another version: upgrade or migrate; never guessed
+
+Each error keeps its facts as attributes, prints them as key=value, ends in the remedy, has a stable `error_code` for
+machines and an `exit_code` per kind, and survives pickling between worker and driver. A path is the place where a
+person would look, not an internal name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+__all__ = [
+    "BlobDamaged",
+    "BlobMissing",
+    "Conflict",
+    "Damaged",
+    "EvertideError",
+    "Fenced",
+    "InvalidInput",
+    "LeaseLost",
+    "OutcomeUnknown",
+    "RecordDamaged",
+    "StorageForbidden",
+    "StorageFull",
+    "TimeCompacted",
+    "Unavailable",
+    "UnsupportedFormat",
+    "UpperMismatch",
+]
+
+
+@dataclass(eq=False, repr=False)
+class EvertideError(Exception):
+    """The root: catch it to catch everything Evertide raises on purpose."""
+
+    error_code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+    what: ClassVar[str] = "Evertide failed"
+    remedy: ClassVar[str] = "Report this as a bug, with the log."
+
+    def __post_init__(self) -> None:
+        super().__init__(*self.facts.values())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __str__(self) -> str:
+        facts = " ".join(f"{name}={value!r}" for name, value in self.facts.items() if value not in (None, ""))
+        return f"{self.what}: {facts}. {self.remedy}" if facts else f"{self.what}. {self.remedy}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(self.facts.values())
+
+
+@dataclass(eq=False, repr=False)
+class InvalidInput(EvertideError):
+    """`where` names the place (table, column, argument, path), `why` what is wrong with it."""
+
+    error_code = "invalid_input"
+    exit_code = 2
+    what = "The input is not valid"
+    remedy = "Correct it and try again; nothing was changed."
+
+    where: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class Conflict(EvertideError):
+    error_code = "conflict"
+    exit_code = 3
+    what = "Somebody else was first"
+    remedy = "Read again and decide; nothing of this call was written."
+
+    where: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class UpperMismatch(Conflict):
+    """I2: the append was refused as a whole. `upper` is what the shard has now, `expected` what the caller knew."""
+
+    error_code = "upper_mismatch"
+    what = "The shard's upper is not the expected one (I2)"
+    remedy = "Below the upper: a peer wrote it, drop it. Beyond it: input is missing, read the shard again."
+
+    expected: int = 0
+    upper: int = 0
+
+
+@dataclass(eq=False, repr=False)
+class TimeCompacted(Conflict):
+    """The time asked for is no longer told apart; `since` is the smallest that is."""
+
+    error_code = "time_compacted"
+    what = "The time asked for lies below since"
+    remedy = "Read at since or later; take a hold first if earlier times are needed."
+
+    as_of: int = 0
+    since: int = 0
+
+
+@dataclass(eq=False, repr=False)
+class Fenced(EvertideError):
+    error_code = "fenced"
+    exit_code = 4
+    what = "This writer is fenced out (I16)"
+    remedy = "Discard its state and register as a new writer; whoever took over goes on."
+
+    writer: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class LeaseLost(EvertideError):
+    """I6: told apart from a lost file, since the remedy differs."""
+
+    error_code = "lease_lost"
+    exit_code = 5
+    what = "The lease on this shard was lost, its parts may be gone (I6)"
+    remedy = "Restart the read from the time named; a reader that subscribes does so by itself."
+
+    shard: str
+    lease: str
+    restart_from: int
+
+
+@dataclass(eq=False, repr=False)
+class Unavailable(EvertideError):
+    error_code = "unavailable"
+    exit_code = 6
+    what = "Storage did not answer, and nothing happened (I14)"
+    remedy = "Try again; if it lasts, check that the storage can be reached."
+
+    path: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class StorageFull(Unavailable):
+    error_code = "storage_full"
+    what = "Storage is full, and nothing was written"
+    remedy = "Make room, then go on: nothing acknowledged was lost."
+
+
+@dataclass(eq=False, repr=False)
+class StorageForbidden(Unavailable):
+    error_code = "storage_forbidden"
+    what = "Storage refuses access"
+    remedy = "Check the owner, the permissions, and whether the disk is mounted read-only."
+
+
+@dataclass(eq=False, repr=False)
+class OutcomeUnknown(EvertideError):
+    error_code = "outcome_unknown"
+    exit_code = 7
+    what = "The write may or may not have happened (I14)"
+    remedy = "Read back before anything else; Evertide's own callers do."
+
+    path: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class Damaged(EvertideError):
+    error_code = "damaged"
+    exit_code = 8
+    what = "Storage no longer holds what it acknowledged"
+    remedy = "Nothing was changed. Restore the file from a backup or repair the disk."
+
+    path: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class BlobMissing(Damaged):
+    error_code = "blob_missing"
+    what = "A blob is missing"
+
+
+@dataclass(eq=False, repr=False)
+class BlobDamaged(Damaged):
+    error_code = "blob_damaged"
+    what = "A blob is damaged"
+
+    expected: str = ""
+    found: str = ""
+
+
+@dataclass(eq=False, repr=False)
+class RecordDamaged(Damaged):
+    error_code = "record_damaged"
+    what = "A record is damaged"
+
+
+@dataclass(eq=False, repr=False)
+class UnsupportedFormat(EvertideError):
+    error_code = "unsupported_format"
+    exit_code = 9
+    what = "This storage was written in another format"
+    remedy = "Use a version of Evertide that reads it; see docs/storage-format.md. Nothing was changed."
+
+    path: str
+    found: int
+    supported: int

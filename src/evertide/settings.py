@@ -1,0 +1,68 @@
+"""Frozen settings: values only. Components (clock, stores) are passed in beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from evertide.errors import InvalidInput
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a user may tune. None of these changes what a shard holds, only when and how it is written."""
+
+    inline_bytes_max: int = 16 * 1024
+    """A batch up to this size lives inside the shard's state and costs no blob."""
+
+    part_rows_max: int = 1_000_000
+    """Rows of one part; a larger batch is several parts."""
+
+    row_group_rows: int = 65_536
+    """Rows of one Parquet row group inside a part."""
+
+    rollup_every_diffs: int = 128
+    """A shard's state is rolled up into one blob after this many diffs."""
+
+    compaction_fan_in: int = 8
+    """Neighbouring batches of like size that are merged into one."""
+
+    compaction_rows_max: int = 4_000_000
+    """Rows that compaction holds in memory at once; a larger merge goes slice by slice."""
+
+    lease_ttl_s: float = 60.0
+    """A reader silent for this long may lose its lease."""
+
+    writer_ttl_s: float = 60.0
+    """A writer silent for this long may be unregistered, and is fenced then."""
+
+    beat_interval_s: float = 10.0
+    """How often leases and writers say that they live."""
+
+    poll_interval_s: float = 0.05
+    """How often a waiting reader looks for appends of other processes."""
+
+    fetchers: int = 4
+    """Parts that one shard source fetches at a time."""
+
+    retry_wait_s: float = 0.05
+    """First wait after storage did not answer; doubles up to `retry_wait_max_s`."""
+
+    retry_wait_max_s: float = 5.0
+
+    retry_limit_s: float = 30.0
+    """How long storage may stay away before the error reaches the caller."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float) or value <= 0:
+                raise InvalidInput(where=f"settings.{field.name}", why=f"must be a positive number, not {value!r}")
+        if self.compaction_fan_in < 2:
+            raise InvalidInput(where="settings.compaction_fan_in", why="merging needs at least 2 batches")
+        if self.beat_interval_s * 2 > min(self.lease_ttl_s, self.writer_ttl_s):
+            raise InvalidInput(
+                where="settings.beat_interval_s",
+                why="must be at most half of lease_ttl_s and writer_ttl_s, or one late beat ends them",
+            )

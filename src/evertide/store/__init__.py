@@ -1,0 +1,1 @@
+"""Blob and Meta: the two small interfaces that everything durable rests on, and their implementations."""

@@ -1,0 +1,122 @@
+"""Names of blobs and Meta keys: the only place that knows how they are spelled.
+
+Blob keys end in a `Name`, which carries the id of the writer that made it, so that a collector can tell whose orphan a
+blob is: `parts/<shard>/<writer>-<seq>[-<attempt>].parquet`. `seq` is taken from the writer's own counter; `attempt`
+tells apart the tries of one task on Spark's executors.
+
+Meta keys:
+
+    shard/<shard>           the shard's diffs
+    rollup/<shard>          where its newest roll-up lies
+    hold/<shard>            its since and the holds on it
+    lease/<shard>/<lease>   one reader's lease
+    writer/<writer>         a registered writer; removed once, never written again
+    beat/<writer>           that writer's heartbeat
+    generation              the generation and its member shards
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from evertide.errors import InvalidInput
+
+__all__ = [
+    "FORMAT",
+    "GENERATION",
+    "META_FILE",
+    "Name",
+    "beat_key",
+    "check_shard",
+    "hold_key",
+    "lease_key",
+    "lease_prefix",
+    "part_key",
+    "part_prefix",
+    "rollup_blob_key",
+    "rollup_key",
+    "rollup_prefix",
+    "shard_key",
+    "writer_key",
+]
+
+FORMAT = "FORMAT"
+META_FILE = "meta.db"
+GENERATION = "generation"
+
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
+_NAME = re.compile(r"(?P<writer>[0-9a-z]+)-(?P<seq>[0-9]{1,18})(-(?P<attempt>[0-9a-z]+))?\.(?P<suffix>[a-z0-9.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The last part of a blob's key."""
+
+    writer: str
+    seq: int
+    suffix: str
+    attempt: str = ""
+
+    def __str__(self) -> str:
+        attempt = f"-{self.attempt}" if self.attempt else ""
+        return f"{self.writer}-{self.seq:08d}{attempt}.{self.suffix}"
+
+    @classmethod
+    def parse(cls, key: str) -> Name | None:
+        """None if the key was not made by a writer: such a blob is not ours to judge."""
+        found = _NAME.fullmatch(key.rpartition("/")[2])
+        if found is None:
+            return None
+        return cls(found["writer"], int(found["seq"]), found["suffix"], found["attempt"] or "")
+
+
+def check_shard(shard: str) -> str:
+    """A shard's name is part of paths on every storage: letters, digits and `_ . = + @ -`, at most 200."""
+    if not _SHARD.fullmatch(shard):
+        raise InvalidInput(where=f"shard {shard!r}", why="a shard's name is 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
+    return shard
+
+
+def part_prefix(shard: str) -> str:
+    return f"parts/{shard}/"
+
+
+def part_key(shard: str, name: Name) -> str:
+    return f"{part_prefix(shard)}{name}"
+
+
+def rollup_prefix(shard: str) -> str:
+    return f"rollups/{shard}/"
+
+
+def rollup_blob_key(shard: str, name: Name) -> str:
+    return f"{rollup_prefix(shard)}{name}"
+
+
+def shard_key(shard: str) -> str:
+    return f"shard/{shard}"
+
+
+def rollup_key(shard: str) -> str:
+    return f"rollup/{shard}"
+
+
+def hold_key(shard: str) -> str:
+    return f"hold/{shard}"
+
+
+def lease_prefix(shard: str) -> str:
+    return f"lease/{shard}/"
+
+
+def lease_key(shard: str, lease: str) -> str:
+    return f"{lease_prefix(shard)}{lease}"
+
+
+def writer_key(writer: str) -> str:
+    return f"writer/{writer}"
+
+
+def beat_key(writer: str) -> str:
+    return f"beat/{writer}"

@@ -40,6 +40,12 @@ class Settings:
     beat_interval_s: float = 10.0
     """How often leases and writers say that they live."""
 
+    maintenance_interval_s: float = 1.0
+    """How often shards that changed are looked at for compaction."""
+
+    collection_interval_s: float = 30.0
+    """How often every shard is looked at for what can be deleted."""
+
     poll_interval_s: float = 0.05
     """How often a waiting reader looks for appends of other processes."""
 

@@ -1,0 +1,56 @@
+# What people and CI call. Portable make; paths are relative, so the clone may lie anywhere.
+
+# The Python that makes .venv; empty: the first of python3.13, 3.12, 3.11, python3 that is new enough.
+PYTHON ?=
+# How long `make soak` runs.
+MINUTES ?= 10
+
+VENV = .venv
+BIN = $(VENV)/bin
+INSTALLED = $(VENV)/.installed
+
+.PHONY: help setup check test bench soak lock clean
+.NOTPARALLEL:
+
+help: ## Say what can be made
+	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-6s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED) ## Make .venv as requirements.lock says, if it is not so yet
+
+# Made only if it is missing or its Python has gone. To change the Python: make clean setup PYTHON=...
+$(BIN)/python:
+	@sh tools/preflight.sh java
+	python=$$(PYTHON="$(PYTHON)" sh tools/preflight.sh python) && { "$$python" -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }; }
+
+$(INSTALLED): $(BIN)/python requirements.lock pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(INSTALLED)
+
+check: setup ## Check format, lint, types and the order of imports
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup ## Run the tests
+	@sh tools/preflight.sh java
+	$(BIN)/python -m pytest
+
+bench: setup ## Measure
+	@sh tools/preflight.sh java
+	$(BIN)/python -m bench
+
+soak: setup ## Run the soak test for MINUTES
+	@sh tools/preflight.sh java
+	EVERTIDE_SOAK_MINUTES="$(MINUTES)" $(BIN)/python -m pytest -m soak tests/soak
+
+lock: ## Resolve pyproject.toml into requirements.lock anew (needs uv)
+	@command -v uv >/dev/null || { echo "evertide: uv is needed to resolve and was not found; install it with 'pipx install uv' or 'brew install uv'." >&2; exit 1; }
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --all-extras --group dev pyproject.toml -o requirements.lock
+
+clean: ## Remove .venv, caches and whatever else was made here; never a storage
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf spark-warehouse metastore_db derby.log .coverage
+	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

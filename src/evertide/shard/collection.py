@@ -1,0 +1,121 @@
+"""Collection: deleting what provably nobody needs (I12).
+
+Three kinds of blobs, each with its proof:
+
+1. *Parts that a diff took out* (compaction, finalize). Needed only by readers whose lease stands below that diff.
+   Proof: the log's head is read first, the leases after it; a lease taken later sees a state without the part. Once
+   that holds it holds for ever, so it does not matter how late the deletion happens. Then the diffs up to there are
+   truncated, as far as a roll-up covers them: they are the list of what to delete, so deletion comes first.
+2. *Older roll-ups.* Proof: a newer one is named in Meta; a reader that held the old address looks again.
+3. *Orphans*: written, never named. Proof, in this order: the blob was listed; its writer was then not registered (any
+   more), or had settled that sequence number; the state, read after that, does not name it, nor does a diff that is
+   still there.
+
+Whatever cannot be read ends the collection before it deleted anything: listing, writers, state, diffs, roll-up and
+leases are all read, and decoded, first. Each proof stays true for ever, so neither a second collector nor one that
+was stopped for hours in the middle of deleting can do harm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from evertide.shard.lease import live_leases
+from evertide.shard.log import Proposal, Rollup, ShardLog, commit
+from evertide.shard.state import Entry, Forgotten, ShardState, parts_removed
+from evertide.store.paths import Name, part_prefix, rollup_key, rollup_prefix
+from evertide.store.retry import reading
+from evertide.store.writers import Writer, end_silent_writers, registered, settled
+
+__all__ = ["Collected", "collect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one collection deleted, by kind: the keys of the blobs, and how many diffs were truncated."""
+
+    parts: tuple[str, ...] = ()
+    rollups: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+    diffs: int = 0
+    writers_ended: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """Everything that a decision rests on, read before the first deletion."""
+
+    parts: Sequence[str]
+    rollups: Sequence[str]
+    settled: dict[str, int]
+    state: ShardState
+    entries: Sequence[tuple[int, Entry]]
+    lease_floor: int
+    rollup: Rollup | None
+    rollup_record: int
+
+
+def collect(log: ShardLog, writer: Writer) -> Collected:
+    writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
+    ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings)
+    proof = reading(lambda: _evidence(log), log.runtime, log.settings)
+    dead = tuple(
+        key for seqno, entry in proof.entries if seqno <= proof.lease_floor for key in parts_removed(entry.diff)
+    )
+    rollups, orphans = _old_rollups(proof), _orphans(proof)
+    for key in (*dead, *rollups, *orphans):
+        log.blob.delete(key)
+    truncated = _truncate(log, proof)
+    _forget_writers(log, proof, writer)
+    return Collected(dead, rollups, orphans, truncated, tuple(ended))
+
+
+def _evidence(log: ShardLog) -> _Evidence:
+    """The order matters: see the header."""
+    parts = [entry.key for entry in log.blob.list(part_prefix(log.shard))]
+    parts += log.blob.unfinished(part_prefix(log.shard))
+    rollups = [entry.key for entry in log.blob.list(rollup_prefix(log.shard))]
+    rollups += log.blob.unfinished(rollup_prefix(log.shard))
+    known = registered(log.meta)
+    floors = {name: floor for name, floor in settled(log.meta).items() if name in known}
+    version = log.read()
+    entries = [(record.seqno, log.entry(record)) for record in log.meta.scan(log.key) if record.seqno <= version.seqno]
+    record, rollup = log.newest_rollup() or (0, None)
+    leases = live_leases(log)
+    floor = min((lease.seqno for lease in leases.values()), default=version.seqno)
+    return _Evidence(parts, rollups, floors, version.state, entries, floor, rollup, record)
+
+
+def _old_rollups(proof: _Evidence) -> tuple[str, ...]:
+    newest = proof.rollup.key if proof.rollup else ""
+    return tuple(key for key in proof.rollups if key != newest and _will_not_be_named(key, proof))
+
+
+def _orphans(proof: _Evidence) -> tuple[str, ...]:
+    named = {part.key for part in proof.state.parts}
+    named |= {key for _, entry in proof.entries for key in parts_removed(entry.diff)}
+    return tuple(key for key in proof.parts if key not in named and _will_not_be_named(key, proof))
+
+
+def _will_not_be_named(key: str, proof: _Evidence) -> bool:
+    name = Name.parse(key)
+    if name is None:
+        return False
+    return name.writer not in proof.settled or name.seq < proof.settled[name.writer]
+
+
+def _truncate(log: ShardLog, proof: _Evidence) -> int:
+    below = min(proof.rollup.seqno if proof.rollup else 0, proof.lease_floor) + 1
+    count = sum(1 for seqno, _ in proof.entries if seqno < below)
+    if count:
+        log.meta.truncate(log.key, below)
+    if proof.rollup_record:
+        log.meta.truncate(rollup_key(log.shard), proof.rollup_record)
+    return count
+
+
+def _forget_writers(log: ShardLog, proof: _Evidence, writer: Writer) -> None:
+    """Tokens of writers that are gone are of no use: nobody can ask for them any more."""
+    gone = tuple(name for name in proof.state.tokens if name not in proof.settled)
+    if gone:
+        commit([Proposal(log, lambda _state: Forgotten(gone))], writer)

@@ -1,0 +1,201 @@
+"""Compaction: fewer, larger batches, and times that nobody tells apart any more folded into one.
+
+Runs beside the appends, in whatever process likes to; several may try at once. Steps:
+
+1. Choose a run of neighbouring batches (`choose`): geometric, so that each row is rewritten a number of times that
+   grows with the logarithm of the shard; or everything up to since, if it holds retractions to sum up, so that an
+   idle shard shrinks too.
+2. Read the inputs, move times up to since, sum diffs, write. The row digest of the result must be that of the inputs,
+   or nothing is committed and the damage is named.
+3. Swap by compare-and-set. If the inputs are not all in the state any more a peer was faster: our parts are
+   withdrawn, and the work is lost politely.
+
+A merge of more rows than memory should hold goes slice by slice: a slice is the rows whose hash falls into one of 2^n
+equal ranges. Parts remember their slice, so that the next merge reads just the parts that can hold rows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import BlobDamaged, BlobMissing, Conflict
+from evertide.settings import Settings
+from evertide.shard.append import store_parts, withdraw
+from evertide.shard.changes import DIFF, TIME, advance, changes_schema, consolidate
+from evertide.shard.digest import add, row_hashes
+from evertide.shard.log import Proposal, ShardLog, commit
+from evertide.shard.part import Part, decode_part, verify_rows
+from evertide.shard.state import Batch, Compacted, ShardState
+from evertide.store.retry import reading
+from evertide.store.writers import Writer
+
+__all__ = ["Compaction", "choose", "compact"]
+
+_RECLAIM_SHARE = 8
+"""What lies below since is rewritten once at least one in so many of its rows is a retraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What one compaction did to the times [lower, upper)."""
+
+    lower: int
+    upper: int
+    batches: int
+    rows_before: int
+    rows_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+def compact(log: ShardLog, writer: Writer) -> Compaction | None:
+    """One merge; None if there is nothing to merge, or a peer was faster."""
+    state = log.read().state
+    run = choose(state, log.settings)
+    if not run:
+        return None
+    with writer.claim() as seq:
+        try:
+            merged = _merged(log, state, run, writer, seq)
+        except BlobMissing:
+            if _is_in(run, log.read().state):
+                raise
+            return None
+        try:
+            commit([Proposal(log, _swap(log, run, merged))], writer)
+        except Conflict:
+            withdraw(log.blob, merged.parts)
+            return None
+    log.roll_up_if_due(writer)
+    before = (sum(batch.rows for batch in run), sum(batch.bytes for batch in run))
+    return Compaction(merged.lower, merged.upper, len(run), before[0], merged.rows, before[1], merged.bytes)
+
+
+def choose(state: ShardState, settings: Settings) -> tuple[Batch, ...]:
+    """The batches to merge next: neighbours, oldest first; empty if the shard is fine as it is."""
+    return _like_sized(state.batches, settings.compaction_fan_in) or _reclaimable(state)
+
+
+def _like_sized(batches: Sequence[Batch], fan_in: int) -> tuple[Batch, ...]:
+    """The youngest `fan_in` or more neighbours on one level.
+
+    A batch's level is the logarithm of its rows, but at least that of its younger neighbour: so a small batch between
+    large ones is merged with them rather than left for ever, and at most `fan_in - 1` batches stay on each level.
+    """
+    levels: list[int] = []
+    for batch in reversed(batches):
+        levels.append(max(_level(batch.rows, fan_in), levels[-1] if levels else 0))
+    youngest_first = zip(levels, reversed(batches), strict=True)
+    for _, same in groupby(youngest_first, key=lambda pair: pair[0]):
+        run = tuple(batch for _, batch in same)
+        if len(run) >= fan_in:
+            return run[::-1]
+    return ()
+
+
+def _level(rows: int, fan_in: int) -> int:
+    level = 0
+    while rows >= fan_in:
+        rows //= fan_in
+        level += 1
+    return level
+
+
+def _reclaimable(state: ShardState) -> tuple[Batch, ...]:
+    """Everything up to since, if summing it up is worth it and was not tried at this since."""
+    run = tuple(batch for batch in state.batches if batch.upper <= state.since + 1)
+    rows = sum(batch.rows for batch in run)
+    retractions = sum(batch.retractions for batch in run)
+    untried = any(batch.since < state.since for batch in run)
+    return run if untried and retractions > 0 and retractions * _RECLAIM_SHARE >= rows else ()
+
+
+def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], writer: Writer, seq: int) -> Batch:
+    inputs = [part for batch in run for part in batch.parts]
+    count = _slice_count(sum(part.rows for part in inputs), log.settings.compaction_rows_max)
+    parts: list[Part] = []
+    for index in range(count):
+        table = consolidate(advance(_slice(log, inputs, index, count), state.since))
+        stored = store_parts(
+            table,
+            shard=log.shard,
+            blob=log.blob,
+            writer=writer.id,
+            seq=seq,
+            attempt=f"s{index}" if count > 1 else "",
+            runtime=log.runtime,
+            settings=log.settings,
+        )
+        parts += [msgspec.structs.replace(part, slice_index=index, slice_count=count) for part in stored]
+    merged = Batch(run[0].lower, run[-1].upper, tuple(parts), state.since)
+    if merged.digest != reduce(add, (batch.digest for batch in run)):
+        withdraw(log.blob, merged.parts)
+        raise _culprit(log, inputs, merged)
+    return merged
+
+
+def _slice_count(rows: int, rows_max: int) -> int:
+    count = 1
+    while rows > rows_max * count:
+        count *= 2
+    return count
+
+
+def _slice(log: ShardLog, inputs: Sequence[Part], index: int, count: int) -> pa.Table:
+    schema = changes_schema(log.schema())
+    tables = [schema.empty_table()]
+    for part in inputs:
+        if (
+            part.slice_index * count < (index + 1) * part.slice_count
+            and index * part.slice_count < (part.slice_index + 1) * count
+        ):
+            table = _read(log, part)
+            whole = count <= part.slice_count
+            tables.append(table if whole else _rows_of_slice(table, index, count))
+    return pa.concat_tables(tables)
+
+
+def _rows_of_slice(table: pa.Table, index: int, count: int) -> pa.Table:
+    hashes = row_hashes(table.drop_columns([TIME, DIFF])).high
+    slices = hashes >> np.uint64(64 - (count.bit_length() - 1))
+    return table.filter(pa.array(slices == index))
+
+
+def _read(log: ShardLog, part: Part) -> pa.Table:
+    if not part.key:
+        return decode_part(part, part.inline, log.schema(), log.path)
+    stored = reading(lambda: log.blob.get(part.key), log.runtime, log.settings)
+    return decode_part(part, stored, log.schema(), log.blob.path(part.key))
+
+
+def _culprit(log: ShardLog, inputs: Sequence[Part], merged: Batch) -> BlobDamaged:
+    """Why the digests differ: a part whose rows are not what was recorded, or a fault of ours."""
+    for part in inputs:
+        try:
+            verify_rows(part, _read(log, part), log.blob.path(part.key) if part.key else log.path)
+        except BlobDamaged as error:
+            return error
+    why = f"merging [{merged.lower}, {merged.upper}) gave other rows than it read; nothing was changed"
+    return BlobDamaged(path=log.path, why=why, found=merged.digest)
+
+
+def _swap(log: ShardLog, run: Sequence[Batch], merged: Batch) -> Callable[[ShardState], Compacted]:
+    def make(state: ShardState) -> Compacted:
+        if not _is_in(run, state):
+            raise Conflict(where=log.path, why="a peer compacted these batches")
+        kept = {part.key for part in merged.parts}
+        removed = tuple(part.key for batch in run for part in batch.parts if part.key and part.key not in kept)
+        return Compacted(merged, removed)
+
+    return make
+
+
+def _is_in(run: Sequence[Batch], state: ShardState) -> bool:
+    here = {(batch.lower, batch.upper): batch for batch in state.batches}
+    return all(here.get((batch.lower, batch.upper)) == batch for batch in run)

@@ -1,0 +1,127 @@
+"""Since and holds: which times of a shard can still be read.
+
+Where it lies: Meta key `hold/<shard>`, version 1: the shard's since and, by name, the times that durable consumers
+still need. Only the newest record counts; older ones are truncated as it grows.
+
+1. A hold at time h keeps since at or below h, until it is moved or released: it never lapses by clock. A lagging
+   consumer is reported, not robbed.
+2. Since and holds are in one record, and since moves in one commit with the shard's state: so a hold that was granted
+   at or above since cannot be overtaken, however the two race.
+3. Leases (`evertide.shard.lease`) count like holds while they live, and a reader finds out by itself if one did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from evertide.errors import Conflict, InvalidInput, TimeCompacted
+from evertide.shard.lease import live_leases
+from evertide.shard.log import Proposal, ShardLog, commit
+from evertide.shard.state import ShardState, SinceAdvanced
+from evertide.store.meta import Write
+from evertide.store.paths import hold_key
+from evertide.store.retry import commit_settled, reading
+from evertide.store.sealed import seal, unseal
+from evertide.store.writers import Writer
+
+__all__ = ["HoldRecord", "Holds", "advance_since", "first_holds", "read_holds", "release_hold", "set_hold"]
+
+_TRUNCATE_EVERY = 64
+
+
+class HoldRecord(msgspec.Struct, frozen=True):
+    since: int
+    holds: dict[str, int]
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The record as read: `seqno` is what the next change expects."""
+
+    seqno: int
+    since: int
+    holds: dict[str, int]
+
+
+def first_holds(change: str) -> bytes:
+    return seal(HoldRecord(0, {}, change))
+
+
+def read_holds(log: ShardLog) -> Holds:
+    key = hold_key(log.shard)
+    record = reading(lambda: log.meta.head(key), log.runtime, log.settings)
+    if record is None:
+        raise InvalidInput(where=log.meta.path(key), why=f"there is no shard {log.shard!r}; create it first")
+    found = unseal(record.data, HoldRecord, log.meta.path(key))
+    return Holds(record.seqno, found.since, found.holds)
+
+
+def set_hold(log: ShardLog, name: str, time: int) -> None:
+    """Take the hold, or move it. Refused below since, where it could promise nothing."""
+
+    def changed(found: Holds) -> dict[str, int]:
+        if time < found.since:
+            why = f"hold {name!r} came too late"
+            raise TimeCompacted(where=log.path, why=why, as_of=time, since=found.since)
+        return {**found.holds, name: time}
+
+    _change(log, changed)
+
+
+def release_hold(log: ShardLog, name: str) -> None:
+    _change(log, lambda found: {other: time for other, time in found.holds.items() if other != name})
+
+
+def _change(log: ShardLog, changed: Callable[[Holds], dict[str, int]]) -> None:
+    while True:
+        found = read_holds(log)
+        holds = changed(found)
+        if holds == found.holds:
+            return
+        if commit_settled(log.meta, [_write(log, found, found.since, holds)], (), log.runtime, log.settings) is None:
+            _tidy(log, found.seqno)
+            return
+
+
+def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
+    """Let times below `time` be forgotten, as far as upper, holds and live leases allow. Returns the since reached."""
+    while True:
+        found = read_holds(log)
+        leases = live_leases(log)
+        state = log.read().state
+        allowed = min([time, state.upper - 1, *found.holds.values(), *(lease.time for lease in leases.values())])
+        if state.finalized or allowed <= found.since:
+            return found.since
+        write = _write(log, found, allowed, found.holds)
+        try:
+            commit([Proposal(log, _moved_to(allowed, log))], writer, writes=[write])
+        except Conflict as conflict:
+            if conflict.where != log.meta.path(write.key):
+                raise
+            continue
+        _tidy(log, found.seqno)
+        log.roll_up_if_due(writer)
+        return allowed
+
+
+def _moved_to(since: int, log: ShardLog) -> Callable[[ShardState], SinceAdvanced]:
+    def make(state: ShardState) -> SinceAdvanced:
+        if state.finalized:
+            raise Conflict(where=log.path, why=f"shard {log.shard!r} was finalized meanwhile")
+        return SinceAdvanced(since)
+
+    return make
+
+
+def _write(log: ShardLog, found: Holds, since: int, holds: dict[str, int]) -> Write:
+    record = HoldRecord(since, holds, log.runtime.new_id())
+    return Write(hold_key(log.shard), found.seqno, seal(record))
+
+
+def _tidy(log: ShardLog, seqno: int) -> None:
+    if seqno % _TRUNCATE_EVERY == 0:
+        log.meta.truncate(hold_key(log.shard), seqno)

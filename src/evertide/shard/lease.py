@@ -1,0 +1,182 @@
+"""Leases: a reader's hold on parts, so that nothing deletes them under it (I6).
+
+Where it lies: Meta keys `lease/<shard>/<lease>`, one per reader and shard, version 1; written by the reader (take,
+beat, advance), removed by it (release) or, once silent for longer than its time to live, by a collector. Ids are
+never reused.
+
+1. A lease protects every part that is in the shard's state at diff `seqno` or enters it later: collection deletes
+   what a diff took out only if no lease stands below that diff.
+2. It is taken before the state is read, and the state is read uncached after that. So whatever a collector deleted
+   without having seen the lease was gone from the state that the reader then got.
+3. It also keeps since at or below `time`, like a hold, while it lives.
+4. It ends only by removal of its key, by compare-and-set on its last heartbeat. A reader that was away too long finds
+   its key gone and gets `LeaseLost`; clocks decide only how soon that may happen.
+5. The heartbeats of all leases of a process are one commit, and touch no shard's key: they never fail an append."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass
+
+import msgspec
+
+from evertide.errors import Conflict, LeaseLost
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.log import ShardLog
+from evertide.store.meta import Meta, Write
+from evertide.store.paths import lease_key, lease_prefix
+from evertide.store.retry import commit_settled, reading
+from evertide.store.sealed import seal, unseal
+
+__all__ = ["Lease", "LeaseRecord", "Leases", "live_leases"]
+
+_TRUNCATE_EVERY = 128
+_COMMIT_KEYS_MAX = 500
+
+
+class LeaseRecord(msgspec.Struct, frozen=True):
+    lease: str
+    shard: str
+    reader: str
+    host: str
+    pid: int
+    seqno: int
+    time: int
+    beat: int
+    beat_at_s: float
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """The lease's last record as we wrote it, and its number."""
+
+    expected: int
+    record: LeaseRecord
+
+
+class Lease:
+    """One reader's lease on one shard."""
+
+    def __init__(self, leases: Leases, log: ShardLog, lease: str) -> None:
+        self.id = lease
+        self.log = log
+        self._leases = leases
+
+    def check(self, restart_from: int) -> None:
+        """Raise `LeaseLost` if it is gone. Asks Meta: what this process believes does not count."""
+        key = lease_key(self.log.shard, self.id)
+        record = reading(lambda: self.log.meta.head(key), self.log.runtime, self.log.settings)
+        if record is None:
+            self._leases.forget(self)
+            raise LeaseLost(shard=self.log.shard, lease=self.id, restart_from=restart_from)
+
+    def advance(self, seqno: int, time: int) -> None:
+        """What lies below is no longer needed. Told to Meta with the next heartbeat."""
+        self._leases.advance(self, seqno, time)
+
+    def release(self) -> None:
+        self._leases.release(self)
+
+
+class Leases:
+    """All leases of this process. `beat` is called on a timer (`evertide.shard.heart`), or by who holds the clock."""
+
+    def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, reader: str = "") -> None:
+        self._meta = meta
+        self._runtime = runtime
+        self._settings = settings
+        self._reader = reader
+        self._host = socket.gethostname()
+        self._lock = threading.RLock()
+        self._standing: dict[str, _Standing] = {}
+
+    def take(self, log: ShardLog, time: int) -> Lease:
+        """A lease on everything in the state from now on; read the state after this, not before."""
+        head = reading(lambda: self._meta.head(log.key), self._runtime, self._settings)
+        record = LeaseRecord(
+            lease=self._runtime.new_id(),
+            shard=log.shard,
+            reader=self._reader,
+            host=self._host,
+            pid=os.getpid(),
+            seqno=head.seqno if head else 0,
+            time=time,
+            beat=0,
+            beat_at_s=self._runtime.wall_s(),
+            ttl_s=self._settings.lease_ttl_s,
+        )
+        key = lease_key(log.shard, record.lease)
+        stale = commit_settled(self._meta, [Write(key, 0, seal(record))], (), self._runtime, self._settings)
+        if stale is not None:
+            raise Conflict(where=self._meta.path(key), why="the id of a new lease is taken already")
+        with self._lock:
+            self._standing[key] = _Standing(1, record)
+        return Lease(self, log, record.lease)
+
+    def advance(self, lease: Lease, seqno: int, time: int) -> None:
+        with self._lock:
+            standing = self._standing.get(lease_key(lease.log.shard, lease.id))
+            if standing is not None:
+                record = standing.record
+                moved = msgspec.structs.replace(record, seqno=max(record.seqno, seqno), time=max(record.time, time))
+                self._standing[lease_key(record.shard, record.lease)] = _Standing(standing.expected, moved)
+
+    def beat(self) -> None:
+        """Say for every lease that its reader lives. Lost ones are dropped here, and found lost by their readers."""
+        with self._lock:
+            pending = list(self._standing)
+            while pending:
+                chunk, pending = pending[:_COMMIT_KEYS_MAX], pending[_COMMIT_KEYS_MAX:]
+                lost = self._beat(chunk)
+                if lost is not None:
+                    self._standing.pop(lost, None)
+                    pending = [key for key in chunk if key != lost] + pending
+
+    def _beat(self, keys: list[str]) -> str | None:
+        beaten = {key: self._beaten(self._standing[key]) for key in keys}
+        writes = [Write(key, standing.expected - 1, seal(standing.record)) for key, standing in beaten.items()]
+        stale = commit_settled(self._meta, writes, (), self._runtime, self._settings)
+        if stale is not None:
+            return stale.key
+        self._standing.update(beaten)
+        for key, standing in beaten.items():
+            if standing.expected % _TRUNCATE_EVERY == 0:
+                self._meta.truncate(key, standing.expected)
+        return None
+
+    def _beaten(self, standing: _Standing) -> _Standing:
+        now_s = self._runtime.wall_s()
+        record = msgspec.structs.replace(standing.record, beat=standing.record.beat + 1, beat_at_s=now_s)
+        return _Standing(standing.expected + 1, record)
+
+    def release(self, lease: Lease) -> None:
+        """Give it back. Gone already is fine: the data was read, or the reader found out."""
+        key = lease_key(lease.log.shard, lease.id)
+        with self._lock:
+            standing = self._standing.pop(key, None)
+            if standing is not None:
+                commit_settled(self._meta, [Write(key, standing.expected, None)], (), self._runtime, self._settings)
+
+    def forget(self, lease: Lease) -> None:
+        with self._lock:
+            self._standing.pop(lease_key(lease.log.shard, lease.id), None)
+
+
+def live_leases(log: ShardLog) -> dict[str, LeaseRecord]:
+    """The leases on this shard, after ending the silent ones by compare-and-set. One that just beat stays."""
+    now_s = log.runtime.wall_s()
+    live = {}
+    for key, found in reading(lambda: log.meta.heads(lease_prefix(log.shard)), log.runtime, log.settings).items():
+        record = unseal(found.data, LeaseRecord, log.meta.path(key))
+        expired = now_s - record.beat_at_s > record.ttl_s
+        if not expired or _still_there(log, Write(key, found.seqno, None)):
+            live[key] = record
+    return live
+
+
+def _still_there(log: ShardLog, removal: Write) -> bool:
+    return commit_settled(log.meta, [removal], (), log.runtime, log.settings) is not None

@@ -1,0 +1,293 @@
+"""The durable log of one shard's state: reading it, and changing it by compare-and-set.
+
+Where it lies: the diffs in Meta under `shard/<shard>` (`evertide.shard.state`), the newest roll-up's address under
+`rollup/<shard>`, the roll-up itself in `rollups/<shard>/<writer>-<seq>.state`. Version 1 of each. Any writer rolls
+up, every `rollup_every_diffs`; collection deletes older roll-ups and truncates the diffs that the newest covers.
+
+Reading: take the newest roll-up, then the diffs above it. A roll-up that is gone, or diffs that begin later than they
+should, mean that a collector was at work between our two looks: look again. If nothing moved in between, it is damage.
+
+Changing (`commit`): make a diff against the state as known, commit it together with the writer's guards, and
+
+1. done: adopt the new state;
+2. stale because of our own guards: `Fenced`;
+3. stale because the log moved on: read again, make the diff anew. The caller's `make` decides whether it still fits; so
+   a compaction or a since that came in between costs a retry and is never taken for a lost race;
+4. "did not happen": wait, try again;
+5. "may have happened": look for our token above the state that we started from, then as in 1 or 3.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from evertide.errors import (
+    BlobDamaged,
+    BlobMissing,
+    Conflict,
+    EvertideError,
+    InvalidInput,
+    OutcomeUnknown,
+    RecordDamaged,
+    Unavailable,
+)
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.state import Diff, Entry, ShardState, apply
+from evertide.store.blob import Blob
+from evertide.store.meta import Guard, Meta, Record, Stale, Write
+from evertide.store.paths import Name, check_shard, rollup_blob_key, rollup_key, shard_key
+from evertide.store.retry import Patience, commit_settled, put_settled, reading
+from evertide.store.sealed import seal, unseal
+from evertide.store.writers import Writer
+
+__all__ = ["Proposal", "Rollup", "ShardLog", "Version", "commit"]
+
+logger = logging.getLogger(__name__)
+
+
+class Rollup(msgspec.Struct, frozen=True):
+    """The address of a rolled-up state."""
+
+    seqno: int
+    key: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The state after diff `seqno`."""
+
+    seqno: int
+    state: ShardState
+
+
+class ShardLog:
+    """One shard's log as this process sees it; keeps the last state it saw. Safe to share between threads."""
+
+    def __init__(self, shard: str, blob: Blob, meta: Meta, runtime: Runtime, settings: Settings) -> None:
+        self.shard = check_shard(shard)
+        self.key = shard_key(shard)
+        self.path = meta.path(self.key)
+        self.blob = blob
+        self.meta = meta
+        self.runtime = runtime
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._known: Version | None = None
+        self._rolled_up = 0
+        self._schema: pa.Schema | None = None
+
+    def known(self) -> Version:
+        """The last state seen: may be behind, never wrong about the past."""
+        known = self._known
+        return known if known is not None else self.read()
+
+    def read(self) -> Version:
+        """The state as it is now."""
+        found = self.find()
+        if found is None:
+            raise InvalidInput(where=self.path, why=f"there is no shard {self.shard!r}; create it first")
+        return found
+
+    def find(self) -> Version | None:
+        """The state as it is now; None if the shard was never created."""
+        with self._lock:
+            self._known = reading(self._advanced, self.runtime, self.settings)
+            return self._known
+
+    def schema(self) -> pa.Schema:
+        """The shard's columns; they never change, so they are decoded once."""
+        if self._schema is None:
+            self._schema = pa.ipc.read_schema(pa.py_buffer(self.known().state.schema))
+        return self._schema
+
+    def adopt(self, version: Version) -> None:
+        with self._lock:
+            if self._known is None or self._known.seqno < version.seqno:
+                self._known = version
+
+    def _advanced(self) -> Version | None:
+        known = self._known
+        if known is not None:
+            records = self.meta.scan(self.key, after=known.seqno)
+            if not records or records[0].seqno == known.seqno + 1:
+                return self._replayed(known.seqno, known.state, records)
+        return self._opened()
+
+    def _opened(self) -> Version | None:
+        problem: EvertideError | None = None
+        while True:
+            base = self.newest_rollup()
+            try:
+                return self._opened_from(base[1] if base else None)
+            except (BlobMissing, RecordDamaged) as error:
+                # The same finding twice is damage; another the second time is a collector at work between two looks.
+                if problem is not None and str(problem) == str(error):
+                    raise
+                problem = error
+
+    def _opened_from(self, base: Rollup | None) -> Version | None:
+        state = self._rolled_state(base) if base else None
+        start = base.seqno if base else 0
+        records = self.meta.scan(self.key, after=start)
+        if records and records[0].seqno != start + 1:
+            why = f"diffs {start + 1} to {records[0].seqno - 1} are missing, and no roll-up covers them"
+            raise RecordDamaged(path=self.path, why=why)
+        if base and not records and self._head() < start:
+            raise RecordDamaged(path=self.path, why=f"the log ends at {self._head()}, before roll-up {start}")
+        self._rolled_up = max(self._rolled_up, start)
+        return None if state is None and not records else self._replayed(start, state, records)
+
+    def _head(self) -> int:
+        record = self.meta.head(self.key)
+        return record.seqno if record else 0
+
+    def newest_rollup(self) -> tuple[int, Rollup] | None:
+        """The record number of its address, and the address."""
+        key = rollup_key(self.shard)
+        record = self.meta.head(key)
+        return (record.seqno, unseal(record.data, Rollup, self.meta.path(key))) if record else None
+
+    def _rolled_state(self, base: Rollup) -> ShardState:
+        content = self.blob.get(base.key)
+        path = self.blob.path(base.key)
+        found = xxhash.xxh3_128_hexdigest(content)
+        if len(content) != base.bytes or found != base.checksum:
+            raise BlobDamaged(path=path, why="a roll-up with other content", expected=base.checksum, found=found)
+        return unseal(content, ShardState, path)
+
+    def _replayed(self, seqno: int, state: ShardState | None, records: Sequence[Record]) -> Version:
+        for record in records:
+            state = apply(state, self.entry(record), f"{self.path} #{record.seqno}")
+            seqno = record.seqno
+        if state is None:
+            raise RecordDamaged(path=self.path, why="the log is empty")
+        return Version(seqno, state)
+
+    def entry(self, record: Record) -> Entry:
+        return unseal(record.data, Entry, f"{self.path} #{record.seqno}")
+
+    def wrote(self, after: int, writer: str, token: str) -> bool:
+        """Whether the diff with this token is in the log above `after`."""
+        records = reading(lambda: self.meta.scan(self.key, after=after), self.runtime, self.settings)
+        if records and records[0].seqno == after + 1:
+            return any((e.writer, e.token) == (writer, token) for e in map(self.entry, records))
+        found = self.find()
+        return found is not None and found.state.tokens.get(writer) == token
+
+    def roll_up(self, writer: Writer) -> Rollup | None:
+        """Write the state as one blob. None if a peer did so, or did more, in the meantime."""
+        version = self.read()
+        expected, base = reading(self.newest_rollup, self.runtime, self.settings) or (0, None)
+        self._rolled_up = base.seqno if base else 0
+        if version.seqno <= self._rolled_up:
+            return None
+        content = seal(version.state)
+        with writer.claim() as seq:
+            key = rollup_blob_key(self.shard, Name(writer.id, seq, "state"))
+            rollup = Rollup(version.seqno, key, len(content), xxhash.xxh3_128_hexdigest(content))
+            put_settled(self.blob, key, content, self.runtime, self.settings)
+            writes = [Write(rollup_key(self.shard), expected, seal(rollup))]
+            stale = commit_settled(self.meta, writes, writer.guards(), self.runtime, self.settings)
+            if stale is not None:
+                self.blob.delete(key)
+                writer.check(stale)
+                return None
+        self._rolled_up = version.seqno
+        return rollup
+
+    def roll_up_if_due(self, writer: Writer) -> None:
+        """Rolling up is housekeeping: its failure is said, and fails nothing else."""
+        known = self._known
+        if known is None or known.seqno - self._rolled_up < self.settings.rollup_every_diffs:
+            return
+        try:
+            self.roll_up(writer)
+        except EvertideError as error:
+            logger.warning("no roll-up of shard %s: %s", self.shard, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What to change in one shard: `make` is asked again whenever the state turned out to be another.
+
+    It returns None if there is nothing to do, and raises if the change no longer makes sense.
+    """
+
+    log: ShardLog
+    make: Callable[[ShardState], Diff | None]
+
+
+def commit(
+    proposals: Sequence[Proposal], writer: Writer, *, writes: Sequence[Write] = (), guards: Sequence[Guard] = ()
+) -> bool:
+    """Change several shards at once, or none (I4); see the header. False if no proposal makes a diff.
+
+    `writes` and `guards` go into the same commit; if one of those is stale the answer is `Conflict`, as only the caller
+    can make them anew.
+    """
+    logs = [proposal.log for proposal in proposals]
+    patience = Patience(logs[0].runtime, logs[0].settings)
+    token = writer.new_token()
+    doubt: Callable[[], bool] | None = None
+    versions = [log.known() for log in logs]
+    while True:
+        changes = _changes(proposals, versions, writer.id, token)
+        if not changes:
+            return False
+        try:
+            stale = logs[0].meta.commit([*(change.write for change in changes), *writes], [*writer.guards(), *guards])
+        except (Unavailable, OutcomeUnknown) as error:
+            if isinstance(error, OutcomeUnknown) and doubt is None:
+                doubt = partial(changes[0].log.wrote, changes[0].write.expected, writer.id, token)
+            patience.after(error)
+        else:
+            if stale is None:
+                for change in changes:
+                    change.log.adopt(change.after)
+                return True
+            if doubt is None or not doubt():
+                # What was tried before expected the same or older records: it can no longer happen.
+                doubt = None
+                _judge(stale, logs, writer)
+        versions = [log.read() for log in logs]
+        if doubt is not None and doubt():
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    log: ShardLog
+    write: Write
+    after: Version
+
+
+def _changes(proposals: Sequence[Proposal], versions: Sequence[Version], writer: str, token: str) -> list[_Change]:
+    """Applied before they are committed: a diff that does not fit must never reach the log."""
+    changes = []
+    for proposal, version in zip(proposals, versions, strict=True):
+        diff = proposal.make(version.state)
+        if diff is not None:
+            entry, log, seqno = Entry(writer, token, diff), proposal.log, version.seqno + 1
+            after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
+            changes.append(_Change(log, Write(log.key, version.seqno, seal(entry)), after))
+    return changes
+
+
+def _judge(stale: Stale, logs: Sequence[ShardLog], writer: Writer) -> None:
+    """Return if reading again can help, raise otherwise."""
+    if any(log.key == stale.key for log in logs):
+        return
+    writer.check(stale)
+    why = f"expected record {stale.expected}, found {stale.found}"
+    raise Conflict(where=logs[0].meta.path(stale.key), why=why)

@@ -1,0 +1,89 @@
+"""Maintenance: compaction and collection of all shards, in a thread beside the appends, never in their way.
+
+A shard is compacted when its log moved since the last look, which a new since does too, so idle shards are not
+forgotten; and all shards are collected now and then, as leases end without a trace in the log. What fails is said and
+kept in `errors` by shard until it works; the other shards, and the appends, go on (I12)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+
+from evertide.errors import EvertideError, Fenced
+from evertide.shard.shard import Shard, Shards
+from evertide.store.paths import shard_key
+from evertide.store.writers import Writer
+
+__all__ = ["Maintenance"]
+
+logger = logging.getLogger(__name__)
+
+
+class Maintenance:
+    def __init__(self, shards: Shards, writer: Writer) -> None:
+        self.errors: dict[str, EvertideError] = {}
+        """By shard; under "" what concerns all of them."""
+        self._shards = shards
+        self._writer = writer
+        self._open: dict[str, Shard] = {}
+        self._seen: dict[str, int] = {}
+        self._collected_at_s = shards.runtime.monotonic_s()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evertide-maintenance", daemon=True)
+
+    def run_once(self, *, collect: bool = True) -> None:
+        """Compact what changed; collect everything, if asked to."""
+        prefix = shard_key("")
+        for key, head in self._shards.meta.heads(prefix).items():
+            name = key.removeprefix(prefix)
+            if self._seen.get(name) != head.seqno or name in self.errors or collect:
+                self._maintain(name, collect=collect)
+            self._seen[name] = head.seqno
+
+    def _maintain(self, name: str, *, collect: bool) -> None:
+        try:
+            if name not in self._open:
+                self._open[name] = self._shards.open(name)
+            shard = self._open[name]
+            shard.compact(self._writer)
+            if collect:
+                shard.collect(self._writer)
+            self.errors.pop(name, None)
+        except Fenced:
+            raise
+        except EvertideError as error:
+            logger.warning("maintenance of shard %s: %s", name, error)
+            self.errors[name] = error
+
+    def start(self) -> Maintenance:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        settings, runtime = self._shards.settings, self._shards.runtime
+        while not self._stopping.wait(settings.maintenance_interval_s):
+            due = runtime.monotonic_s() - self._collected_at_s >= settings.collection_interval_s
+            try:
+                self.run_once(collect=due)
+                self.errors.pop("", None)
+            except Fenced as error:
+                logger.warning("maintenance ends: %s", error)
+                self.errors[""] = error
+                return
+            except EvertideError as error:
+                logger.warning("maintenance: %s", error)
+                self.errors[""] = error
+            if due:
+                self._collected_at_s = runtime.monotonic_s()
+
+    def __enter__(self) -> Maintenance:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()

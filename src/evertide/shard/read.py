@@ -1,0 +1,211 @@
+"""Reading a shard: windows of time, listing, fetching, and snapshots.
+
+A *window* is the times [lower, upper) that a read wants; `as_of`, if given, is the one time they are all told as (a
+snapshot forgets when a change happened). Listing picks the parts of the state that can hold changes in the window,
+fetching gets, verifies and cuts one of them to it.
+
+A window above 0 is exact only while no batch in it had times moved up to its lower end or beyond (invariant 3 of
+`evertide.shard.state`): if one had, the changes at hand would be told twice or at another time, so that is
+`TimeCompacted`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import BlobMissing, Conflict, TimeCompacted, Unavailable
+from evertide.shard.changes import TIME, changes_schema, content
+from evertide.shard.lease import Lease, Leases
+from evertide.shard.log import ShardLog, Version
+from evertide.shard.part import Part, Predicate, decode_part, may_match
+from evertide.shard.state import ShardState
+from evertide.store.retry import reading
+
+__all__ = ["Lister", "Listing", "Snapshot", "Window", "fetch", "take_snapshot", "wait_for_upper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    lower: int
+    upper: int
+    as_of: int | None = None
+
+    def time_of(self, part: Part) -> int:
+        """The first time of the window that this part can have changes for."""
+        return self.as_of if self.as_of is not None else max(part.time_min, self.lower)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The parts of one window, from the state at diff `seqno`."""
+
+    window: Window
+    parts: tuple[Part, ...]
+    schema: pa.Schema
+    seqno: int
+
+
+def listing(log: ShardLog, version: Version, window: Window, where: Sequence[Predicate] = ()) -> Listing:
+    state = version.state
+    _check_readable(log, state, window)
+    schema = log.schema()
+    parts = tuple(
+        part
+        for part in state.parts
+        if part.time_max >= window.lower and part.time_min < window.upper and may_match(part, schema, where)
+    )
+    return Listing(window, parts, schema, version.seqno)
+
+
+def _check_readable(log: ShardLog, state: ShardState, window: Window) -> None:
+    if state.finalized:
+        raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized: it has no content any more")
+    if window.as_of is not None:
+        if window.as_of < state.since:
+            why = f"the smallest time that can be read is {state.since}"
+            raise TimeCompacted(where=log.path, why=why, as_of=window.as_of, since=state.since)
+        return
+    moved = max((b.since for b in state.batches if b.upper > window.lower and b.lower < window.upper), default=0)
+    if window.lower > 0 and moved >= window.lower:
+        why = "changes of this time were merged into a later one"
+        raise TimeCompacted(where=log.path, why=why, as_of=window.lower - 1, since=state.since)
+
+
+def fetch(log: ShardLog, part: Part, listed: Listing, columns: Sequence[str] | None = None) -> pa.Table:
+    """One part's changes in the window, verified. `columns` narrows what is read; times and diffs always are."""
+    blob = log.blob
+    if part.key:
+        stored = reading(lambda: blob.get(part.key), log.runtime, log.settings)
+        path = blob.path(part.key)
+    else:
+        stored, path = part.inline, log.path
+    return cut(decode_part(part, stored, listed.schema, path, columns=columns), part, listed.window)
+
+
+def cut(table: pa.Table, part: Part, window: Window) -> pa.Table:
+    times = table[TIME]
+    if part.time_min < window.lower:
+        table = table.filter(pc.greater_equal(times, window.lower))
+        times = table[TIME]
+    if part.time_max >= window.upper:
+        table = table.filter(pc.less(times, window.upper))
+    if window.as_of is None:
+        return table
+    told = pa.repeat(pa.scalar(window.as_of, pa.int64()), table.num_rows)
+    return table.set_column(table.schema.get_field_index(TIME), pa.field(TIME, pa.int64(), nullable=False), told)
+
+
+def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Version:
+    """The state once its upper is above a time. A finalized shard will never get there, and is returned at once."""
+    deadline_s = None if timeout_s is None else log.runtime.monotonic_s() + timeout_s
+    while True:
+        version = log.read()
+        if version.state.upper > above or version.state.finalized:
+            return version
+        left_s = 60.0 if deadline_s is None else deadline_s - log.runtime.monotonic_s()
+        if left_s <= 0:
+            raise Unavailable(path=log.path, why=f"upper is {version.state.upper} and did not pass {above} in time")
+        log.meta.wait(log.key, version.seqno, left_s)
+
+
+class Snapshot:
+    """The content of a shard at one time, under a lease: use it as a context manager."""
+
+    def __init__(self, log: ShardLog, lease: Lease, listed: Listing, columns: Sequence[str] | None) -> None:
+        self._log = log
+        self._lease = lease
+        self._listed = listed
+        self._columns = columns
+        self.as_of = listed.window.upper - 1
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self._listed.parts
+
+    def scan(self) -> Iterator[pa.Table]:
+        """The changes up to the time, part by part, not summed up: what was added and removed again is there twice."""
+        workers = self._log.settings.fetchers
+        with ThreadPoolExecutor(workers, thread_name_prefix="evertide-scan") as pool:
+            ahead = []
+            for part in self.parts:
+                ahead.append(pool.submit(self._fetch, part))
+                if len(ahead) > workers:
+                    yield ahead.pop(0).result()
+            for pending in ahead:
+                yield pending.result()
+
+    def _fetch(self, part: Part) -> pa.Table:
+        try:
+            return fetch(self._log, part, self._listed, self._columns)
+        except BlobMissing:
+            self._lease.check(self.as_of)
+            raise
+
+    def to_arrow(self) -> pa.Table:
+        """The rows with `__diff`, their number: each distinct row once."""
+        schema = changes_schema(self._listed.schema)
+        if self._columns is not None:
+            schema = pa.schema([field for field in schema if field.name in {*self._columns, TIME, "__diff"}])
+        tables = list(self.scan())
+        return content(pa.concat_tables([schema.empty_table(), *tables]), self.as_of)
+
+    def close(self) -> None:
+        self._lease.release()
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def take_snapshot(
+    log: ShardLog,
+    leases: Leases,
+    as_of: int,
+    *,
+    where: Sequence[Predicate] = (),
+    columns: Sequence[str] | None = None,
+    timeout_s: float | None = None,
+) -> Snapshot:
+    """Wait until `as_of` is complete, then list what it holds. Lease first, then the state, uncached (I6)."""
+    wait_for_upper(log, as_of, timeout_s)
+    lease = leases.take(log, as_of)
+    try:
+        return Snapshot(log, lease, listing(log, log.read(), Window(0, as_of + 1, as_of), where), columns)
+    except BaseException:
+        lease.release()
+        raise
+
+
+class Lister:
+    """Lists window after window of a shard, from a time on: the first half of a shard source."""
+
+    def __init__(self, log: ShardLog, start: Window, where: Sequence[Predicate] = ()) -> None:
+        self._log = log
+        self._where = where
+        self._next = start
+        """`upper` matters for a snapshot only: a later window ends at the upper that is found."""
+
+    def poll(self, timeout_s: float) -> Listing | None:
+        """The next window with all its parts, or None if the upper did not move for so long."""
+        version = self._log.read()
+        if not self._reached(version.state):
+            self._log.meta.wait(self._log.key, version.seqno, timeout_s)
+            version = self._log.read()
+            if not self._reached(version.state):
+                return None
+        snapshot = self._next.as_of is not None
+        window = self._next if snapshot else Window(self._next.lower, version.state.upper)
+        listed = listing(self._log, version, window, self._where)
+        self._next = Window(window.upper, window.upper)
+        return listed
+
+    def _reached(self, state: ShardState) -> bool:
+        wanted = self._next.as_of if self._next.as_of is not None else self._next.lower
+        return state.upper > wanted or state.finalized

@@ -1,0 +1,277 @@
+"""The shard source: a shard as a stream of changes and progress.
+
+One lister and several fetchers, each a thread:
+
+1. The lister takes a lease, then lists window after window as the upper moves (`evertide.shard.read.Lister`). While
+   there is nothing new it sleeps in Meta's `wait`.
+2. Fetchers get the parts, in any order, and hand them out as `Delivered`, as soon as they are there: a large time is
+   never in memory as a whole. At most `fetchers` parts are under way and as many wait to be taken.
+3. `Progressed` follows the last part of a time (`evertide.shard.frontier`). It comes out of the same queue, after the
+   data: what is below the frontier has been handed out.
+4. A part that is damaged or missing is said once, as `Frozen`, and its time stays incomplete: the frontier never
+   passes it (I5). What other parts still arrive changes nothing. So does a listing that fails.
+5. A lost lease is told apart from a lost file by asking Meta (I6). The source then takes a new lease and lists again
+   from its frontier, and says `Restarted`: whatever was delivered at or above that time is to be forgotten. If that
+   time is compacted away by then, it freezes with `TimeCompacted`.
+6. Stopping has two phases: `stop` fixes the frontier for good and lets threads run out; `join` waits for them and
+   gives the lease back. A stopped source never looks complete: whoever combines sources takes the least of their
+   frontiers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from evertide.errors import BlobMissing, EvertideError, LeaseLost, Unavailable
+from evertide.shard.frontier import Frontier
+from evertide.shard.lease import Lease, Leases
+from evertide.shard.log import ShardLog
+from evertide.shard.part import Part, Predicate
+from evertide.shard.read import Lister, Listing, Window, fetch
+
+__all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSource"]
+
+_WAIT_S = 0.25
+"""How long a thread sleeps at most before it looks whether the source was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Changes at `time` or later, in no particular order."""
+
+    time: int
+    changes: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Every change below `frontier` has been delivered."""
+
+    frontier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Forget what was delivered at `frontier` or later: it comes again."""
+
+    frontier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The frontier will not pass `frontier`; `error` says why."""
+
+    frontier: int
+    error: EvertideError
+
+
+Event: TypeAlias = Delivered | Progressed | Restarted | Frozen
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    epoch: int
+    part: Part
+    listed: Listing
+
+    @property
+    def time(self) -> int:
+        return self.listed.window.time_of(self.part)
+
+
+class ShardSource:
+    """`snapshot`: begin with the content at `as_of`; otherwise with what changes after it."""
+
+    def __init__(
+        self,
+        log: ShardLog,
+        leases: Leases,
+        as_of: int,
+        *,
+        snapshot: bool,
+        where: Sequence[Predicate] = (),
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.log = log
+        self.error: EvertideError | None = None
+        self._leases = leases
+        self._as_of = as_of
+        self._snapshot = snapshot
+        self._where = where
+        self._columns = columns
+        self._lock = threading.Lock()
+        self._frontier = Frontier(as_of if snapshot else as_of + 1)
+        self._epoch = 0
+        self._lease: Lease | None = None
+        self._stopping = threading.Event()
+        workers = log.settings.fetchers
+        self._tasks: queue.Queue[_Task] = queue.Queue(workers)
+        self._events: queue.Queue[Event] = queue.Queue(workers * 2)
+        self._threads = [threading.Thread(target=self._list, name="evertide-list", daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._work, name=f"evertide-fetch-{number}", daemon=True)
+            for number in range(workers)
+        ]
+
+    @property
+    def frontier(self) -> int:
+        return self._frontier.value
+
+    def start(self) -> ShardSource:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def poll(self, timeout_s: float) -> Event | None:
+        """The next event, or None if there was none for so long."""
+        try:
+            return self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events until the source is stopped. A frozen source yields `Frozen` once and then waits."""
+        while not self._stopping.is_set():
+            event = self.poll(_WAIT_S)
+            if event is not None:
+                yield event
+
+    def stop(self) -> None:
+        self._stopping.set()  # first, as a thread that waits for room in a queue holds the lock
+        with self._lock:
+            self._frontier.stop()
+
+    def join(self) -> None:
+        self.stop()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        with self._lock:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+    def __enter__(self) -> ShardSource:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.join()
+
+    def _list(self) -> None:
+        lister: Lister | None = None
+        epoch = -1
+        while not self._stopping.is_set():
+            try:
+                if lister is None or epoch != self._epoch:
+                    epoch = self._epoch
+                    lister = self._leased_lister()
+                listed = lister.poll(_WAIT_S)
+            except Unavailable as error:
+                self.error = error
+                continue
+            except EvertideError as error:
+                self._freeze(error)
+                return
+            if listed is not None:
+                self._clear(Unavailable)
+                self._hand_out(listed, epoch)
+
+    def _leased_lister(self) -> Lister:
+        if self._snapshot and self.frontier <= self._as_of:
+            start, held = Window(0, self._as_of + 1, self._as_of), self._as_of
+        else:
+            start, held = Window(self.frontier, self.frontier), max(self.frontier - 1, 0)
+        lease = self._leases.take(self.log, held)
+        with self._lock:
+            self._lease = lease
+        return Lister(self.log, start, self._where)
+
+    def _hand_out(self, listed: Listing, epoch: int) -> None:
+        tasks = [_Task(epoch, part, listed) for part in listed.parts]
+        self._account(
+            epoch, lambda: self._frontier.listed([task.time for task in tasks], listed.window.upper, listed.seqno)
+        )
+        for task in tasks:
+            self._give(self._tasks, task)
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                task = self._tasks.get(timeout=_WAIT_S)
+            except queue.Empty:
+                continue
+            while task.epoch == self._epoch and not self._stopping.is_set() and not self._settled(task):
+                pass  # storage did not answer, and had its time to: once more
+
+    def _settled(self, task: _Task) -> bool:
+        try:
+            changes = self._fetched(task)
+        except LeaseLost:
+            self._restart(task.epoch)
+        except Unavailable as error:
+            self.error = error
+            return False
+        except EvertideError as error:
+            self._freeze(error)
+        else:
+            self._clear(Unavailable)
+            self._emit(task.epoch, Delivered(task.time, changes))
+            self._account(task.epoch, lambda: self._frontier.delivered(task.time, task.listed.seqno))
+        return True
+
+    def _fetched(self, task: _Task) -> pa.Table:
+        try:
+            return fetch(self.log, task.part, task.listed, self._columns)
+        except BlobMissing:
+            lease = self._lease
+            if lease is not None:
+                lease.check(self.frontier)
+            raise
+
+    def _account(self, epoch: int, move: Callable[[], bool]) -> None:
+        """Count, and say so if the frontier moved. The lock keeps announcements in order."""
+        with self._lock:
+            if self._stopping.is_set() or epoch != self._epoch or not move():
+                return
+            if self._lease is not None:
+                self._lease.advance(self._frontier.seqno, self._frontier.value - 1)
+            self._give(self._events, Progressed(self._frontier.value))
+
+    def _emit(self, epoch: int, event: Event) -> None:
+        with self._lock:
+            if epoch == self._epoch:
+                self._give(self._events, event)
+
+    def _restart(self, epoch: int) -> None:
+        with self._lock:
+            if epoch != self._epoch:
+                return
+            self._epoch += 1
+            self._lease = None
+            self._frontier = Frontier(self._frontier.value)
+            self._give(self._events, Restarted(self._frontier.value))
+
+    def _freeze(self, error: EvertideError) -> None:
+        with self._lock:
+            if self.error is None or isinstance(self.error, Unavailable):
+                self.error = error
+                self._give(self._events, Frozen(self._frontier.value, error))
+
+    def _clear(self, kind: type[EvertideError]) -> None:
+        if isinstance(self.error, kind):
+            self.error = None
+
+    def _give(self, target: queue.Queue[_Task] | queue.Queue[Event], item: _Task | Event) -> None:
+        """Put, unless the source is stopped while the queue is full."""
+        while not self._stopping.is_set():
+            try:
+                target.put(item, timeout=_WAIT_S)  # type: ignore[arg-type]
+            except queue.Full:
+                continue
+            return

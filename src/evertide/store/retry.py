@@ -1,0 +1,94 @@
+"""What to do after each outcome of a storage call (I14).
+
+- "did not happen" (`Unavailable`): wait and try again, for at most `retry_limit_s`. A full or forbidding disk does not
+  heal by itself within seconds, so those reach the caller at once.
+- "may have happened" (`OutcomeUnknown`): for a blob, repeat the put (same key, same bytes: rule 2 of `Blob`); for a
+  commit, read back first, and only then commit again with the same expectations, of which at most one can succeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from evertide.errors import OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.blob import Blob
+from evertide.store.meta import Guard, Meta, Stale, Write
+
+__all__ = ["Patience", "commit_settled", "put_settled", "reading"]
+
+T = TypeVar("T")
+
+
+class Patience:
+    """How often one call may fail: waits that double, with jitter, until the limit."""
+
+    def __init__(self, runtime: Runtime, settings: Settings) -> None:
+        self._runtime = runtime
+        self._wait_s = settings.retry_wait_s
+        self._wait_max_s = settings.retry_wait_max_s
+        self._deadline_s = runtime.monotonic_s() + settings.retry_limit_s
+
+    def after(self, error: Unavailable | OutcomeUnknown) -> None:
+        """Wait before another try, or raise the error if it makes no sense to."""
+        if isinstance(error, StorageFull | StorageForbidden) or self._runtime.monotonic_s() >= self._deadline_s:
+            raise error
+        self._runtime.sleep_s(self._wait_s * (0.5 + self._runtime.random()))
+        self._wait_s = min(self._wait_s * 2, self._wait_max_s)
+
+
+def reading(call: Callable[[], T], runtime: Runtime, settings: Settings) -> T:
+    """A read, tried again while storage does not answer."""
+    try:
+        return call()
+    except Unavailable as error:
+        first = error
+    patience = Patience(runtime, settings)
+    patience.after(first)
+    while True:
+        try:
+            return call()
+        except Unavailable as error:
+            patience.after(error)
+
+
+def put_settled(blob: Blob, key: str, content: bytes, runtime: Runtime, settings: Settings) -> None:
+    patience: Patience | None = None
+    while True:
+        try:
+            return blob.put(key, content)
+        except (Unavailable, OutcomeUnknown) as error:
+            patience = patience or Patience(runtime, settings)
+            patience.after(error)
+
+
+def commit_settled(
+    meta: Meta, writes: Sequence[Write], guards: Sequence[Guard], runtime: Runtime, settings: Settings
+) -> Stale | None:
+    """A commit with a definite answer.
+
+    The bytes of the first write must be unique to this call (they carry an id), and its key must not be truncated
+    meanwhile: they are how the commit is recognised when read back.
+    """
+    patience: Patience | None = None
+    unknown = False
+    while True:
+        try:
+            stale = meta.commit(writes, guards)
+        except (Unavailable, OutcomeUnknown) as error:
+            unknown = unknown or isinstance(error, OutcomeUnknown)
+            patience = patience or Patience(runtime, settings)
+            patience.after(error)
+        else:
+            if stale is not None and unknown and reading(lambda: _is_there(meta, writes[0]), runtime, settings):
+                return None
+            return stale
+
+
+def _is_there(meta: Meta, write: Write) -> bool:
+    if write.data is None:
+        return meta.head(write.key) is None
+    found = meta.scan(write.key, after=write.expected)
+    return bool(found) and found[0].seqno == write.expected + 1 and found[0].data == write.data

@@ -1,0 +1,220 @@
+"""Writers and the generation: who may change this storage (I16).
+
+Where it lies: Meta keys `writer/<id>` (written once, removed once), `beat/<id>` (the heartbeat, apart, so that it never
+fails a commit that guards the registration) and `generation`. Version 1 of each.
+
+Every commit that changes a shard guards `writer/<id>` and `generation`. Hence:
+
+1. A writer that was unregistered, or whose generation is over, can commit nothing more, whatever it still believes
+   and however late it wakes up: it gets `Fenced`. No clock is involved.
+2. A silent writer is unregistered by one compare-and-set on its registration *and* its last heartbeat: if it beats in
+   between, it stays.
+3. A blob that carries the id of a writer that is not registered, and that no shard read after that names, will never be
+   named: it is an orphan. For a registered writer the same holds below its `settled` sequence number, which its
+   heartbeat publishes: it will not name those any more.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.meta import Guard, Meta, Stale, Write
+from evertide.store.paths import GENERATION, beat_key, writer_key
+from evertide.store.retry import commit_settled, reading
+from evertide.store.sealed import seal, unseal
+
+__all__ = [
+    "Beat",
+    "Generation",
+    "Registration",
+    "Writer",
+    "end_silent_writers",
+    "read_generation",
+    "registered",
+    "settled",
+]
+
+
+class Registration(msgspec.Struct, frozen=True):
+    writer: str
+    label: str
+    host: str
+    pid: int
+    registered_at_s: float
+    ttl_s: float
+
+
+class Beat(msgspec.Struct, frozen=True):
+    writer: str
+    number: int
+    beat_at_s: float
+    settled: int
+    """Sequence numbers below this are named by a shard already, or never will be."""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    number: int
+    members: tuple[str, ...]
+    writer: str
+    """Who made it: tells a commit whose outcome was unknown from a peer's."""
+
+
+class Writer:
+    """This process's registration: taken once, passed to everything that writes. Safe to share between threads."""
+
+    def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, label: str = "") -> None:
+        self.id = runtime.new_id()
+        self.label = label
+        self._meta = meta
+        self._runtime = runtime
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._next_seq = 1
+        self._open: set[int] = set()
+        self._beats = 0
+        self._tokens = 0
+        self._generation = 0
+
+    @classmethod
+    def register(cls, meta: Meta, *, runtime: Runtime, settings: Settings, label: str = "") -> Writer:
+        writer = cls(meta, runtime, settings, label)
+        registration = Registration(
+            writer.id, label, socket.gethostname(), os.getpid(), runtime.wall_s(), settings.writer_ttl_s
+        )
+        writes = [Write(writer_key(writer.id), 0, seal(registration)), Write(beat_key(writer.id), 0, writer._sealed(1))]
+        stale = commit_settled(meta, writes, (), runtime, settings)
+        if stale is not None:
+            raise Conflict(where=meta.path(stale.key), why="the id of a new writer is taken already")
+        writer._beats = 1
+        writer.adopt_generation()
+        return writer
+
+    def new_token(self) -> str:
+        """Names one commit of this writer, so that it can be recognised when its outcome was unknown."""
+        with self._lock:
+            self._tokens += 1
+            return str(self._tokens)
+
+    def guards(self) -> tuple[Guard, Guard]:
+        """For every commit: I am still registered, and the generation is the one I know."""
+        return Guard(writer_key(self.id), 1), Guard(GENERATION, self._generation)
+
+    def check(self, stale: Stale) -> None:
+        """Raise `Fenced` if a commit failed on this writer's own guards."""
+        if stale.key == writer_key(self.id):
+            raise Fenced(writer=self.id, why="it was unregistered, as it had been silent for too long or was replaced")
+        if stale.key == GENERATION:
+            raise Fenced(writer=self.id, why=f"the generation moved on from record {stale.expected} to {stale.found}")
+
+    def beat(self) -> None:
+        """Say that this writer lives."""
+        with self._lock:
+            expected = self._beats
+            writes = [Write(beat_key(self.id), expected, self._sealed(expected + 1))]
+            stale = commit_settled(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
+            if stale is not None:
+                raise Fenced(writer=self.id, why="it was unregistered")
+            self._beats = expected + 1
+        if expected % 128 == 0:
+            self._meta.truncate(beat_key(self.id), expected)
+
+    def _sealed(self, number: int) -> bytes:
+        settled = min(self._open, default=self._next_seq)
+        return seal(Beat(self.id, number, self._runtime.wall_s(), settled))
+
+    @contextmanager
+    def claim(self) -> Iterator[int]:
+        """A sequence number for the names of new blobs.
+
+        When the block ends, what it wrote is named by a shard or never will be, and a collector may judge it. Only a
+        commit whose outcome stayed unknown leaves the number open, as it may still arrive.
+        """
+        with self._lock:
+            seq = self._next_seq
+            self._next_seq += 1
+            self._open.add(seq)
+        try:
+            yield seq
+        except OutcomeUnknown:
+            raise
+        except EvertideError:
+            self._settle(seq)
+            raise
+        self._settle(seq)
+
+    def _settle(self, seq: int) -> None:
+        with self._lock:
+            self._open.discard(seq)
+
+    def unregister(self) -> None:
+        """The orderly end. Fenced already is fine: then somebody else ended it."""
+        with self._lock:
+            writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]
+            commit_settled(self._meta, writes, (), self._runtime, self._settings)
+
+    def adopt_generation(self) -> Generation | None:
+        """Take the current generation for ours, after looking at its members."""
+        record = reading(lambda: self._meta.head(GENERATION), self._runtime, self._settings)
+        self._generation = record.seqno if record else 0
+        return unseal(record.data, Generation, self._meta.path(GENERATION)) if record else None
+
+    def change_generation(self, members: Sequence[str]) -> Generation:
+        """Raise the generation: whoever knows only the old one is fenced from the same moment."""
+        before = self._generation
+        made = Generation(before + 1, tuple(members), self.id)
+        writes = [Write(GENERATION, before, seal(made))]
+        stale = commit_settled(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
+        if stale is not None:
+            self.check(stale)
+        self._generation = before + 1
+        return made
+
+
+def read_generation(meta: Meta) -> Generation | None:
+    record = meta.head(GENERATION)
+    return unseal(record.data, Generation, meta.path(GENERATION)) if record else None
+
+
+def registered(meta: Meta) -> dict[str, Registration]:
+    """All registered writers, by id."""
+    found = meta.heads(writer_key(""))
+    return {
+        registration.writer: registration
+        for key, record in found.items()
+        for registration in [unseal(record.data, Registration, meta.path(key))]
+    }
+
+
+def settled(meta: Meta) -> dict[str, int]:
+    """Per registered writer, the sequence number below which it will name nothing more."""
+    return {
+        beat.writer: beat.settled
+        for key, record in meta.heads(beat_key("")).items()
+        for beat in [unseal(record.data, Beat, meta.path(key))]
+    }
+
+
+def end_silent_writers(meta: Meta, *, runtime: Runtime, settings: Settings) -> list[str]:
+    """Unregister whoever has not beaten for its own time to live. Losing the race to a heartbeat is fine."""
+    ended = []
+    now_s = runtime.wall_s()
+    for writer, registration in registered(meta).items():
+        record = meta.head(beat_key(writer))
+        if record is None:
+            continue
+        beat = unseal(record.data, Beat, meta.path(beat_key(writer)))
+        if now_s - beat.beat_at_s <= registration.ttl_s:
+            continue
+        writes = [Write(writer_key(writer), 1, None), Write(beat_key(writer), record.seqno, None)]
+        if commit_settled(meta, writes, (), runtime, settings) is None:
+            ended.append(writer)
+    return ended

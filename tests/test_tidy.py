@@ -1,0 +1,250 @@
+"""Tests over the source itself: the habits that no linter holds.
+
+Each rule is a function from a module (or a text file) to what offends in it, so that the tests below can also show it
+something bad.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src"
+
+LINES_MAX = 500
+VAGUE = {"common", "data", "helper", "helpers", "info", "manager", "managers", "util", "utils"}
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+
+CHANCE = {"random", "secrets", "uuid", "numpy.random", "os.urandom"}
+CLOCKS = {
+    *(f"time.{name}" for name in ("sleep", "time", "monotonic", "perf_counter", "process_time", "localtime", "gmtime")),
+    *(f"time.{name}_ns" for name in ("time", "monotonic", "perf_counter", "process_time")),
+    *(f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")),
+    "datetime.date.today",
+}
+
+# What belongs to one machine, or to one package registry, has no place in a file that others read.
+ELSEWHERE = re.compile(
+    r"""\.\./shared
+    | (?<![\w.\-*}>])/(?:work|root)\b(?!-)
+    | (?<![\w.\-*}>])/(?:home|Users)/\w
+    | \b(?:pypi\.org|pythonhosted\.org|repo1?\.maven(?:\.apache)?\.org|registry\.npmjs\.org)""",
+    re.VERBOSE,
+)
+NOT_OURS = {"__pycache__", "build", "dist", "metastore_db", "node_modules", "spark-warehouse"}
+
+
+@dataclass(frozen=True)
+class Module:
+    path: str
+    """As the source tree spells it: `evertide/store/blob.py`."""
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def at(self, line: int, what: str) -> str:
+        return f"{self.path}:{line}: {what}"
+
+
+MODULES = [Module(path.relative_to(SRC).as_posix(), path.read_text("utf-8")) for path in sorted(SRC.rglob("*.py"))]
+
+
+def too_long(module: Module) -> Iterator[str]:
+    lines = len(module.text.splitlines())
+    if lines > LINES_MAX:
+        yield module.at(lines, f"over {LINES_MAX} lines: do two things live in it?")
+
+
+def vague_name(module: Module) -> Iterator[str]:
+    for word in re.split(r"[._]", module.name):
+        if word in VAGUE:
+            yield module.at(1, f"{word!r} names nothing: use a noun of the glossary")
+
+
+def no_docstring(module: Module) -> Iterator[str]:
+    if not ast.get_docstring(module.tree):
+        yield module.at(1, "no docstring")
+
+
+def unfinished(module: Module) -> Iterator[str]:
+    for number, line in enumerate(module.text.splitlines(), 1):
+        if found := UNFINISHED.search(line):
+            yield module.at(number, f"{found[0]}: finish it, or leave it out")
+
+
+def own_clock(module: Module) -> Iterator[str]:
+    """Clock, sleep, ids and chance come from a Runtime. Names are followed through imports and their aliases."""
+    if module.path == "evertide/runtime.py" or module.path.startswith("evertide/testing/"):
+        return
+    banned = CHANCE | CLOCKS
+    aliases = {}
+    for line, alias, name in imported(module.tree):
+        aliases[alias] = name
+        if name in banned or name.split(".")[0] in CHANCE:
+            yield module.at(line, f"{name}: take a Runtime")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and (used := full_name(node, aliases)) in banned:
+            yield module.at(node.lineno, f"{used}: take a Runtime")
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Line, name, and what it stands for: `from time import sleep as s` gives (1, "s", "time.sleep")."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.split(".")[0]
+                yield node.lineno, alias.asname or name, name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                yield node.lineno, alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def full_name(node: ast.expr, aliases: dict[str, str]) -> str | None:
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id)
+    if isinstance(node, ast.Attribute) and (owner := full_name(node.value, aliases)):
+        return f"{owner}.{node.attr}"
+    return None
+
+
+def caught_all(module: Module) -> Iterator[str]:
+    """Whoever catches everything raises it again, or says why on that line; naming the lint rule is no reason."""
+    lines = module.text.splitlines()
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        names = {kind.id for kind in kinds if isinstance(kind, ast.Name)}
+        last = node.body[-1]
+        again = isinstance(last, ast.Raise) and last.exc is None
+        if again or (node.type is not None and not names & {"Exception", "BaseException"}):
+            continue
+        comment = lines[node.lineno - 1].partition("#")[2]
+        reason = re.sub(r"noqa(:\s*[A-Z]+[0-9]+(,\s*[A-Z]+[0-9]+)*)?|pragma: no cover", "", comment)
+        if len(re.findall(r"\w+", reason)) < 2:
+            yield module.at(node.lineno, "catches everything without saying why")
+
+
+def exported(module: Module) -> list[str] | None:
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == "__all__" for to in node.targets):
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return None
+
+
+def unsorted_exports(module: Module) -> Iterator[str]:
+    names = exported(module) or []
+    if names != sorted(set(names), key=constants_classes_rest):
+        yield module.at(1, "__all__ is not sorted: constants, classes, the rest")
+
+
+def constants_classes_rest(name: str) -> tuple[int, list[str | int]]:
+    """The order that ruff keeps, so that the two never disagree; item10 comes after item2."""
+    kind = 0 if len(name) > 1 and name.isupper() else 1 if name[0].isupper() else 2
+    return kind, [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", name)]
+
+
+RULES: list[Callable[[Module], Iterator[str]]] = [
+    too_long,
+    vague_name,
+    no_docstring,
+    unfinished,
+    own_clock,
+    caught_all,
+    unsorted_exports,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.__name__))
+def test_source_is_tidy(rule: Callable[[Module], Iterator[str]]) -> None:
+    assert MODULES
+    offences = [offence for module in MODULES for offence in rule(module)]
+    assert not offences, "\n".join(offences)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if exported(m)], ids=lambda module: str(module.name))
+def test_exported_names_exist(module: Module) -> None:
+    public = importlib.import_module(module.name)
+    assert [name for name in exported(module) or [] if not hasattr(public, name)] == []
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text file that could be committed: path below the root, and content."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = sorted(name for name in folders if not made(name))
+        for path in (Path(folder, file) for file in sorted(files)):
+            try:
+                yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+            except (UnicodeDecodeError, FileNotFoundError):  # not text, or gone meanwhile
+                continue
+
+
+def made(folder: str) -> bool:
+    """Not written by people: environments, caches, build output, storages."""
+    hidden = folder.startswith(".") and folder not in {".ci", ".github"}
+    return hidden or folder in NOT_OURS or folder.endswith((".egg-info", ".evertide"))
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    offences = [
+        f"{path}:{number}: {found[0]}"
+        for path, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if (found := ELSEWHERE.search(line))
+    ]
+    assert not offences, "\n".join(offences)
+
+
+def test_the_rules_see_what_they_are_for() -> None:
+    def offends(rule: Callable[[Module], Iterator[str]], text: str, path: str = "evertide/shard/append.py") -> bool:
+        return list(rule(Module(path, text))) != []
+
+    assert offends(own_clock, "import time as t\nwait = t.sleep")
+    assert offends(own_clock, "from time import time as now")
+    assert offends(own_clock, "def f():\n    from datetime import datetime as d\n    return d.now(UTC)")
+    assert offends(own_clock, "import datetime\ndatetime.datetime.utcnow()")
+    assert offends(own_clock, "from uuid import uuid4")
+    assert offends(own_clock, "import numpy as np\nnp.random.default_rng()")
+    assert not offends(own_clock, "import time\nimport datetime\ndatetime.timedelta(1)\ntime.strftime")
+    assert not offends(own_clock, "import time\ntime.sleep(1)", "evertide/runtime.py")
+
+    assert offends(caught_all, "try: ...\nexcept Exception: ...")
+    assert offends(caught_all, "try: ...\nexcept (OSError, BaseException):  # noqa: BLE001, S110\n    ...")
+    assert offends(caught_all, "try: ...\nexcept: ...")
+    assert not offends(caught_all, "try: ...\nexcept Exception:  # noqa: BLE001 - handed to the caller\n    ...")
+    assert not offends(caught_all, "try: ...\nexcept BaseException:\n    close()\n    raise")
+    assert not offends(caught_all, "try: ...\nexcept OSError: ...")
+
+    assert offends(vague_name, "", "evertide/store/utils.py")
+    assert offends(vague_name, "", "evertide/data/__init__.py")
+    assert offends(unfinished, "x = 1  # " + "TO" + "DO later")
+    assert offends(too_long, "\n" * (LINES_MAX + 1))
+    assert offends(unsorted_exports, '__all__ = ["Name", "FORMAT"]')
+    assert not offends(unsorted_exports, '__all__ = ["FORMAT", "Name", "item2", "item10"]')
+
+
+@pytest.mark.parametrize(
+    "text", ["see ../sha" + "red/x", "cd /wo" + "rk/main", "'/ro" + "ot'", "https://py" + "pi.org/simple"]
+)
+def test_other_places_are_seen(text: str) -> None:
+    assert ELSEWHERE.search(text)
+
+
+@pytest.mark.parametrize("text", ["frame/work", "/workers", "./root/x", "<storage>/root", "https://example.org/work"])
+def test_other_words_are_left_alone(text: str) -> None:
+    assert not ELSEWHERE.search(text)

@@ -57,6 +57,7 @@ class _Evidence:
 
 def collect(log: ShardLog, writer: Writer) -> Collected:
     writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
+    log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
     ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings)
     proof = reading(lambda: _evidence(log), log.runtime, log.settings)
     dead = tuple(

@@ -14,7 +14,8 @@ Changing (`commit`): make a diff against the state as known, commit it together 
 3. stale because the log moved on: read again, make the diff anew. The caller's `make` decides whether it still fits; so
    a compaction or a since that came in between costs a retry and is never taken for a lost race;
 4. "did not happen": wait, try again;
-5. "may have happened": look for our token above the state that we started from, then as in 1 or 3.
+5. "may have happened": look for our token above the state that we started from; if it is not there, try again as we
+   were: at most one of the two can succeed.
 """
 
 from __future__ import annotations
@@ -206,10 +207,10 @@ class ShardLog:
         self._rolled_up = version.seqno
         return rollup
 
-    def roll_up_if_due(self, writer: Writer) -> None:
+    def roll_up_if_due(self, writer: Writer, diffs: int | None = None) -> None:
         """Rolling up is housekeeping: its failure is said, and fails nothing else."""
         known = self._known
-        if known is None or known.seqno - self._rolled_up < self.settings.rollup_every_diffs:
+        if known is None or known.seqno - self._rolled_up < (diffs or self.settings.rollup_every_diffs):
             return
         try:
             self.roll_up(writer)
@@ -239,30 +240,39 @@ def commit(
     logs = [proposal.log for proposal in proposals]
     patience = Patience(logs[0].runtime, logs[0].settings)
     token = writer.new_token()
-    doubt: Callable[[], bool] | None = None
+    doubt: _Doubt | None = None
     versions = [log.known() for log in logs]
     while True:
-        changes = _changes(proposals, versions, writer.id, token)
-        if not changes:
-            return False
         try:
+            if doubt is not None and doubt.happened():
+                return True
+            changes = _changes(proposals, versions, writer.id, token)
+            if not changes:
+                return False
             stale = logs[0].meta.commit([*(change.write for change in changes), *writes], [*writer.guards(), *guards])
-        except (Unavailable, OutcomeUnknown) as error:
-            if isinstance(error, OutcomeUnknown) and doubt is None:
-                doubt = partial(changes[0].log.wrote, changes[0].write.expected, writer.id, token)
-            patience.after(error)
-        else:
             if stale is None:
                 for change in changes:
                     change.log.adopt(change.after)
                 return True
-            if doubt is None or not doubt():
-                # What was tried before expected the same or older records: it can no longer happen.
-                doubt = None
-                _judge(stale, logs, writer)
-        versions = [log.read() for log in logs]
-        if doubt is not None and doubt():
-            return True
+            if doubt is not None and doubt.happened():
+                return True
+            doubt = None  # what was tried before expected the same or older records: it can no longer happen
+            _judge(stale, logs, writer)
+            versions = [log.read() for log in logs]
+        except OutcomeUnknown as error:
+            doubt = doubt or _Doubt(error, partial(changes[0].log.wrote, changes[0].write.expected, writer.id, token))
+            patience.after(error)
+        except Unavailable as error:
+            # While in doubt, storage that goes away leaves it unknown: never "did not happen".
+            patience.after(doubt.error if doubt is not None else error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A commit of this call may have happened."""
+
+    error: OutcomeUnknown
+    happened: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)

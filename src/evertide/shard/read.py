@@ -191,6 +191,8 @@ class Lister:
         self._where = where
         self._next = start
         """`upper` matters for a snapshot only: a later window ends at the upper that is found."""
+        self.seqno = 0
+        """The diff of the state last looked at: what a lease without outstanding parts may move to."""
 
     def poll(self, timeout_s: float) -> Listing | None:
         """The next window with all its parts, or None if the upper did not move for so long."""
@@ -198,8 +200,9 @@ class Lister:
         if not self._reached(version.state):
             self._log.meta.wait(self._log.key, version.seqno, timeout_s)
             version = self._log.read()
-            if not self._reached(version.state):
-                return None
+        self.seqno = version.seqno
+        if not self._reached(version.state):
+            return None
         snapshot = self._next.as_of is not None
         window = self._next if snapshot else Window(self._next.lower, version.state.upper)
         listed = listing(self._log, version, window, self._where)

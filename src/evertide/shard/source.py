@@ -178,9 +178,11 @@ class ShardSource:
             except EvertideError as error:
                 self._freeze(error)
                 return
+            self._clear(Unavailable)
             if listed is not None:
-                self._clear(Unavailable)
                 self._hand_out(listed, epoch)
+            else:
+                self._idle(lister.seqno, epoch)
 
     def _leased_lister(self) -> Lister:
         if self._snapshot and self.frontier <= self._as_of:
@@ -199,6 +201,12 @@ class ShardSource:
         )
         for task in tasks:
             self._give(self._tasks, task)
+
+    def _idle(self, seqno: int, epoch: int) -> None:
+        """Let go of what an idle shard's compaction replaced."""
+        with self._lock:
+            if epoch == self._epoch and self._lease is not None and self._frontier.outstanding == 0:
+                self._lease.advance(seqno, self._frontier.value - 1)
 
     def _work(self) -> None:
         while not self._stopping.is_set():

@@ -1,1 +1,43 @@
-"""Blob and Meta: the two small interfaces that everything durable rests on, and their implementations."""
+"""Blob and Meta: the two small interfaces that everything durable rests on, and their implementations.
+
+Importing this does not import obstore or psycopg: `S3Blob` and `PostgresMeta` do, when one is made.
+"""
+
+from __future__ import annotations
+
+from evertide.store.blob import Blob, BlobEntry
+from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from evertide.store.files import Entry, Files, SystemFiles
+from evertide.store.local import LocalBlob
+from evertide.store.memory import MemoryBlob, MemoryMeta
+from evertide.store.meta import Guard, Meta, Record, Stale, Write
+from evertide.store.open import FORMAT_VERSION, Storage, open_storage
+from evertide.store.postgres import PostgresMeta
+from evertide.store.s3 import S3Blob
+from evertide.store.sqlite import SqliteMeta
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Blob",
+    "BlobEntry",
+    "Entry",
+    "Fault",
+    "Faults",
+    "FaultyBlob",
+    "FaultyMeta",
+    "Files",
+    "Guard",
+    "LocalBlob",
+    "MemoryBlob",
+    "MemoryMeta",
+    "Meta",
+    "PostgresMeta",
+    "Record",
+    "S3Blob",
+    "SqliteMeta",
+    "Stale",
+    "Storage",
+    "SystemFiles",
+    "Write",
+    "open_storage",
+]

@@ -3,7 +3,8 @@
 - "did not happen" (`Unavailable`): wait and try again, for at most `retry_limit_s`. A full or forbidding disk does not
   heal by itself within seconds, so those reach the caller at once.
 - "may have happened" (`OutcomeUnknown`): for a blob, repeat the put (same key, same bytes: rule 2 of `Blob`); for a
-  commit, read back first, and only then commit again with the same expectations, of which at most one can succeed.
+  commit, read back first, and only then commit again with the same expectations, of which at most one can succeed. While
+  in doubt, storage that goes away leaves it unknown: the doubt is what the caller is told, not the latest refusal.
 """
 
 from __future__ import annotations
@@ -73,17 +74,17 @@ def commit_settled(
     meanwhile: they are how the commit is recognised when read back.
     """
     patience: Patience | None = None
-    unknown = False
+    doubt: OutcomeUnknown | None = None
     while True:
         try:
             stale = meta.commit(writes, guards)
-        except (Unavailable, OutcomeUnknown) as error:
-            unknown = unknown or isinstance(error, OutcomeUnknown)
-            patience = patience or Patience(runtime, settings)
-            patience.after(error)
-        else:
-            if stale is not None and unknown and reading(lambda: _is_there(meta, writes[0]), runtime, settings):
+            if stale is not None and doubt is not None and _is_there(meta, writes[0]):
                 return None
+        except (Unavailable, OutcomeUnknown) as error:
+            doubt = doubt or (error if isinstance(error, OutcomeUnknown) else None)
+            patience = patience or Patience(runtime, settings)
+            patience.after(doubt or error)
+        else:
             return stale
 
 

@@ -78,6 +78,7 @@ class Writer:
         self._runtime = runtime
         self._settings = settings
         self._lock = threading.Lock()
+        self._beating = threading.Lock()
         self._next_seq = 1
         self._open: set[int] = set()
         self._beats = 0
@@ -116,8 +117,8 @@ class Writer:
             raise Fenced(writer=self.id, why=f"the generation moved on from record {stale.expected} to {stale.found}")
 
     def beat(self) -> None:
-        """Say that this writer lives."""
-        with self._lock:
+        """Say that this writer lives. Has a lock of its own: storage that does not answer must not hold up appends."""
+        with self._beating:
             expected = self._beats
             writes = [Write(beat_key(self.id), expected, self._sealed(expected + 1))]
             stale = commit_settled(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
@@ -128,7 +129,8 @@ class Writer:
             self._meta.truncate(beat_key(self.id), expected)
 
     def _sealed(self, number: int) -> bytes:
-        settled = min(self._open, default=self._next_seq)
+        with self._lock:
+            settled = min(self._open, default=self._next_seq)
         return seal(Beat(self.id, number, self._runtime.wall_s(), settled))
 
     @contextmanager
@@ -157,7 +159,7 @@ class Writer:
 
     def unregister(self) -> None:
         """The orderly end. Fenced already is fine: then somebody else ended it."""
-        with self._lock:
+        with self._beating:
             writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]
             commit_settled(self._meta, writes, (), self._runtime, self._settings)
 

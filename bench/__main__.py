@@ -1,0 +1,54 @@
+"""`python -m bench [NAME ...] [--short] [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.measure import Figure
+from bench.shards import BENCHMARKS, Size
+
+MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="which; all if none is named")
+    parser.add_argument("--short", action="store_true", help="small sizes: shows that it runs, not how fast")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    chosen = parser.parse_args(arguments)
+    size = Size.short() if chosen.short else Size()
+    console = Console()
+    figures: list[Figure] = []
+    with Progress(console=console, transient=True) as bars:
+        for name in chosen.names or BENCHMARKS:
+            bar = bars.add_task(name, total=None)
+            figures += BENCHMARKS[name](
+                size, lambda done, total, bar=bar: bars.update(bar, completed=done, total=total)
+            )
+            bars.remove_task(bar)
+    console.print(_report(figures))
+    if chosen.json:
+        chosen.json.write_text(json.dumps([figure.to_dict() for figure in figures], indent=2) + "\n")
+    return 0
+
+
+def _report(figures: list[Figure]) -> Table:
+    machine = f"{platform.machine()}, Python {platform.python_version()}, pyarrow {pa.__version__}"
+    table = Table(title=f"Evertide benchmarks ({machine}); median (10th - 90th percentile)")
+    for heading in ("what", "figure", "goal", "", "measured"):
+        table.add_column(heading, justify="right" if heading == "figure" else "left")
+    for figure in figures:
+        table.add_row(figure.name, figure.value, figure.goal, MARKS[figure.met], figure.detail)
+    return table
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

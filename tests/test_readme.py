@@ -1,0 +1,44 @@
+"""The README's example works as printed, twice, and its commands exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def _run(example: str, where: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", example], cwd=where, capture_output=True, text=True, check=False)
+
+
+def test_the_first_example_works_and_a_second_run_is_told_so(tmp_path: Path) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+    first = _run(example, tmp_path)
+
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert lines[0] == "[{'id': 1, 'amount': 20, '__diff': 1}, {'id': 2, 'amount': 5, '__diff': 1}]"
+    assert lines[1] == "[{'id': 1, 'amount': 20, '__diff': 1}, {'id': 2, 'amount': 7, '__diff': 1}]"
+    assert "complete below 2" in lines
+
+    second = _run(example, tmp_path)
+
+    assert second.returncode != 0
+    assert "UpperMismatch" in second.stderr
+    assert "a peer wrote these times" in second.stderr
+
+
+def test_the_commands_are_targets() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z]+)", README)) <= targets
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"

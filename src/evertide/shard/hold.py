@@ -99,10 +99,8 @@ def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
         write = _write(log, found, allowed, found.holds)
         try:
             commit([Proposal(log, _moved_to(allowed, log))], writer, writes=[write])
-        except Conflict as conflict:
-            if conflict.where != log.meta.path(write.key):
-                raise
-            continue
+        except Conflict:
+            continue  # a hold or since moved meanwhile: decide anew
         _tidy(log, found.seqno)
         log.roll_up_if_due(writer)
         return allowed
@@ -110,8 +108,8 @@ def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
 
 def _moved_to(since: int, log: ShardLog) -> Callable[[ShardState], SinceAdvanced]:
     def make(state: ShardState) -> SinceAdvanced:
-        if state.finalized:
-            raise Conflict(where=log.path, why=f"shard {log.shard!r} was finalized meanwhile")
+        if state.finalized or state.since > since:
+            raise Conflict(where=log.path, why="a peer moved since further, or finalized the shard")
         return SinceAdvanced(since)
 
     return make

@@ -1,0 +1,175 @@
+"""Arrow columns as plain numpy arrays: the one place that knows Arrow's memory layout.
+
+What is read here is the logical content of an array, whatever its physical form: `plain` peels off what is only an
+encoding (dictionary, view, extension), and the readers honour offsets of slices and never look at what lies under a
+NULL as if it were a value.
+
+Arrow's buffers are little endian, on every platform that pyarrow supports and by its IPC format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = [
+    "BINARY",
+    "FIXED",
+    "FLOATS",
+    "LISTS",
+    "NAN",
+    "WIDE",
+    "Bools",
+    "Longs",
+    "Words",
+    "as_bytes",
+    "bits",
+    "bools",
+    "list_values",
+    "one_chunk",
+    "plain",
+    "validity",
+    "wide_words",
+]
+
+Words = npt.NDArray[np.uint64]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_T = pa.lib
+
+
+def _by_id(names: dict[str, Any]) -> dict[int, Any]:
+    """Types that this version of pyarrow does not have yet are left out."""
+    return {getattr(_T, f"Type_{name}"): value for name, value in names.items() if hasattr(_T, f"Type_{name}")}
+
+
+FLOATS: dict[int, npt.DTypeLike] = _by_id({"HALF_FLOAT": "<f2", "FLOAT": "<f4", "DOUBLE": "<f8"})
+
+NAN: dict[int, tuple[int, int, int]] = _by_id(
+    {
+        "HALF_FLOAT": (0x7FFF, 0x7C00, 0x7E00),
+        "FLOAT": (0x7FFF_FFFF, 0x7F80_0000, 0x7FC0_0000),
+        "DOUBLE": (0x7FFF_FFFF_FFFF_FFFF, 0x7FF0_0000_0000_0000, 0x7FF8_0000_0000_0000),
+    }
+)
+"""Per type: all bits but the sign, the bits of infinity (a NaN has more), and the bits of the one NaN that we know."""
+
+FIXED: dict[int, npt.DTypeLike] = _by_id(
+    {"HALF_FLOAT": "<u2", "FLOAT": "<u4", "DOUBLE": "<u8"}
+    | {"INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8"}
+    | {"UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"}
+    | {"DATE32": "<i4", "DATE64": "<i8", "TIME32": "<i4", "TIME64": "<i8", "TIMESTAMP": "<i8", "DURATION": "<i8"}
+    | {"INTERVAL_MONTHS": "<i4", "INTERVAL_DAY_TIME": "<i8", "DECIMAL32": "<i4", "DECIMAL64": "<i8"}
+)
+"""Types whose value fits into one word, and how to read it; floats by their bits."""
+
+WIDE: dict[int, int] = _by_id({"DECIMAL128": 2, "DECIMAL256": 4, "INTERVAL_MONTH_DAY_NANO": 2})
+"""Types whose value takes several words of 64 bits, lowest first."""
+
+BINARY = frozenset(
+    (_T.Type_STRING, _T.Type_BINARY, _T.Type_LARGE_STRING, _T.Type_LARGE_BINARY, _T.Type_FIXED_SIZE_BINARY)
+)
+
+LISTS = frozenset((_T.Type_LIST, _T.Type_LARGE_LIST, _T.Type_FIXED_SIZE_LIST, _T.Type_MAP))
+
+_SMALL = frozenset((_T.Type_STRING, _T.Type_BINARY, _T.Type_LIST))
+_SMALL_OFFSETS_BYTES_MAX = 1 << 30
+_VIEWS = frozenset((_T.Type_STRING_VIEW, _T.Type_BINARY_VIEW, _T.Type_LIST_VIEW, _T.Type_LARGE_LIST_VIEW))
+
+
+def _large(kind: Any) -> Any:
+    """The type with 64-bit offsets and the same values."""
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    return pa.large_list(kind.value_field)
+
+
+def plain(array: Any) -> Any:
+    """The same values without dictionary, view or extension at the top level."""
+    while True:
+        kind = array.type
+        if isinstance(kind, pa.BaseExtensionType):
+            array = array.storage
+        elif kind.id == _T.Type_DICTIONARY:
+            array = array.dictionary_decode()
+        elif kind.id in _VIEWS:
+            array = array.cast(_large(kind))
+        else:
+            return array
+
+
+def one_chunk(column: Any) -> Any:
+    """A column of a table or batch as one array; with 64-bit offsets, where it is too large for 32-bit ones."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.nbytes > _SMALL_OFFSETS_BYTES_MAX and column.type.id in _SMALL:
+        column = column.cast(_large(column.type))
+    return column.combine_chunks()
+
+
+def bools(buffer: Any, offset: int, length: int) -> Bools:
+    first = offset // 8
+    packed = np.frombuffer(buffer, np.uint8, (offset + length + 7) // 8 - first, first)
+    unpacked = np.unpackbits(packed, bitorder="little")[offset - first * 8 :][:length]
+    return unpacked.view(np.bool_)
+
+
+def validity(array: Any) -> Bools | None:
+    """Per row whether it is not NULL; None if no row is."""
+    if array.null_count == 0:
+        return None
+    if array.type.id == _T.Type_NA:
+        return np.zeros(len(array), np.bool_)
+    return bools(array.buffers()[0], array.offset, len(array))
+
+
+def bits(array: Any) -> Any:
+    """The values of a type in `FIXED`: integers by value, floats by their bits with all NaN made one."""
+    kind = array.type.id
+    dtype = np.dtype(FIXED[kind])
+    found = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    if kind in NAN:
+        unsigned, infinity, nan = (dtype.type(number) for number in NAN[kind])
+        is_nan = (found & unsigned) > infinity
+        if is_nan.any():
+            return np.where(is_nan, nan, found)
+    return found
+
+
+def wide_words(array: Any) -> Words:
+    """The values of a type in `WIDE`, one row of words each."""
+    width = WIDE[array.type.id]
+    found = np.frombuffer(array.buffers()[1], "<u8", len(array) * width, array.offset * width * 8)
+    return found.reshape(len(array), width)
+
+
+def list_values(array: Any) -> tuple[Longs, Any]:
+    """Of a type in `LISTS`: n + 1 offsets that start at 0, and the elements that they cover.
+
+    A NULL may cover elements too: they are garbage, but keep neighbours contiguous.
+    """
+    if array.type.id == _T.Type_FIXED_SIZE_LIST:
+        size = array.type.list_size
+        values = array.values.slice(array.offset * size, len(array) * size)
+        return np.arange(len(array) + 1, dtype=np.int64) * size, values
+    offsets = np.asarray(array.offsets).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return offsets - first, array.values.slice(first, last - first)
+
+
+def as_bytes(array: Any) -> list[bytes]:
+    """The values of a type in `BINARY`, NULL as empty bytes."""
+    if array.type.id == _T.Type_STRING:
+        array = array.view(pa.binary())
+    elif array.type.id == _T.Type_LARGE_STRING:
+        array = array.view(pa.large_binary())
+    values: list[bytes] = array.to_pylist()
+    return [value or b"" for value in values] if array.null_count else values

@@ -1,0 +1,75 @@
+"""What may be a key: checked the same way by every implementation, before anything is touched.
+
+A blob key is one or more names joined by `/`, each printable, none of them empty, `.` or `..`. Names that end in `.tmp`
+belong to puts under way, and a first name that starts with `meta.db` to the database beside the blobs. A Meta key is
+any printable text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evertide.errors import InvalidInput
+from evertide.store.meta import Guard, Write
+from evertide.store.paths import META_FILE
+
+__all__ = [
+    "TEMPORARY",
+    "check_blob_key",
+    "check_blob_prefix",
+    "check_commit",
+    "check_meta_key",
+    "is_reserved",
+    "key_end",
+]
+
+TEMPORARY = ".tmp"
+
+_KEY_END = "\U0010ffff"  # not printable, so greater than whatever may follow a prefix
+
+
+def is_reserved(key: str) -> bool:
+    return key.startswith(META_FILE) or key.endswith(TEMPORARY)
+
+
+def check_blob_key(key: str) -> str:
+    if is_reserved(key):
+        raise InvalidInput(where=f"blob key {key!r}", why=f"{META_FILE}* and *{TEMPORARY} are not for blobs")
+    _check_names(key, key.split("/"))
+    return key
+
+
+def check_blob_prefix(prefix: str) -> str:
+    """Empty, or whole names: the answer ends in `/` then."""
+    if not prefix:
+        return ""
+    _check_names(prefix, prefix.removesuffix("/").split("/"))
+    return prefix.removesuffix("/") + "/"
+
+
+def _check_names(key: str, names: Sequence[str]) -> None:
+    if not key.isprintable() or any(name in ("", ".", "..") for name in names):
+        raise InvalidInput(where=f"blob key {key!r}", why="names between / are printable, and none is empty, . or ..")
+
+
+def check_meta_key(key: str) -> str:
+    if not key or not key.isprintable():
+        raise InvalidInput(where=f"Meta key {key!r}", why="a key is printable and not empty")
+    return key
+
+
+def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write | Guard]:
+    """Everything whose number must be as expected, in the order in which it is looked at: by key."""
+    checks: list[Write | Guard] = [*writes, *guards]
+    for check in checks:
+        check_meta_key(check.key)
+    if len({write.key for write in writes}) != len(writes):
+        keys = [write.key for write in writes]
+        twice = min(key for key in keys if keys.count(key) > 1)
+        raise InvalidInput(where=f"Meta key {twice!r}", why="written twice in one commit")
+    return sorted(checks, key=lambda check: check.key)
+
+
+def key_end(prefix: str) -> str:
+    """The first text after every key with this prefix."""
+    return prefix + _KEY_END

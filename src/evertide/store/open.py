@@ -1,0 +1,153 @@
+"""`open_storage`: a `Blob` and a `Meta` that belong together, checked before anybody trusts them.
+
+    <root>/FORMAT     a blob: the format version, decimal, and a newline
+    storage           a Meta key: record 1 is committed before FORMAT is put, record 2 after
+
+Invariants:
+
+1. Never a silent fresh start. The three steps of making a storage (record 1, FORMAT, record 2) tell a making that was
+   cut short, which simply goes on, from a loss: FORMAT without record 1 means that Meta is lost or is another one,
+   record 2 without FORMAT that FORMAT is lost. Both are `RecordDamaged`.
+2. A newer format is refused before Meta is opened: nobody knows what it looks like.
+3. Several processes may open, and even make, one storage at the same moment. Whatever looks like a loss is read once
+   more in the order that rules out that somebody was making it meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from evertide.errors import BlobMissing, InvalidInput, RecordDamaged, UnsupportedFormat
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.blob import Blob
+from evertide.store.local import LocalBlob, refusal
+from evertide.store.meta import Meta, Write
+from evertide.store.paths import FORMAT, META_FILE
+from evertide.store.postgres import PostgresMeta
+from evertide.store.s3 import S3Blob
+from evertide.store.sqlite import SqliteMeta
+
+__all__ = ["FORMAT_VERSION", "Storage", "open_storage"]
+
+FORMAT_VERSION = 1
+
+_STORAGE_KEY = "storage"
+_FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """`root` is where a person would look: a directory or an S3 URL."""
+
+    blob: Blob
+    meta: Meta
+    root: str
+
+    def close(self) -> None:
+        self.meta.close()
+
+
+def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runtime, settings: Settings) -> Storage:
+    """Open the storage at a directory or `s3://bucket/prefix`, or make it if nothing is there.
+
+    `meta` is a PostgreSQL URL; without one it is the SQLite file `meta.db` in the directory.
+    """
+    if meta is not None and not meta.startswith(_POSTGRES):
+        raise InvalidInput(where="meta", why="it must be a URL that starts with postgresql://")
+    if str(location).startswith("s3://"):
+        if meta is None:
+            raise InvalidInput(where=str(location), why="a storage on S3 needs a PostgreSQL URL for meta")
+        blob, root = _open_s3(str(location))
+    else:
+        blob, root = _open_local(location)
+    made = _is_made(blob)
+    opened = PostgresMeta(meta, runtime, settings) if meta else _open_sqlite(Path(root), runtime, settings, made=made)
+    try:
+        _check_meta(blob, opened, made=made)
+    except BaseException:
+        opened.close()
+        raise
+    return Storage(blob, opened, root)
+
+
+def _open_s3(location: str) -> tuple[Blob, str]:
+    parts = urlsplit(location)
+    if not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
+        raise InvalidInput(where="location", why="an S3 storage is s3://bucket/prefix, credentials in the environment")
+    return S3Blob(parts.netloc, parts.path), f"s3://{parts.netloc}{parts.path}"
+
+
+def _open_local(location: str | Path) -> tuple[Blob, str]:
+    if "://" in str(location):
+        raise InvalidInput(where=str(location), why="a storage is a directory or s3://bucket/prefix")
+    root = Path(location).absolute()
+    try:
+        if root.exists() and not root.is_dir():
+            raise InvalidInput(where=str(root), why="a storage is a directory, and this is a file")
+        if not root.parent.is_dir():
+            raise InvalidInput(where=str(root), why="the directory that it should lie in is not there")
+    except OSError as error:
+        raise refusal(root, error) from error
+    blob = LocalBlob(root)
+    blob.make_root()
+    return blob, str(root)
+
+
+def _open_sqlite(root: Path, runtime: Runtime, settings: Settings, *, made: bool) -> SqliteMeta:
+    path = root / META_FILE
+    if made and not (path.exists() and path.stat().st_size):
+        why = f"it is missing or empty, and {FORMAT} says that it was there; or Meta was a PostgreSQL URL"
+        raise RecordDamaged(path=str(path), why=why)
+    return SqliteMeta(path, runtime, settings)
+
+
+def _is_made(blob: Blob) -> bool:
+    """Whether FORMAT is there, and ours. Blobs without it are a loss: they are put only after it (3)."""
+    if _has_format(blob):
+        return True
+    if any(entry.key != FORMAT for entry in blob.list("")) and not _has_format(blob):
+        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, and other blobs are there")
+    return False
+
+
+def _has_format(blob: Blob) -> bool:
+    try:
+        text = blob.get(FORMAT)
+    except BlobMissing:
+        return False
+    if not _FORMAT_TEXT.fullmatch(text):
+        raise RecordDamaged(path=blob.path(FORMAT), why=f"it should hold a version, and holds {text[:32]!r}")
+    if int(text) > FORMAT_VERSION:
+        raise UnsupportedFormat(path=blob.path(FORMAT), found=int(text), supported=FORMAT_VERSION)
+    return True
+
+
+def _check_meta(blob: Blob, meta: Meta, *, made: bool) -> None:
+    number = _number(meta)
+    if made and number == 0:
+        why = f"Meta does not know this storage, and {FORMAT} is there: it was lost, or is another one's"
+        raise RecordDamaged(path=meta.path(_STORAGE_KEY), why=why)
+    if number == 0 and meta.heads("") and _number(meta) == 0:
+        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, and Meta has records")
+    if not made and number >= 2 and not _has_format(blob):
+        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, and Meta says that it was there")
+    if number < 2:
+        _make(blob, meta)
+
+
+def _make(blob: Blob, meta: Meta) -> None:
+    """Whoever makes it meanwhile does the same, so losing a race is fine."""
+    text = b"%d\n" % FORMAT_VERSION
+    meta.commit([Write(_STORAGE_KEY, 0, text)])
+    blob.put(FORMAT, text)
+    meta.commit([Write(_STORAGE_KEY, 1, text)])
+
+
+def _number(meta: Meta) -> int:
+    head = meta.head(_STORAGE_KEY)
+    return head.seqno if head else 0

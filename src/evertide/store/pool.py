@@ -1,0 +1,79 @@
+"""`Pool`: database connections, each used by one thread at a time.
+
+There are as many as threads were ever at work at once, and a thread that ended leaves none behind. A connection that is
+not in order afterwards (inside a transaction, broken, interrupted) is closed instead of kept. None is used or closed by
+a forked child: it shares the parent's sockets and locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from evertide.errors import EvertideError, InvalidInput
+
+__all__ = ["Pool"]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+class Pool(Generic[C]):
+    def __init__(self, place: str, connect: Callable[[], C], in_order: Callable[[C], bool]) -> None:
+        self._place = place
+        self._connect = connect
+        self._in_order = in_order
+        self._lock = threading.Lock()
+        self._idle: list[C] = []
+        self._closed = False
+        self._pid = os.getpid()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[C]:
+        connection = self._take() or self._connect()
+        keep = False
+        try:
+            yield connection
+            keep = self._in_order(connection)
+        except EvertideError:
+            keep = self._in_order(connection)
+            raise
+        finally:
+            self._give_back(connection, keep=keep)
+
+    def drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> bool:
+        """False in a forked child, where nothing is closed."""
+        if self._pid != os.getpid():
+            return False
+        self._closed = True
+        self.drop_idle()
+        return True
+
+    def _take(self) -> C | None:
+        if self._pid != os.getpid():
+            raise InvalidInput(where=self._place, why="it was opened before this process was forked; use spawn")
+        with self._lock:
+            if self._closed:
+                raise InvalidInput(where=self._place, why="it was closed")
+            return self._idle.pop() if self._idle else None
+
+    def _give_back(self, connection: C, *, keep: bool) -> None:
+        with self._lock:
+            keep = keep and not self._closed
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            connection.close()

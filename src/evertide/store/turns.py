@@ -1,0 +1,28 @@
+"""`Turns`: threads that want the same key go one after the other; different keys do not wait for each other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    def __init__(self) -> None:
+        self._busy: set[str] = set()
+        self._free = threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, key: str) -> Iterator[None]:
+        with self._free:
+            while key in self._busy:
+                self._free.wait()
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            with self._free:
+                self._busy.remove(key)
+                self._free.notify_all()

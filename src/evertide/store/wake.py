@@ -1,0 +1,75 @@
+"""`Wake`: how a commit wakes those in this process who wait for its key, and how they look for commits of others.
+
+1. Who waits first says so, then looks, then sleeps. A commit is done before it rings. So either the look sees the
+   commit or the bell is heard: no wake-up is lost, and nobody spins.
+2. Only the waiters of the keys that were written wake up; a commit nobody waits for costs one look at a dictionary.
+3. Commits of other processes do not ring here: `poll_s` bounds how late they are seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from evertide.runtime import Runtime
+
+__all__ = ["Wake"]
+
+
+class _Bell:
+    def __init__(self, lock: threading.Lock) -> None:
+        self.condition = threading.Condition(lock)
+        self.rings = 0
+        self.waiters = 0
+
+
+class Wake:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._bells: dict[str, _Bell] = {}
+
+    def ring(self, keys: Iterable[str]) -> None:
+        if not self._bells:
+            return
+        with self._lock:
+            for key in keys:
+                bell = self._bells.get(key)
+                if bell is not None:
+                    bell.rings += 1
+                    bell.condition.notify_all()
+
+    def ring_all(self) -> None:
+        with self._lock:
+            keys = list(self._bells)
+        self.ring(keys)
+
+    def wait(self, key: str, look: Callable[[], bool], timeout_s: float, poll_s: float) -> bool:
+        """True once `look` is; it is asked at the start, at every ring, every `poll_s`, and at the end."""
+        bell = self._join(key)
+        try:
+            deadline_s = self._runtime.monotonic_s() + timeout_s
+            while True:
+                rings = bell.rings
+                if look():
+                    return True
+                left_s = deadline_s - self._runtime.monotonic_s()
+                if left_s <= 0:
+                    return False
+                with self._lock:
+                    if bell.rings == rings:
+                        self._runtime.wait_s(bell.condition, min(left_s, poll_s))
+        finally:
+            self._leave(key, bell)
+
+    def _join(self, key: str) -> _Bell:
+        with self._lock:
+            bell = self._bells.setdefault(key, _Bell(self._lock))
+            bell.waiters += 1
+            return bell
+
+    def _leave(self, key: str, bell: _Bell) -> None:
+        with self._lock:
+            bell.waiters -= 1
+            if not bell.waiters:
+                del self._bells[key]

@@ -1,0 +1,499 @@
+"""`SimulatedDisk`: one machine's storage, which forgets at a power cut what nobody made durable.
+
+Production code runs on `disk.files` (the `Files` of `LocalBlob`) and on `disk.meta` (a `Meta`). The model:
+
+1. A file is bytes, and a name in a directory. `write_new` makes both; neither is durable. `sync` makes the bytes
+   durable and not the name; `sync_directory` makes the names in that one directory durable and no bytes. A durable name
+   of bytes that are not is a file that is empty, torn, zeroes or garbage.
+2. A directory is a name in its parent, durable once the parent is synced. A lost directory takes along what is in it.
+3. A rename is one change: after a power cut the file has its old name or its new one, never both, never none. What the
+   target held before is gone or kept accordingly. Changes that share a name keep their order: the later one survives
+   only with the earlier. All others survive in any combination.
+4. A sync that fails with EIO, ENOSPC or EDQUOT has dropped what it should have written: a later sync of the same bytes,
+   or names, succeeds and does nothing for them. Only writing them anew helps. After other errors it never began.
+5. A Meta commit happens as a whole, and is durable from the moment it happens. A truncation is durable with the next
+   commit that happens; until then a power cut may undo it.
+6. The power goes at an operation either before it does anything, or after it did all it does but before the caller
+   hears of it. From then on everything raises `PowerCut`. After `reboot` that still holds for whoever got their `files`
+   or `meta` before it: they are processes that died.
+7. `reboot(survivors)` says what lives on of all that was not durable, because a real disk may well have written it:
+   "none"; "all", which is also what a process leaves behind that was merely killed; "names", every name and no bytes,
+   the classic file of length 0; or a seed, by which each name and each truncation survives or not on its own, and the
+   bytes of each file do, or are torn as in rule 1. What has survived is durable.
+8. `capacity_bytes` bounds the bytes of files and records. A file that does not fit is cut off where the room ends, and
+   raises ENOSPC. A commit that does not fit raises `StorageFull` and does not happen; even a removal needs some room.
+   Names need none. More capacity heals it.
+9. Every operation is numbered, from 1, and logged before it is tried; looking is an operation, too. With one thread and
+   one seed the log is the same in every run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
+
+from evertide.errors import StorageFull
+from evertide.store.files import Entry
+from evertide.store.memory import MemoryMeta
+from evertide.store.meta import Guard, Record, Stale, Write
+from evertide.store.wake import Wake
+from evertide.testing.runtime import Chance, ManualRuntime
+
+__all__ = ["Operation", "PowerCut", "SimulatedDisk", "SimulatedFiles", "SimulatedMeta", "Survivors"]
+
+Survivors = Literal["none", "all", "names"] | int
+_Node: TypeAlias = "_File | _Directory"
+
+_DROPPED = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
+_LOOKS = {"read", "list_directory", "exists", "size", "meta.head", "meta.heads", "meta.scan", "meta.wait"}
+
+
+class PowerCut(BaseException):
+    """The machine is off. Not an `Exception`: no retry and no clean-up may take it for a failure to deal with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of the log. `what` is a path or key, `bytes` what it would write."""
+
+    number: int
+    op: str
+    what: str
+    bytes: int = 0
+
+    @property
+    def changes(self) -> bool:
+        """Whether it can change anything: a cut right after a look is the cut before the next operation."""
+        return self.op not in _LOOKS
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.op} {self.what}" + (f" ({self.bytes} bytes)" if self.bytes else "")
+
+
+class _Fate:
+    """Rule 7, one decision at a time."""
+
+    def __init__(self, survivors: Survivors, operations: int) -> None:
+        self._survivors = survivors
+        self._chance = Chance(survivors if isinstance(survivors, int) else 0).fork(operations)
+
+    def keeps(self) -> bool:
+        if isinstance(self._survivors, int):
+            return self._chance.below(2) == 0
+        return self._survivors != "none"
+
+    def torn(self, data: bytes) -> bytes:
+        if not isinstance(self._survivors, int):
+            return data if self._survivors == "all" else b""
+        garbage = self._chance.bits().to_bytes(8, "big") * (len(data) // 8 + 1)
+        prefix = data[: self._chance.below(len(data) + 1)]
+        outcomes = (data, b"", prefix, bytes(len(data)), garbage[: len(data)])
+        return outcomes[self._chance.below(len(outcomes))]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Written:
+    """Something that a sync makes durable, or, if it fails, loses for good (rule 4)."""
+
+    state: Literal["new", "durable", "lost"] = "new"
+
+    def sync(self, state: Literal["durable", "lost"]) -> None:
+        if self.state == "new":
+            self.state = state
+
+
+@dataclass(slots=True, eq=False)
+class _File(_Written):
+    data: bytes
+
+    def settle(self, fate: _Fate) -> None:
+        if self.state != "durable":
+            self.data, self.state = fate.torn(self.data), "durable"
+
+
+@dataclass(slots=True, eq=False)
+class _Change(_Written):
+    """From now on `node` has the last of these names and no other; without a node, nothing has that name."""
+
+    names: tuple[str, ...]
+    node: _Node | None
+
+    def apply(self, names: dict[str, _Node]) -> None:
+        for name in [name for name, node in names.items() if node is self.node or name == self.names[-1]]:
+            del names[name]
+        if self.node is not None:
+            names[self.names[-1]] = self.node
+
+
+@dataclass(slots=True, eq=False)
+class _Directory:
+    """`names` is what a look finds, `kept` and then `changes`, in order, how it came to be."""
+
+    data: ClassVar[bytes] = b""
+    names: dict[str, _Node] = field(default_factory=dict)
+    kept: dict[str, _Node] = field(default_factory=dict)
+    changes: list[_Change] = field(default_factory=list)
+
+    def change(self, node: _Node | None, *names: str) -> None:
+        self.changes.append(_Change(names, node))
+        self.changes[-1].apply(self.names)
+
+    def sync(self, state: Literal["durable", "lost"]) -> None:
+        for change in self.changes:
+            change.sync(state)
+        while self.changes and self.changes[0].state == "durable":  # behind a lost one they wait, for the order's sake
+            self.changes.pop(0).apply(self.kept)
+
+    def settle(self, fate: _Fate) -> None:
+        for change in self._survivors(fate):
+            change.apply(self.kept)
+        self.changes.clear()
+        self.names = dict(self.kept)
+        for name in sorted(self.names):
+            self.names[name].settle(fate)
+
+    def _survivors(self, fate: _Fate) -> list[_Change]:
+        """The newest first: whatever shares a name with one that survives, and came before it, survives too."""
+        survivors: list[_Change] = []
+        names: set[str] = set()
+        for change in reversed(self.changes):
+            if change.state == "durable" or fate.keeps() or not names.isdisjoint(change.names):
+                survivors.append(change)
+                names.update(change.names)
+        return survivors[::-1]
+
+    def all_bytes(self) -> int:
+        nodes = self.names.values()
+        return sum(node.all_bytes() if isinstance(node, _Directory) else len(node.data) for node in nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    pattern: str
+    error: Exception
+    after: bool
+
+    def hits(self, op: str, what: str) -> bool:
+        return fnmatchcase(op, self.pattern) or fnmatchcase(f"{op} {what}", self.pattern)
+
+
+class _Machine:
+    """Power, the log, and the faults to come: what every operation passes through."""
+
+    def __init__(self, runtime: ManualRuntime) -> None:
+        self.lock = threading.RLock()
+        self.wake = Wake(runtime)
+        self.boot = 0
+        self.is_on = True
+        self.log: list[Operation] = []
+        self.cut: tuple[int, bool] | None = None
+        self.faults: list[_Fault] = []
+
+    def is_alive(self, boot: int) -> bool:
+        return self.is_on and boot == self.boot
+
+    def check_alive(self, boot: int) -> None:
+        if not self.is_alive(boot):
+            raise PowerCut("the power is off, or was since this process started")
+
+    def switch_off(self) -> None:
+        with self.lock:
+            self.is_on = False
+        self.wake.ring_all()
+
+    @contextmanager
+    def operation(self, boot: int, op: str, what: str, size: int = 0) -> Iterator[None]:
+        with self.lock:
+            self.check_alive(boot)
+            operation = Operation(len(self.log) + 1, op, what, size)
+            self.log.append(operation)
+            self._cut(operation, after=False)
+            try:
+                fault = next((fault for fault in self.faults if fault.hits(op, what)), None)
+                if fault is not None:
+                    self.faults.remove(fault)
+                    if not fault.after:
+                        raise fault.error
+                yield
+                if fault is not None:
+                    raise fault.error
+            finally:
+                self._cut(operation, after=True)
+
+    def _cut(self, operation: Operation, *, after: bool) -> None:
+        if self.cut == (operation.number, after):
+            self.switch_off()
+            raise PowerCut(f"the power went {'right after' if after else 'before'} {operation}")
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Process:
+    """Somebody who uses the disk, from one boot to the next power cut."""
+
+    _machine: _Machine
+    _boot: int
+    _room_bytes: Callable[[], int | None]
+
+    def _operation(self, op: str, what: Path | str, size: int = 0) -> AbstractContextManager[None]:
+        return self._machine.operation(self._boot, op, str(what), size)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class SimulatedFiles(_Process):
+    """`Files` on a simulated disk, for one process: see rules 1 to 4 and 8."""
+
+    _top: _Directory
+
+    def read(self, path: Path) -> bytes:
+        with self._operation("read", path):
+            return self._file(path).data
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        with self._operation("write_new", path, len(data)):
+            parent = self._directory(path.parent)
+            if path.name in parent.names:
+                raise _os_error(errno.EEXIST, path)
+            room = self._room_bytes()
+            fits = len(data) if room is None else max(0, min(len(data), room))
+            parent.change(_File(bytes(data[:fits])), path.name)
+            if fits < len(data):
+                raise _os_error(errno.ENOSPC, path)
+
+    def sync(self, path: Path) -> None:
+        self._sync("sync", path, self._file)
+
+    def rename(self, source: Path, target: Path) -> None:
+        if source.parent != target.parent:
+            raise ValueError(f"a rename stays in its directory: {source} -> {target}")
+        with self._operation("rename", f"{source} -> {target}"):
+            file = self._file(source)
+            parent = self._directory(target.parent)
+            if isinstance(parent.names.get(target.name), _Directory):
+                raise _os_error(errno.EISDIR, target)
+            parent.change(file, source.name, target.name)
+
+    def sync_directory(self, path: Path) -> None:
+        self._sync("sync_directory", path, self._directory)
+
+    def unlink(self, path: Path) -> None:
+        with self._operation("unlink", path):
+            self._file(path)
+            self._directory(path.parent).change(None, path.name)
+
+    def make_directory(self, path: Path) -> None:
+        with self._operation("make_directory", path):
+            parent = self._directory(path.parent)
+            if not path.name or path.name in parent.names:
+                raise _os_error(errno.EEXIST, path)
+            parent.change(_Directory(), path.name)
+
+    def list_directory(self, path: Path) -> list[Entry]:
+        with self._operation("list_directory", path):
+            nodes = self._directory(path).names.items()
+            return [Entry(name, isinstance(node, _Directory), len(node.data)) for name, node in nodes]
+
+    def exists(self, path: Path) -> bool:
+        with self._operation("exists", path):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return self._node(path) is not None
+            return False
+
+    def size(self, path: Path) -> int:
+        with self._operation("size", path):
+            return len(self._file(path).data)
+
+    def _sync(self, op: str, path: Path, find: Callable[[Path], _Node]) -> None:
+        with self._machine.lock:
+            try:
+                with self._operation(op, path):
+                    find(path).sync("durable")
+            except OSError as error:
+                if error.errno in _DROPPED:
+                    find(path).sync("lost")
+                raise
+
+    def _node(self, path: Path) -> _Node:
+        node: _Node = self._top
+        for name in path.relative_to(path.anchor).parts:
+            if isinstance(node, _File):
+                raise _os_error(errno.ENOTDIR, path)
+            if name not in node.names:
+                raise _os_error(errno.ENOENT, path)
+            node = node.names[name]
+        return node
+
+    def _file(self, path: Path) -> _File:
+        node = self._node(path)
+        if isinstance(node, _Directory):
+            raise _os_error(errno.EISDIR, path)
+        return node
+
+    def _directory(self, path: Path) -> _Directory:
+        node = self._node(path)
+        if isinstance(node, _File):
+            raise _os_error(errno.ENOTDIR, path)
+        return node
+
+
+class _Records:
+    """What `Meta` holds. `kept` lags behind what a look finds by the truncations that are not durable, `floors`."""
+
+    def __init__(self, runtime: ManualRuntime) -> None:
+        self.kept = MemoryMeta(runtime)
+        self.floors: dict[str, int] = {}
+
+    def scan(self, key: str, after: int) -> list[Record]:
+        return [record for record in self.kept.scan(key, after) if record.seqno >= self.floors.get(key, 0)]
+
+    def truncate(self, key: str, below: int) -> None:
+        head = self.kept.head(key)
+        if head is not None:
+            self.floors[key] = max(self.floors.get(key, 0), min(below, head.seqno))
+
+    def flush(self, keeps: Callable[[], bool]) -> None:
+        for key in sorted(self.floors):
+            if keeps():
+                self.kept.truncate(key, self.floors[key])
+        self.floors.clear()
+
+    def all_bytes(self) -> int:
+        return sum(len(record.data) for key in self.kept.heads("") for record in self.kept.scan(key))
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class SimulatedMeta(_Process):
+    """`Meta` on a simulated disk, for one process: see rules 5 and 8."""
+
+    _records: _Records
+
+    def head(self, key: str) -> Record | None:
+        with self._operation("meta.head", key):
+            return self._records.kept.head(key)
+
+    def heads(self, prefix: str) -> dict[str, Record]:
+        with self._operation("meta.heads", prefix):
+            return self._records.kept.heads(prefix)
+
+    def scan(self, key: str, after: int = 0) -> list[Record]:
+        with self._operation("meta.scan", key):
+            return self._records.scan(key, after)
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        keys = [write.key for write in writes]
+        size = sum(len(write.data or b"") for write in writes)
+        with self._operation("meta.commit", " ".join(keys), size):
+            room = self._room_bytes()
+            if room is not None and room < max(1, size):
+                raise StorageFull(path=self.path(" ".join(keys)), why=f"{size} bytes do not fit into {max(0, room)}")
+            stale = self._records.kept.commit(writes, guards)
+            if stale is None:
+                self._records.flush(lambda: True)
+                self._machine.wake.ring(keys)
+            return stale
+
+    def truncate(self, key: str, below: int) -> None:
+        with self._operation("meta.truncate", key):
+            self._records.truncate(key, below)
+
+    def wait(self, key: str, after: int, timeout_s: float) -> bool:
+        with self._operation("meta.wait", key):
+            pass
+        found = self._machine.wake.wait(key, lambda: self._is_above(key, after), timeout_s, poll_s=timeout_s)
+        self._machine.check_alive(self._boot)
+        return found
+
+    def close(self) -> None:
+        """Nothing is kept back, so nothing is left to do."""
+
+    def path(self, key: str) -> str:
+        return f"simulated:{key}"
+
+    def _is_above(self, key: str, after: int) -> bool:
+        """True for the dead, too: they must not sleep on."""
+        head = self._records.kept.head(key)
+        return not self._machine.is_alive(self._boot) or (head is not None and head.seqno > after)
+
+
+class SimulatedDisk:
+    """The directory `root` is there, durably, from the start; `files` and `meta` are for a process that starts now."""
+
+    def __init__(self, runtime: ManualRuntime | None = None, *, capacity_bytes: int | None = None) -> None:
+        self.runtime = runtime or ManualRuntime()
+        self.root = Path("/disk")
+        self.capacity_bytes = capacity_bytes
+        self._machine = _Machine(self.runtime)
+        self._records = _Records(self.runtime)
+        self._top = _Directory()
+        self._top.change(_Directory(), self.root.name)
+        self._top.sync("durable")
+
+    @property
+    def files(self) -> SimulatedFiles:
+        return SimulatedFiles(self._machine, self._machine.boot, self._room_bytes, self._top)
+
+    @property
+    def meta(self) -> SimulatedMeta:
+        return SimulatedMeta(self._machine, self._machine.boot, self._room_bytes, self._records)
+
+    @property
+    def log(self) -> tuple[Operation, ...]:
+        return tuple(self._machine.log)
+
+    @property
+    def is_on(self) -> bool:
+        return self._machine.is_on
+
+    @property
+    def used_bytes(self) -> int:
+        with self._machine.lock:
+            return self._top.all_bytes() + self._records.all_bytes()
+
+    def cut_at(self, number: int, *, after: bool) -> None:
+        """Let the power go at the operation of this number: before it, or right after it took effect."""
+        with self._machine.lock:
+            if number <= len(self._machine.log):
+                raise ValueError(f"operation {number} is over: {len(self._machine.log)} were done")
+            self._machine.cut = (number, after)
+
+    def cut(self) -> None:
+        """Let the power go now, between two operations."""
+        self._machine.switch_off()
+
+    def reboot(self, survivors: Survivors = "none") -> None:
+        """Cut the power if it is still on, decide what survived, and switch on again. Faults to come are forgotten."""
+        self.cut()
+        with self._machine.lock:
+            fate = _Fate(survivors, len(self._machine.log))
+            self._top.settle(fate)
+            self._records.flush(fate.keeps)
+            self.heal()
+            self._machine.cut = None
+            self._machine.boot += 1
+            self._machine.is_on = True
+
+    def fail_next(self, pattern: str, error: Exception, *, after: bool = False, times: int = 1) -> None:
+        """Let the next operations that match fail: without effect, or `after` they took it.
+
+        The pattern is for the operation ("sync", "meta.*") or for it and its path or key ("rename *.parquet").
+        """
+        with self._machine.lock:
+            self._machine.faults += [_Fault(pattern, error, after)] * times
+
+    def heal(self) -> None:
+        """Forget the faults that did not come up yet."""
+        with self._machine.lock:
+            self._machine.faults.clear()
+
+    def _room_bytes(self) -> int | None:
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.used_bytes
+
+
+def _os_error(number: int, path: Path | str) -> OSError:
+    return OSError(number, os.strerror(number), str(path))

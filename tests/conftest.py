@@ -1,0 +1,45 @@
+"""Fixtures for all tests: settings that wait little, and real servers, each started once and only if a test asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.servers.postgres import PostgresServer, running_postgres
+from tests.servers.s3 import S3Server, running_s3
+from tests.servers.spark import running_spark
+
+from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def runtime() -> SystemRuntime:
+    return SystemRuntime()
+
+
+@pytest.fixture(scope="session")
+def settings() -> Settings:
+    return Settings(poll_interval_s=0.01, retry_wait_s=0.001, retry_wait_max_s=0.01, retry_limit_s=20.0)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with running_spark(tmp_path_factory.mktemp("spark")) as session:
+        yield session

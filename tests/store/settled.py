@@ -1,0 +1,95 @@
+"""What callers do with a storage that fails: repeat and read back, until every call has a definite answer.
+
+With these around a `FaultyBlob` and a `FaultyMeta` the conformance suites must pass as if nothing ever failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from evertide.errors import BlobMissing, OutcomeUnknown, Unavailable
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store import Blob, BlobEntry, Guard, Meta, Record, Stale, Write
+from evertide.store.retry import commit_settled, put_settled, reading
+
+T = TypeVar("T")
+
+
+class SettledBlob:
+    def __init__(self, inner: Blob, runtime: Runtime, settings: Settings) -> None:
+        self.inner = inner
+        self._runtime = runtime
+        self._settings = settings
+
+    def get(self, key: str) -> bytes:
+        return self._read(lambda: self.inner.get(key))
+
+    def put(self, key: str, data: bytes) -> None:
+        put_settled(self.inner, key, data, self._runtime, self._settings)
+
+    def delete(self, key: str) -> bool:
+        try:
+            self.get(key)
+        except BlobMissing:
+            return repeated(lambda: self.inner.delete(key)) and False
+        repeated(lambda: self.inner.delete(key))
+        return True
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        return self._read(lambda: self.inner.list(prefix))
+
+    def unfinished(self, prefix: str) -> Iterator[str]:
+        return self._read(lambda: self.inner.unfinished(prefix))
+
+    def path(self, key: str) -> str:
+        return self.inner.path(key)
+
+    def _read(self, call: Callable[[], T]) -> T:
+        return reading(call, self._runtime, self._settings)
+
+
+class SettledMeta:
+    def __init__(self, inner: Meta, runtime: Runtime, settings: Settings) -> None:
+        self.inner = inner
+        self._runtime = runtime
+        self._settings = settings
+
+    def head(self, key: str) -> Record | None:
+        return self._read(lambda: self.inner.head(key))
+
+    def heads(self, prefix: str) -> dict[str, Record]:
+        return self._read(lambda: self.inner.heads(prefix))
+
+    def scan(self, key: str, after: int = 0) -> list[Record]:
+        return self._read(lambda: self.inner.scan(key, after))
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        if not writes:
+            return repeated(lambda: self.inner.commit(writes, guards))
+        return commit_settled(self.inner, writes, guards, self._runtime, self._settings)
+
+    def truncate(self, key: str, below: int) -> None:
+        repeated(lambda: self.inner.truncate(key, below))
+
+    def wait(self, key: str, after: int, timeout_s: float) -> bool:
+        return self._read(lambda: self.inner.wait(key, after, timeout_s))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def path(self, key: str) -> str:
+        return self.inner.path(key)
+
+    def _read(self, call: Callable[[], T]) -> T:
+        return reading(call, self._runtime, self._settings)
+
+
+def repeated(call: Callable[[], T]) -> T:
+    """For what may be done twice."""
+    while True:
+        try:
+            return call()
+        except (Unavailable, OutcomeUnknown):
+            continue

@@ -1,0 +1,215 @@
+"""The contract of `Blob`, rule by rule, for every implementation."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.servers.s3 import S3Server
+from tests.store.race import together
+from tests.store.settled import SettledBlob, repeated
+
+from evertide.errors import BlobMissing, Conflict, InvalidInput
+from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
+from evertide.store import Blob, Faults, FaultyBlob, LocalBlob, MemoryBlob, S3Blob
+from evertide.testing.runtime import ManualRuntime
+
+EVERY_BYTE = bytes(range(256)) * 1000
+ODD_KEYS = ["plain", "p/q/r.parquet", "p/with space", "p/ümläut", "p/a+b=@c", "p/a%20b", "p/x#y?z&w", "p/~tilde*star"]
+
+
+@pytest.fixture(params=["memory", "local", "s3", "faulty", "faulty, settled"])
+def blob(request: pytest.FixtureRequest, tmp_path: Path, settings: Settings) -> Blob:
+    if request.param == "memory":
+        return MemoryBlob()
+    if request.param == "local":
+        return LocalBlob(tmp_path)
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        return S3Blob(server.bucket, f"storage/{SystemRuntime().new_id()}", **server.options)
+    if request.param == "faulty":
+        return FaultyBlob(LocalBlob(tmp_path), Faults.none())
+    runtime = ManualRuntime(seed=7)
+    return SettledBlob(FaultyBlob(LocalBlob(tmp_path), Faults.seeded(runtime, 0.3)), runtime, settings)
+
+
+def keys(blob: Blob, prefix: str) -> list[str]:
+    return [entry.key for entry in blob.list(prefix)]
+
+
+@pytest.mark.parametrize("data", [b"", b"x", EVERY_BYTE], ids=["empty", "one byte", "every byte"])
+def test_rule_1_and_3_what_was_put_is_read_back_whole(blob: Blob, data: bytes) -> None:
+    blob.put("parts/s/w-1.parquet", data)
+    assert blob.get("parts/s/w-1.parquet") == data
+    assert [(entry.key, entry.bytes) for entry in blob.list("parts/")] == [("parts/s/w-1.parquet", len(data))]
+
+
+def test_rule_1_a_reader_never_sees_a_part(blob: Blob) -> None:
+    sizes: set[int] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            for entry in blob.list("p/"):
+                sizes.add(entry.bytes)
+                sizes.add(len(blob.get(entry.key)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(20):
+        blob.put(f"p/{number}", EVERY_BYTE)
+    done.set()
+    reader.join()
+    assert sizes <= {len(EVERY_BYTE)}
+
+
+def test_rule_2_the_same_bytes_again_are_fine(blob: Blob) -> None:
+    blob.put("p/a", b"first")
+    blob.put("p/a", b"first")
+    assert blob.get("p/a") == b"first"
+    assert keys(blob, "") == ["p/a"]
+
+
+@pytest.mark.parametrize("other", [b"other", b"", b"longer than first"])
+def test_rule_2_other_bytes_are_refused_and_the_first_stay(blob: Blob, other: bytes) -> None:
+    blob.put("p/a", b"first")
+    with pytest.raises(Conflict) as caught:
+        blob.put("p/a", other)
+    assert caught.value.where == blob.path("p/a")
+    assert blob.get("p/a") == b"first"
+    assert list(blob.unfinished("")) == []
+
+
+def test_rule_2_and_8_threads_that_put_the_same_key(blob: Blob) -> None:
+    """Same bytes: all succeed. Other bytes: exactly one set of bytes wins, and the others know."""
+    assert together(8, lambda _: blob.put("p/same", EVERY_BYTE)) == [None] * 8
+    assert blob.get("p/same") == EVERY_BYTE
+
+    errors = together(8, lambda number: blob.put("p/other", b"%d" % number * 5000))
+    winners = [number for number, error in enumerate(errors) if error is None]
+    assert len(winners) == 1
+    assert all(isinstance(error, Conflict) for error in errors if error is not None)
+    assert blob.get("p/other") == b"%d" % winners[0] * 5000
+    assert list(blob.unfinished("")) == []
+
+
+def test_rule_3_a_missing_blob_is_named(blob: Blob) -> None:
+    blob.put("p/a", b"")
+    for key in ("nothing", "p/nothing", "p/a/below a blob", "q/nothing", "p"):
+        with pytest.raises(BlobMissing) as caught:
+            blob.get(key)
+        assert caught.value.path == blob.path(key)
+
+
+def test_rule_4_delete(blob: Blob) -> None:
+    blob.put("p/a", b"1")
+    blob.put("p/b", b"2")
+    assert blob.delete("p/a") is True
+    assert blob.delete("p/a") is False
+    assert blob.delete("never/there") is False
+    assert keys(blob, "") == ["p/b"]
+    with pytest.raises(BlobMissing):
+        blob.get("p/a")
+    blob.put("p/a", b"again")
+    assert blob.get("p/a") == b"again"
+
+
+def test_rule_5_list_in_key_order_below_whole_names(blob: Blob) -> None:
+    """A directory's keys sort as if `/` were a character like any other, on every storage."""
+    names = ["a", "a-1/x", "a.b", "a/b", "a/b.c", "a0/x", "b/c/d/e", "b/c-d", "é/x", "Z"]
+    for name in names:
+        blob.put(f"parts/{name}x" if name == "a" else f"parts/{name}", b"")
+    expected = sorted(f"parts/{name}x" if name == "a" else f"parts/{name}" for name in names)
+    assert keys(blob, "") == expected
+    assert keys(blob, "parts") == keys(blob, "parts/") == expected
+    assert keys(blob, "parts/a/") == keys(blob, "parts/a") == ["parts/a/b", "parts/a/b.c"]
+    assert keys(blob, "parts/b/") == ["parts/b/c-d", "parts/b/c/d/e"]
+    assert keys(blob, "par") == []
+    assert keys(blob, "nothing/there") == []
+
+
+def test_rule_6_nothing_is_unfinished_after_puts_that_ended(blob: Blob) -> None:
+    blob.put("p/a", b"1")
+    blob.delete("p/a")
+    blob.put("p/b", b"1")
+    assert list(blob.unfinished("")) == []
+    assert list(blob.unfinished("p/")) == []
+
+
+def test_rule_8_many_threads(blob: Blob) -> None:
+    """Puts are repeated, as callers do: rclone answers 500 now and then when two requests make one directory."""
+
+    def work(number: int) -> None:
+        for step in range(5):
+            key = f"p/{number % 4}/{number}-{step}"
+            repeated(lambda: blob.put(key, key.encode()))
+            assert blob.get(key) == key.encode()
+            if step % 2:
+                assert blob.delete(key)
+
+    assert together(8, work) == [None] * 8
+    assert keys(blob, "p/") == sorted(f"p/{n % 4}/{n}-{step}" for n in range(8) for step in (0, 2, 4))
+
+
+def test_rule_8_pickled_where_others_reach_the_same_storage(blob: Blob) -> None:
+    if not isinstance(blob, LocalBlob | S3Blob):
+        pytest.skip("no other process reaches it")
+    blob.put("p/a", b"1")
+    copy = pickle.loads(pickle.dumps(blob))
+    assert copy.get("p/a") == b"1"
+    copy.put("p/b", b"2")
+    assert blob.get("p/b") == b"2"
+    assert repr(copy) == repr(blob)
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_keys_are_taken_as_they_are(blob: Blob, key: str) -> None:
+    blob.put(key, key.encode())
+    assert blob.get(key) == key.encode()
+    assert keys(blob, "") == [key]
+    assert blob.delete(key)
+    assert keys(blob, "") == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/",
+        "/absolute",
+        "a//b",
+        "a/",
+        "..",
+        "a/../b",
+        "../b",
+        ".",
+        "a/./b",
+        "a\0b",
+        "a\nb",
+        "a/b.tmp",
+        "meta.db",
+        "meta.db-wal",
+    ],
+)
+def test_keys_that_could_leave_the_root_or_clash_are_refused(blob: Blob, key: str) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: blob.get(key),
+        lambda: blob.put(key, b""),
+        lambda: blob.delete(key),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput):
+            call()
+    assert keys(blob, "") == []
+
+
+@pytest.mark.parametrize("prefix", ["/", "/a", "a//b", "..", "a/../b"])
+def test_prefixes_that_could_leave_the_root_are_refused(blob: Blob, prefix: str) -> None:
+    with pytest.raises(InvalidInput):
+        list(blob.list(prefix))
+    with pytest.raises(InvalidInput):
+        list(blob.unfinished(prefix))

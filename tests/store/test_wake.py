@@ -1,0 +1,91 @@
+"""`Wake`: no wake-up is lost, nobody spins, and only those concerned wake."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.store.race import together
+
+from evertide.runtime import SystemRuntime
+from evertide.store.wake import Wake
+
+LIMIT_S = 2.0
+
+
+def test_a_ring_between_look_and_sleep_is_heard(runtime: SystemRuntime) -> None:
+    wake = Wake(runtime)
+    seen: list[bool] = []
+
+    def look() -> bool:
+        if not seen:
+            seen.append(True)
+            wake.ring(["k"])
+            return False
+        return True
+
+    started_s = runtime.monotonic_s()
+    assert wake.wait("k", look, 60.0, 60.0) is True
+    assert runtime.monotonic_s() - started_s < LIMIT_S
+
+
+def test_no_wake_up_is_lost(runtime: SystemRuntime) -> None:
+    """Two threads play ping-pong: one missed ring, and this takes a minute."""
+    wake = Wake(runtime)
+    count = [0]
+
+    def work(thread: int) -> None:
+        for turn in range(300):
+            assert wake.wait("k", lambda mine=2 * turn + thread: count[0] >= mine, 60.0, 60.0)  # type: ignore[misc]
+            count[0] += 1
+            wake.ring(["k"])
+
+    started_s = runtime.monotonic_s()
+    assert together(2, work) == [None] * 2
+    assert runtime.monotonic_s() - started_s < 30.0
+    assert count == [600]
+
+
+def test_only_those_concerned_wake(runtime: SystemRuntime) -> None:
+    wake = Wake(runtime)
+    looks = 0
+    waiting = threading.Event()
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        waiting.set()
+        return False
+
+    def work(thread: int) -> None:
+        if thread:
+            assert wake.wait("k", look, 0.2, 60.0) is False
+        else:
+            waiting.wait()
+            for _ in range(100):
+                wake.ring(["other"])
+
+    assert together(2, work) == [None] * 2
+    assert looks == 2
+    assert wake._bells == {}
+
+
+def test_it_polls_no_more_often_than_asked(runtime: SystemRuntime) -> None:
+    looks: list[float] = []
+
+    def look() -> bool:
+        looks.append(runtime.monotonic_s())
+        return False
+
+    assert Wake(runtime).wait("k", look, 0.25, 0.1) is False
+    assert 2 <= len(looks) <= 4
+
+
+def test_no_time_is_one_look(runtime: SystemRuntime) -> None:
+    looks: list[bool] = []
+
+    def look() -> bool:
+        looks.append(True)
+        return False
+
+    assert Wake(runtime).wait("k", look, 0.0, 1.0) is False
+    assert len(looks) == 1

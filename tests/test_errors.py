@@ -1,0 +1,111 @@
+"""The error tree: every class keeps its facts, says what to do, and travels between processes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from evertide import errors
+from evertide.errors import Conflict, Damaged, EvertideError, Unavailable
+
+VALUES: dict[str, Any] = {"int": 41, "str": "s3://bucket/prefix/parts/x.parquet"}
+
+
+def tree(root: type[EvertideError] = EvertideError) -> list[type[EvertideError]]:
+    return [root, *(below for child in root.__subclasses__() for below in tree(child))]
+
+
+def example(kind: type[EvertideError]) -> EvertideError:
+    """Every fact has a value of its own, so that none can be mistaken for another."""
+    values: dict[str, Any] = {}
+    for position, field in enumerate(fields(kind)):
+        value = VALUES[str(field.type)]
+        values[field.name] = value + position if isinstance(value, int) else f"{value}-{field.name}"
+    return kind(**values)
+
+
+EXAMPLES = [pytest.param(example(kind), id=kind.__name__) for kind in tree()]
+
+
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_it_survives_pickling_and_copying(error: EvertideError) -> None:
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert twin.facts == error.facts
+        assert str(twin) == str(error)
+        assert twin.args == error.args
+
+
+def test_it_survives_the_way_to_another_process() -> None:
+    error = example(errors.UpperMismatch)
+    code = "import pickle, sys; e = pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(pickle.dumps(e.facts))"
+    found = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(error), capture_output=True, check=True)
+    assert pickle.loads(found.stdout) == error.facts
+
+
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_it_says_what_happened_the_facts_and_the_remedy(error: EvertideError) -> None:
+    text = str(error)
+    assert text.startswith(error.what)
+    assert text.endswith(error.remedy)
+    assert error.remedy.endswith(".")
+    for name, value in error.facts.items():
+        assert f"{name}={value!r}" in text
+    assert "\n" not in text
+    assert "Traceback" not in text
+    assert type(error).__name__ in repr(error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_facts_are_attributes_and_all_of_them_are_needed_to_make_one(error: EvertideError) -> None:
+    assert error.facts == {name: getattr(error, name) for name in error.facts}
+    assert error.args == tuple(error.facts.values())
+    if error.facts:
+        with pytest.raises(TypeError):
+            type(error)()
+
+
+def test_facts_that_are_empty_are_left_out() -> None:
+    error = errors.BlobDamaged(path="p", why="w")
+    assert str(error) == f"{error.what}: path='p' why='w'. {error.remedy}"
+
+
+def test_raised_and_caught_by_kind() -> None:
+    with pytest.raises(Unavailable) as caught:
+        raise errors.StorageFull(path="p", why="no room")
+    assert caught.value.why == "no room"
+    caught.value.add_note("a note sticks")
+    assert caught.value.__notes__ == ["a note sticks"]
+
+
+def test_codes_are_unique_and_kinds_have_exit_codes() -> None:
+    kinds = tree()
+    assert len({kind.error_code for kind in kinds}) == len(kinds)
+    direct = EvertideError.__subclasses__()
+    assert len({kind.exit_code for kind in direct}) == len(direct)
+    assert all(1 < kind.exit_code < 64 for kind in direct)
+    for kind in direct:
+        assert {below.exit_code for below in tree(kind)} == {kind.exit_code}
+
+
+def test_did_not_happen_and_may_have_happened_are_never_caught_together() -> None:
+    """I14: the one is repeated, the other read back first."""
+    assert not issubclass(errors.OutcomeUnknown, Unavailable | Conflict | Damaged)
+    assert not issubclass(Unavailable, errors.OutcomeUnknown)
+
+
+def test_all_names_the_tree_and_nothing_else() -> None:
+    ours = [kind for kind in tree() if kind.__module__ == errors.__name__]
+    assert sorted(kind.__name__ for kind in ours) == errors.__all__ == sorted(errors.__all__)
+
+
+def test_the_drawing_shows_every_class() -> None:
+    assert errors.__doc__ is not None
+    for name in errors.__all__:
+        assert name in errors.__doc__

@@ -13,7 +13,7 @@ __all__ = ["Settings"]
 class Settings:
     """What a user may tune. None of these changes what a shard holds, only when and how it is written."""
 
-    inline_bytes_max: int = 16 * 1024
+    inline_bytes_max: int = 64 * 1024
     """A batch up to this size lives inside the shard's state and costs no blob."""
 
     part_rows_max: int = 1_000_000

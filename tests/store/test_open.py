@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -18,6 +18,7 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import (
     FORMAT_VERSION,
+    BlobEntry,
     Fault,
     Faults,
     FaultyBlob,
@@ -26,6 +27,7 @@ from evertide.store import (
     MemoryBlob,
     MemoryMeta,
     PostgresMeta,
+    Record,
     S3Blob,
     SqliteMeta,
     Storage,
@@ -130,6 +132,33 @@ def test_a_making_that_was_cut_short_goes_on(steps: int, fault: Fault) -> None:
     assert head.seqno == 2
     _check_meta(blob, meta, made=_is_made(blob))
     assert meta.head("storage") == head
+
+
+def test_somebody_makes_it_between_two_looks() -> None:
+    """First no FORMAT, then blobs, or no record, then records: another process was quicker, nothing is lost."""
+    blob, meta = MemoryBlob(), MemoryMeta()
+
+    def make() -> None:
+        _check_meta(blob, meta, made=_is_made(blob))
+        blob.put("parts/a", b"1")
+        meta.commit([Write("shard/s", 0, b"1")])
+
+    class QuickerBlob(FaultyBlob):
+        def list(self, prefix: str) -> Iterator[BlobEntry]:
+            make()
+            return super().list(prefix)
+
+    class QuickerMeta(FaultyMeta):
+        def heads(self, prefix: str) -> dict[str, Record]:
+            make()
+            return super().heads(prefix)
+
+    assert _is_made(QuickerBlob(blob, Faults.none())) is False
+    blob, meta = MemoryBlob(), MemoryMeta()
+    _check_meta(blob, QuickerMeta(meta, Faults.none()), made=False)
+    head = meta.head("storage")
+    assert head is not None
+    assert head.seqno == 2
 
 
 def lose_format(root: Path) -> None:

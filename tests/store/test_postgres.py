@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,23 @@ def test_an_idle_connection_that_was_cut_is_replaced(
     with pytest.raises(Unavailable):
         meta.head("k")
     assert meta.head("k") == Record(2, b"2")
+
+
+def test_one_broken_connection_takes_the_idle_ones_with_it(
+    meta: PostgresMeta, admin: psycopg.Connection, schema: str
+) -> None:
+    """After a restart of the server one call fails, not one per connection."""
+    inside = threading.Barrier(4)
+
+    def hold(_: int) -> None:
+        with meta._pool.use():
+            inside.wait()
+
+    assert together(4, hold) == [None] * 4
+    assert terminate(admin, schema) == 4
+    with pytest.raises(Unavailable):
+        meta.head("k")
+    assert meta.head("k") is None
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before COMMIT was sent", "after COMMIT was sent"])

@@ -12,15 +12,15 @@ the same table, whatever the order and chunks it arrived in, and neighbouring ro
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import Damaged, InvalidInput
-from evertide.shard.columns import Bools, Longs, one_chunk, plain
+from evertide.shard.columns import Bools, Longs, Words, one_chunk, plain
 from evertide.shard.conform import alike, conform, first_null, refused_type
 from evertide.shard.digest import RowHashes, row_hashes
 from evertide.shard.equality import equal_rows
@@ -55,6 +55,7 @@ _SORTABLE = frozenset(
 )
 
 
+@lru_cache(maxsize=1024)
 def changes_schema(schema: pa.Schema) -> pa.Schema:
     """The columns of a shard, then time and diff; refuses what a shard cannot hold."""
     names = schema.names
@@ -179,7 +180,7 @@ def _summed(columns: pa.Table, times: Longs | None, diffs: Longs, where: str) ->
     if len(diffs) == 0:
         return np.empty(0, np.int64), diffs
     hashes = row_hashes(columns)
-    order, again = _verified(columns, *_grouped(hashes, times))
+    order, again = _verified(columns, *_grouped(hashes.high, times))
     if again.any():
         starts = np.flatnonzero(np.concatenate(([True], ~again)))
         totals = np.zeros(len(diffs), np.int64)
@@ -190,27 +191,15 @@ def _summed(columns: pa.Table, times: Longs | None, diffs: Longs, where: str) ->
     return rows, totals[rows]
 
 
-def _grouped(hashes: RowHashes, times: Longs | None) -> tuple[Longs, Bools]:
-    """An order in which rows of like hash and time are neighbours, and which row is like the one before it."""
-    high, low = hashes
+def _grouped(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
+    """An order in which equal rows of one time are neighbours, and which row may equal the one before it.
+
+    Half of the hash does, as all is verified. The factor is odd: equal rows share a key only at the same time.
+    """
     key = high if times is None else high + times.view(np.uint64) * _TIME_SPREAD
     order = np.argsort(key)
-    again = _like(key, order)
-    exact = again & _like(high, order) & _like(low, order)
-    if times is not None:
-        exact &= _like(times, order)
-    if (again == exact).all():
-        return order, again
-    # One key of 64 bits for two hashes: next to never, and then the slow way.
-    keys = (low, high) if times is None else (times, low, high)
-    order = np.lexsort(keys)
-    return order, np.logical_and.reduce([_like(key, order) for key in keys])
-
-
-def _like(values: npt.NDArray[Any], order: Longs) -> Bools:
-    in_order = values[order]
-    same: Bools = in_order[1:] == in_order[:-1]
-    return same
+    in_order = key[order]
+    return order, np.equal(in_order[1:], in_order[:-1])
 
 
 def _sorted(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Longs) -> Longs:
@@ -229,9 +218,9 @@ def _sorted(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Lon
 
 
 def _verified(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Bools]:
-    """Whether each row really equals the one before it, where hash and time say so: a hash is never trusted.
+    """Whether each row really equals the one before it, where the keys say so: a hash is never trusted.
 
-    A run of like hashes that holds different rows is put in order, so that equal ones are neighbours.
+    A run of like keys that holds different rows is put in order, so that equal ones are neighbours.
     """
     pairs = np.flatnonzero(again)
     if len(pairs) == 0:

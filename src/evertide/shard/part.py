@@ -24,6 +24,7 @@ Invariants, and what would break without them:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -178,13 +179,15 @@ def _ranges(columns: pa.Table) -> Iterator[tuple[str, Range]]:
 
 def _stored(table: pa.Table) -> pa.Table:
     """The same rows in types that the files hold exactly, with the format's version in the metadata."""
-    schema = _stored_schema(changes_schema(pa.schema([*table.schema][:-2])))
-    arrays = [_retyped(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema.with_metadata(_METADATA))
+    schema = _stored_schema(table.schema)
+    arrays = [_retyped(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
+@lru_cache(maxsize=1024)
 def _stored_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, stored_type(field.type), field.nullable) for field in schema])
+    fields = [pa.field(field.name, stored_type(field.type), field.nullable) for field in schema]
+    return pa.schema(fields, metadata=_METADATA)
 
 
 def _retyped(column: Any, kind: Any) -> Any:

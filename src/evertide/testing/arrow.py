@@ -194,8 +194,10 @@ def _column(draw: st.DrawFn, array: Any) -> Any:
         forms += [array.cast(other) for other in (pa.string(), pa.large_string(), pa.string_view())]
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         forms += [array.cast(other) for other in (pa.binary(), pa.large_binary(), pa.binary_view())]
-    if pa.types.is_list(kind):
-        forms += [array.cast(pa.large_list(kind.value_field))]
+    if pa.types.is_list(kind) and array.offset == 0 and len(array):
+        offsets = pa.py_buffer(np.asarray(array.offsets).astype(np.int64))
+        large = pa.large_list(kind.value_field)
+        forms += [pa.Array.from_buffers(large, len(array), [array.buffers()[0], offsets], children=[array.values])]
     if not pa.types.is_nested(kind) and kind.id not in _NO_DICTIONARY:
         forms += [array.dictionary_encode(), array.dictionary_encode(null_encoding="encode")]
     form = draw(st.sampled_from(forms))

@@ -28,7 +28,7 @@ from evertide.shard.changes import (
 from evertide.shard.digest import RowHashes, row_hashes
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 
-EXAMPLES = settings(max_examples=100, deadline=None)
+EXAMPLES = settings(max_examples=50, deadline=None)
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
 Model = dict[tuple[Hashable, ...], int]

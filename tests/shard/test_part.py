@@ -30,7 +30,7 @@ from evertide.shard.part import Part, Predicate, Range, decode_part, encode_part
 from evertide.shard.statistics import column_range
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 
-EXAMPLES = examples(max_examples=100, deadline=None)
+EXAMPLES = examples(max_examples=50, deadline=None)
 GOLDEN = Path(__file__).parent.parent / "golden"
 PATH = "parts/orders/w-1.parquet"
 INLINE, BLOB = Settings(), Settings(inline_bytes_max=1)
@@ -201,7 +201,7 @@ def satisfies(value: Any, op: str, wanted: Any) -> bool:
     return value is not None and wanted is not None and COMPARE[op](order_key(value), order_key(wanted))
 
 
-@examples(max_examples=250, deadline=None)
+@examples(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_part_with_a_matching_row_is_never_skipped(data: st.DataObject) -> None:
     table = data.draw(tables(nested=False, rows_max=6))

@@ -26,7 +26,7 @@ from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.local import LocalBlob, refusal
 from evertide.store.meta import Meta, Write
-from evertide.store.paths import FORMAT, META_FILE
+from evertide.store.paths import FORMAT, META_FILE, STORAGE
 from evertide.store.postgres import PostgresMeta
 from evertide.store.s3 import S3Blob
 from evertide.store.sqlite import SqliteMeta
@@ -35,7 +35,6 @@ __all__ = ["FORMAT_VERSION", "Storage", "open_storage"]
 
 FORMAT_VERSION = 1
 
-_STORAGE_KEY = "storage"
 _FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
 _POSTGRES = ("postgresql://", "postgres://")
 
@@ -131,7 +130,7 @@ def _check_meta(blob: Blob, meta: Meta, *, made: bool) -> None:
     number = _number(meta)
     if made and number == 0:
         why = f"Meta does not know this storage, and {FORMAT} is there: it was lost, or is another one's"
-        raise RecordDamaged(path=meta.path(_STORAGE_KEY), why=why)
+        raise RecordDamaged(path=meta.path(STORAGE), why=why)
     if number == 0 and meta.heads("") and _number(meta) == 0:
         raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, and Meta has records")
     if not made and number >= 2 and not _has_format(blob):
@@ -143,11 +142,11 @@ def _check_meta(blob: Blob, meta: Meta, *, made: bool) -> None:
 def _make(blob: Blob, meta: Meta) -> None:
     """Whoever makes it meanwhile does the same, so losing a race is fine."""
     text = b"%d\n" % FORMAT_VERSION
-    meta.commit([Write(_STORAGE_KEY, 0, text)])
+    meta.commit([Write(STORAGE, 0, text)])
     blob.put(FORMAT, text)
-    meta.commit([Write(_STORAGE_KEY, 1, text)])
+    meta.commit([Write(STORAGE, 1, text)])
 
 
 def _number(meta: Meta) -> int:
-    head = meta.head(_STORAGE_KEY)
+    head = meta.head(STORAGE)
     return head.seqno if head else 0

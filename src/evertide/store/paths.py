@@ -13,6 +13,7 @@ Meta keys:
     writer/<writer>         a registered writer; removed once, never written again
     beat/<writer>           that writer's heartbeat
     generation              the generation and its member shards
+    storage                 that FORMAT and this Meta belong together
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "FORMAT",
     "GENERATION",
     "META_FILE",
+    "STORAGE",
     "Name",
     "beat_key",
     "check_shard",
@@ -44,6 +46,7 @@ __all__ = [
 FORMAT = "FORMAT"
 META_FILE = "meta.db"
 GENERATION = "generation"
+STORAGE = "storage"
 
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
 _NAME = re.compile(r"(?P<writer>[0-9a-z]+)-(?P<seq>[0-9]{1,18})(-(?P<attempt>[0-9a-z]+))?\.(?P<suffix>[a-z0-9.]+)")

@@ -4,7 +4,7 @@
   heal by itself within seconds, so those reach the caller at once.
 - "may have happened" (`OutcomeUnknown`): for a blob, repeat the put (same key, same bytes: rule 2 of `Blob`); for a
   commit, read back first, and only then commit again with the same expectations, of which at most one can succeed.
-  While in doubt, storage that goes away leaves it unknown: the doubt is what the caller is told, not the latest refusal.
+  While in doubt, storage that goes away leaves it unknown: the doubt is what the caller is told.
 """
 
 from __future__ import annotations

@@ -235,6 +235,7 @@ def _verified(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Boo
         at, rest = run_starts[run], order[run_starts[run] : ends[run]].copy()
         while len(rest):
             same = equal_rows(columns, np.full(len(rest), rest[0]), rest)
+            same[0] = True
             order[at : at + same.sum()] = rest[same]
             verified[at : at + same.sum() - 1] = True
             at, rest = at + same.sum(), rest[~same]

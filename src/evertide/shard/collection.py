@@ -79,7 +79,7 @@ def _evidence(log: ShardLog) -> _Evidence:
     rollups += log.blob.unfinished(rollup_prefix(log.shard))
     known = registered(log.meta)
     floors = {name: floor for name, floor in settled(log.meta).items() if name in known}
-    version = log.read()
+    version = log.reread()  # from the roll-up on: what we remember is no proof that others can read it
     entries = [(record.seqno, log.entry(record)) for record in log.meta.scan(log.key) if record.seqno <= version.seqno]
     record, rollup = log.newest_rollup() or (0, None)
     leases = live_leases(log)

@@ -25,7 +25,8 @@ class Frontier:
         """The diff from which on the lease is still needed."""
         self._times: Counter[int] = Counter()
         self._seqnos: Counter[int] = Counter()
-        self._listed_upper = start
+        self.listed_upper = start
+        """The upper of what was listed: the frontier once all of it is delivered."""
         self._listed_seqno = 0
         self._stopped = False
 
@@ -37,7 +38,7 @@ class Frontier:
         """A window up to `upper`, with parts at these times, was listed at diff `seqno`. True if the frontier moved."""
         self._times.update(times)
         self._seqnos[seqno] += len(times)
-        self._listed_upper = max(self._listed_upper, upper)
+        self.listed_upper = max(self.listed_upper, upper)
         self._listed_seqno = max(self._listed_seqno, seqno)
         return self._move()
 
@@ -58,6 +59,6 @@ class Frontier:
         before = self.value
         self._times += Counter()
         self._seqnos += Counter()
-        self.value = max(before, min(self._times, default=self._listed_upper))
+        self.value = max(before, min(self._times, default=self.listed_upper))
         self.seqno = min(self._seqnos, default=self._listed_seqno)
         return self.value > before

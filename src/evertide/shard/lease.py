@@ -26,7 +26,7 @@ from evertide.errors import Conflict, LeaseLost
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.log import ShardLog
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Stale, Write
 from evertide.store.paths import lease_key, lease_prefix
 from evertide.store.retry import commit_settled, reading
 from evertide.store.sealed import seal, unseal
@@ -131,17 +131,24 @@ class Leases:
             pending = list(self._standing)
             while pending:
                 chunk, pending = pending[:_COMMIT_KEYS_MAX], pending[_COMMIT_KEYS_MAX:]
-                lost = self._beat(chunk)
-                if lost is not None:
-                    self._standing.pop(lost, None)
-                    pending = [key for key in chunk if key != lost] + pending
+                stale = self._beat(chunk)
+                if stale is not None:
+                    self._adopt(stale)
+                    pending = [key for key in chunk if key in self._standing] + pending
 
-    def _beat(self, keys: list[str]) -> str | None:
+    def _adopt(self, stale: Stale) -> None:
+        """Gone is lost. Moved on is ours, as nobody else writes it: a beat whose answer was lost."""
+        if stale.found == 0:
+            self._standing.pop(stale.key, None)
+        else:
+            self._standing[stale.key] = _Standing(stale.found, self._standing[stale.key].record)
+
+    def _beat(self, keys: list[str]) -> Stale | None:
         beaten = {key: self._beaten(self._standing[key]) for key in keys}
         writes = [Write(key, standing.expected - 1, seal(standing.record)) for key, standing in beaten.items()]
         stale = commit_settled(self._meta, writes, (), self._runtime, self._settings)
         if stale is not None:
-            return stale.key
+            return stale
         self._standing.update(beaten)
         for key, standing in beaten.items():
             if standing.expected % _TRUNCATE_EVERY == 0:
@@ -157,9 +164,13 @@ class Leases:
         """Give it back. Gone already is fine: the data was read, or the reader found out."""
         key = lease_key(lease.log.shard, lease.id)
         with self._lock:
-            standing = self._standing.pop(key, None)
-            if standing is not None:
-                commit_settled(self._meta, [Write(key, standing.expected, None)], (), self._runtime, self._settings)
+            while (standing := self._standing.get(key)) is not None:
+                removal = Write(key, standing.expected, None)
+                stale = commit_settled(self._meta, [removal], (), self._runtime, self._settings)
+                if stale is None:
+                    del self._standing[key]
+                else:
+                    self._adopt(stale)
 
     def forget(self, lease: Lease) -> None:
         with self._lock:

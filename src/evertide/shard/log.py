@@ -24,7 +24,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -112,6 +111,12 @@ class ShardLog:
             self._schema = pa.ipc.read_schema(pa.py_buffer(self.known().state.schema))
         return self._schema
 
+    def reread(self) -> Version:
+        """The state as a newcomer would find it: what this process remembers does not count."""
+        with self._lock:
+            self._known = None
+        return self.read()
+
     def adopt(self, version: Version) -> None:
         with self._lock:
             if self._known is None or self._known.seqno < version.seqno:
@@ -184,7 +189,7 @@ class ShardLog:
         if records and records[0].seqno == after + 1:
             return any((e.writer, e.token) == (writer, token) for e in map(self.entry, records))
         found = self.find()
-        return found is not None and found.state.tokens.get(writer) == token
+        return found is not None and token in found.state.tokens.get(writer, ())
 
     def roll_up(self, writer: Writer) -> Rollup | None:
         """Write the state as one blob. None if a peer did so, or did more, in the meantime."""
@@ -237,42 +242,83 @@ def commit(
     `writes` and `guards` go into the same commit; if one of those is stale the answer is `Conflict`, as only the caller
     can make them anew.
     """
-    logs = [proposal.log for proposal in proposals]
-    patience = Patience(logs[0].runtime, logs[0].settings)
-    token = writer.new_token()
-    doubt: _Doubt | None = None
-    versions = [log.known() for log in logs]
-    while True:
-        try:
-            if doubt is not None and doubt.happened():
-                return True
-            changes = _changes(proposals, versions, writer.id, token)
-            if not changes:
-                return False
-            stale = logs[0].meta.commit([*(change.write for change in changes), *writes], [*writer.guards(), *guards])
-            if stale is None:
-                for change in changes:
-                    change.log.adopt(change.after)
-                return True
-            if doubt is not None and doubt.happened():
-                return True
-            doubt = None  # what was tried before expected the same or older records: it can no longer happen
-            _judge(stale, logs, writer)
-            versions = [log.read() for log in logs]
-        except OutcomeUnknown as error:
-            doubt = doubt or _Doubt(error, partial(changes[0].log.wrote, changes[0].write.expected, writer.id, token))
-            patience.after(error)
-        except Unavailable as error:
-            # While in doubt, storage that goes away leaves it unknown: never "did not happen".
-            patience.after(doubt.error if doubt is not None else error)
+    with writer.asking() as (token, settled):
+        return _Commit(proposals, writer, token, settled).run(writes, guards)
 
 
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    """A commit of this call may have happened."""
+class _Commit:
+    """One call of `commit`: its token, and whether it is in doubt."""
 
-    error: OutcomeUnknown
-    happened: Callable[[], bool]
+    def __init__(self, proposals: Sequence[Proposal], writer: Writer, token: str, settled: int) -> None:
+        self._proposals = proposals
+        self._logs = [proposal.log for proposal in proposals]
+        self._writer = writer
+        self._token = token
+        self._settled = settled
+        self._patience = Patience(self._logs[0].runtime, self._logs[0].settings)
+        self._doubt: tuple[OutcomeUnknown, ShardLog, int] | None = None
+        """A commit may have happened: the error that said so, and where its diff would be."""
+
+    def run(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool:
+        meta = self._logs[0].meta
+        versions = [log.known() for log in self._logs]
+        changes: list[_Change] = []
+        while True:
+            try:
+                if self._happened():
+                    return True
+                changes = self._changes(versions)
+                if not changes:
+                    return False
+                stale = meta.commit([*(change.write for change in changes), *writes], [*self._writer.guards(), *guards])
+                if stale is None:
+                    for change in changes:
+                        change.log.adopt(change.after)
+                    return True
+                if self._happened():
+                    return True
+                self._doubt = None  # what was tried before expected the same or older records: it can happen no more
+                self._judge(stale)
+                versions = [log.read() for log in self._logs]
+            except OutcomeUnknown as error:
+                self._doubt = self._doubt or (error, changes[0].log, changes[0].write.expected)
+                self._patience.after(error)
+            except Unavailable as error:
+                # While in doubt, storage that goes away leaves it unknown: never "did not happen".
+                self._patience.after(self._doubt[0] if self._doubt is not None else error)
+
+    def _happened(self) -> bool:
+        """Whether the commit in doubt is there.
+
+        "No" counts only if we are still registered after looking: collectors forget the tokens of writers that are not.
+        """
+        if self._doubt is None:
+            return False
+        _, log, base = self._doubt
+        if log.wrote(base, self._writer.id, self._token):
+            return True
+        self._writer.check_registered()
+        return False
+
+    def _changes(self, versions: Sequence[Version]) -> list[_Change]:
+        """Applied before they are committed: a diff that does not fit must never reach the log."""
+        changes = []
+        for proposal, version in zip(self._proposals, versions, strict=True):
+            diff = proposal.make(version.state)
+            if diff is not None:
+                log, seqno = proposal.log, version.seqno + 1
+                entry = Entry(self._writer.id, self._token, diff, self._settled)
+                after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
+                changes.append(_Change(log, Write(log.key, version.seqno, seal(entry)), after))
+        return changes
+
+    def _judge(self, stale: Stale) -> None:
+        """Return if reading again can help, raise otherwise."""
+        if any(log.key == stale.key for log in self._logs):
+            return
+        self._writer.check(stale)
+        why = f"expected record {stale.expected}, found {stale.found}"
+        raise Conflict(where=self._logs[0].meta.path(stale.key), why=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,24 +326,3 @@ class _Change:
     log: ShardLog
     write: Write
     after: Version
-
-
-def _changes(proposals: Sequence[Proposal], versions: Sequence[Version], writer: str, token: str) -> list[_Change]:
-    """Applied before they are committed: a diff that does not fit must never reach the log."""
-    changes = []
-    for proposal, version in zip(proposals, versions, strict=True):
-        diff = proposal.make(version.state)
-        if diff is not None:
-            entry, log, seqno = Entry(writer, token, diff), proposal.log, version.seqno + 1
-            after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
-            changes.append(_Change(log, Write(log.key, version.seqno, seal(entry)), after))
-    return changes
-
-
-def _judge(stale: Stale, logs: Sequence[ShardLog], writer: Writer) -> None:
-    """Return if reading again can help, raise otherwise."""
-    if any(log.key == stale.key for log in logs):
-        return
-    writer.check(stale)
-    why = f"expected record {stale.expected}, found {stale.found}"
-    raise Conflict(where=logs[0].meta.path(stale.key), why=why)

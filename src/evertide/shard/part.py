@@ -179,15 +179,20 @@ def _ranges(columns: pa.Table) -> Iterator[tuple[str, Range]]:
 
 def _stored(table: pa.Table) -> pa.Table:
     """The same rows in types that the files hold exactly, with the format's version in the metadata."""
-    schema = _stored_schema(table.schema)
+    schema = _file_schema(table.schema)
     arrays = [_retyped(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return pa.Table.from_arrays(arrays, schema=schema.with_metadata(_METADATA))
+
+
+@lru_cache(maxsize=1024)
+def _file_schema(schema: pa.Schema) -> pa.Schema:
+    """What a table of changes with this schema is stored as; decided once per shard."""
+    return _stored_schema(changes_schema(pa.schema([*schema][:-2])))
 
 
 @lru_cache(maxsize=1024)
 def _stored_schema(schema: pa.Schema) -> pa.Schema:
-    fields = [pa.field(field.name, stored_type(field.type), field.nullable) for field in schema]
-    return pa.schema(fields, metadata=_METADATA)
+    return pa.schema([pa.field(field.name, stored_type(field.type), field.nullable) for field in schema])
 
 
 def _retyped(column: Any, kind: Any) -> Any:

@@ -4,9 +4,8 @@ A *window* is the times [lower, upper) that a read wants; `as_of`, if given, is 
 snapshot forgets when a change happened). Listing picks the parts of the state that can hold changes in the window,
 fetching gets, verifies and cuts one of them to it.
 
-A window above 0 is exact only while no batch in it had times moved up to its lower end or beyond (invariant 3 of
-`evertide.shard.state`): if one had, the changes at hand would be told twice or at another time, so that is
-`TimeCompacted`."""
+A window is exact only while since is below it: compaction may have moved earlier changes up to since, where they would
+be told twice, or have summed them up to nothing, so that they would not be told at all. That is `TimeCompacted`."""
 
 from __future__ import annotations
 
@@ -65,15 +64,10 @@ def listing(log: ShardLog, version: Version, window: Window, where: Sequence[Pre
 def _check_readable(log: ShardLog, state: ShardState, window: Window) -> None:
     if state.finalized:
         raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized: it has no content any more")
-    if window.as_of is not None:
-        if window.as_of < state.since:
-            why = f"the smallest time that can be read is {state.since}"
-            raise TimeCompacted(where=log.path, why=why, as_of=window.as_of, since=state.since)
-        return
-    moved = max((b.since for b in state.batches if b.upper > window.lower and b.lower < window.upper), default=0)
-    if window.lower > 0 and moved >= window.lower:
-        why = "changes of this time were merged into a later one"
-        raise TimeCompacted(where=log.path, why=why, as_of=window.lower - 1, since=state.since)
+    as_of = window.lower - 1 if window.as_of is None else window.as_of
+    if as_of < state.since and state.since > 0:
+        why = f"the smallest time that can be read is {state.since}"
+        raise TimeCompacted(where=log.path, why=why, as_of=as_of, since=state.since)
 
 
 def fetch(log: ShardLog, part: Part, listed: Listing, columns: Sequence[str] | None = None) -> pa.Table:

@@ -187,7 +187,7 @@ class Shards:
         stale = commit_settled(self.meta, writes, writer.guards(), self.runtime, self.settings)
         if stale is not None:
             writer.check(stale)
-            if stale.key == hold_key(name):
+            if self._shard(name).log.find() is None:
                 raise Conflict(where=self.meta.path(stale.key), why=f"holds exist, but shard {name!r} does not")
 
 

@@ -79,6 +79,8 @@ class _Task:
     epoch: int
     part: Part
     listed: Listing
+    lease: Lease
+    """Under which it was listed: a later one says nothing about this part."""
 
     @property
     def time(self) -> int:
@@ -168,21 +170,28 @@ class ShardSource:
         epoch = -1
         while not self._stopping.is_set():
             try:
-                if lister is None or epoch != self._epoch:
+                if epoch != self._epoch:
+                    lister = None
                     epoch = self._epoch
+                if lister is None:
                     lister = self._leased_lister()
                 listed = lister.poll(_WAIT_S)
             except Unavailable as error:
-                self.error = error
+                self._pause(error)
                 continue
             except EvertideError as error:
-                self._freeze(error)
+                self._freeze(error, epoch, self._frontier.listed_upper)
                 return
             self._clear(Unavailable)
             if listed is not None:
                 self._hand_out(listed, epoch)
             else:
                 self._idle(lister.seqno, epoch)
+
+    def _pause(self, error: Unavailable) -> None:
+        """Storage did not answer, and had its time to, or refuses at once: say so, and do not hammer it."""
+        self.error = error
+        self._stopping.wait(_WAIT_S)
 
     def _leased_lister(self) -> Lister:
         if self._snapshot and self.frontier <= self._as_of:
@@ -195,7 +204,10 @@ class ShardSource:
         return Lister(self.log, start, self._where)
 
     def _hand_out(self, listed: Listing, epoch: int) -> None:
-        tasks = [_Task(epoch, part, listed) for part in listed.parts]
+        lease = self._lease
+        if lease is None:
+            return
+        tasks = [_Task(epoch, part, listed, lease) for part in listed.parts]
         self._account(
             epoch, lambda: self._frontier.listed([task.time for task in tasks], listed.window.upper, listed.seqno)
         )
@@ -215,7 +227,7 @@ class ShardSource:
             except queue.Empty:
                 continue
             while task.epoch == self._epoch and not self._stopping.is_set() and not self._settled(task):
-                pass  # storage did not answer, and had its time to: once more
+                pass
 
     def _settled(self, task: _Task) -> bool:
         try:
@@ -223,10 +235,10 @@ class ShardSource:
         except LeaseLost:
             self._restart(task.epoch)
         except Unavailable as error:
-            self.error = error
+            self._pause(error)
             return False
         except EvertideError as error:
-            self._freeze(error)
+            self._freeze(error, task.epoch, task.time)
         else:
             self._clear(Unavailable)
             self._emit(task.epoch, Delivered(task.time, changes))
@@ -237,9 +249,7 @@ class ShardSource:
         try:
             return fetch(self.log, task.part, task.listed, self._columns)
         except BlobMissing:
-            lease = self._lease
-            if lease is not None:
-                lease.check(self.frontier)
+            task.lease.check(self.frontier)
             raise
 
     def _account(self, epoch: int, move: Callable[[], bool]) -> None:
@@ -265,11 +275,11 @@ class ShardSource:
             self._frontier = Frontier(self._frontier.value)
             self._give(self._events, Restarted(self._frontier.value))
 
-    def _freeze(self, error: EvertideError) -> None:
+    def _freeze(self, error: EvertideError, epoch: int, time: int) -> None:
         with self._lock:
-            if self.error is None or isinstance(self.error, Unavailable):
+            if epoch == self._epoch and (self.error is None or isinstance(self.error, Unavailable)):
                 self.error = error
-                self._give(self._events, Frozen(self._frontier.value, error))
+                self._give(self._events, Frozen(time, error))
 
     def _clear(self, kind: type[EvertideError]) -> None:
         if isinstance(self.error, kind):

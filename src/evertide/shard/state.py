@@ -77,8 +77,8 @@ class ShardState(msgspec.Struct, frozen=True):
     since: int = 0
     upper: int = 0
     batches: tuple[Batch, ...] = ()
-    tokens: dict[str, str] = {}
-    """Per writer, the token of its last diff: tells whether a commit of unknown outcome happened."""
+    tokens: dict[str, tuple[str, ...]] = {}
+    """Per writer, the tokens of those of its diffs that it may still ask for: whether a commit happened or not."""
     finalized: bool = False
 
     @property
@@ -128,6 +128,8 @@ class Entry(msgspec.Struct, frozen=True):
     writer: str
     token: str
     diff: Diff
+    settled: int = 0
+    """The writer asks for no token below this any more."""
 
 
 def parts_removed(diff: Diff) -> tuple[str, ...]:
@@ -140,12 +142,13 @@ def apply(state: ShardState | None, entry: Entry, path: str) -> ShardState:
     diff = entry.diff
     if isinstance(diff, Created):
         _demand(state is None, path, "the shard is created twice")
-        return ShardState(diff.shard, diff.schema, tokens={entry.writer: entry.token})
+        return ShardState(diff.shard, diff.schema, tokens={entry.writer: (entry.token,)})
     if state is None:
         raise RecordDamaged(path=path, why="the log does not begin with the creation of the shard")
     _demand(not state.finalized or isinstance(diff, Forgotten), path, "a finalized shard is changed")
     changed = _changed(state, diff, path)
-    return msgspec.structs.replace(changed, tokens={**changed.tokens, entry.writer: entry.token})
+    asked = tuple(token for token in changed.tokens.get(entry.writer, ()) if int(token) >= entry.settled)
+    return msgspec.structs.replace(changed, tokens={**changed.tokens, entry.writer: (*asked, entry.token)})
 
 
 def _changed(state: ShardState, diff: Diff, path: str) -> ShardState:
@@ -156,6 +159,7 @@ def _changed(state: ShardState, diff: Diff, path: str) -> ShardState:
                 diff.lower == state.upper and diff.upper >= diff.lower and (diff.upper > diff.lower or not diff.parts)
             )
             _demand(fits, path, f"an append of [{diff.lower}, {diff.upper}) at upper {state.upper}")
+            _demand_times(diff.parts, diff.lower, diff.upper, path)
             added = (Batch(diff.lower, diff.upper, diff.parts),) if diff.parts else ()
             return replace(state, upper=diff.upper, batches=state.batches + added)
         case Compacted():
@@ -172,17 +176,26 @@ def _changed(state: ShardState, diff: Diff, path: str) -> ShardState:
 
 def _swapped(state: ShardState, diff: Compacted, path: str) -> tuple[Batch, ...]:
     added = diff.added
+    _demand(added.since <= state.since, path, f"times were moved up to {added.since}, beyond since {state.since}")
+    _demand_times(added.parts, added.lower, max(added.upper, added.since + 1), path)
     before = tuple(batch for batch in state.batches if batch.upper <= added.lower)
     after = tuple(batch for batch in state.batches if batch.lower >= added.upper)
     inputs = state.batches[len(before) : len(state.batches) - len(after)]
-    keys = {part.key for batch in inputs for part in batch.parts if part.key}
-    _demand(bool(inputs) and keys >= set(diff.removed), path, "compaction replaces batches that are not there")
+    whole = bool(inputs) and added.lower <= inputs[0].lower and inputs[-1].upper <= added.upper
+    gone = {part.key for batch in inputs for part in batch.parts if part.key} - {part.key for part in added.parts}
+    _demand(whole and gone == set(diff.removed), path, "compaction replaces batches that are not there")
     _demand(
         reduce(add, (batch.digest for batch in inputs), "0" * 32) == added.digest,
         path,
         f"compaction of [{added.lower}, {added.upper}) changes the digest",
     )
     return before + ((added,) if added.parts else ()) + after
+
+
+def _demand_times(parts: tuple[Part, ...], lower: int, upper: int, path: str) -> None:
+    for part in parts:
+        fits = lower <= part.time_min <= part.time_max < upper
+        _demand(fits, path, f"a part holds times {part.time_min} to {part.time_max}, outside of [{lower}, {upper})")
 
 
 def _demand(holds: bool, path: str, why: str) -> None:  # noqa: FBT001 - reads as a sentence

@@ -155,15 +155,18 @@ class SqliteMeta:
                 raise refusal(self._path.parent, error) from error
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > _VERSION:
-            raise UnsupportedFormat(path=str(self._path), found=version, supported=_VERSION)
-        if version < _VERSION:
+        if self._check_version(connection) < _VERSION:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_CREATE)
             connection.execute(f"PRAGMA user_version = {_VERSION}")
             connection.execute("COMMIT")
         connection.execute(_NUMBER, ("",))
+
+    def _check_version(self, connection: sqlite3.Connection) -> int:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise UnsupportedFormat(path=str(self._path), found=version, supported=_VERSION)
+        return version
 
     def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._pool.use() as connection:
@@ -234,6 +237,7 @@ class SqliteMeta:
         return connection
 
     def _configure(self, connection: sqlite3.Connection) -> None:
+        self._check_version(connection)  # before the first change: switching to a write-ahead log is one
         connection.execute("PRAGMA synchronous = FULL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise InvalidInput(

@@ -20,7 +20,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -42,6 +42,9 @@ __all__ = [
     "registered",
     "settled",
 ]
+
+
+_TRUNCATE_EVERY = 128
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -83,6 +86,7 @@ class Writer:
         self._open: set[int] = set()
         self._beats = 0
         self._tokens = 0
+        self._asking: set[int] = set()
         self._generation = 0
 
     @classmethod
@@ -105,9 +109,28 @@ class Writer:
             self._tokens += 1
             return str(self._tokens)
 
+    @contextmanager
+    def asking(self) -> Iterator[tuple[str, int]]:
+        """A token for a commit that may have to be read back, and the number below which nobody asks any more."""
+        token = self.new_token()
+        with self._lock:
+            self._asking.add(int(token))
+            settled = min(self._asking)
+        try:
+            yield token, settled
+        finally:
+            with self._lock:
+                self._asking.discard(int(token))
+
     def guards(self) -> tuple[Guard, Guard]:
         """For every commit: I am still registered, and the generation is the one I know."""
         return Guard(writer_key(self.id), 1), Guard(GENERATION, self._generation)
+
+    def check_registered(self) -> None:
+        """Raise `Fenced` if this writer is not registered (any more): what is said of it in shards may be forgotten."""
+        key = writer_key(self.id)
+        if reading(lambda: self._meta.head(key), self._runtime, self._settings) is None:
+            raise Fenced(writer=self.id, why="it was unregistered")
 
     def check(self, stale: Stale) -> None:
         """Raise `Fenced` if a commit failed on this writer's own guards."""
@@ -119,14 +142,22 @@ class Writer:
     def beat(self) -> None:
         """Say that this writer lives. Has a lock of its own: storage that does not answer must not hold up appends."""
         with self._beating:
-            expected = self._beats
-            writes = [Write(beat_key(self.id), expected, self._sealed(expected + 1))]
-            stale = commit_settled(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
-            if stale is not None:
-                raise Fenced(writer=self.id, why="it was unregistered")
-            self._beats = expected + 1
-        if expected % 128 == 0:
-            self._meta.truncate(beat_key(self.id), expected)
+            while True:
+                number = self._beats + 1
+                writes = [Write(beat_key(self.id), self._beats, self._sealed(number))]
+                stale = commit_settled(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
+                if stale is None:
+                    break
+                self._adopt_beat(stale)
+            self._beats = number
+        if number % _TRUNCATE_EVERY == 0:
+            self._meta.truncate(beat_key(self.id), number)
+
+    def _adopt_beat(self, stale: Stale) -> None:
+        """Only we write our beats: one that we do not know of is ours, and its answer was lost."""
+        if stale.key != beat_key(self.id) or stale.found == 0:
+            raise Fenced(writer=self.id, why="it was unregistered")
+        self._beats = stale.found
 
     def _sealed(self, number: int) -> bytes:
         with self._lock:
@@ -159,9 +190,13 @@ class Writer:
 
     def unregister(self) -> None:
         """The orderly end. Fenced already is fine: then somebody else ended it."""
-        with self._beating:
-            writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]
-            commit_settled(self._meta, writes, (), self._runtime, self._settings)
+        with self._beating, suppress(Fenced):
+            while True:
+                writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]
+                stale = commit_settled(self._meta, writes, (), self._runtime, self._settings)
+                if stale is None:
+                    return
+                self._adopt_beat(stale)
 
     def adopt_generation(self) -> Generation | None:
         """Take the current generation for ours, after looking at its members."""

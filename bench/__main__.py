@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from bench.measure import Figure
@@ -30,14 +31,16 @@ def main(arguments: list[str] | None = None) -> int:
     with Progress(console=console, transient=True) as bars:
         for name in chosen.names or BENCHMARKS:
             bar = bars.add_task(name, total=None)
-            figures += BENCHMARKS[name](
-                size, lambda done, total, bar=bar: bars.update(bar, completed=done, total=total)
-            )
+            figures += BENCHMARKS[name](size, partial(_moved, bars, bar))
             bars.remove_task(bar)
     console.print(_report(figures))
     if chosen.json:
         chosen.json.write_text(json.dumps([figure.to_dict() for figure in figures], indent=2) + "\n")
     return 0
+
+
+def _moved(bars: Progress, bar: TaskID, done: int, total: int) -> None:
+    bars.update(bar, completed=done, total=total)
 
 
 def _report(figures: list[Figure]) -> Table:

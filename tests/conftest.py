@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.servers.postgres import PostgresServer, running_postgres
-from tests.servers.s3 import S3Server, running_s3
-from tests.servers.spark import running_spark
 
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
+from tests.servers.postgres import PostgresServer, running_postgres
+from tests.servers.s3 import S3Server, running_s3
+from tests.servers.spark import running_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -88,6 +88,34 @@ def test_what_a_part_says_about_its_rows() -> None:
     assert (part.slice_index, part.slice_count) == (0, 1)
 
 
+def test_counts_do_not_wrap_around() -> None:
+    part, _ = one(with_times(SAMPLE.slice(0, 3), diffs=[2**62, 2**62, 2**62]))
+    assert part.count == 3 * 2**62
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=Part) == part
+
+
+def test_a_null_over_elements_is_stored_without_them() -> None:
+    offsets, valid = pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"\x01")
+    lists = pa.Array.from_buffers(pa.list_(pa.int64()), 2, [valid, offsets], children=[pa.array([1, 2, 3])])
+    table = pa.table({"l": lists, "s": pa.StructArray.from_arrays([lists], ["inner"])})
+    for settings in (INLINE, BLOB):
+        part, content = one(with_times(table), settings)
+        found = decode_part(part, content, table.schema, PATH)
+        assert found.column("l").to_pylist() == [[1], None]
+        assert found.column("s").to_pylist() == [{"inner": [1]}, {"inner": None}]
+
+
+def test_lists_of_a_fixed_size_inside_null_come_back() -> None:
+    pair = pa.list_(pa.field("element", pa.int64(), nullable=False), 2)
+    kind = pa.struct([pa.field("pair", pair, nullable=False)])
+    table = pa.table({"s": pa.array([None, {"pair": [1, 2]}, None], kind), "p": pa.array([None, [3, 4], [5, 6]], pair)})
+    for settings in (INLINE, BLOB):
+        part, content = one(with_times(table), settings)
+        found = decode_part(part, content, table.schema, PATH)
+        assert found.to_pylist() == with_times(table).to_pylist()
+        assert found.schema == with_times(table).schema
+
+
 def test_large_batches_are_split_and_small_ones_inline() -> None:
     settings = Settings(part_rows_max=40, row_group_rows=16, inline_bytes_max=1)
     table = sample()

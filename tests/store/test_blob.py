@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.servers.s3 import S3Server
-from tests.store.race import together
-from tests.store.settled import SettledBlob, repeated
 
 from evertide.errors import BlobMissing, Conflict, InvalidInput
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Blob, Faults, FaultyBlob, LocalBlob, MemoryBlob, S3Blob
 from evertide.testing.runtime import ManualRuntime
+from tests.servers.s3 import S3Server
+from tests.store.race import together
+from tests.store.settled import SettledBlob, repeated
 
 EVERY_BYTE = bytes(range(256)) * 1000
 ODD_KEYS = ["plain", "p/q/r.parquet", "p/with space", "p/ümläut", "p/a+b=@c", "p/a%20b", "p/x#y?z&w", "p/~tilde*star"]

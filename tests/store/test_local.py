@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from tests.store.race import together
 
 from evertide.errors import (
     BlobMissing,
@@ -25,6 +24,7 @@ from evertide.store import Entry, LocalBlob, SystemFiles
 from evertide.store.paths import Name
 from evertide.testing.cuts import every_cut
 from evertide.testing.disk import SimulatedDisk
+from tests.store.race import together
 
 ROOT = Path("/storage")
 Allowed: TypeAlias = tuple[str, set[bytes | None]]

@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.servers.postgres import PostgresServer
-from tests.store.race import together
-from tests.store.settled import SettledMeta
 
 from evertide.errors import InvalidInput
 from evertide.runtime import SystemRuntime
@@ -28,6 +25,9 @@ from evertide.store import (
     Write,
 )
 from evertide.testing.runtime import ManualRuntime
+from tests.servers.postgres import PostgresServer
+from tests.store.race import together
+from tests.store.settled import SettledMeta
 
 KEY = "shard/orders"
 WAKE_LIMIT_S = 2.0

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.servers.postgres import PostgresServer
-from tests.servers.s3 import S3Server
-from tests.store.race import together
 
 from evertide.errors import InvalidInput, OutcomeUnknown, RecordDamaged, Unavailable, UnsupportedFormat
 from evertide.runtime import SystemRuntime
@@ -35,6 +32,9 @@ from evertide.store import (
     open_storage,
 )
 from evertide.store.open import _check_meta, _is_made
+from tests.servers.postgres import PostgresServer
+from tests.servers.s3 import S3Server
+from tests.store.race import together
 
 Opener = Callable[..., Storage]
 

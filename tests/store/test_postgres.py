@@ -12,8 +12,6 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from tests.servers.postgres import PostgresServer
-from tests.store.race import together
 
 from evertide.errors import (
     EvertideError,
@@ -28,6 +26,8 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Guard, PostgresMeta, Record, Stale, Write
 from evertide.store.retry import commit_settled
+from tests.servers.postgres import PostgresServer
+from tests.store.race import together
 
 SECRET = "s3cret-pass"
 

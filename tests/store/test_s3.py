@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.s3 import S3Server
 
 from evertide.errors import (
     Conflict,
@@ -20,6 +19,7 @@ from evertide.errors import (
     Unavailable,
 )
 from evertide.store import Blob, S3Blob
+from tests.servers.s3 import S3Server
 
 
 def calls(blob: Blob) -> dict[str, Callable[[], object]]:

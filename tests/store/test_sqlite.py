@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.store import committers
-from tests.store.race import together
 
 from evertide.errors import InvalidInput, OutcomeUnknown, RecordDamaged, Unavailable, UnsupportedFormat
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Record, SqliteMeta, SystemFiles, Write
+from tests.store import committers
+from tests.store.race import together
 
 ROOT = Path(__file__).parent.parent.parent
 

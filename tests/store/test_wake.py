@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from tests.store.race import together
-
 from evertide.runtime import SystemRuntime
 from evertide.store.wake import Wake
+from tests.store.race import together
 
 LIMIT_S = 2.0
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
-from tests.shard.kit import PassingMeta
-from tests.store.race import together
 
 from evertide.errors import (
     Conflict,
@@ -24,6 +22,8 @@ from evertide.store import Fault, Faults, FaultyMeta, Guard, MemoryMeta, Meta, S
 from evertide.store.paths import GENERATION, beat_key, writer_key
 from evertide.store.writers import Writer, end_silent_writers, read_generation, registered, settled
 from evertide.testing import ManualRuntime
+from tests.shard.kit import PassingMeta
+from tests.store.race import together
 
 SETTINGS = Settings(writer_ttl_s=60.0, retry_limit_s=5.0)
 

@@ -18,8 +18,10 @@ was stopped for hours in the middle of deleting can do harm."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from evertide.errors import StorageFull
 from evertide.shard.lease import live_leases
 from evertide.shard.log import Proposal, Rollup, ShardLog, commit
 from evertide.shard.state import Entry, Forgotten, ShardState, parts_removed
@@ -56,9 +58,11 @@ class _Evidence:
 
 
 def collect(log: ShardLog, writer: Writer) -> Collected:
-    writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
-    log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
-    ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings)
+    ended: list[str] = []
+    with suppress(StorageFull):  # deleting makes room, and no proof below rests on this
+        writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
+        ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings)
+        log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
     proof = reading(lambda: _evidence(log), log.runtime, log.settings)
     dead = tuple(
         key for seqno, entry in proof.entries if seqno <= proof.lease_floor for key in parts_removed(entry.diff)

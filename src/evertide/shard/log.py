@@ -33,11 +33,13 @@ from evertide.errors import (
     BlobDamaged,
     BlobMissing,
     Conflict,
+    Damaged,
     EvertideError,
     InvalidInput,
     OutcomeUnknown,
     RecordDamaged,
     Unavailable,
+    UnsupportedFormat,
 )
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -114,8 +116,11 @@ class ShardLog:
     def reread(self) -> Version:
         """The state as a newcomer would find it: what this process remembers does not count."""
         with self._lock:
-            self._known = None
-        return self.read()
+            found = reading(self._opened, self.runtime, self.settings)
+            if found is None:
+                raise RecordDamaged(path=self.path, why="the log is gone")
+            self._known = found
+            return found
 
     def adopt(self, version: Version) -> None:
         with self._lock:
@@ -256,36 +261,49 @@ class _Commit:
         self._token = token
         self._settled = settled
         self._patience = Patience(self._logs[0].runtime, self._logs[0].settings)
+        self._versions = [log.known() for log in self._logs]
+        self._changes: list[_Change] = []
         self._doubt: tuple[OutcomeUnknown, ShardLog, int] | None = None
         """A commit may have happened: the error that said so, and where its diff would be."""
 
     def run(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool:
-        meta = self._logs[0].meta
-        versions = [log.known() for log in self._logs]
-        changes: list[_Change] = []
         while True:
             try:
-                if self._happened():
-                    return True
-                changes = self._changes(versions)
-                if not changes:
-                    return False
-                stale = meta.commit([*(change.write for change in changes), *writes], [*self._writer.guards(), *guards])
-                if stale is None:
-                    for change in changes:
-                        change.log.adopt(change.after)
-                    return True
-                if self._happened():
-                    return True
-                self._doubt = None  # what was tried before expected the same or older records: it can happen no more
-                self._judge(stale)
-                versions = [log.read() for log in self._logs]
+                done = self._tried(writes, guards)
             except OutcomeUnknown as error:
-                self._doubt = self._doubt or (error, changes[0].log, changes[0].write.expected)
+                change = self._changes[0]
+                self._doubt = self._doubt or (error, change.log, change.write.expected)
                 self._patience.after(error)
             except Unavailable as error:
                 # While in doubt, storage that goes away leaves it unknown: never "did not happen".
                 self._patience.after(self._doubt[0] if self._doubt is not None else error)
+            except (Damaged, UnsupportedFormat) as error:
+                if self._doubt is not None:
+                    raise self._doubt[0] from error
+                raise
+            else:
+                if done is not None:
+                    return done
+
+    def _tried(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool | None:
+        """Whether it is done, or there was nothing to do; None if it must be made anew on what is there now."""
+        if self._happened():
+            return True
+        self._changes = self._made()
+        if not self._changes:
+            return False
+        ours = [change.write for change in self._changes]
+        stale = self._logs[0].meta.commit([*ours, *writes], [*self._writer.guards(), *guards])
+        if stale is None:
+            for change in self._changes:
+                change.log.adopt(change.after)
+            return True
+        if self._happened():
+            return True
+        self._doubt = None  # what was tried before expected the same or older records: it can happen no more
+        self._judge(stale)
+        self._versions = [log.read() for log in self._logs]
+        return None
 
     def _happened(self) -> bool:
         """Whether the commit in doubt is there.
@@ -300,10 +318,10 @@ class _Commit:
         self._writer.check_registered()
         return False
 
-    def _changes(self, versions: Sequence[Version]) -> list[_Change]:
+    def _made(self) -> list[_Change]:
         """Applied before they are committed: a diff that does not fit must never reach the log."""
         changes = []
-        for proposal, version in zip(self._proposals, versions, strict=True):
+        for proposal, version in zip(self._proposals, self._versions, strict=True):
             diff = proposal.make(version.state)
             if diff is not None:
                 log, seqno = proposal.log, version.seqno + 1

@@ -224,10 +224,6 @@ def _ways(raw_bytes: int, bytes_max: int) -> list[Any]:
 
 
 def _parquet(stored: pa.Table, row_group_rows: int) -> bytes:
-    """Nested columns are copied first: a NULL over elements cannot be written, and a copy leaves them out."""
-    for i, field in enumerate(stored.schema):
-        if pa.types.is_nested(field.type):
-            stored = stored.set_column(i, field, stored.column(i).take(pa.array(np.arange(stored.num_rows))))
     sink = pa.BufferOutputStream()
     pq.write_table(stored, sink, row_group_size=row_group_rows, compression="zstd", compression_level=1)
     return bytes(sink.getvalue())

@@ -1,0 +1,248 @@
+"""What the tests of shards share: making them, changes to put in, content to compare, and storage that can be watched.
+
+`changes` builds a delta, `rows_at` says what a shard holds; everything else is a `Blob` or `Meta` that passes calls
+through and lets a test step in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from evertide.runtime import Runtime, SystemRuntime
+from evertide.settings import Settings
+from evertide.shard.changes import DIFF, TIME, changes_schema
+from evertide.shard.read import Listing, Window, fetch
+from evertide.shard.shard import Shard, Shards
+from evertide.shard.source import Event, ShardSource
+from evertide.store import Blob, BlobEntry, Guard, MemoryBlob, MemoryMeta, Meta, Record, Stale, Write
+from evertide.store.writers import Writer
+
+Row: TypeAlias = tuple[int, str]
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+
+INLINE = Settings(poll_interval_s=0.01, retry_wait_s=0.001, retry_wait_max_s=0.01, retry_limit_s=20.0)
+"""Small batches live in the state, as they do by default."""
+
+BLOBS = Settings(
+    poll_interval_s=0.01, retry_wait_s=0.001, retry_wait_max_s=0.01, retry_limit_s=20.0, inline_bytes_max=1
+)
+"""Every batch, however small, is a blob: for tests in which blobs matter."""
+
+
+def make_shards(
+    blob: Blob | None = None, meta: Meta | None = None, *, runtime: Runtime | None = None, settings: Settings = INLINE
+) -> Shards:
+    """The shards of one process; give two of them one blob and meta for two processes on one storage."""
+    return Shards(blob or MemoryBlob(), meta or MemoryMeta(), runtime=runtime or SystemRuntime(), settings=settings)
+
+
+def make_writer(shards: Shards, label: str = "") -> Writer:
+    return Writer.register(shards.meta, runtime=shards.runtime, settings=shards.settings, label=label)
+
+
+def changes(rows: Iterable[Row], time: int, diff: int = 1) -> pa.Table:
+    """The same diff for all rows, at one time."""
+    rows = list(rows)
+    columns = [[row[0] for row in rows], [row[1] for row in rows], [time] * len(rows), [diff] * len(rows)]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, changes_schema(SCHEMA), strict=True)]
+    return pa.Table.from_arrays(arrays, schema=changes_schema(SCHEMA))
+
+
+def joined(*tables: pa.Table) -> pa.Table:
+    return pa.concat_tables([changes_schema(SCHEMA).empty_table(), *tables])
+
+
+def totals(*tables: pa.Table) -> Counter[Row]:
+    """The multiset that changes add up to; a negative count would be there as such."""
+    count: Counter[Row] = Counter()
+    for table in tables:
+        for row in table.to_pylist():
+            count[row["id"], row["name"]] += row[DIFF]
+    return Counter({row: number for row, number in count.items() if number})
+
+
+def rows_at(shard: Shard, time: int) -> Counter[Row]:
+    """The content at a time."""
+    with shard.snapshot(time, timeout_s=10.0) as snapshot:
+        return totals(snapshot.to_arrow())
+
+
+def updates_of(shard: Shard) -> Counter[tuple[int, Row, int]]:
+    """Every change that lies in the shard as (time, row, diff), not summed up: one stored twice is counted twice."""
+    version = shard.log.read()
+    listed = Listing(Window(0, version.state.upper), version.state.parts, shard.schema, version.seqno)
+    tables = [fetch(shard.log, part, listed) for part in listed.parts]
+    return Counter((row[TIME], (row["id"], row["name"]), row[DIFF]) for row in joined(*tables).to_pylist())
+
+
+class PassingMeta:
+    """Passes every call on. Tests override what they step into."""
+
+    def __init__(self, inner: Meta) -> None:
+        self.inner = inner
+
+    def head(self, key: str) -> Record | None:
+        return self.inner.head(key)
+
+    def heads(self, prefix: str) -> dict[str, Record]:
+        return self.inner.heads(prefix)
+
+    def scan(self, key: str, after: int = 0) -> list[Record]:
+        return self.inner.scan(key, after)
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        return self.inner.commit(writes, guards)
+
+    def truncate(self, key: str, below: int) -> None:
+        self.inner.truncate(key, below)
+
+    def wait(self, key: str, after: int, timeout_s: float) -> bool:
+        return self.inner.wait(key, after, timeout_s)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def path(self, key: str) -> str:
+        return self.inner.path(key)
+
+
+class PassingBlob:
+    """Passes every call on. Tests override what they step into."""
+
+    def __init__(self, inner: Blob) -> None:
+        self.inner = inner
+
+    def get(self, key: str) -> bytes:
+        return self.inner.get(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.inner.put(key, data)
+
+    def delete(self, key: str) -> bool:
+        return self.inner.delete(key)
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        return self.inner.list(prefix)
+
+    def unfinished(self, prefix: str) -> Iterator[str]:
+        return self.inner.unfinished(prefix)
+
+    def path(self, key: str) -> str:
+        return self.inner.path(key)
+
+
+class HookMeta(PassingMeta):
+    """Runs hooks around the next commit that writes a key with this prefix; each hook is used up by one commit."""
+
+    def __init__(self, inner: Meta, prefix: str = "shard/") -> None:
+        super().__init__(inner)
+        self._prefix = prefix
+        self._before: list[Callable[[], None]] = []
+        self._after: list[Callable[[], None]] = []
+
+    def before_commit(self, hook: Callable[[], None]) -> None:
+        self._before.append(hook)
+
+    def after_commit(self, hook: Callable[[], None]) -> None:
+        """After a commit happened, before its caller learns so; an error of the hook is what the caller gets."""
+        self._after.append(hook)
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        concerned = any(write.key.startswith(self._prefix) for write in writes)
+        if concerned and self._before:
+            self._before.pop(0)()
+        stale = self.inner.commit(writes, guards)
+        if concerned and stale is None and self._after:
+            self._after.pop(0)()
+        return stale
+
+
+class GateBlob(PassingBlob):
+    """Each `get` of a part waits until the test opens it. Enter it last: it must open before a source is joined."""
+
+    def __init__(self, inner: Blob) -> None:
+        super().__init__(inner)
+        self._condition = threading.Condition()
+        self._closed = True
+        self._opened: set[str] = set()
+        self._asked: set[str] = set()
+
+    def get(self, key: str) -> bytes:
+        if key.startswith("parts/"):
+            with self._condition:
+                self._asked.add(key)
+                self._condition.notify_all()
+                assert self._condition.wait_for(lambda: not self._closed or key in self._opened, 60.0), "never opened"
+        return self.inner.get(key)
+
+    def open(self, key: str) -> None:
+        with self._condition:
+            self._opened.add(key)
+            self._condition.notify_all()
+
+    def open_all(self) -> None:
+        with self._condition:
+            self._closed = False
+            self._condition.notify_all()
+
+    def __enter__(self) -> GateBlob:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.open_all()
+
+    def wait_until_asked(self, keys: Iterable[str]) -> None:
+        """Until a fetcher stands at each of these gates, or went through."""
+        wanted = set(keys)
+        with self._condition:
+            assert self._condition.wait_for(lambda: wanted <= self._asked, 60.0), wanted - self._asked
+
+
+class StillMeta(PassingMeta):
+    """Knows up to which record the lister of a source has listed everything: it waits only then."""
+
+    def __init__(self, inner: Meta) -> None:
+        super().__init__(inner)
+        self.waits: Counter[str] = Counter()
+        self._waited: dict[str, int] = {}
+
+    def wait(self, key: str, after: int, timeout_s: float) -> bool:
+        self._waited[key] = after
+        self.waits[key] += 1
+        return super().wait(key, after, timeout_s)
+
+    def is_listed(self, key: str) -> bool:
+        head = self.inner.head(key)
+        return head is not None and self._waited.get(key, 0) >= head.seqno
+
+
+def events_until_still(source: ShardSource, meta: StillMeta) -> list[Event]:
+    """All events, until nothing can move any more; nobody may commit meanwhile.
+
+    Still means: the lister waits and knows everything (or has ended), no task is left and every fetcher waits for one,
+    and since that was so for the first time the lister went once around, in case a fetcher told it to start again.
+    Then no thread can produce an event, and those in the queue were the last ones.
+    """
+    lister, tasks, key = source._threads[0], source._tasks, source.log.key
+    seen: list[Event] = []
+    calm_at: int | None = None
+    while True:
+        listed = meta.is_listed(key) or not lister.is_alive()
+        with tasks.mutex:
+            waiting = len(tasks.not_empty._waiters)  # type: ignore[attr-defined]
+            idle = listed and not tasks.queue and waiting == len(source._threads) - 1
+        event = source.poll(0.001)
+        if event is not None:
+            seen.append(event)
+            calm_at = None
+        elif idle and calm_at is None:
+            calm_at = meta.waits[key]
+        elif idle and calm_at is not None and (meta.waits[key] >= calm_at + 2 or not lister.is_alive()):
+            return seen

@@ -1,0 +1,123 @@
+"""F3 on the pure `Frontier`: every order in which parts of several listings can complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+import pytest
+
+from evertide.shard.frontier import Frontier
+
+Listing = tuple[Sequence[int], int, int]
+"""Times of the parts, upper, diff."""
+
+LISTINGS: dict[str, tuple[Listing, ...]] = {
+    "one part per time": (((0, 1, 2), 3, 4),),
+    "several parts of one time": (((0, 0, 1, 1, 1), 2, 2),),
+    "gaps in time": (((2, 5), 9, 3), ((11,), 14, 7)),
+    "an empty window in between": (((0, 1), 2, 2), ((), 5, 3), ((5, 6), 7, 5)),
+    "nothing at all": (((), 4, 2), ((), 6, 9)),
+    "a part that spans times": (((0, 0), 6, 2), ((6, 7), 8, 3)),
+    "three windows, one part each": (((0,), 1, 2), ((1,), 2, 3), ((2,), 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_f3_every_order_of_listing_and_completion(name: str) -> None:
+    """Guards I5 in `Frontier`: after each step the frontier is the smallest time with an outstanding part, else the
+    upper of what was listed; the lease follows the smallest diff that is still needed, and moves at no other moment.
+
+    Taken out once, each time this failed: taking the largest delivered time + 1, counting only how many parts are left
+    in all, moving to the listed upper at listing, moving the lease's diff to the last listing at once.
+    """
+    listings = LISTINGS[name]
+    orders = 0
+    for steps in interleavings(listings):
+        check(listings, steps)
+        orders += 1
+    assert orders >= 1
+
+
+def interleavings(listings: Sequence[Listing]) -> Iterator[list[tuple[int, int] | int]]:
+    """Steps: a number lists that window, a pair (window, part) delivers. Windows are listed in order."""
+    tasks = [(window, part) for window, listing in enumerate(listings) for part in range(len(listing[0]))]
+    everything: list[tuple[int, int] | int] = [*range(len(listings)), *tasks]
+    for steps in permutations(everything):
+        listed = -1
+        for step in steps:
+            if isinstance(step, int):
+                if step != listed + 1:
+                    break
+                listed = step
+            elif step[0] > listed:
+                break
+        else:
+            yield list(steps)
+
+
+def check(listings: Sequence[Listing], steps: Sequence[tuple[int, int] | int]) -> None:
+    frontier = Frontier(0)
+    outstanding: list[tuple[int, int]] = []
+    upper = seqno = 0
+    for step in steps:
+        before = (frontier.value, frontier.seqno)
+        if isinstance(step, int):
+            times, upper, seqno = listings[step]
+            outstanding += [(time, seqno) for time in times]
+            moved = frontier.listed(times, upper, seqno)
+        else:
+            part = (listings[step[0]][0][step[1]], listings[step[0]][2])
+            outstanding.remove(part)
+            moved = frontier.delivered(*part)
+        assert frontier.value == min((time for time, _ in outstanding), default=upper), steps
+        assert frontier.seqno == min((diff for _, diff in outstanding), default=seqno), steps
+        assert moved == (frontier.value > before[0]), steps
+        assert frontier.outstanding == len(outstanding)
+    assert frontier.value == listings[-1][1]
+    assert frontier.seqno == listings[-1][2]
+
+
+@pytest.mark.parametrize("lost", range(5))
+def test_f1_a_part_that_never_arrives_holds_its_time(lost: int) -> None:
+    """However much arrives after it, in whatever order, and however many windows are listed."""
+    for order in permutations([part for part in range(5) if part != lost]):
+        frontier = Frontier(0)
+        frontier.listed(range(5), 5, 2)
+        for part in order:
+            frontier.delivered(part, 2)
+        assert (frontier.value, frontier.seqno) == (lost, 2)
+        for later in range(5, 8):
+            frontier.listed([later], later + 1, later)
+            frontier.delivered(later, later)
+            assert (frontier.value, frontier.seqno) == (lost, 2)
+
+
+def test_f4_after_a_stop_nothing_moves() -> None:
+    """Guards step 5. Taken out once: the frontier moved to 3 with the last part, and to 9 with the next window."""
+    frontier = Frontier(0)
+    frontier.listed([0, 1, 2], 3, 2)
+    assert frontier.delivered(0, 2)
+    frontier.stop()
+    assert not frontier.delivered(1, 2)
+    assert not frontier.delivered(2, 2)
+    assert not frontier.listed([], 9, 5)
+    assert (frontier.value, frontier.seqno) == (1, 2)
+
+
+def test_the_frontier_starts_where_it_is_told_and_never_goes_back() -> None:
+    frontier = Frontier(7)
+    assert not frontier.listed([], 7, 1)
+    assert frontier.value == 7
+    assert frontier.listed([8], 9, 2)
+    assert frontier.value == 8
+
+
+@pytest.mark.parametrize(("time", "seqno"), [(0, 2), (1, 3), (5, 2)])
+def test_what_was_not_outstanding_cannot_be_delivered(time: int, seqno: int) -> None:
+    """A part counted twice would move the frontier past one that is missing. Taken out once: nothing was raised."""
+    frontier = Frontier(0)
+    frontier.listed([0, 1], 2, 2)
+    frontier.delivered(0, 2)
+    with pytest.raises(ValueError, match="not outstanding"):
+        frontier.delivered(time, seqno)

@@ -112,15 +112,16 @@ class Writer:
     @contextmanager
     def asking(self) -> Iterator[tuple[str, int]]:
         """A token for a commit that may have to be read back, and the number below which nobody asks any more."""
-        token = self.new_token()
-        with self._lock:
-            self._asking.add(int(token))
+        with self._lock:  # in one go, or another thread could call this token settled before it is ever used
+            self._tokens += 1
+            number = self._tokens
+            self._asking.add(number)
             settled = min(self._asking)
         try:
-            yield token, settled
+            yield str(number), settled
         finally:
             with self._lock:
-                self._asking.discard(int(token))
+                self._asking.discard(number)
 
     def guards(self) -> tuple[Guard, Guard]:
         """For every commit: I am still registered, and the generation is the one I know."""

@@ -9,7 +9,7 @@ import logging
 import threading
 from types import TracebackType
 
-from evertide.errors import EvertideError, Fenced
+from evertide.errors import EvertideError
 from evertide.settings import Settings
 from evertide.shard.lease import Leases
 from evertide.store.writers import Writer
@@ -29,15 +29,16 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="evertide-heart", daemon=True)
 
     def beat(self) -> None:
-        """One beat; what went wrong is kept in `error` until a beat succeeds."""
-        try:
-            self._leases.beat()
-            if self._writer is not None and not isinstance(self.error, Fenced):
-                self._writer.beat()
-                self.error = None
-        except EvertideError as error:
-            logger.warning("no heartbeat: %s", error)
-            self.error = error
+        """One beat; what went wrong is kept in `error` until all of it succeeds. The writer's comes first."""
+        beats = [self._leases.beat] if self._writer is None else [self._writer.beat, self._leases.beat]
+        errors = []
+        for beat in beats:
+            try:
+                beat()
+            except EvertideError as error:
+                logger.warning("no heartbeat: %s", error)
+                errors.append(error)
+        self.error = errors[0] if errors else None
 
     def start(self) -> Heart:
         self._thread.start()

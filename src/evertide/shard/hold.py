@@ -22,13 +22,11 @@ from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.state import ShardState, SinceAdvanced
 from evertide.store.meta import Write
 from evertide.store.paths import hold_key
-from evertide.store.retry import commit_settled, reading
+from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 
 __all__ = ["HoldRecord", "Holds", "advance_since", "first_holds", "read_holds", "release_hold", "set_hold"]
-
-_TRUNCATE_EVERY = 64
 
 
 class HoldRecord(msgspec.Struct, frozen=True):
@@ -83,7 +81,7 @@ def _change(log: ShardLog, changed: Callable[[Holds], dict[str, int]]) -> None:
         if holds == found.holds:
             return
         if commit_settled(log.meta, [_write(log, found, found.since, holds)], (), log.runtime, log.settings) is None:
-            _tidy(log, found.seqno)
+            truncate_sometimes(log.meta, hold_key(log.shard), found.seqno + 1)
             return
 
 
@@ -101,7 +99,7 @@ def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
             commit([Proposal(log, _moved_to(allowed, log))], writer, writes=[write])
         except Conflict:
             continue  # a hold or since moved meanwhile: decide anew
-        _tidy(log, found.seqno)
+        truncate_sometimes(log.meta, hold_key(log.shard), found.seqno + 1)
         log.roll_up_if_due(writer)
         return allowed
 
@@ -118,8 +116,3 @@ def _moved_to(since: int, log: ShardLog) -> Callable[[ShardState], SinceAdvanced
 def _write(log: ShardLog, found: Holds, since: int, holds: dict[str, int]) -> Write:
     record = HoldRecord(since, holds, log.runtime.new_id())
     return Write(hold_key(log.shard), found.seqno, seal(record))
-
-
-def _tidy(log: ShardLog, seqno: int) -> None:
-    if seqno % _TRUNCATE_EVERY == 0:
-        log.meta.truncate(hold_key(log.shard), seqno)

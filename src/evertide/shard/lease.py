@@ -28,12 +28,11 @@ from evertide.settings import Settings
 from evertide.shard.log import ShardLog
 from evertide.store.meta import Meta, Stale, Write
 from evertide.store.paths import lease_key, lease_prefix
-from evertide.store.retry import commit_settled, reading
+from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
 __all__ = ["Lease", "LeaseRecord", "Leases", "live_leases"]
 
-_TRUNCATE_EVERY = 128
 _COMMIT_KEYS_MAX = 500
 
 
@@ -151,8 +150,7 @@ class Leases:
             return stale
         self._standing.update(beaten)
         for key, standing in beaten.items():
-            if standing.expected % _TRUNCATE_EVERY == 0:
-                self._meta.truncate(key, standing.expected)
+            truncate_sometimes(self._meta, key, standing.expected)
         return None
 
     def _beaten(self, standing: _Standing) -> _Standing:

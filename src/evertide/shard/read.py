@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 import pyarrow as pa
@@ -104,7 +105,7 @@ def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Versio
         left_s = 60.0 if deadline_s is None else deadline_s - log.runtime.monotonic_s()
         if left_s <= 0:
             raise Unavailable(path=log.path, why=f"upper is {version.state.upper} and did not pass {above} in time")
-        log.meta.wait(log.key, version.seqno, left_s)
+        reading(partial(log.meta.wait, log.key, version.seqno, left_s), log.runtime, log.settings)
 
 
 class Snapshot:

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from evertide.errors import BlobMissing, EvertideError, LeaseLost, Unavailable
+from evertide.errors import BlobMissing, EvertideError, LeaseLost, OutcomeUnknown, Unavailable
 from evertide.shard.frontier import Frontier
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog
@@ -39,6 +39,9 @@ __all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSour
 
 _WAIT_S = 0.25
 """How long a thread sleeps at most before it looks whether the source was stopped."""
+
+_PASSING = (Unavailable, OutcomeUnknown)
+"""What trying again may heal: shown in `error` until it did, and no reason to freeze."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,19 +179,20 @@ class ShardSource:
                 if lister is None:
                     lister = self._leased_lister()
                 listed = lister.poll(_WAIT_S)
-            except Unavailable as error:
-                self._pause(error)
+            except (Unavailable, OutcomeUnknown) as error:
+                self._pause(error)  # a lease that was taken without our knowing ends by itself
                 continue
             except EvertideError as error:
-                self._freeze(error, epoch, self._frontier.listed_upper)
-                return
-            self._clear(Unavailable)
+                if self._freeze(error, epoch, self._frontier.listed_upper):
+                    return
+                continue  # a fetcher restarted the source meanwhile: list again for that
+            self._clear()
             if listed is not None:
                 self._hand_out(listed, epoch)
             else:
                 self._idle(lister.seqno, epoch)
 
-    def _pause(self, error: Unavailable) -> None:
+    def _pause(self, error: Unavailable | OutcomeUnknown) -> None:
         """Storage did not answer, and had its time to, or refuses at once: say so, and do not hammer it."""
         self.error = error
         self._stopping.wait(_WAIT_S)
@@ -240,7 +244,7 @@ class ShardSource:
         except EvertideError as error:
             self._freeze(error, task.epoch, task.time)
         else:
-            self._clear(Unavailable)
+            self._clear()
             self._emit(task.epoch, Delivered(task.time, changes))
             self._account(task.epoch, lambda: self._frontier.delivered(task.time, task.listed.seqno))
         return True
@@ -272,17 +276,22 @@ class ShardSource:
                 return
             self._epoch += 1
             self._lease = None
+            self.error = None
             self._frontier = Frontier(self._frontier.value)
             self._give(self._events, Restarted(self._frontier.value))
 
-    def _freeze(self, error: EvertideError, epoch: int, time: int) -> None:
+    def _freeze(self, error: EvertideError, epoch: int, time: int) -> bool:
+        """Say so, once. False if this is about a listing that a restart has made void."""
         with self._lock:
-            if epoch == self._epoch and (self.error is None or isinstance(self.error, Unavailable)):
+            if epoch != self._epoch:
+                return False
+            if self.error is None or isinstance(self.error, _PASSING):
                 self.error = error
                 self._give(self._events, Frozen(time, error))
+            return True
 
-    def _clear(self, kind: type[EvertideError]) -> None:
-        if isinstance(self.error, kind):
+    def _clear(self) -> None:
+        if isinstance(self.error, _PASSING):
             self.error = None
 
     def _give(self, target: queue.Queue[_Task] | queue.Queue[Event], item: _Task | Event) -> None:

@@ -9,16 +9,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from evertide.errors import OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
+from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Stale, Write
 
-__all__ = ["Patience", "commit_settled", "put_settled", "reading"]
+__all__ = ["Patience", "commit_settled", "put_settled", "reading", "truncate_sometimes"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -86,6 +89,18 @@ def commit_settled(
             patience.after(doubt or error)
         else:
             return stale
+
+
+def truncate_sometimes(meta: Meta, key: str, seqno: int, every: int = 64) -> None:
+    """Forget the records before `seqno` of a key whose head alone counts, once in a while.
+
+    Housekeeping after a commit that succeeded: its failure is said, and must not look like the commit's.
+    """
+    if seqno % every == 0:
+        try:
+            meta.truncate(key, seqno)
+        except EvertideError as error:
+            logger.warning("not truncated: %s", error)
 
 
 def _is_there(meta: Meta, write: Write) -> bool:

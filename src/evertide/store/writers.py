@@ -29,7 +29,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, writer_key
-from evertide.store.retry import commit_settled, reading
+from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
 __all__ = [
@@ -42,9 +42,6 @@ __all__ = [
     "registered",
     "settled",
 ]
-
-
-_TRUNCATE_EVERY = 128
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -151,8 +148,7 @@ class Writer:
                     break
                 self._adopt_beat(stale)
             self._beats = number
-        if number % _TRUNCATE_EVERY == 0:
-            self._meta.truncate(beat_key(self.id), number)
+        truncate_sometimes(self._meta, beat_key(self.id), number)
 
     def _adopt_beat(self, stale: Stale) -> None:
         """Only we write our beats: one that we do not know of is ours, and its answer was lost."""

@@ -1,0 +1,134 @@
+"""Compaction: what it chooses, and that it changes nothing but the form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from evertide.errors import BlobDamaged
+from evertide.settings import Settings
+from evertide.shard import compaction
+from evertide.shard.changes import advance
+from evertide.shard.compaction import choose
+from evertide.shard.part import Part
+from evertide.shard.shard import Shard
+from evertide.shard.state import Batch, ShardState
+from evertide.store.writers import Writer
+from tests.shard.kit import BLOBS, SCHEMA, changes, joined, make_shards, make_writer, rows_at
+
+FAN_IN = Settings().compaction_fan_in
+
+
+def batch(lower: int, rows: int, retractions: int = 0, since: int = 0) -> Batch:
+    part = Part(rows, rows * 10, "", "0" * 32, rows, retractions, lower, lower, {})
+    return Batch(lower, lower + 1, (part,), since)
+
+
+def state(*sizes: int) -> ShardState:
+    return ShardState("t", b"", upper=len(sizes), batches=tuple(batch(time, rows) for time, rows in enumerate(sizes)))
+
+
+@given(st.lists(st.integers(1, 5000), max_size=300))
+@examples(max_examples=100, deadline=None)
+def test_batches_stay_few_and_rows_are_seldom_rewritten(sizes: list[int]) -> None:
+    """Whatever the sizes of transactions: fewer than `fan_in` batches a level, and few rewrites of each row."""
+    batches: tuple[Batch, ...] = ()
+    rewritten = 0
+    for time, rows in enumerate(sizes):
+        batches += (batch(time, rows),)
+        while run := choose(ShardState("t", b"", upper=time + 1, batches=batches), Settings()):
+            rewritten += sum(one.rows for one in run)
+            at = batches.index(run[0])
+            whole = Batch(run[0].lower, run[-1].upper, batch(run[0].lower, sum(one.rows for one in run)).parts)
+            batches = (*batches[:at], whole, *batches[at + len(run) :])
+    levels = 1 + compaction._level(max(sum(sizes), 1), FAN_IN)
+    assert len(batches) <= levels * (FAN_IN - 1)
+    assert rewritten <= sum(sizes) * levels * FAN_IN
+
+
+def test_a_small_batch_between_large_ones_is_not_left_for_ever() -> None:
+    assert len(choose(state(*[9000, 1] * 4), Settings())) == 0
+    assert len(choose(state(*[9000, 1] * 4, 9000), Settings())) == 9
+
+
+def test_what_is_below_since_is_summed_up_once_it_is_worth_it() -> None:
+    """Also in an idle shard, and only once for each since."""
+    run = (batch(0, 70), batch(1, 10, retractions=10))
+    idle = ShardState("t", b"", since=1, upper=2, batches=run)
+    assert choose(idle, Settings()) == run
+    assert choose(replace_batches(idle, (batch(0, 70), batch(1, 10, retractions=9))), Settings()) == ()
+    assert choose(replace_batches(idle, tuple(batch(b.lower, b.rows, b.retractions, 1) for b in run)), Settings()) == ()
+    assert choose(ShardState("t", b"", since=0, upper=2, batches=run), Settings()) == ()
+
+
+def replace_batches(before: ShardState, batches: tuple[Batch, ...]) -> ShardState:
+    return ShardState("t", b"", since=before.since, upper=before.upper, batches=batches)
+
+
+def filled(settings: Settings = BLOBS) -> tuple[Shard, Writer, list[Counter[tuple[int, str]]]]:
+    """Each time adds three rows and takes one of the last away; the contents are what the shard must hold."""
+    shards = make_shards(settings=settings)
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    content: Counter[tuple[int, str]] = Counter()
+    contents = []
+    for time in range(2 * FAN_IN):
+        gone = [(3 * time - 3, "row")] if time else []
+        added = [(3 * time + each, "row") for each in range(3)]
+        shard.compare_and_append(joined(changes(added, time), changes(gone, time, -1)), time, time + 1, writer)
+        content.update(added)
+        content.subtract(gone)
+        contents.append(+content)
+    return shard, writer, contents
+
+
+@pytest.mark.parametrize("since", [0, 5, 2 * FAN_IN - 1])
+def test_every_readable_time_holds_what_it_held(since: int) -> None:
+    """Taken out once (times moved to since + 1): the content at since was empty."""
+    shard, writer, contents = filled()
+    shard.advance_since(since, writer)
+    assert shard.compact(writer)
+    assert len(shard.log.read().state.batches) < FAN_IN
+    for time in range(since, len(contents)):
+        assert rows_at(shard, time) == contents[time]
+
+
+def test_retractions_are_summed_up_below_since() -> None:
+    shard, writer, contents = filled()
+    before = shard.inspect().rows
+    shard.advance_since(len(contents) - 1, writer)
+    shard.compact(writer)
+    assert shard.inspect().rows == contents[-1].total() < before
+
+
+@pytest.mark.parametrize("rows_max", [1, 7, 30])
+def test_a_large_merge_goes_slice_by_slice(rows_max: int) -> None:
+    """And the merge of sliced batches reads each slice's own parts only."""
+    shard, writer, contents = filled(replace(BLOBS, compaction_rows_max=rows_max, part_rows_max=5))
+    assert shard.compact(writer)
+    parts = shard.log.read().state.parts
+    assert max(part.slice_count for part in parts) > 1
+    assert all(part.rows <= 5 for part in parts)
+    for time in range(len(contents), len(contents) + FAN_IN):
+        shard.compare_and_append(changes([(time, "more")], time), time, time + 1, writer)
+    shard.advance_since(len(contents) - 1, writer)
+    shard.compact(writer)
+    assert rows_at(shard, len(contents) - 1) == contents[-1]
+
+
+def test_a_merge_that_would_change_the_content_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out once (the comparison of digests): the state machine refused the swap instead, as `RecordDamaged`."""
+    shard, writer, contents = filled()
+    monkeypatch.setattr(compaction, "advance", lambda table, since: advance(table.slice(1), since))
+    with pytest.raises(BlobDamaged, match="gave other rows than it read"):
+        shard.compact(writer)
+    monkeypatch.undo()
+    assert [rows_at(shard, time) for time in range(len(contents))] == contents
+    writer.beat()
+    named = {part.key for part in shard.log.read().state.parts}
+    assert {entry.key for entry in shard.log.blob.list("parts/t/")} == named, "what it wrote is withdrawn"

@@ -1,0 +1,142 @@
+"""The threads beside the appends: heartbeats, compaction, collection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from evertide.errors import Fenced, RecordDamaged, Unavailable
+from evertide.runtime import SystemRuntime
+from evertide.shard.heart import Heart
+from evertide.shard.maintenance import Maintenance
+from evertide.shard.shard import Shard, Shards
+from evertide.store import MemoryBlob, MemoryMeta, Write
+from evertide.store.paths import beat_key, shard_key
+from evertide.store.writers import Writer, end_silent_writers, registered
+from evertide.testing import ManualRuntime
+from tests.shard.kit import BLOBS, SCHEMA, PassingMeta, changes, make_shards, make_writer, rows_at
+
+QUICK = replace(
+    BLOBS,
+    maintenance_interval_s=0.01,
+    collection_interval_s=0.02,
+    beat_interval_s=0.01,
+    writer_ttl_s=30,
+    lease_ttl_s=30,
+)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """A thread does it; how soon is its business."""
+    waiting = threading.Event()
+    for _ in range(2000):
+        if holds():
+            return
+        waiting.wait(0.005)
+    pytest.fail("the thread did not do it")
+
+
+def fill(shard: Shard, writer: Writer, times: range) -> None:
+    for time in times:
+        shard.compare_and_append(changes([(time, "row")], time), time, time + 1, writer)
+
+
+def test_maintenance_keeps_a_shard_small_while_it_grows() -> None:
+    shards = make_shards(settings=QUICK)
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    with Maintenance(shards, writer) as maintenance:
+        fill(shard, writer, range(100))
+        until(lambda: len(list(shards.blob.list("parts/t/"))) < 20)
+    assert maintenance.errors == {}
+    assert rows_at(shard, 99).total() == 100
+
+
+def test_an_idle_shard_is_summed_up_once_since_allows() -> None:
+    shards = make_shards(settings=QUICK)
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    shard.compare_and_append(changes([(1, "row")], 0), 0, 1, writer)
+    shard.compare_and_append(changes([(1, "row")], 1, -1), 1, 2, writer)
+    maintenance = Maintenance(shards, writer)
+    maintenance.run_once()
+    assert shard.inspect().rows == 2
+    shard.advance_since(1, writer)
+    maintenance.run_once()
+    assert shard.inspect().rows == 0
+    assert list(shards.blob.list("parts/t/")) == []
+
+
+def test_one_shard_that_fails_is_said_and_the_others_go_on() -> None:
+    shards = make_shards(settings=QUICK)
+    writer = make_writer(shards)
+    good, bad = (shards.create(name, SCHEMA, writer) for name in ("good", "bad"))
+    fill(good, writer, range(BLOBS.compaction_fan_in))
+    seqno = bad.log.read().seqno
+    shards.meta.commit([Write(shard_key("bad"), seqno, b"\x01 this is no record")])
+    maintenance = Maintenance(make_shards(shards.blob, shards.meta, settings=QUICK), writer)
+    maintenance.run_once()
+    assert isinstance(maintenance.errors["bad"], RecordDamaged)
+    assert set(maintenance.errors) == {"bad"}
+    assert len(good.log.read().state.batches) == 1
+
+
+def test_maintenance_ends_when_its_writer_is_fenced() -> None:
+    shards = make_shards(settings=QUICK)
+    writer = make_writer(shards)
+    shards.create("t", SCHEMA, writer)
+    with Maintenance(shards, writer) as maintenance:
+        writer.unregister()
+        until(lambda: "" in maintenance.errors)
+    assert isinstance(maintenance.errors[""], Fenced)
+
+
+def test_a_heart_keeps_writer_and_leases_alive() -> None:
+    shards = make_shards(settings=QUICK)
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    fill(shard, writer, range(1))
+    with shard.snapshot(0), Heart(QUICK, shards.leases, writer) as heart:
+        first = shard.inspect().leases[0]
+        begun = shards.meta.head(beat_key(writer.id))
+        assert begun is not None
+        until(lambda: (shards.meta.head(beat_key(writer.id)) or begun).seqno > begun.seqno + 3)
+        assert shard.inspect().leases[0].lease == first.lease
+    assert heart.error is None
+
+
+class AwayMeta(PassingMeta):
+    is_away = False
+
+    def commit(self, writes, guards=()):  # type: ignore[no-untyped-def]
+        if self.is_away:
+            raise Unavailable(path="away", why="unplugged")
+        return super().commit(writes, guards)
+
+
+def test_a_missed_beat_is_said_until_one_succeeds() -> None:
+    meta = AwayMeta(MemoryMeta())
+    shards = Shards(MemoryBlob(), meta, runtime=SystemRuntime(), settings=replace(BLOBS, retry_limit_s=0.01))
+    writer = make_writer(shards)
+    heart = Heart(BLOBS, shards.leases, writer)
+    meta.is_away = True
+    heart.beat()
+    assert isinstance(heart.error, Unavailable)
+    meta.is_away = False
+    heart.beat()
+    assert heart.error is None
+
+
+def test_a_fenced_heart_says_so() -> None:
+    runtime = ManualRuntime()
+    shards = make_shards(runtime=runtime)
+    writer = make_writer(shards)
+    heart = Heart(BLOBS, shards.leases, writer)
+    runtime.advance_s(BLOBS.writer_ttl_s + 1)
+    assert end_silent_writers(shards.meta, runtime=runtime, settings=BLOBS) == [writer.id]
+    heart.beat()
+    assert isinstance(heart.error, Fenced)
+    assert registered(shards.meta) == {}

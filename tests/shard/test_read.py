@@ -1,0 +1,114 @@
+"""Snapshots: times, columns, skipping; and what `inspect` shows."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+
+from evertide.errors import Conflict, InvalidInput, TimeCompacted, Unavailable
+from evertide.shard.changes import DIFF
+from evertide.shard.part import Predicate
+from evertide.shard.shard import Shard, Shards
+from evertide.store.writers import Writer
+from tests.shard.kit import BLOBS, SCHEMA, changes, make_shards, make_writer, rows_at
+
+
+@pytest.fixture
+def shards() -> Shards:
+    return make_shards(settings=BLOBS)
+
+
+@pytest.fixture
+def writer(shards: Shards) -> Writer:
+    return make_writer(shards)
+
+
+@pytest.fixture
+def shard(shards: Shards, writer: Writer) -> Shard:
+    """Time t holds the rows 0 to t."""
+    shard = shards.create("t", SCHEMA, writer)
+    for time in range(5):
+        shard.compare_and_append(changes([(time, f"row {time}")], time), time, time + 1, writer)
+    return shard
+
+
+def test_a_snapshot_waits_for_its_time(shard: Shard, writer: Writer) -> None:
+    later = threading.Timer(0.05, lambda: shard.compare_and_append(changes([], 5), 5, 7, writer))
+    later.start()
+    assert rows_at(shard, 6).total() == 5
+    later.join()
+
+
+def test_a_snapshot_that_waited_long_enough_says_so(shard: Shard) -> None:
+    with pytest.raises(Unavailable, match="upper is 5 and did not pass 5"):
+        shard.snapshot(5, timeout_s=0.01)
+
+
+def test_a_time_below_since_is_refused_with_the_smallest_legal_one(shard: Shard, writer: Writer) -> None:
+    shard.advance_since(3, writer)
+    with pytest.raises(TimeCompacted, match="as_of=2 since=3") as refused:
+        shard.snapshot(2)
+    assert rows_at(shard, refused.value.since).total() == 4
+    assert shard.inspect().leases == (), "the lease of the refused snapshot was given back"
+
+
+def test_columns_narrow_what_is_read(shard: Shard) -> None:
+    with shard.snapshot(4, columns=["name"]) as snapshot:
+        assert snapshot.to_arrow().schema.names == ["name", DIFF]
+
+
+def test_parts_that_cannot_match_are_not_read(shard: Shard) -> None:
+    with shard.snapshot(4, where=[Predicate("id", ">=", 3)]) as snapshot:
+        assert len(snapshot.parts) == 2
+        assert snapshot.to_arrow()["id"].to_pylist() == [3, 4]
+
+
+def test_parts_after_the_time_are_not_read(shard: Shard) -> None:
+    with shard.snapshot(1) as snapshot:
+        assert len(snapshot.parts) == 2
+
+
+def test_an_empty_shard_has_an_empty_content(shards: Shards, writer: Writer) -> None:
+    empty = shards.create("empty", SCHEMA, writer)
+    empty.compare_and_append(changes([], 0), 0, 3, writer)
+    with empty.snapshot(2) as snapshot:
+        assert snapshot.to_arrow().schema.names == ["id", "name", DIFF]
+        assert snapshot.to_arrow().num_rows == 0
+
+
+def test_a_finalized_shard_has_no_content_and_its_parts_go(shard: Shard, writer: Writer) -> None:
+    shard.finalize(writer)
+    shard.finalize(writer)
+    with pytest.raises(Conflict, match="finalized"):
+        shard.snapshot(4)
+    with pytest.raises(Conflict, match="finalized"):
+        shard.compare_and_append(changes([], 5), 5, 6, writer)
+    assert len(shard.collect(writer).parts) == 5
+    assert shard.inspect().finalized
+
+
+def test_what_does_not_exist_is_named(shards: Shards) -> None:
+    with pytest.raises(InvalidInput, match="there is no shard 'nothing'"):
+        shards.open("nothing")
+
+
+def test_the_same_shard_with_other_columns_is_refused(shards: Shards, shard: Shard, writer: Writer) -> None:
+    with pytest.raises(InvalidInput, match="it exists with other columns"):
+        shards.create("t", pa.schema([("other", pa.int8())]), writer)
+    with pytest.raises(InvalidInput, match="__time"):
+        shards.create("u", pa.schema([("__time", pa.int64())]), writer)
+    assert shards.names() == ["t"]
+
+
+def test_inspect_shows_what_is_inside(shard: Shard, writer: Writer) -> None:
+    shard.hold("sink", 2)
+    with shard.snapshot(3):
+        inside = shard.inspect()
+        text = str(inside)
+    assert (inside.since, inside.upper, inside.rows, inside.holds) == (0, 5, 5, {"sink": 2})
+    assert [lease.time for lease in inside.leases] == [3]
+    assert len(inside.to_dict()["batches"]) == 5
+    for expected in ("shard t at", "since 0  upper 5  rows 5", "hold sink at 2", "[4, 5)", "time 3"):
+        assert expected in text

@@ -1,0 +1,24 @@
+"""The short form of every benchmark runs and reports; how fast is for `make bench` to say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.shards import BENCHMARKS
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_short_form_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVERTIDE_BENCH_DIR", str(tmp_path))
+    report = tmp_path / "figures.json"
+    assert main([name, "--short", "--json", str(report)]) == 0
+    figures = json.loads(report.read_text())
+    assert figures
+    assert all(figure["name"] and figure["value"] and figure["detail"] for figure in figures)
+    assert "Evertide benchmarks" in capsys.readouterr().out

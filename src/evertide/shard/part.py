@@ -16,7 +16,8 @@ Invariants, and what would break without them:
 
 1. `bytes` and `checksum` (XXH3-128) are those of the encoded bytes: or damage would be decoded into wrong rows.
 2. `rows`, `count` and `digest` are those of its changes: or compaction could lose rows unnoticed.
-3. All times lie in [time_min, time_max], all values in `ranges`: or readers would skip what they need.
+3. All times lie in [time_min, time_max], all values in `ranges`: or readers would skip what they need. An inline
+   part has no ranges: it is at hand already, and they would cost more than the rows.
 4. A part never changes. One with `slice_count` n holds all those rows of its batch whose hash falls into slice
    `slice_index` of n, a power of two.
 """
@@ -160,7 +161,7 @@ def _describe(table: pa.Table, data: bytes, *, inline: bytes) -> Part:
         retractions=int((diffs < 0).sum()),
         time_min=int(times.min()) if len(times) else 0,
         time_max=int(times.max()) if len(times) else 0,
-        ranges=dict(_ranges(columns)),
+        ranges={} if inline else dict(_ranges(columns)),
         inline=inline,
     )
 

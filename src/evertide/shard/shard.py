@@ -192,8 +192,9 @@ class Shards:
 
 
 def _checked_schema(name: str, schema: pa.Schema) -> pa.Schema:
+    """Names, types and nullability; what else Arrow's fields may carry is not a shard's."""
     names = schema.names
     taken = sorted({column for column in names if names.count(column) > 1 or column in (TIME, DIFF)})
     if taken:
         raise InvalidInput(where=f"shard {name!r}", why=f"columns {taken} are there twice, or are Evertide's own")
-    return schema
+    return pa.schema([field.remove_metadata() for field in schema])

@@ -1,0 +1,86 @@
+"""A script of SQL statements, cut into pieces.
+
+Spark's parser takes one statement at a time. This module only finds where one ends: at a semicolon that stands in no
+string, quoted name or comment. It knows nothing else of SQL; each piece keeps the line it starts on, so that errors
+can say where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from evertide.errors import InvalidInput
+
+__all__ = ["Piece", "split_script"]
+
+_TOKEN = re.compile(
+    r"""
+      (?P<line_comment> --[^\n]* )
+    | (?P<open_comment> /\*      )
+    | (?P<raw_string>   (?<!\w)[rR](?:'[^']*'|"[^"]*") )
+    | (?P<string>       '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" )
+    | (?P<name>         `(?:[^`]|``)*` )
+    | (?P<unclosed>     ['"`]    )
+    | (?P<end>          ;        )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One statement's text, without its semicolon. `line` counts from 1, in the whole script."""
+
+    text: str
+    line: int
+
+
+def split_script(script: str, path: str) -> list[Piece]:
+    """The statements of a script, in order; pieces of nothing but comments and space are left out."""
+    return list(_pieces(script, path))
+
+
+def _pieces(script: str, path: str) -> Iterator[Piece]:
+    start = position = 0
+    is_blank = True
+    while (found := _TOKEN.search(script, position)) is not None:
+        is_blank = is_blank and not script[position : found.start()].strip()
+        position = found.end()
+        match found.lastgroup:
+            case "open_comment":
+                position = _comment_end(script, found.start(), path)
+            case "unclosed":
+                raise _unclosed(script, found.start(), path, f"the quote {found[0]}")
+            case "end":
+                if not is_blank:
+                    yield _piece(script, start, found.start())
+                start, is_blank = position, True
+            case "raw_string" | "string" | "name":
+                is_blank = False
+    if not is_blank or script[position:].strip():
+        yield _piece(script, start, len(script))
+
+
+def _piece(script: str, start: int, end: int) -> Piece:
+    text = script[start:end]
+    before = start + len(text) - len(text.lstrip())
+    return Piece(text.strip(), script.count("\n", 0, before) + 1)
+
+
+def _comment_end(script: str, start: int, path: str) -> int:
+    """Bracketed comments nest in Spark."""
+    depth, position = 1, start + 2
+    while depth:
+        edge = _COMMENT_EDGE.search(script, position)
+        if edge is None:
+            raise _unclosed(script, start, path, "the comment /*")
+        depth += 1 if edge[0] == "/*" else -1
+        position = edge.end()
+    return position
+
+
+def _unclosed(script: str, at: int, path: str, what: str) -> InvalidInput:
+    line = script.count("\n", 0, at) + 1
+    return InvalidInput(where=f"{path}, line {line}", why=f"{what} is never closed")

@@ -1,0 +1,103 @@
+"""Statements, parsed by Spark and never executed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.plan.statements import Column, FlowStatement, TableStatement, ViewStatement, parse_script
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHOP = """
+-- What the shop sells
+CREATE TABLE orders (
+  id BIGINT NOT NULL COMMENT 'the key', amount DECIMAL(10,2) DEFAULT 0, tags ARRAY<STRING>, PRIMARY KEY (id)
+) USING push OPTIONS (topic 'orders', 'batch.rows' 100) COMMENT 'all of them' TBLPROPERTIES ('evertide.keep' = 'none');
+
+CREATE VIEW large AS SELECT * FROM orders WHERE amount > 100;
+CREATE TEMPORARY VIEW small AS SELECT * FROM orders WHERE amount < 1;
+CREATE MATERIALIZED VIEW revenue COMMENT 'per day' TBLPROPERTIES ('evertide.refresh' = 'full')
+AS SELECT sum(amount) AS total FROM orders;
+CREATE STREAMING TABLE customers (id BIGINT NOT NULL, name STRING);
+CREATE FLOW changes AS AUTO CDC INTO customers FROM STREAM feed KEYS (id)
+  APPLY AS DELETE WHEN op = 'D' SEQUENCE BY ts COLUMNS * EXCEPT (op, ts) STORED AS SCD TYPE 1;
+"""
+
+
+def test_a_script_is_read_into_values(spark: SparkSession) -> None:
+    table, large, small, revenue, customers, flow = parse_script(spark, SHOP, "shop.sql")
+    assert table == TableStatement(
+        name="orders",
+        columns=(
+            Column("id", '"long"', nullable=False, comment="the key"),
+            Column("amount", '"decimal(10,2)"', default="0"),
+            Column("tags", '{"type":"array","elementType":"string","containsNull":true}'),
+        ),
+        key=("id",),
+        connector="push",
+        options={"topic": "orders", "batch.rows": "100"},
+        properties={"evertide.keep": "none"},
+        comment="all of them",
+        is_streaming=False,
+        where="shop.sql, line 2",
+    )
+    assert large == ViewStatement("large", "SELECT * FROM orders WHERE amount > 100", False, {}, "", "shop.sql, line 7")
+    assert isinstance(small, ViewStatement)
+    assert (small.name, small.is_materialized, small.query) == ("small", False, "SELECT * FROM orders WHERE amount < 1")
+    assert revenue == ViewStatement(
+        "revenue",
+        "SELECT sum(amount) AS total FROM orders",
+        True,
+        {"evertide.refresh": "full"},
+        "per day",
+        "shop.sql, line 9",
+    )
+    assert isinstance(customers, TableStatement)
+    assert (customers.is_streaming, [column.name for column in customers.columns]) == (True, ["id", "name"])
+    assert flow == FlowStatement(
+        name="changes",
+        target="customers",
+        source="feed",
+        keys=("id",),
+        sequence_by="ts",
+        delete_when="(op = 'D')",
+        without=("op", "ts"),
+        where="shop.sql, line 12",
+    )
+
+
+def test_nothing_is_executed(spark: SparkSession) -> None:
+    before = [table.name for table in spark.catalog.listTables()]
+    parse_script(spark, SHOP)
+    assert [table.name for table in spark.catalog.listTables()] == before
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "why"),
+    [
+        ("SELECT 1", 1, "this is a Project; a pipeline is made of CREATE TABLE"),
+        ("DROP TABLE a", 1, "this is a DropTable"),
+        ("\nCREATE TABLE t (a INT\n,, b INT)", 3, "PARSE_SYNTAX_ERROR"),
+        ("CREATE TABLE t (a INT);\nCREATE VIEW T AS SELECT 1", 2, "'T' is declared before, at shop.sql, line 1"),
+        ("CREATE TABLE db.t (a INT)", 1, "'db.t': names in a pipeline have no catalog or schema"),
+        ("CREATE TABLE t (a INT, PRIMARY KEY (b))", 1, "the key column 'b' is not a column"),
+        ("CREATE TABLE t (a INT, CHECK (a > 0))", 1, "a CheckConstraint is not enforced"),
+        ("CREATE TABLE t (a INT) PARTITIONED BY (a)", 1, "PARTITIONED BY means nothing here"),
+        ("CREATE TABLE t (a INT) USING csv LOCATION 'x'", 1, "LOCATION means nothing here"),
+        ("CREATE TABLE t (a INT, b INT GENERATED ALWAYS AS (a + 1))", 1, "GENERATED ALWAYS AS means nothing here"),
+        (
+            "CREATE FLOW f AS AUTO CDC INTO t FROM STREAM s KEYS (id) SEQUENCE BY ts STORED AS SCD TYPE 2",
+            1,
+            "STORED AS SCD TYPE 2 is not supported",
+        ),
+    ],
+)
+def test_what_a_pipeline_cannot_keep_is_refused_by_name(spark: SparkSession, script: str, line: int, why: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_script(spark, script, "shop.sql")
+    assert refused.value.where.startswith(f"shop.sql, line {line}")
+    assert why in refused.value.why

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evertide.runtime import SystemRuntime
-from tests.shard.test_machine import run_machine
+from tests.shard.test_machine import CROSSING, NARROW, cross_everywhere, run_machine
 from tests.shard.test_processes import run_processes
 
 RUNTIME = SystemRuntime()
@@ -38,6 +38,16 @@ def test_machine(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFi
         return "100 examples of 60 steps"
 
     soak("machine", capsys, once)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("deed", NARROW)
+def test_every_crossing(deed: str, caplog: pytest.LogCaptureFixture) -> None:
+    """All of them, once: a few minutes."""
+    caplog.set_level("CRITICAL", "evertide")
+    for deeds in dict.fromkeys(CROSSING):
+        cross_everywhere(deed, deeds)
 
 
 @pytest.mark.soak

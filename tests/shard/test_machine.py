@@ -509,7 +509,8 @@ class ShardMachine(RuleBasedStateMachine):
 
     def do_pass_time(self, actor: Actor, x: int, y: int) -> None:
         for one in self.actors:
-            for exposed in (one, *one.opened) if one else ():
+            everything: list[Actor | Opened] = [one, *one.opened] if one else []
+            for exposed in everything:
                 exposed.exposed |= x == 7  # it may be later for a moment, and then earlier again
         self.runtime.advance_s((1.0, 5.0, 5.0, 20.0, 20.0, 30.0, 30.0, TTL_S + 1)[x])
         self.runtime.jump_wall_s(-100.0 if x == y else 0.0)
@@ -649,7 +650,7 @@ class ShardMachine(RuleBasedStateMachine):
         self._sync()
         if reached is not None:
             assert self.models[name].since >= reached
-            kept = [time for lease, time in leased.items() if lease in self._leased(name)]
+            kept = [time for lease, time in leased.items() if self.meta.head(lease) is not None]
             assert all(reached <= time for time in kept), f"since {reached} overtook leases at {kept}"
         assert not isinstance(error, Conflict) or self.models[name].finalized, error
 
@@ -1200,3 +1201,14 @@ def test_what_may_still_arrive_is_not_collected() -> None:
     two.shards[1].collect(two.writers[1])
     assert two.meta.commit(*slow.kept[0]) is None
     assert rows_at(two.shards[1], 1) == {(0, "x"): 1, (1, "x"): 1}
+
+
+def test_while_in_doubt_nobody_says_that_it_did_not_happen() -> None:
+    """The append happened, its answer is lost, and storage goes away before anybody can look."""
+    two = Two()
+    away = [Fault.REFUSED] * 10_000
+    meta = FaultyMeta(two.meta, Faults.scripted(writes=[Fault.DONE_LOST, *away], reads=[Fault.DONE] * 2 + away))
+    shard = Shards(two.blob, meta, runtime=two.runtime, settings=BLOBS).open("a")
+    with pytest.raises(OutcomeUnknown):
+        shard.compare_and_append(to_table([((0, "x"), 0, 1)]), 0, 1, two.writers[0])
+    assert rows_at(two.shards[1], 0) == {(0, "x"): 1}

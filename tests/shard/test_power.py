@@ -248,7 +248,7 @@ def check_tidy(process: Process) -> None:
 
 
 SAMPLES: list[tuple[Survivors, int]] = [("none", 1), ("all", 11), ("names", 7), (1, 5), (2, 9)]
-"""Kinds of survivors, and how often: at every third operation, at each eleventh, ..."""
+"""Kinds of survivors, and how often: at every operation, at each eleventh, ..."""
 
 
 @pytest.mark.parametrize(("survivors", "every"), [(kind, 1) for kind in SURVIVORS] if FULL else SAMPLES, ids=str)

@@ -6,12 +6,11 @@ never data. A fenced writer stays fenced: `error` says so, and its next commit r
 from __future__ import annotations
 
 import logging
-import threading
-from types import TracebackType
 
 from evertide.errors import EvertideError
 from evertide.settings import Settings
 from evertide.shard.lease import Leases
+from evertide.shard.ticker import Ticker
 from evertide.store.writers import Writer
 
 __all__ = ["Heart"]
@@ -19,14 +18,12 @@ __all__ = ["Heart"]
 logger = logging.getLogger(__name__)
 
 
-class Heart:
+class Heart(Ticker):
     def __init__(self, settings: Settings, leases: Leases, writer: Writer | None = None) -> None:
+        super().__init__("evertide-heart", settings.beat_interval_s)
         self.error: EvertideError | None = None
-        self._interval_s = settings.beat_interval_s
         self._leases = leases
         self._writer = writer
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="evertide-heart", daemon=True)
 
     def beat(self) -> None:
         """One beat; what went wrong is kept in `error` until all of it succeeds. The writer's comes first."""
@@ -40,21 +37,6 @@ class Heart:
                 errors.append(error)
         self.error = errors[0] if errors else None
 
-    def start(self) -> Heart:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
-            self.beat()
-
-    def __enter__(self) -> Heart:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+    def tick(self) -> bool:
+        self.beat()
+        return True

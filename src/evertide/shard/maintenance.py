@@ -7,11 +7,10 @@ kept in `errors` by shard until it works; the other shards, and the appends, go 
 from __future__ import annotations
 
 import logging
-import threading
-from types import TracebackType
 
 from evertide.errors import EvertideError, Fenced
 from evertide.shard.shard import Shard, Shards
+from evertide.shard.ticker import Ticker
 from evertide.store.paths import shard_key
 from evertide.store.writers import Writer
 
@@ -20,8 +19,9 @@ __all__ = ["Maintenance"]
 logger = logging.getLogger(__name__)
 
 
-class Maintenance:
+class Maintenance(Ticker):
     def __init__(self, shards: Shards, writer: Writer) -> None:
+        super().__init__("evertide-maintenance", shards.settings.maintenance_interval_s)
         self.errors: dict[str, EvertideError] = {}
         """By shard; under "" what concerns all of them."""
         self._shards = shards
@@ -29,8 +29,6 @@ class Maintenance:
         self._open: dict[str, Shard] = {}
         self._seen: dict[str, int] = {}
         self._collected_at_s = shards.runtime.monotonic_s()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="evertide-maintenance", daemon=True)
 
     def run_once(self, *, collect: bool = True) -> None:
         """Compact what changed; collect everything, if asked to."""
@@ -56,34 +54,16 @@ class Maintenance:
             logger.warning("maintenance of shard %s: %s", name, error)
             self.errors[name] = error
 
-    def start(self) -> Maintenance:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
+    def tick(self) -> bool:
         settings, runtime = self._shards.settings, self._shards.runtime
-        while not self._stopping.wait(settings.maintenance_interval_s):
-            due = runtime.monotonic_s() - self._collected_at_s >= settings.collection_interval_s
-            try:
-                self.run_once(collect=due)
-                self.errors.pop("", None)
-            except Fenced as error:
-                logger.warning("maintenance ends: %s", error)
-                self.errors[""] = error
-                return
-            except EvertideError as error:
-                logger.warning("maintenance: %s", error)
-                self.errors[""] = error
-            if due:
-                self._collected_at_s = runtime.monotonic_s()
-
-    def __enter__(self) -> Maintenance:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+        due = runtime.monotonic_s() - self._collected_at_s >= settings.collection_interval_s
+        try:
+            self.run_once(collect=due)
+            self.errors.pop("", None)
+        except EvertideError as error:
+            logger.warning("maintenance: %s", error)
+            self.errors[""] = error
+            return not isinstance(error, Fenced)
+        if due:
+            self._collected_at_s = runtime.monotonic_s()
+        return True

@@ -13,7 +13,7 @@ This is the face of the package: everything below is one small module each.
     compaction  merging batches
     collection  deleting what nobody needs
     inspect     looking inside
-    heart, maintenance  the threads beside it
+    heart, maintenance  the threads beside it (ticker: what they share)
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""A thread that does something again and again beside the appends, until it is stopped."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Ticker"]
+
+
+class Ticker(ABC):
+    """Use it as a context manager, or `start` and `stop` it. It ends by itself when `tick` says so."""
+
+    def __init__(self, name: str, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def tick(self) -> bool:
+        """Once every interval, in the thread. False ends it."""
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            if not self.tick():
+                return
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()

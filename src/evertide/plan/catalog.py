@@ -1,0 +1,103 @@
+"""The tables and views of a pipeline as Spark's analyzer sees them.
+
+A session of its own, so that the user's temporary views and settings are neither seen nor changed:
+
+1. A table, and a materialized view for those who read it, is a leaf: an empty relation with an explicit schema. It
+   survives the optimizer (an empty local relation would be folded away), keeps NOT NULL, and is recognised in a plan
+   by the id of its RDD.
+2. A plain or temporary view is a name for a query, and becomes part of whatever reads it.
+3. A query is analyzed and optimized once, when it is declared. Unknown names and columns are errors that say where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.scala import sequence
+from evertide.plan.statements import TableStatement, ViewStatement
+from evertide.plan.walk import nodes
+
+__all__ = ["Catalog", "Query"]
+
+_SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.cbo.enabled": "false",
+}
+"""What makes plans depend on more than the query: a plan must be the same in every session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A view's query: its plans in the JVM, and the tables and materialized views that it reads."""
+
+    name: str
+    frame: DataFrame
+    reads: tuple[str, ...]
+    where: str
+
+    @property
+    def analyzed(self) -> Any:
+        return self.frame._jdf.queryExecution().analyzed()
+
+    @property
+    def optimized(self) -> Any:
+        return self.frame._jdf.queryExecution().optimizedPlan()
+
+
+class Catalog:
+    def __init__(self, spark: SparkSession) -> None:
+        self.session = spark.newSession()
+        for key, value in _SETTINGS.items():
+            self.session.conf.set(key, value)
+        self._leaves: dict[int, str] = {}
+        """By the id of the leaf's RDD."""
+
+    def add_table(self, table: TableStatement) -> None:
+        fields = [
+            {"name": column.name, "type": json.loads(column.type), "nullable": column.nullable, "metadata": {}}
+            for column in table.columns
+        ]
+        self._add_leaf(table.name, json.dumps({"type": "struct", "fields": fields}))
+
+    def add_view(self, view: ViewStatement) -> Query:
+        """Analyze a view's query, and make the view known to later ones."""
+        frame = self._analyzed(view)
+        query = Query(view.name, frame, self._reads(frame), view.where)
+        if view.is_materialized:
+            self._add_leaf(view.name, frame.schema.json())
+        else:
+            frame.createOrReplaceTempView(view.name)
+        return query
+
+    def leaf_of(self, leaf: Any) -> str:
+        """The table or materialized view that a leaf of a plan stands for; empty if it stands for none."""
+        if leaf.getClass().getSimpleName() != "LogicalRDD":
+            return ""
+        return self._leaves.get(leaf.rdd().id(), "")
+
+    def _analyzed(self, view: ViewStatement) -> DataFrame:
+        try:
+            return self.session.sql(view.query)
+        except AnalysisException as error:
+            why = next(line.strip() for line in str(error).splitlines() if line.strip())
+            raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why) from error
+
+    def _reads(self, frame: DataFrame) -> tuple[str, ...]:
+        """In order of first appearance, subqueries included."""
+        found = map(self.leaf_of, nodes(frame._jdf.queryExecution().analyzed()))
+        return tuple(dict.fromkeys(filter(None, found)))
+
+    def _add_leaf(self, name: str, schema: str) -> None:
+        jvm_session = self.session._jsparkSession
+        context = self.session._jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
+            jvm_session.sparkContext()
+        )
+        frame = jvm_session.createDataFrame(context.emptyRDD(), jvm_session.parseDataType(schema))
+        [leaf] = sequence(frame.queryExecution().analyzed().collectLeaves())
+        self._leaves[leaf.rdd().id()] = name
+        frame.createOrReplaceTempView(name)

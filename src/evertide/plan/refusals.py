@@ -1,0 +1,72 @@
+"""What cannot be maintained, refused when the view is declared, with the expression named.
+
+A view's delta must be a function of its tables' deltas and its definition (I15). So a view may not ask for the time
+of day, for who is asking, for chance, or for "any ten rows"; and it may read nothing but the pipeline's own tables
+and views. This looks at the *analyzed* plan: the optimized one has already folded the time of day into a constant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalog import Catalog, Query
+from evertide.plan.scala import sequence
+from evertide.plan.walk import expressions, kind, nodes
+
+__all__ = ["refuse_unmaintainable"]
+
+_CURRENT = {
+    "CurrentDate": "current_date",
+    "CurrentTimestamp": "current_timestamp",
+    "Now": "now",
+    "LocalTimestamp": "localtimestamp",
+    "CurrentTime": "current_time",
+    "CurrentUser": "current_user",
+    "CurrentDatabase": "current_database",
+    "CurrentCatalog": "current_catalog",
+}
+_CONSTANT_LEAVES = {"OneRowRelation", "LocalRelation", "Range", "CTERelationRef"}
+
+
+def refuse_unmaintainable(query: Query, catalog: Catalog) -> None:
+    where = f"{query.where}, view {query.name!r}"
+    for node in nodes(query.analyzed):
+        why = _refused_node(node, catalog) or next(filter(None, map(_refused_expression, expressions(node))), None)
+        if why is not None:
+            raise InvalidInput(where=where, why=why)
+
+
+def _refused_node(node: Any, catalog: Catalog) -> str | None:
+    name = kind(node)
+    if name == "Sample":
+        return "TABLESAMPLE takes rows by chance: filter by a hash of the key instead"
+    if name in ("GlobalLimit", "Offset", "Tail") and not _is_ordered(node):
+        return "LIMIT and OFFSET without ORDER BY take any rows: say which by ORDER BY"
+    if node.children().size() == 0 and name not in _CONSTANT_LEAVES and not catalog.leaf_of(node):
+        return f"it reads {node.simpleString(80)}, which is no table or view of the pipeline"
+    return None
+
+
+def _is_ordered(node: Any) -> bool:
+    """Whether the rows come sorted as a whole: a Sort below, with nothing in between that could shuffle them."""
+    below = node.children().apply(0)
+    while kind(below) in ("GlobalLimit", "LocalLimit", "Offset", "Project", "SubqueryAlias"):
+        below = below.children().apply(0)
+    return kind(below) == "Sort" and bool(getattr(below, "global")())  # SORT BY sorts each partition by itself
+
+
+def _refused_expression(expression: Any) -> str | None:
+    name = kind(expression)
+    if name in _CURRENT:
+        return f"{_CURRENT[name]}() differs from one moment to the next: put the time into a table"
+    to_blame = not expression.deterministic() and all(
+        child.deterministic() for child in sequence(expression.children())
+    )
+    if to_blame and not _holds_plan(expression):
+        return f"{expression.sql()} is not deterministic: the view could not be computed again"
+    return None
+
+
+def _holds_plan(expression: Any) -> bool:
+    """A subquery is as deterministic as its plan, whose operators are looked at by themselves."""
+    return kind(expression) in ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")

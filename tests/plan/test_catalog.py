@@ -1,0 +1,123 @@
+"""Tables and views as Spark's analyzer sees them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalog import Catalog, Query
+from evertide.plan.refusals import refuse_unmaintainable
+from evertide.plan.statements import FlowStatement, TableStatement, ViewStatement, parse_script
+from evertide.plan.walk import kind, nodes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = """
+CREATE TABLE orders (id BIGINT NOT NULL, customer BIGINT, amount DECIMAL(10, 2), at TIMESTAMP, PRIMARY KEY (id));
+CREATE TABLE customers (id BIGINT NOT NULL, name STRING NOT NULL, city STRING, PRIMARY KEY (id));
+"""
+
+
+def declared(spark: SparkSession, script: str) -> tuple[Catalog, list[Query]]:
+    catalog, queries = Catalog(spark), []
+    for statement in parse_script(spark, TABLES + script, "shop.sql"):
+        match statement:
+            case TableStatement():
+                catalog.add_table(statement)
+            case ViewStatement():
+                queries.append(catalog.add_view(statement))
+            case FlowStatement():
+                raise AssertionError("no flows here")
+    return catalog, queries
+
+
+def declare_and_check(spark: SparkSession, query: str) -> None:
+    catalog, (view,) = declared(spark, f"CREATE MATERIALIZED VIEW v AS {query}")
+    refuse_unmaintainable(view, catalog)
+
+
+def test_views_read_tables_materialized_views_and_through_plain_views(spark: SparkSession) -> None:
+    _, (large, per_city, top) = declared(
+        spark,
+        """
+        CREATE VIEW large AS SELECT * FROM orders WHERE amount > 100;
+        CREATE MATERIALIZED VIEW per_city AS
+            SELECT city, count(*) AS n FROM large JOIN customers ON customer = customers.id GROUP BY city;
+        CREATE MATERIALIZED VIEW top AS
+            SELECT city FROM per_city WHERE n = (SELECT max(n) FROM per_city) AND city IN (SELECT city FROM customers);
+        """,
+    )
+    assert large.reads == ("orders",)
+    assert per_city.reads == ("orders", "customers")
+    assert top.reads == ("per_city", "customers")
+
+
+def test_a_leaf_survives_the_optimizer_and_keeps_not_null(spark: SparkSession) -> None:
+    """An empty local relation would be folded away with everything above it."""
+    catalog, (view,) = declared(
+        spark, "CREATE MATERIALIZED VIEW v AS SELECT name FROM customers WHERE name IS NOT NULL"
+    )
+    kinds = [kind(node) for node in nodes(view.optimized)]
+    assert kinds == ["Project", "LogicalRDD"], "IS NOT NULL is always true on a column that is NOT NULL"
+    assert [catalog.leaf_of(node) for node in nodes(view.optimized)] == ["", "customers"]
+
+
+def test_the_users_session_is_left_alone(spark: SparkSession) -> None:
+    spark.range(3).createOrReplaceTempView("mine")
+    with pytest.raises(InvalidInput, match="TABLE_OR_VIEW_NOT_FOUND"):
+        declared(spark, "CREATE MATERIALIZED VIEW v AS SELECT * FROM mine")
+    assert "orders" not in [table.name for table in spark.catalog.listTables()]
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("SELECT * FROM missing", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("SELECT nothing FROM orders", "UNRESOLVED_COLUMN"),
+        ("SELECT id, now() FROM orders", "now() differs from one moment to the next"),
+        ("SELECT id FROM orders WHERE at > current_timestamp()", "current_timestamp() differs"),
+        ("SELECT id FROM orders WHERE id IN (SELECT id FROM customers WHERE name = current_user())", "current_user()"),
+        ("SELECT id, rand() AS r FROM orders", "rand() is not deterministic"),
+        ("SELECT id, 1 + uuid() AS r FROM orders", "uuid() is not deterministic"),
+        ("SELECT id, monotonically_increasing_id() AS r FROM orders", "monotonically_increasing_id() is not det"),
+        ("SELECT id FROM orders LIMIT 10", "LIMIT and OFFSET without ORDER BY"),
+        ("SELECT id FROM orders SORT BY id LIMIT 10", "LIMIT and OFFSET without ORDER BY"),
+        (
+            "SELECT id FROM (SELECT id FROM orders ORDER BY id) GROUP BY id LIMIT 10",
+            "LIMIT and OFFSET without ORDER BY",
+        ),
+        ("SELECT * FROM orders TABLESAMPLE (10 PERCENT)", "TABLESAMPLE takes rows by chance"),
+    ],
+)
+def test_what_cannot_be_maintained_is_refused_by_name(spark: SparkSession, query: str, why: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        declare_and_check(spark, query)
+    assert refused.value.where == "shop.sql, line 4, view 'v'"
+    assert why in refused.value.why
+
+
+def test_what_the_pipeline_does_not_keep_is_not_read(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(3).write.parquet(f"{tmp_path}/outside")
+    with pytest.raises(InvalidInput, match="which is no table or view of the pipeline"):
+        declare_and_check(spark, f"SELECT * FROM parquet.`{tmp_path}/outside`")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id FROM orders ORDER BY amount DESC, id LIMIT 10",
+        "SELECT amount FROM orders ORDER BY id LIMIT 10 OFFSET 5",
+        "SELECT 1 AS one",
+        "SELECT * FROM VALUES (1, 'a') AS t(id, name) JOIN customers USING (id)",
+        "WITH big AS (SELECT * FROM orders WHERE amount > 1) SELECT count(*) AS n FROM big JOIN big AS b USING (id)",
+        "SELECT id, (SELECT max(amount) FROM orders) AS m FROM customers",
+        "SELECT id FROM customers c WHERE EXISTS (SELECT 1 FROM orders WHERE customer = c.id)",
+        "SELECT window(at, '5 minutes') AS w, sum(amount) AS s FROM orders GROUP BY window(at, '5 minutes')",
+    ],
+)
+def test_what_can_be_maintained_is_taken(spark: SparkSession, query: str) -> None:
+    declare_and_check(spark, query)

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -51,9 +52,9 @@ from evertide.shard.log import ShardLog, Version
 from evertide.shard.part import Part, decode_part
 from evertide.shard.read import Lister, Listing, Snapshot, Window, fetch
 from evertide.shard.shard import Shard, Shards
-from evertide.shard.state import Appended, Entry, Finalized, SinceAdvanced
-from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Guard, MemoryBlob, MemoryMeta, Stale, Write
-from evertide.store.paths import GENERATION, lease_key, lease_prefix, shard_key, writer_key
+from evertide.shard.state import Appended, Entry, Finalized, Forgotten, SinceAdvanced
+from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Guard, MemoryBlob, MemoryMeta, Record, Stale, Write
+from evertide.store.paths import GENERATION, beat_key, lease_key, lease_prefix, shard_key, writer_key
 from evertide.store.sealed import unseal
 from evertide.store.writers import Writer, registered
 from evertide.testing import Chance, ManualRuntime
@@ -492,6 +493,9 @@ class ShardMachine(RuleBasedStateMachine):
             model.since = diff.since
         elif isinstance(diff, Finalized):
             model.finalized = True
+        elif isinstance(diff, Forgotten):
+            alive = [writer for writer in diff.writers if self.meta.head(writer_key(writer)) is not None]
+            assert not alive, f"the tokens of {alive} are forgotten, and they may still ask for them"
 
     def _attempt(self, name: str, entry: Entry) -> Attempt:
         found = [
@@ -1212,3 +1216,53 @@ def test_while_in_doubt_nobody_says_that_it_did_not_happen() -> None:
     with pytest.raises(OutcomeUnknown):
         shard.compare_and_append(to_table([((0, "x"), 0, 1)]), 0, 1, two.writers[0])
     assert rows_at(two.shards[1], 0) == {(0, "x"): 1}
+
+
+class BeatenMeta(PassingMeta):
+    """Does something once, right after a collector looked at the heartbeats."""
+
+    def __init__(self, inner: MemoryMeta, deed: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._deeds = [deed]
+
+    def heads(self, prefix: str) -> dict[str, Record]:
+        found = self.inner.heads(prefix)
+        if prefix == beat_key("") and self._deeds:
+            self._deeds.pop()()
+        return found
+
+
+def test_a_writer_that_registers_during_a_collection_is_not_forgotten() -> None:
+    """It registers, appends, and its answer is lost, all after the collector looked who is registered.
+
+    If that collector forgets its token, and its diff is truncated before it looks, it would withdraw what it wrote.
+    """
+    two = Two()
+    two.append(1, 0)
+    hook, committed, go_on = HookMeta(two.meta), threading.Event(), threading.Event()
+
+    def pause() -> None:
+        committed.set()
+        assert go_on.wait(60.0)
+        lose_answer()
+
+    def newcomer() -> None:
+        shards = make_shards(two.blob, hook, runtime=two.runtime, settings=BLOBS)
+        writer, shard = make_writer(shards), shards.open("a")
+        hook.after_commit(pause)
+        with suppress(EvertideError):
+            shard.compare_and_append(to_table([((1, "x"), 1, 1)]), 1, 2, writer)
+
+    def arrive() -> None:
+        thread.start()
+        assert committed.wait(60.0)
+
+    thread = threading.Thread(target=newcomer)
+    collecting = make_shards(two.blob, BeatenMeta(two.meta, arrive), runtime=two.runtime, settings=BLOBS)
+    collecting.open("a").collect(two.writers[1])
+    two.append(1, 2)
+    two.shards[1].log.roll_up(two.writers[1])
+    two.shards[1].collect(two.writers[1])
+    go_on.set()
+    thread.join()
+    assert rows_at(two.shards[1], 2) == {(0, "x"): 1, (1, "x"): 1, (2, "x"): 1}

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from evertide.errors import Damaged, InvalidInput
 from evertide.shard.columns import Bools, Longs, Words, one_chunk, plain
-from evertide.shard.conform import alike, conform, first_null, refused_type
+from evertide.shard.conform import alike, conform, first_null, forbids_null, refused_type
 from evertide.shard.digest import RowHashes, row_hashes
 from evertide.shard.equality import equal_rows
 
@@ -146,6 +146,9 @@ def _check_names(table: pa.Table, wanted: pa.Schema, where: str) -> None:
 
 
 def _check_column(column: Any, field: Any, where: str) -> Any:
+    as_declared = column.type.equals(field.type, check_metadata=True)
+    if as_declared and not forbids_null(field.type) and (field.nullable or column.null_count == 0):
+        return column  # nothing to convert, and nothing that could be wrong: every append of our own engine
     place = f"{where}, column {field.name!r}"
     if not alike(column.type, field.type):
         raise InvalidInput(where=place, why=f"has the type {column.type}, but the shard has {field.type}")

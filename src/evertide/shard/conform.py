@@ -8,6 +8,7 @@ as a conversion of values is for whoever knows what they mean. Nullability is ch
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,16 @@ import pyarrow as pa
 
 from evertide.shard.columns import LISTS, Longs, list_values, plain, validity
 
-__all__ = ["alike", "conform", "first_null", "refused_type", "reinterpret", "stored_type", "type_fields"]
+__all__ = [
+    "alike",
+    "conform",
+    "first_null",
+    "forbids_null",
+    "refused_type",
+    "reinterpret",
+    "stored_type",
+    "type_fields",
+]
 
 _ENCODINGS = (
     pa.types.is_dictionary,
@@ -129,7 +139,7 @@ def first_null(array: Any, field: Any) -> int | None:
     """The first row with a NULL where the field, or one inside it, allows none. A field inside a NULL is not there."""
     if not field.nullable and array.null_count:
         return int(np.argmin(validity(array)))  # type: ignore[arg-type]
-    if not _forbids_null(field.type):
+    if not forbids_null(field.type):
         return None
     array = plain(array)
     valid = validity(array)
@@ -157,10 +167,12 @@ def type_fields(kind: Any) -> list[Any]:
     return [kind.field(i) for i in range(kind.num_fields)] if pa.types.is_struct(kind) else []
 
 
-def _forbids_null(kind: Any) -> bool:
+@lru_cache(maxsize=4096)
+def forbids_null(kind: Any) -> bool:
+    """Whether a field somewhere inside this type allows no NULL."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _forbids_null(kind.storage_type)
-    return any(not field.nullable or _forbids_null(field.type) for field in type_fields(kind))
+        return forbids_null(kind.storage_type)
+    return any(not field.nullable or forbids_null(field.type) for field in type_fields(kind))
 
 
 def _validity_buffer(array: Any) -> Any:

@@ -112,6 +112,7 @@ class Line:
         self._rate = 0.0
         self._chance = Chance(0)
         self._before: tuple[int, Callable[[], None]] | None = None
+        self.may_be_late = True
 
     def begin(self, rate: float, seed: int, before: tuple[int, Callable[[], None]] | None) -> None:
         self._rate, self._chance, self._before, self.injected = rate, Chance(seed), before, 0
@@ -127,7 +128,7 @@ class Line:
             return Fault.DONE
         self.injected += 1
         fault = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED, None)[self._chance.below(4)]
-        if fault is None and operation in ("commit", "put"):
+        if fault is None and operation in ("commit", "put") and self.may_be_late:
             self.late_calls = 1 + self._chance.below((12, 120)[self._chance.below(2)])
             return Fault.DONE
         return fault or Fault.DONE_LOST
@@ -365,12 +366,14 @@ class ShardMachine(RuleBasedStateMachine):
         blob = FaultyBlob(LateBlob(self.blob, line), line.faults)
         meta = FaultyMeta(LateMeta(self.meta, line, self._sync), line.faults)
         line.begin(rate, seed, None)
+        line.may_be_late = False  # see test_an_ended_writer_stays_ended
         try:
             writer = Writer.register(meta, runtime=self.runtime, settings=self.settings)
             shards = Shards(blob, meta, runtime=self.runtime, settings=self.settings)
             handles = {name: shards.open(name) for name in SHARDS} if self.meta.head(shard_key(SHARDS[0])) else {}
         finally:
             line.end()
+        line.may_be_late = True
         heart = Heart(self.settings, shards.leases, writer)
         return Actor(line, shards, writer, heart, handles, exposed=True)
 
@@ -715,7 +718,7 @@ class ShardMachine(RuleBasedStateMachine):
         if isinstance(error, TimeCompacted):
             assert as_of < model.since
         elif isinstance(error, Conflict):
-            assert model.finalized
+            assert model.finalized or "taken already" in error.why  # see test_a_lease_that_was_ended_while_it_was_taken
 
     def do_read_snapshot(self, actor: Actor, x: int, y: int) -> None:
         if not actor.opened:
@@ -1180,24 +1183,57 @@ def test_a_listener_below_since_is_told_so() -> None:
 
 
 class KeepingMeta(PassingMeta):
-    """Commits to shards stay under way: their answer is lost, and they arrive when the test says so."""
+    """Commits to keys with a prefix stay under way: their answer is lost, and they arrive when the test says so."""
 
-    def __init__(self, inner: MemoryMeta) -> None:
+    def __init__(self, inner: MemoryMeta, prefix: str, times: int) -> None:
         super().__init__(inner)
         self.kept: list[tuple[Any, Any]] = []
+        self._prefix = prefix
+        self._times = times
 
     def commit(self, writes: Any, guards: Any = ()) -> Stale | None:
-        if not any(write.key.startswith("shard/") for write in writes):
+        if not writes[0].key.startswith(self._prefix) or len(self.kept) == self._times:
             return self.inner.commit(writes, guards)
         self.kept.append((writes, guards))
         raise OutcomeUnknown(path="memory", why="still under way")
+
+
+def test_an_ended_writer_stays_ended() -> None:
+    """The first try of its registration, still under way, arrives when a second try registered it and it was ended."""
+    two = Two()
+    slow = KeepingMeta(two.meta, writer_key(""), 1)
+    shards = make_shards(two.blob, slow, runtime=two.runtime, settings=BLOBS)
+    writer = make_writer(shards)
+    two.runtime.advance_s(61.0)
+    assert writer.id in two.shards[1].collect(two.writers[1]).writers_ended
+    two.meta.commit(*slow.kept[0])
+    with pytest.raises(Fenced):
+        shards.open("a").compare_and_append(to_table([((0, "x"), 0, 1)]), 0, 1, writer)
+
+
+def test_a_lease_that_was_ended_while_it_was_taken() -> None:
+    """Its answer is lost, and it is ended before its reader looks: no reason to say that its id was taken."""
+    two = Two()
+    two.append(0, 0)
+
+    class EndingMeta(PassingMeta):
+        def scan(self, key: str, after: int = 0) -> list[Record]:
+            if key.startswith(lease_prefix("a")):
+                two.runtime.jump_wall_s(61.0)
+                two.shards[1].collect(two.writers[1])
+            return super().scan(key, after)
+
+    meta = FaultyMeta(EndingMeta(two.meta), Faults.scripted(writes=[Fault.DONE_LOST]))
+    shard = make_shards(two.blob, meta, runtime=two.runtime, settings=BLOBS).open("a")
+    with shard.snapshot(0) as snapshot:
+        assert to_rows(snapshot.to_arrow()) == {(0, "x"): 1}
 
 
 def test_what_may_still_arrive_is_not_collected() -> None:
     """A commit of unknown outcome arrives after others collected: what it names must be there."""
     two = Two()
     two.append(1, 0)
-    slow = KeepingMeta(two.meta)
+    slow = KeepingMeta(two.meta, shard_key(""), 10_000)
     shard = Shards(two.blob, slow, runtime=two.runtime, settings=BLOBS).open("a")
     with pytest.raises(OutcomeUnknown):
         shard.compare_and_append(to_table([((1, "x"), 1, 1)]), 1, 2, two.writers[0])

@@ -120,7 +120,12 @@ def _truncate(log: ShardLog, proof: _Evidence) -> int:
 
 
 def _forget_writers(log: ShardLog, proof: _Evidence, writer: Writer) -> None:
-    """Tokens of writers that are gone are of no use: nobody can ask for them any more."""
-    gone = tuple(name for name in proof.state.tokens if name not in proof.settled)
+    """Tokens of writers that are gone are of no use: nobody can ask for them any more.
+
+    Who is registered is asked again, after the state was read: a writer in it registered before that, so if it is not
+    registered now, it was ended, and stays so.
+    """
+    known = reading(lambda: registered(log.meta), log.runtime, log.settings)
+    gone = tuple(name for name in proof.state.tokens if name not in known)
     if gone:
         commit([Proposal(log, lambda _state: Forgotten(gone))], writer)

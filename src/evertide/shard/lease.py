@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evertide.errors import Conflict, LeaseLost, StorageFull
+from evertide.errors import LeaseLost, StorageFull
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.log import ShardLog
 from evertide.store.meta import Meta, Stale, Write
 from evertide.store.paths import lease_key, lease_prefix
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
 __all__ = ["Lease", "LeaseRecord", "Leases", "live_leases"]
@@ -97,7 +97,7 @@ class Leases:
         """A lease on everything in the state from now on; read the state after this, not before."""
         head = reading(lambda: self._meta.head(log.key), self._runtime, self._settings)
         record = LeaseRecord(
-            lease=self._runtime.new_id(),
+            lease="",
             shard=log.shard,
             reader=self._reader,
             host=self._host,
@@ -108,13 +108,16 @@ class Leases:
             beat_at_s=self._runtime.wall_s(),
             ttl_s=self._settings.lease_ttl_s,
         )
-        key = lease_key(log.shard, record.lease)
-        stale = commit_settled(self._meta, [Write(key, 0, seal(record))], (), self._runtime, self._settings)
-        if stale is not None:
-            raise Conflict(where=self._meta.path(key), why="the id of a new lease is taken already")
+
+        def writes(fresh: str) -> list[Write]:
+            nonlocal record
+            record = msgspec.structs.replace(record, lease=fresh, beat_at_s=self._runtime.wall_s())
+            return [Write(lease_key(log.shard, fresh), 0, seal(record))]
+
+        lease = commit_fresh(self._meta, writes, self._runtime, self._settings)
         with self._lock:
-            self._standing[key] = _Standing(1, record)
-        return Lease(self, log, record.lease)
+            self._standing[lease_key(log.shard, lease)] = _Standing(1, record)
+        return Lease(self, log, lease)
 
     def advance(self, lease: Lease, seqno: int, time: int) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Stale, Write
 
-__all__ = ["Patience", "commit_settled", "put_settled", "reading", "truncate_sometimes"]
+__all__ = ["Patience", "commit_fresh", "commit_settled", "put_settled", "reading", "truncate_sometimes"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,25 @@ def commit_settled(
             patience.after(doubt or error)
         else:
             return stale
+
+
+def commit_fresh(meta: Meta, make: Callable[[str], Sequence[Write]], runtime: Runtime, settings: Settings) -> str:
+    """Commit writes that create keys under a new id; returns the id.
+
+    After an unknown outcome another id is taken: the first try may still arrive, even after its keys were removed, and
+    must then not bring back what was ended. Under an id that nobody uses it is silent, and ends as silent ones do.
+    """
+    patience: Patience | None = None
+    while True:
+        fresh = runtime.new_id()
+        try:
+            stale = meta.commit(make(fresh))
+        except (Unavailable, OutcomeUnknown) as error:
+            patience = patience or Patience(runtime, settings)
+            patience.after(error)
+        else:
+            if stale is None:
+                return fresh
 
 
 def truncate_sometimes(meta: Meta, key: str, seqno: int, every: int = 64) -> None:

@@ -24,12 +24,12 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown
+from evertide.errors import EvertideError, Fenced, OutcomeUnknown
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, writer_key
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
 __all__ = [
@@ -71,8 +71,9 @@ class Generation(msgspec.Struct, frozen=True):
 class Writer:
     """This process's registration: taken once, passed to everything that writes. Safe to share between threads."""
 
-    def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, label: str = "") -> None:
-        self.id = runtime.new_id()
+    def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, writer: str, label: str = "") -> None:
+        """For `register`, which is how a writer comes to be."""
+        self.id = writer
         self.label = label
         self._meta = meta
         self._runtime = runtime
@@ -81,22 +82,22 @@ class Writer:
         self._beating = threading.Lock()
         self._next_seq = 1
         self._open: set[int] = set()
-        self._beats = 0
+        self._beats = 1
         self._tokens = 0
         self._asking: set[int] = set()
         self._generation = 0
 
     @classmethod
     def register(cls, meta: Meta, *, runtime: Runtime, settings: Settings, label: str = "") -> Writer:
-        writer = cls(meta, runtime, settings, label)
-        registration = Registration(
-            writer.id, label, socket.gethostname(), os.getpid(), runtime.wall_s(), settings.writer_ttl_s
-        )
-        writes = [Write(writer_key(writer.id), 0, seal(registration)), Write(beat_key(writer.id), 0, writer._sealed(1))]
-        stale = commit_settled(meta, writes, (), runtime, settings)
-        if stale is not None:
-            raise Conflict(where=meta.path(stale.key), why="the id of a new writer is taken already")
-        writer._beats = 1
+        host, pid, ttl_s = socket.gethostname(), os.getpid(), settings.writer_ttl_s
+
+        def writes(fresh: str) -> list[Write]:
+            now_s = runtime.wall_s()
+            registration = Registration(fresh, label, host, pid, now_s, ttl_s)
+            beat = Beat(fresh, 1, now_s, 1)
+            return [Write(writer_key(fresh), 0, seal(registration)), Write(beat_key(fresh), 0, seal(beat))]
+
+        writer = cls(meta, runtime, settings, commit_fresh(meta, writes, runtime, settings), label)
         writer.adopt_generation()
         return writer
 

@@ -89,7 +89,7 @@ def filled(settings: Settings = BLOBS) -> tuple[Shard, Writer, list[Counter[tupl
 
 @pytest.mark.parametrize("since", [0, 5, 2 * FAN_IN - 1])
 def test_every_readable_time_holds_what_it_held(since: int) -> None:
-    """Taken out once (times moved to since + 1): the content at since was empty."""
+    """Taken out once (times moved to since + 1): every case failed."""
     shard, writer, contents = filled()
     shard.advance_since(since, writer)
     assert shard.compact(writer)

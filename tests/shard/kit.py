@@ -122,6 +122,9 @@ class PassingBlob:
     def get(self, key: str) -> bytes:
         return self.inner.get(key)
 
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return self.inner.get_range(key, offset, length)
+
     def put(self, key: str, data: bytes) -> None:
         self.inner.put(key, data)
 

@@ -128,6 +128,10 @@ class HookedBlob:
         self._before("get", key)
         return self._inner.get(key)
 
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self._before("get_range", key)
+        return self._inner.get_range(key, offset, length)
+
     def put(self, key: str, data: bytes) -> None:
         self._before("put", key)
         self._inner.put(key, data)

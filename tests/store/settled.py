@@ -26,6 +26,9 @@ class SettledBlob:
     def get(self, key: str) -> bytes:
         return self._read(lambda: self.inner.get(key))
 
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return self._read(lambda: self.inner.get_range(key, offset, length))
+
     def put(self, key: str, data: bytes) -> None:
         put_settled(self.inner, key, data, self._runtime, self._settings)
 

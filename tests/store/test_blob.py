@@ -116,6 +116,32 @@ def test_rule_3_a_missing_blob_is_named(blob: Blob) -> None:
         assert caught.value.path == blob.path(key)
 
 
+@pytest.mark.parametrize("data", [b"", b"x", EVERY_BYTE], ids=["empty", "one byte", "every byte"])
+def test_rule_3_a_range_is_the_slice_of_all_bytes(blob: Blob, data: bytes) -> None:
+    """Also where it reaches past the end, or begins there: then it ends with the bytes."""
+    blob.put("p/a", data)
+    size = len(data)
+    for offset in {0, 1, size // 3, max(0, size - 5), max(0, size - 1), size, size + 1, 2 * size + 7}:
+        for length in (0, 1, 4, 70_000, size, size + 1, 1 << 33):
+            assert blob.get_range("p/a", offset, length) == data[offset : offset + length], (offset, length)
+
+
+def test_rule_3_a_range_of_a_missing_blob_is_named(blob: Blob) -> None:
+    blob.put("p/a", b"1")
+    for key in ("nothing", "p/nothing", "p/a/below a blob", "q/nothing", "p"):
+        for length in (0, 3):
+            with pytest.raises(BlobMissing) as caught:
+                blob.get_range(key, 0, length)
+            assert caught.value.path == blob.path(key)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, -1), (-2, -2)])
+def test_negative_ranges_are_refused(blob: Blob, offset: int, length: int) -> None:
+    blob.put("p/a", b"123")
+    with pytest.raises(InvalidInput):
+        blob.get_range("p/a", offset, length)
+
+
 def test_rule_4_delete(blob: Blob) -> None:
     blob.put("p/a", b"1")
     blob.put("p/b", b"2")
@@ -209,6 +235,7 @@ def test_keys_are_taken_as_they_are(blob: Blob, key: str) -> None:
 def test_keys_that_could_leave_the_root_or_clash_are_refused(blob: Blob, key: str) -> None:
     calls: list[Callable[[], object]] = [
         lambda: blob.get(key),
+        lambda: blob.get_range(key, 0, 1),
         lambda: blob.put(key, b""),
         lambda: blob.delete(key),
     ]

@@ -25,6 +25,7 @@ from tests.servers.s3 import S3Server
 def calls(blob: Blob) -> dict[str, Callable[[], object]]:
     return {
         "get": lambda: blob.get("p/a"),
+        "get_range": lambda: blob.get_range("p/a", 0, 1),
         "list": lambda: list(blob.list("p/")),
         "put": lambda: blob.put("p/a", b"1"),
         "delete": lambda: blob.delete("p/a"),
@@ -50,14 +51,14 @@ def test_prefixes_are_apart(s3_server: S3Server) -> None:
     assert [entry.key for entry in whole.list("")] == ["one/a"]
 
 
-@pytest.mark.parametrize("name", ["get", "list", "put", "delete"])
+@pytest.mark.parametrize("name", ["get", "get_range", "list", "put", "delete"])
 def test_rule_7_a_wrong_secret_is_forbidden(s3_server: S3Server, name: str) -> None:
     blob = S3Blob(s3_server.bucket, "p", **{**s3_server.options, "secret_access_key": "wrong"})
     with pytest.raises(StorageForbidden):
         calls(blob)[name]()
 
 
-@pytest.mark.parametrize("name", ["get", "list", "put", "delete"])
+@pytest.mark.parametrize("name", ["get", "get_range", "list", "put", "delete"])
 def test_rule_7_a_server_that_is_not_there_did_nothing(s3_server: S3Server, name: str) -> None:
     blob = S3Blob(s3_server.bucket, "p", **{**s3_server.options, "endpoint": "http://127.0.0.1:1"})
     with pytest.raises(Unavailable) as caught:
@@ -65,7 +66,7 @@ def test_rule_7_a_server_that_is_not_there_did_nothing(s3_server: S3Server, name
     assert type(caught.value) is Unavailable
 
 
-@pytest.mark.parametrize("name", ["get", "list", "put", "delete"])
+@pytest.mark.parametrize("name", ["get", "get_range", "list", "put", "delete"])
 def test_rule_7_a_missing_bucket_is_no_missing_blob(s3_server: S3Server, name: str) -> None:
     blob = S3Blob("no-such-bucket", "p", **s3_server.options)
     with pytest.raises(Unavailable, match="NoSuchBucket"):
@@ -105,6 +106,26 @@ def test_rule_7_failures_of_writes(blob: S3Blob, name: str, text: str, kind: typ
         calls(blob)[name]()
     assert type(caught.value) is kind
     assert caught.value.facts["path"] == blob.path("p/a")
+
+
+def test_rule_3_a_range_of_a_store_that_answers_with_one(blob: S3Blob) -> None:
+    """The server of these tests does not. Nothing but the range is asked for then, and no more given than asked for."""
+    inner, asked = blob._obstore, []
+
+    class Ranged:
+        exceptions = inner.exceptions
+
+        @staticmethod
+        def get_range(_store: Any, key: str, *, start: int, length: int) -> bytes:
+            asked.append((key, start, length))
+            if start >= 10:
+                raise inner.exceptions.GenericError("non-2xx status code: 416 Range Not Satisfiable: InvalidRange")
+            return b"0123456789"[start : start + length]
+
+    blob._obstore = Ranged
+    ranges = [(0, 3), (8, 5), (4, 0), (10, 1), (12, 0)]
+    assert [blob.get_range("p/a", *found) for found in ranges] == [b"012", b"89", b"", b"", b""]
+    assert asked == [("p/a", 0, 3), ("p/a", 8, 5), ("p/a", 4, 1), ("p/a", 10, 1), ("p/a", 12, 1)]
 
 
 def test_rule_2_a_put_whose_answer_was_lost_is_repeated(blob: S3Blob) -> None:

@@ -455,7 +455,7 @@ def test_files_answer_as_the_operating_system_does(tmp_path: Path) -> None:
 
 
 _OPS = (
-    *("read", "write_new", "sync", "rename", "sync_directory"),
+    *("read", "read_range", "write_new", "sync", "rename", "sync_directory"),
     *("unlink", "make_directory", "list_directory", "exists", "size"),
 )
 
@@ -467,7 +467,7 @@ def _random_path(chance: Chance) -> Path:
 
 def _answer(files: Files, op: str, path: Path, other: Path, data: bytes) -> object:
     """What came back, in a tuple, or the errno of what was raised."""
-    more = {"write_new": (data,), "rename": (path.with_name(other.name),)}.get(op, ())
+    more = {"write_new": (data,), "rename": (path.with_name(other.name),), "read_range": (7, 20)}.get(op, ())
     try:
         found = getattr(files, op)(path, *more)
     except OSError as error:

@@ -9,6 +9,8 @@ Contract, checked for every implementation by `tests/store/test_blob.py`:
 2. Keys are unique and bytes never change, so a `put` whose outcome is unknown is simply repeated: putting the same
    bytes again succeeds. Putting other bytes under a key that is taken raises `Conflict`, and the first bytes stay.
 3. `get` returns all bytes, or raises `BlobMissing` with the path. It does not check digests: whoever knows them does.
+   `get_range` returns `data[offset : offset + length]`, and like that slice it ends where the bytes do: asking for one
+   byte more than there should be tells whether a blob has the right length.
 4. `delete` is idempotent, and durable on return: True if the blob was there.
 5. `list` yields every blob below a prefix (a whole number of path names) in key order. A blob put or deleted meanwhile
    may or may not be in it.
@@ -36,6 +38,8 @@ class BlobEntry:
 
 class Blob(Protocol):
     def get(self, key: str) -> bytes: ...
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes: ...
 
     def put(self, key: str, data: bytes) -> None: ...
 

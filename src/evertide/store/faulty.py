@@ -106,6 +106,9 @@ class FaultyBlob:
     def get(self, key: str) -> bytes:
         return self._faults.read("get", key, self.path(key), lambda: self._inner.get(key))
 
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return self._faults.read("get_range", key, self.path(key), lambda: self._inner.get_range(key, offset, length))
+
     def put(self, key: str, data: bytes) -> None:
         self._faults.write("put", key, self.path(key), lambda: self._inner.put(key, data))
 

@@ -19,6 +19,7 @@ __all__ = [
     "check_blob_prefix",
     "check_commit",
     "check_meta_key",
+    "check_range",
     "is_reserved",
     "key_end",
 ]
@@ -45,6 +46,11 @@ def check_blob_prefix(prefix: str) -> str:
         return ""
     _check_names(prefix, prefix.removesuffix("/").split("/"))
     return prefix.removesuffix("/") + "/"
+
+
+def check_range(key: str, offset: int, length: int) -> None:
+    if offset < 0 or length < 0:
+        raise InvalidInput(where=f"blob key {key!r}", why=f"the range of {length} bytes at {offset} is negative")
 
 
 def _check_names(key: str, names: Sequence[str]) -> None:

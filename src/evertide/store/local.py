@@ -41,7 +41,7 @@ from evertide.errors import (
 )
 from evertide.store.blob import BlobEntry
 from evertide.store.files import Files, SystemFiles
-from evertide.store.keys import TEMPORARY, check_blob_key, check_blob_prefix, is_reserved
+from evertide.store.keys import TEMPORARY, check_blob_key, check_blob_prefix, check_range, is_reserved
 from evertide.store.turns import Turns
 
 __all__ = ["LocalBlob", "refusal"]
@@ -94,12 +94,14 @@ class LocalBlob:
 
     def get(self, key: str) -> bytes:
         path = self._root / check_blob_key(key)
-        try:
+        with self._reading(path):
             return self._files.read(path)
-        except OSError as error:
-            if error.errno in _MISSING and self._exists(self._root):
-                raise BlobMissing(path=str(path), why=error.strerror or "not there") from error
-            raise refusal(path, error) from error
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        path = self._root / check_blob_key(key)
+        check_range(key, offset, length)
+        with self._reading(path):
+            return self._files.read_range(path, offset, length)
 
     def put(self, key: str, data: bytes) -> None:
         path = self._root / check_blob_key(key)
@@ -144,6 +146,15 @@ class LocalBlob:
             key = entry.key.removesuffix(TEMPORARY)
             if key != entry.key and not is_reserved(key) and not self._exists(self._root / key):
                 yield key
+
+    @contextlib.contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _MISSING and self._exists(self._root):
+                raise BlobMissing(path=str(path), why=error.strerror or "not there") from error
+            raise refusal(path, error) from error
 
     def _check_free(self, path: Path, data: bytes) -> None:
         if self._files.exists(path) and (self._files.size(path) != len(data) or self._files.read(path) != data):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from evertide.errors import BlobMissing, Conflict
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.store.blob import BlobEntry
-from evertide.store.keys import check_blob_key, check_blob_prefix, check_commit, check_meta_key
+from evertide.store.keys import check_blob_key, check_blob_prefix, check_commit, check_meta_key, check_range
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.wake import Wake
 
@@ -30,6 +30,10 @@ class MemoryBlob:
         if data is None:
             raise BlobMissing(path=self.path(key), why="there is no such blob")
         return data
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        check_range(key, offset, length)
+        return self.get(key)[offset : offset + length]
 
     def put(self, key: str, data: bytes) -> None:
         check_blob_key(key)

@@ -2,7 +2,8 @@
 
 Blob keys end in a `Name`, which carries the id of the writer that made it, so that a collector can tell whose orphan a
 blob is: `parts/<shard>/<writer>-<seq>[-<attempt>].parquet`. `seq` is taken from the writer's own counter; `attempt`
-tells apart the tries of one task on Spark's executors.
+tells apart the tries of one task on Spark's executors. Parts of arrangements are named alike, below
+`state/<arrangement>/`.
 
 Meta keys:
 
@@ -40,6 +41,8 @@ __all__ = [
     "rollup_key",
     "rollup_prefix",
     "shard_key",
+    "state_part_key",
+    "state_prefix",
     "writer_key",
 ]
 
@@ -95,6 +98,14 @@ def rollup_prefix(shard: str) -> str:
 
 def rollup_blob_key(shard: str, name: Name) -> str:
     return f"{rollup_prefix(shard)}{name}"
+
+
+def state_prefix(arrangement: str) -> str:
+    return f"state/{arrangement}/"
+
+
+def state_part_key(arrangement: str, name: Name) -> str:
+    return f"{state_prefix(arrangement)}{name}"
 
 
 def shard_key(shard: str) -> str:

@@ -20,11 +20,9 @@ Production code runs on `disk.files` (the `Files` of `LocalBlob`) and on `disk.m
    "none"; "all", which is also what a process leaves behind that was merely killed; "names", every name and no bytes,
    the classic file of length 0; or a seed, by which each name and each truncation survives or not on its own, and the
    bytes of each file do, or are torn as in rule 1. What has survived is durable.
-8. `capacity_bytes` bounds the bytes of files and records. A file that does not fit is cut off where the room ends, and
-   raises ENOSPC. A commit that does not fit raises `StorageFull` and does not happen; even a removal needs some room.
-   Names need none. More capacity heals it.
-9. Every operation is numbered, from 1, and logged before it is tried; looking is an operation, too. With one thread and
-   one seed the log is the same in every run.
+8. `capacity_bytes` bounds the bytes of files and records. A file that does not fit is cut off, and raises ENOSPC; such
+   a commit does not happen (`StorageFull`); even a removal needs some room. Names need none. More capacity heals it.
+9. Every operation, looks too, is numbered from 1 and logged before it is tried: alike for one thread and one seed.
 """
 
 from __future__ import annotations
@@ -254,6 +252,9 @@ class SimulatedFiles(_Process):
     def read(self, path: Path) -> bytes:
         with self._operation("read", path):
             return self._file(path).data
+
+    def read_range(self, path: Path, offset: int, length: int) -> bytes:
+        return self.read(path)[offset : offset + length]
 
     def write_new(self, path: Path, data: bytes) -> None:
         with self._operation("write_new", path, len(data)):

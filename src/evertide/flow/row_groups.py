@@ -1,0 +1,66 @@
+"""`RowGroupCache`: decoded row groups and open files of parts, within one memory budget for all arrangements.
+
+What was not used for longest goes first. A value that is larger than the whole budget is not kept at all, so that the
+sum of what is kept never exceeds it. Values are immutable and may be in use after they went: dropping one only means
+that it is read again. Safe to share between threads; two that miss the same value both read it, and either copy stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from evertide.errors import InvalidInput
+
+__all__ = ["RowGroupCache"]
+
+Place = tuple[str, int]
+"""A part's key, and the number of a row group in it; -1 is the file itself."""
+
+
+class RowGroupCache:
+    def __init__(self, bytes_max: int) -> None:
+        if bytes_max < 0:
+            raise InvalidInput(where="RowGroupCache.bytes_max", why=f"a budget is not negative, as {bytes_max} is")
+        self.bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Place, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, part: str, number: int) -> Any | None:
+        place = (part, number)
+        with self._lock:
+            found = self._values.get(place)
+            if found is None:
+                return None
+            self._values.move_to_end(place)
+            return found[0]
+
+    def put(self, part: str, number: int, value: Any, size: int) -> None:
+        with self._lock:
+            self._remove((part, number))
+            if size > self.bytes_max:
+                return
+            while self._bytes + size > self.bytes_max:
+                self._remove(next(iter(self._values)))
+            self._values[part, number] = (value, size)
+            self._bytes += size
+
+    def drop(self, part: str, count: int) -> None:
+        """Forget a part with so many row groups: nobody will ask for it again."""
+        with self._lock:
+            for number in range(-1, count):
+                self._remove((part, number))
+
+    def _remove(self, place: Place) -> None:
+        found = self._values.pop(place, None)
+        if found is not None:
+            self._bytes -= found[1]

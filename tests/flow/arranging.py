@@ -1,0 +1,85 @@
+"""Arrangements for tests: tiny limits, so that a handful of rows becomes several runs, parts and row groups."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.arrangement import Arrangement
+from evertide.flow.manifest import Manifest
+from evertide.flow.row_groups import RowGroupCache
+from evertide.flow.spine import ArrangementSettings
+from evertide.shard.changes import DIFF
+from evertide.store import Blob, MemoryBlob
+from evertide.store.paths import Name
+from evertide.testing.arrow import canonical_rows
+
+__all__ = ["SCHEMA", "TINY", "Content", "World", "content", "delta", "grouped", "keys"]
+
+TINY = ArrangementSettings(
+    memory_rows_max=8, inline_rows_max=4, row_group_rows=3, part_rows_max=7, merge_fan_in=2, memory_bytes_max=1 << 20
+)
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string()), pa.field("price", pa.float64())])
+
+Content = Counter[tuple[Hashable, ...]]
+
+
+class World:
+    """A blob, a cache, and names for parts: what arrangements share."""
+
+    def __init__(self, blob: Blob | None = None, cache_bytes: int = 1 << 20) -> None:
+        self.blob: Blob = blob if blob is not None else MemoryBlob()
+        self.cache = RowGroupCache(cache_bytes)
+        self._count = count(1)
+
+    def new_name(self) -> Name:
+        return Name("w", next(self._count), "parquet")
+
+    def arrangement(
+        self, schema: Any = SCHEMA, key: Sequence[str] = ("id",), settings: ArrangementSettings = TINY
+    ) -> Arrangement:
+        return Arrangement(
+            "a", schema, tuple(key), blob=self.blob, cache=self.cache, new_name=self.new_name, settings=settings
+        )
+
+    def restored(self, manifest: Manifest, *, verify: bool = True) -> Arrangement:
+        """As a process would that starts anew: nothing is decoded yet."""
+        self.cache = RowGroupCache(self.cache.bytes_max)
+        return Arrangement.restore(
+            manifest, blob=self.blob, cache=self.cache, new_name=self.new_name, settings=TINY, verify=verify
+        )
+
+
+def delta(rows: Any, diffs: Any = 1) -> Any:
+    """Rows, as a table or as tuples of `SCHEMA`, with their diffs or one for all."""
+    if not isinstance(rows, pa.Table):
+        arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(SCHEMA)]
+        rows = pa.Table.from_arrays(arrays, schema=SCHEMA)
+    weights = np.full(rows.num_rows, diffs, np.int64) if isinstance(diffs, int) else np.array(diffs, np.int64)
+    return rows.append_column(pa.field(DIFF, pa.int64(), nullable=False), pa.array(weights))
+
+
+def keys(*ids: int | None) -> Any:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+def content(table: Any) -> Content:
+    """What a lookup or scan found; each row must be there once."""
+    rows = canonical_rows(table.drop_columns([DIFF]))
+    assert len(set(rows)) == len(rows), "not consolidated"
+    found = Counter(dict(zip(rows, table.column(DIFF).to_pylist(), strict=True)))
+    assert all(found.values())
+    return found
+
+
+def grouped(value: Any) -> Any:
+    """A canonical value as Spark groups it: -0.0 is 0.0, wherever it lies."""
+    if isinstance(value, tuple):
+        return tuple(grouped(inner) for inner in value)
+    return struct.pack("<d", 0.0) if value == struct.pack("<d", -0.0) else value

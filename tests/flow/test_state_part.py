@@ -1,0 +1,242 @@
+"""What lies on the blob: parts that are missing or damaged, storage that fails, what is fetched, and what is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from evertide.errors import BlobDamaged, BlobMissing, EvertideError, InvalidInput, OutcomeUnknown, Unavailable
+from evertide.flow.arrangement import Arrangement
+from evertide.flow.row_groups import RowGroupCache
+from evertide.flow.spine import ArrangementSettings
+from evertide.flow.state_part import PartEntry
+from evertide.store import Blob, Fault, Faults, FaultyBlob, MemoryBlob
+from tests.flow.arranging import World, content, delta, keys
+from tests.shard.kit import PassingBlob
+
+ROWS = [(i, f"name {i % 4}", i / 2) for i in range(30)]
+
+
+class WatchedBlob(PassingBlob):
+    """Counts what is fetched, and damages it on the way if it is told to."""
+
+    def __init__(self, inner: Blob) -> None:
+        super().__init__(inner)
+        self.fetched: list[tuple[str, int, int]] = []
+        self.damage: Callable[[str, bytes], bytes] = lambda _, data: data
+
+    def get(self, key: str) -> bytes:
+        return self.damage(key, self.inner.get(key))
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self.fetched.append((key, offset, length))
+        return self.get(key)[offset : offset + length]
+
+
+def saved(blob: Blob) -> tuple[World, Arrangement]:
+    world = World(blob)
+    subject = world.arrangement()
+    subject.apply(delta(ROWS))
+    subject.compact()
+    assert len(subject.parts()) > 2
+    return world, subject
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_missing_part_is_named(verify: bool) -> None:
+    world, subject = saved(MemoryBlob())
+    manifest = subject.save()
+    for part in subject.parts():
+        data = world.blob.get(part.key)
+        world.blob.delete(part.key)
+        with pytest.raises(BlobMissing) as caught:
+            world.restored(manifest, verify=verify)
+        assert caught.value.path == world.blob.path(part.key)
+        world.blob.put(part.key, data)
+    assert world.restored(manifest).rows == 30
+
+
+def flipped(at: int, data: bytes) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def damages(part: PartEntry, other: bytes) -> dict[str, Callable[[bytes], bytes]]:
+    """Per kind what becomes of the bytes: every byte that there is belongs to something that is verified."""
+    footer = part.bytes - part.footer_bytes
+    flips = {
+        f"byte {at}": at for at in (4, footer // 2, footer - 1, footer, footer + 9, part.bytes - 6, part.bytes - 1)
+    }
+    found: dict[str, Callable[[bytes], bytes]] = {name: partial(flipped, at) for name, at in flips.items()}
+    found |= {"cut": lambda data: data[:-1], "longer": lambda data: data + b"x", "empty": lambda _: b""}
+    return found | {"shifted": lambda data: b"x" + data, "exchanged": lambda _: other}
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_damaged_part_is_named_before_any_of_it_is_used(verify: bool) -> None:
+    """Taken out once, one by one (length, checksums of the footer, of row groups, of the whole): it went unnoticed, or
+    was called something else."""
+    blob = WatchedBlob(MemoryBlob())
+    world, subject = saved(blob)
+    manifest = subject.save()
+    victim, other = subject.parts()[:2]
+    for name, damage in damages(victim, blob.inner.get(other.key)).items():
+        blob.damage = lambda key, data, damage=damage: damage(data) if key == victim.key else data  # type: ignore[misc]
+        with pytest.raises(BlobDamaged) as caught:
+            world.restored(manifest, verify=verify).lookup(keys(*range(30)))
+        assert caught.value.path == blob.path(victim.key), name
+        if name in ("cut", "longer", "empty"):
+            assert caught.value.why == "length in bytes"
+        if verify:
+            with pytest.raises(BlobDamaged):
+                world.restored(manifest)
+    blob.damage = lambda _, data: data
+    assert content(world.restored(manifest).scan()) == content(subject.scan())
+
+
+def test_damage_that_comes_later_is_seen_too() -> None:
+    """Everything was right when it was restored, and the file is open."""
+    blob = WatchedBlob(MemoryBlob())
+    world, subject = saved(blob)
+    subject = world.restored(subject.save())
+    victim = subject.parts()[0]
+    blob.damage = lambda key, data: data[:5] + b"???" + data[8:] if key == victim.key else data
+    reads: list[Callable[[], Any]] = [lambda: subject.lookup(keys(0)), subject.scan, lambda: subject.scan(["name"])]
+    for read in reads:
+        with pytest.raises(BlobDamaged) as caught:
+            read()
+        assert caught.value.path == blob.path(victim.key)
+    subject.apply(delta([(99, "x", 0.0)]))
+    with pytest.raises(BlobDamaged):
+        subject.compact()
+    blob.damage = lambda _, data: data
+    assert subject.lookup(keys(0, 99)).num_rows == 2
+
+
+def test_parts_of_other_columns_are_refused() -> None:
+    world, subject = saved(MemoryBlob())
+    other = world.arrangement(subject.schema.remove(2), ("id",))
+    other.adopt(subject.parts())
+    with pytest.raises(BlobDamaged, match="columns"):
+        other.scan()
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.DONE_LOST])
+@pytest.mark.parametrize("step", ["maintain", "compact", "save", "apply"])
+def test_a_failed_write_changes_nothing(fault: Fault, step: str) -> None:
+    """Taken out once (`apply` wrote memory out after it had added the delta): its caller would have added it twice."""
+    faults: list[Fault] = []
+    inner = MemoryBlob()
+    blob = FaultyBlob(inner, Faults(lambda *_: faults.pop() if faults else Fault.DONE, lambda *_: Fault.DONE))
+    subject = World(blob).arrangement(
+        settings=ArrangementSettings(memory_rows_max=5, inline_rows_max=4, part_rows_max=4)
+    )
+    for start in range(0, 25, 5):
+        subject.apply(delta(ROWS[start : start + 5]))
+    steps: dict[str, Callable[[], Any]] = {
+        "maintain": subject.maintain,
+        "compact": subject.compact,
+        "save": subject.save,
+        "apply": lambda: subject.apply(delta(ROWS[25:])),
+    }
+    before, parts = subject.scan(), subject.parts()
+    faults.append(fault)
+    with pytest.raises(Unavailable if fault is Fault.REFUSED else OutcomeUnknown):
+        steps[step]()
+    assert content(subject.scan()) == content(before)
+    assert subject.parts() == parts
+    orphans = {entry.key for entry in inner.list("")} - {part.key for part in parts}
+    assert orphans <= set(subject.released), "whatever may have been put is the owner's to delete"
+    steps[step]()
+    assert len(content(subject.scan())) == (30 if step == "apply" else 25)
+
+
+def test_a_read_that_failed_is_made_again() -> None:
+    reads = [Fault.REFUSED, Fault.DONE, Fault.REFUSED]
+    inner = MemoryBlob()
+    _, subject = saved(inner)
+    again = World(FaultyBlob(inner, Faults.scripted(reads=reads))).arrangement()
+    again.adopt(subject.parts())
+    errors: list[type[EvertideError]] = []
+    while not errors or errors[-1] is Unavailable:
+        try:
+            assert content(again.lookup(keys(1, 2), ["id"])) == {(1,): 1, (2,): 1}
+            errors.append(EvertideError)
+        except Unavailable:
+            errors.append(Unavailable)
+    assert errors == [Unavailable, Unavailable, EvertideError]
+
+
+def test_memory_is_written_out_by_whoever_comes_if_nobody_maintains() -> None:
+    world = World()
+    subject = world.arrangement(settings=ArrangementSettings(memory_rows_max=10))
+    for i in range(60):
+        subject.apply(delta([(i, "n", 0.0)]))
+    assert sum(part.rows for part in subject.parts()) == 41
+    wide = world.arrangement(settings=ArrangementSettings(memory_bytes_max=1000))
+    for i in range(8):
+        wide.apply(delta([(i, "n" * 1000, 0.0)]))
+    assert wide.parts()
+    assert wide.maintain()
+    assert not wide._spine.runs.memory
+
+
+def test_only_what_may_hold_a_key_is_fetched_and_only_once() -> None:
+    blob = WatchedBlob(MemoryBlob())
+    world, subject = saved(blob)
+    subject = world.restored(subject.save())
+    blob.fetched.clear()
+    assert subject.lookup(keys(1000, -1)).num_rows == 0
+    assert blob.fetched == []
+    assert subject.lookup(keys(4), ["id"]).num_rows == 1
+    assert len(blob.fetched) == 1
+    assert subject.lookup(keys(3, 4, 5), ["id"]).num_rows == 3
+    assert len(blob.fetched) == 1, "they lie in the same row group, which is at hand"
+    assert subject.lookup(keys(4), ["name"]).num_rows == 1
+    assert len(blob.fetched) == 2, "one more column"
+    assert subject.lookup(keys(5), ["id", "name"]).num_rows == 1
+    assert len(blob.fetched) == 2
+
+
+def test_a_key_may_fill_many_row_groups() -> None:
+    subject = World().arrangement()
+    subject.apply(delta([(i // 10, f"{i}", 0.0) for i in range(40)]))
+    subject.compact()
+    for number in range(4):
+        found = subject.lookup(keys(number, number, 77), ["name"])
+        assert content(found) == Counter({(f"{i}",): 1 for i in range(number * 10, number * 10 + 10)})
+    assert subject.lookup(keys(0, 3)).num_rows == 20
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2000, 5000, 40_000])
+def test_the_budget_is_kept(cache_bytes: int) -> None:
+    world = World(cache_bytes=cache_bytes)
+    subjects = [world.arrangement(settings=ArrangementSettings(row_group_rows=10, part_rows_max=40)) for _ in range(2)]
+    for subject in subjects:
+        subject.apply(delta([(i, "n" * (i % 7), 0.0) for i in range(400)]))
+        subject.compact()
+    for step in range(200):
+        assert subjects[step % 2].lookup(keys(step, (step * 7) % 400)).num_rows in (1, 2)
+        assert world.cache.bytes <= cache_bytes
+    assert (len(world.cache) > 0) == (cache_bytes > 0)
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
+    cache = RowGroupCache(100)
+    for number in range(3):
+        cache.put("p", number, f"value {number}", 30)
+    assert cache.get("p", 0) == "value 0"
+    cache.put("p", 3, "value 3", 30)
+    assert [cache.get("p", number) for number in range(4)] == ["value 0", None, "value 2", "value 3"]
+    cache.put("p", 3, "other", 40)
+    assert (cache.get("p", 3), cache.bytes) == ("other", 100)
+    cache.put("p", 3, "too large", 101)
+    assert (cache.get("p", 3), cache.bytes) == (None, 60)
+    cache.put("q", -1, "file", 10)
+    cache.drop("p", 4)
+    assert (cache.bytes, len(cache), cache.get("q", -1)) == (10, 1, "file")
+    with pytest.raises(InvalidInput):
+        RowGroupCache(-1)

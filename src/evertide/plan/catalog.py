@@ -27,6 +27,10 @@ __all__ = ["Catalog", "Query"]
 _SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.cbo.enabled": "false",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.catalyst.optimizer.{rule}"
+        for rule in ("InferWindowGroupLimit", "LimitPushDown", "LimitPushDownThroughWindow")
+    ),
 }
 """What makes plans depend on more than the query: a plan must be the same in every session."""
 
@@ -56,12 +60,14 @@ class Catalog:
             self.session.conf.set(key, value)
         self._leaves: dict[int, str] = {}
         """By the id of the leaf's RDD."""
+        self._keys: dict[str, tuple[str, ...]] = {}
 
     def add_table(self, table: TableStatement) -> None:
         fields = [
             {"name": column.name, "type": json.loads(column.type), "nullable": column.nullable, "metadata": {}}
             for column in table.columns
         ]
+        self._keys[table.name] = tuple(name.lower() for name in table.key)
         self._add_leaf(table.name, json.dumps({"type": "struct", "fields": fields}))
 
     def add_view(self, view: ViewStatement) -> Query:
@@ -79,6 +85,10 @@ class Catalog:
         if leaf.getClass().getSimpleName() != "LogicalRDD":
             return ""
         return self._leaves.get(leaf.rdd().id(), "")
+
+    def key_of(self, name: str) -> tuple[str, ...]:
+        """The primary key of a table, in lower case; empty if it has none."""
+        return self._keys.get(name, ())
 
     def _analyzed(self, view: ViewStatement) -> DataFrame:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from evertide.plan.scala import sequence
 
-__all__ = ["expressions", "kind", "nodes"]
+__all__ = ["expressions", "kind", "nodes", "within"]
 
 
 def kind(tree: Any) -> str:
@@ -26,10 +26,11 @@ def nodes(plan: Any) -> Iterator[Any]:
 def expressions(plan: Any) -> Iterator[Any]:
     """The expressions of one operator, parents first; the plans inside subquery expressions are `nodes`'s business."""
     for expression in sequence(plan.expressions()):
-        yield from _within(expression)
+        yield from within(expression)
 
 
-def _within(expression: Any) -> Iterator[Any]:
+def within(expression: Any) -> Iterator[Any]:
+    """An expression and all below it, parents first."""
     yield expression
     for child in sequence(expression.children()):
-        yield from _within(child)
+        yield from within(child)

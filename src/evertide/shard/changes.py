@@ -35,6 +35,7 @@ __all__ = [
     "content",
     "empty",
     "expand",
+    "net",
 ]
 
 TIME = "__time"
@@ -110,8 +111,16 @@ def content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:
     times = _longs(table.column(TIME))
     if len(times) and times.max() > as_of:
         table = table.take(pa.array(np.flatnonzero(times <= as_of)))
-    columns = table.drop_columns([TIME, DIFF])
-    rows, diffs = _summed(columns, None, _longs(table.column(DIFF)), where)
+    return net(table.drop_columns([TIME]), where)
+
+
+def net(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> pa.Table:
+    """Changes without times (columns, then `__diff`): each row once, with the sum of its diffs, without sums of 0.
+
+    In an order that the content decides, unless the caller does without: sorting costs more than summing.
+    """
+    columns = table.drop_columns([DIFF])
+    rows, diffs = _summed(columns, None, _longs(table.column(DIFF)), where, is_sorted=is_sorted)
     return columns.take(pa.array(rows)).append_column(_DIFF_FIELD, pa.array(diffs))
 
 
@@ -173,7 +182,9 @@ def _check_times(times: Longs, lower: int, upper: int, where: str) -> None:
     raise InvalidInput(where=f"{where}, column {TIME!r}", why=why)
 
 
-def _summed(columns: pa.Table, times: Longs | None, diffs: Longs, where: str) -> tuple[Longs, Longs]:
+def _summed(
+    columns: pa.Table, times: Longs | None, diffs: Longs, where: str, *, is_sorted: bool = True
+) -> tuple[Longs, Longs]:
     """Of each distinct (row, time) whose diffs do not sum to 0: one of its rows and that sum, in order.
 
     1. Rows are sorted by hash and time, which makes equal ones neighbours, and verified.
@@ -190,7 +201,9 @@ def _summed(columns: pa.Table, times: Longs | None, diffs: Longs, where: str) ->
         totals[order[starts]] = _sums(columns, diffs[order], order, starts, where)
     else:
         totals = diffs
-    rows = _sorted(columns, times, hashes, np.flatnonzero(totals))
+    rows = np.flatnonzero(totals)
+    if is_sorted:
+        rows = _sorted(columns, times, hashes, rows)
     return rows, totals[rows]
 
 

@@ -1,0 +1,137 @@
+"""The circuit: table deltas in, view deltas out, one transaction at a time.
+
+1. A script declares tables and views. Each view's plan is cut into stages; stages, groups and tables are collections,
+   in an order in which each comes after those that it reads.
+2. A step gives the tables their deltas, runs the collections in order, and takes the deltas of the views.
+3. Only then do all arrangements take the deltas in: during a step, look-ups see the rows before it. A step that fails
+   changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.flow.arrangement import Arrangement
+from evertide.flow.collection import Collection, Leaf
+from evertide.flow.row_groups import RowGroupCache
+from evertide.flow.stage import Stage, demands
+from evertide.flow.totals import Totals
+from evertide.flow.trace import cut_plan
+from evertide.plan.columns import arrow_schema, column_name
+from evertide.plan.fragment import Fragment
+from evertide.plan.nodes import Aggregate, Attribute, Node, Scan
+from evertide.plan.program import Program
+from evertide.shard.changes import DIFF, net
+from evertide.store.blob import Blob
+from evertide.store.memory import MemoryBlob
+from evertide.store.paths import Name
+
+__all__ = ["Circuit"]
+
+_CACHE_BYTES = 256 * 1024 * 1024
+_DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+
+
+class Circuit:
+    def __init__(self, spark: SparkSession, script: str, *, path: str = "SQL", blob: Blob | None = None) -> None:
+        self.program = Program(spark, script, path)
+        self._blob = MemoryBlob() if blob is None else blob
+        self._cache = RowGroupCache(_CACHE_BYTES)
+        self._names = count()
+        self._collections: dict[str, Collection] = {}
+        """Tables and views by name."""
+        self._by_node: dict[int, Collection] = {}
+        self._order: list[Stage | Totals] = []
+        self._is_first = True
+        for name, columns in self.program.tables.items():
+            self._collections[name] = self._collection(name, columns)
+        for name, plan in self.program.views.items():
+            self._collections[name] = self._build(plan, name)
+        self.tables = {name: _user_schema(columns) for name, columns in self.program.tables.items()}
+        self.views = {name: _user_schema(plan.output) for name, plan in self.program.views.items()}
+
+    def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """One transaction. The first also brings what views hold without any input, as the count of nothing."""
+        for name, delta in deltas.items():
+            self._collections[name].delta = self._taken(name, delta)
+        try:
+            for each in self._order:
+                each.run(is_first=self._is_first)
+        except BaseException:
+            self._forget()
+            raise
+        found = {name: self._given(name) for name in self.views}
+        for collection in self._all():
+            collection.settle()
+        self._is_first = False
+        return found
+
+    def _all(self) -> list[Collection]:
+        derived = [each if isinstance(each, Totals) else each.output for each in self._order]
+        return [*(self._collections[name] for name in self.tables), *derived]
+
+    def _forget(self) -> None:
+        for collection in self._all():
+            collection.forget()
+
+    def _taken(self, name: str, delta: pa.Table) -> pa.Table:
+        schema = self.tables.get(name)
+        if schema is None:
+            raise InvalidInput(where=f"delta of {name!r}", why="is no table of the pipeline")
+        if delta.schema.names != [*schema.names, DIFF]:
+            why = f"has the columns {delta.schema.names}, but the table has {[*schema.names, DIFF]}"
+            raise InvalidInput(where=f"delta of {name!r}", why=why)
+        wanted = pa.schema([*schema, _DIFF_FIELD])
+        renamed = delta.cast(wanted).rename_columns([*map(column_name, range(len(schema))), DIFF])
+        return net(renamed, name, is_sorted=False)
+
+    def _given(self, name: str) -> pa.Table:
+        return self._collections[name].delta.rename_columns([*self.views[name].names, DIFF])
+
+    def _collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
+        return Collection(name, arrow_schema(columns), self._arrange)
+
+    def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
+        return Arrangement(name, schema, key, blob=self._blob, cache=self._cache, new_name=self._new_name)
+
+    def _new_name(self) -> Name:
+        return Name("circuit", next(self._names), "parquet")
+
+    def _build(self, node: Node, name: str) -> Collection:
+        """The collection of a node's rows, with all that it needs before it."""
+        if isinstance(node, Scan):
+            return self._collections[node.collection]
+        if id(node) in self._by_node:
+            return self._by_node[id(node)]
+        made: Collection
+        if isinstance(node, Aggregate) and node.is_additive:
+            inputs = self._build(node.children[0], f"{name}.i{len(self._by_node)}")
+            made = Totals(name, node, inputs, self._arrange)
+            self._order.append(made)
+        else:
+            made = self._stage(node, name)
+        self._by_node[id(node)] = made
+        return made
+
+    def _stage(self, node: Node, name: str) -> Collection:
+        cut = cut_plan(node)
+        inputs = [self._build(leaf, f"{name}.{at}") for at, leaf in enumerate(cut.leaves)]
+        keys = {attribute for _, attributes in demands(cut) for attribute in attributes}
+        fragment = Fragment(self.program.catalyst, node, cut.leaves, keys)
+        leaves = [
+            Leaf(collection, leaf, read)
+            for collection, leaf, read in zip(inputs, cut.leaves, fragment.reads, strict=True)
+        ]
+        output = self._collection(name, node.output)
+        self._order.append(Stage(cut, fragment, leaves, output))
+        return output
+
+
+def _user_schema(columns: tuple[Attribute, ...]) -> pa.Schema:
+    positional = arrow_schema(columns)
+    return pa.schema([field.with_name(column.name) for field, column in zip(positional, columns, strict=True)])

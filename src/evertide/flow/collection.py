@@ -1,0 +1,89 @@
+"""Collections inside a circuit: tables, groups, outputs of stages; with the arrangements that others look into.
+
+Columns are named by position. During a transaction a collection has its delta; look-ups give the rows before it. At the
+end of the transaction (`settle`) the arrangements take the delta in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.flow.arrangement import Arrangement
+from evertide.plan.columns import column_name
+from evertide.plan.nodes import Attribute, Node
+from evertide.shard.changes import DIFF, net
+
+__all__ = ["Collection", "Leaf"]
+
+Arrange = Callable[[str, pa.Schema, tuple[str, ...]], Arrangement]
+"""Makes an arrangement of this name, with these columns, by this key."""
+
+
+class Collection:
+    def __init__(self, name: str, schema: pa.Schema, arrange: Arrange) -> None:
+        self.name = name
+        self.schema = schema
+        self._arrange = arrange
+        self.arrangements: dict[tuple[tuple[str, ...], tuple[str, ...]], Arrangement] = {}
+        """By key and columns."""
+        self.nothing = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
+        self.delta = self.nothing
+
+    def need(self, key: tuple[str, ...], columns: tuple[str, ...]) -> None:
+        """Somebody will look up these columns by this key, or scan them, if the key is empty."""
+        if (key, columns) not in self.arrangements:
+            kept = pa.schema([self.schema.field(column) for column in columns])
+            name = f"{self.name}.{'_'.join(key) or 'all'}.{len(self.arrangements)}"
+            self.arrangements[key, columns] = self._arrange(name, kept, key)
+
+    def lookup(self, key: tuple[str, ...], keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+        return self.arrangements[key, columns].lookup(keys)
+
+    def scan(self, columns: tuple[str, ...]) -> pa.Table:
+        found = next(kept for (_, having), kept in self.arrangements.items() if having == columns)
+        return found.scan()
+
+    def settle(self) -> None:
+        if self.delta.num_rows:
+            for (_, columns), arrangement in self.arrangements.items():
+                arrangement.apply(self.delta.select([*columns, DIFF]))
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the delta: the transaction failed, or is settled."""
+        self.delta = self.nothing
+
+
+class Leaf:
+    """A collection as a stage reads it: only the columns that it needs."""
+
+    def __init__(self, collection: Collection, node: Node, read: Sequence[Attribute]) -> None:
+        self.collection = collection
+        self._columns = {attribute.id: column_name(at) for at, attribute in enumerate(node.output)}
+        self.columns = tuple(self._columns[attribute.id] for attribute in read)
+        self.delta = collection.nothing.select([*self.columns, DIFF])
+
+    def begin(self) -> None:
+        """Take the transaction's delta."""
+        delta = self.collection.delta.select([*self.columns, DIFF])
+        is_whole = len(self.columns) == len(self.collection.schema)
+        self.delta = delta if is_whole or not delta.num_rows else net(delta, self.collection.name, is_sorted=False)
+
+    def column(self, attribute: int) -> str:
+        return self._columns[attribute]
+
+    def need(self, attributes: tuple[int, ...]) -> None:
+        self.collection.need(tuple(map(self.column, attributes)), self.columns)
+
+    def lookup(self, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
+        """A NULL finds nothing in a column that holds none."""
+        keys = keys.rename_columns(list(columns))
+        for column in columns:
+            if not self.collection.schema.field(column).nullable and keys.column(column).null_count:
+                keys = keys.filter(pc.is_valid(keys.column(column)))
+        return self.collection.lookup(columns, keys, self.columns)
+
+    def scan(self) -> pa.Table:
+        return self.collection.scan(self.columns)

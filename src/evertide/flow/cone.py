@@ -1,0 +1,203 @@
+"""The cone of a delta: the rows of a stage's leaves that can have a part in what the delta changes.
+
+The difference rule: the delta of a stage is its result over the new rows minus its result over the old rows. It stays
+the same if each leaf is restricted to the cone, as long as every group of rows that a nonlinear operator looks at as a
+whole is in it as a whole if the delta touches it. Rows beside the cone are in both results alike, and cancel out; so
+supersets cost time and never correctness.
+
+Two walks over the stage's tree:
+
+    touched(node)           the rows of the leaves below that make up the rows of `node` that may have changed
+    matching(node, keys)    the rows of the leaves below that make up all rows of `node` with one of these keys
+
+    of                      touched
+    a leaf                  its delta
+    a row-wise operator     what its child says
+    an inner join           each side's, and its partners on the other side
+    an outer, semi or anti  the left's, and the left partners of the right's, and all right partners of both
+    join                    (mirrored for RIGHT, on both sides for FULL)
+    a group or partition    all rows of the groups that its child touches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.flow.trace import Cut, JoinKeys
+from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
+from evertide.shard.changes import DIFF
+
+__all__ = ["Cone", "LeafRows"]
+
+Touched = dict[int, list[pa.Table]]
+"""By leaf: tables of the columns that are read, a row that occurs twice meaning nothing more."""
+
+
+class LeafRows(Protocol):
+    """What a leaf offers: rows before the transaction, and its delta; only columns that the stage reads."""
+
+    delta: pa.Table
+    """Consolidated."""
+
+    def column(self, attribute: int) -> str: ...
+
+    def lookup(self, columns: tuple[str, ...], keys: pa.Table) -> pa.Table: ...
+
+    def scan(self) -> pa.Table: ...
+
+
+class Cone:
+    def __init__(self, cut: Cut, leaves: Sequence[LeafRows]) -> None:
+        self._cut = cut
+        self._leaves = leaves
+        self._known: dict[int, Touched] = {}
+        self.fetched: list[list[pa.Table]] = [[] for _ in leaves]
+        """Per leaf what was looked up: rows with their counts, whole groups of them."""
+        self.is_scanned = [False] * len(leaves)
+        self.rounds = 0
+
+    def reach(self) -> None:
+        self._touched(self._cut.root)
+
+    def _touched(self, node: Node) -> Touched:
+        """A node that occurs twice is walked once."""
+        if id(node) not in self._known:
+            self._known[id(node)] = self._touched_by(node)
+        return self._known[id(node)]
+
+    def _touched_by(self, node: Node) -> Touched:
+        if self._cut.is_leaf(node):
+            at = self._cut.leaf_number(node)
+            delta = self._leaves[at].delta
+            return {at: [delta.drop_columns([DIFF])]} if delta.num_rows else {}
+        if isinstance(node, Join):
+            return self._touched_join(node)
+        found: Touched = {}
+        for child in node.children:
+            found = _both(found, self._touched(child))
+        if found and isinstance(node, Aggregate | Window | TopK):
+            [child] = node.children
+            keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()
+            everything = self._matching(child, keys, self._keys(child, keys, found, None))
+            return _both(found, everything)
+        return found
+
+    def _touched_join(self, node: Join) -> Touched:
+        left, right = node.children
+        by = self._cut.joins[id(node)]
+        a, b = self._touched(left), self._touched(right)
+        if not a and not b:
+            return {}
+        if node.join == "Inner":
+            partners = _both(self._partners(left, right, by, a), self._partners_back(left, right, by, b))
+            return _both(_both(a, b), partners)
+        if node.join == "RightOuter":
+            rights = _both(b, self._partners(left, right, by, a))
+            return _both(rights, self._partners_back(left, right, by, rights))
+        lefts = _both(a, self._partners_back(left, right, by, b))
+        if node.join == "FullOuter":
+            rights = _both(b, self._partners(left, right, by, lefts))
+            return _both(rights, _both(lefts, self._partners_back(left, right, by, rights)))
+        return _both(lefts, self._partners(left, right, by, lefts))
+
+    def _partners(self, left: Node, right: Node, by: JoinKeys, lefts: Touched) -> Touched:
+        if not lefts:
+            return {}
+        return self._matching(right, by.right, self._keys(left, by.left, lefts, by.is_null_safe))
+
+    def _partners_back(self, left: Node, right: Node, by: JoinKeys, rights: Touched) -> Touched:
+        if not rights:
+            return {}
+        return self._matching(left, by.left, self._keys(right, by.right, rights, by.is_null_safe))
+
+    def _keys(
+        self, node: Node, attributes: tuple[int, ...], touched: Touched, null_safe: tuple[bool, ...] | None
+    ) -> pa.Table | None:
+        """The values that the touched rows have there, named by position; None: no keys, so that everything matches."""
+        if not attributes:
+            return None
+        found = self._values(node, attributes, touched)
+        keys = pa.concat_tables(found) if found else None
+        if keys is None:
+            return pa.table({})
+        for at, column in enumerate(keys.column_names):
+            if null_safe is not None and not null_safe[at] and keys.column(column).null_count:
+                keys = keys.filter(pc.is_valid(keys.column(column)))
+        return keys
+
+    def _values(self, node: Node, attributes: tuple[int, ...], touched: Touched) -> list[pa.Table]:
+        if self._cut.is_leaf(node):
+            at = self._cut.leaf_number(node)
+            columns = [self._leaves[at].column(attribute) for attribute in attributes]
+            names = [f"k{position}" for position in range(len(columns))]
+            return [rows.select(columns).rename_columns(names) for rows in touched.get(at, [])]
+        if isinstance(node, Union):
+            places = [node.ids.index(attribute) for attribute in attributes]
+            return [
+                rows
+                for child in node.children
+                for rows in self._values(child, tuple(child.ids[place] for place in places), touched)
+            ]
+        if isinstance(node, Join):
+            side = next(child for child in node.children if attributes[0] in child.ids)
+            return self._values(side, attributes, touched)
+        return self._values(node.children[0], tuple(node.passed[at] for at in attributes), touched)
+
+    def _matching(self, node: Node, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
+        """All rows that make up the rows of `node` with one of the keys there; with any, if keys is None."""
+        if keys is not None and keys.num_rows == 0:
+            return {}
+        if self._cut.is_leaf(node):
+            return self._fetch(self._cut.leaf_number(node), attributes, keys)
+        if isinstance(node, Constant):
+            return {}
+        if isinstance(node, Union):
+            places = [node.ids.index(attribute) for attribute in attributes]
+            found: Touched = {}
+            for child in node.children:
+                found = _both(found, self._matching(child, tuple(child.ids[place] for place in places), keys))
+            return found
+        if isinstance(node, Join):
+            return self._matching_join(node, attributes, keys)
+        [child] = node.children
+        return self._matching(child, tuple(node.passed[at] for at in attributes), keys)
+
+    def _matching_join(self, node: Join, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
+        left, right = node.children
+        by = self._cut.joins[id(node)]
+        if keys is None:
+            return _both(self._matching(left, (), None), self._matching(right, (), None))
+        if attributes[0] in left.ids:
+            lefts = self._matching(left, attributes, keys)
+            return _both(lefts, self._partners(left, right, by, lefts))
+        rights = self._matching(right, attributes, keys)
+        return _both(rights, self._partners_back(left, right, by, rights))
+
+    def _fetch(self, at: int, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
+        leaf = self._leaves[at]
+        if keys is None:
+            if not self.is_scanned[at]:
+                self.is_scanned[at] = True
+                self.fetched[at] = [leaf.scan()]
+            rows = self.fetched[at][0]
+        else:
+            self.rounds += 1
+            rows = leaf.lookup(tuple(leaf.column(attribute) for attribute in attributes), keys)
+            if rows.num_rows and not self.is_scanned[at]:
+                self.fetched[at].append(rows)
+        found = [part.drop_columns([DIFF]) for part in (rows, leaf.delta) if part.num_rows]
+        return {at: found} if found else {}
+
+
+def _both(a: Touched, b: Touched) -> Touched:
+    if not a or not b:
+        return a or b
+    joined = dict(a)
+    for leaf, tables in b.items():
+        known = joined.get(leaf, [])
+        joined[leaf] = [*known, *(table for table in tables if not any(table is other for other in known))]
+    return joined

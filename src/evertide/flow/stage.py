@@ -1,0 +1,122 @@
+"""A stage: a part of a plan that runs as one fragment, by the difference rule over the cone of a delta."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from evertide.flow.bags import before_and_after
+from evertide.flow.collection import Collection, Leaf
+from evertide.flow.cone import Cone
+from evertide.flow.trace import Cut, trace
+from evertide.plan.fragment import Fragment
+from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
+from evertide.shard.changes import DIFF, net
+
+__all__ = ["Stage", "demands"]
+
+
+class Stage:
+    def __init__(self, cut: Cut, fragment: Fragment, leaves: Sequence[Leaf], output: Collection) -> None:
+        self.cut = cut
+        self.fragment = fragment
+        self.leaves = tuple(leaves)
+        self.output = output
+        for at, attributes in sorted(demands(cut)):
+            self.leaves[at].need(attributes)
+
+    def run(self, *, is_first: bool) -> None:
+        """Set the delta of the output. The first time, what is there without any input is new."""
+        for leaf in self.leaves:
+            leaf.begin()
+        self.output.delta = net(self._delta(is_first=is_first), self.output.name)
+
+    def _delta(self, *, is_first: bool) -> pa.Table:
+        if not is_first and not any(leaf.delta.num_rows for leaf in self.leaves):
+            return self.output.nothing
+        if self.fragment.is_moves_only and len(self.leaves) == 1:
+            return self._moved()
+        cone = Cone(self.cut, self.leaves)
+        cone.reach()
+        bags = [
+            before_and_after(leaf.delta, fetched, self.output.name)
+            for leaf, fetched in zip(self.leaves, cone.fetched, strict=True)
+        ]
+        olds, news = [old for old, _ in bags], [new for _, new in bags]
+        terms = [] if is_first or self._is_empty(self.cut.root, olds) else [(-1, olds)]
+        if not self._is_empty(self.cut.root, news):
+            terms.append((1, news))
+        return self.fragment.run(terms) if terms else self.output.nothing
+
+    def _moved(self) -> pa.Table:
+        """Columns only change places: no need to ask Spark."""
+        [leaf] = self.leaves
+        root = self.cut.root
+        columns = [leaf.column(trace(self.cut, root, attribute.id)) for attribute in root.output]
+        moved = [leaf.delta.column(column) for column in (*columns, DIFF)]
+        return pa.Table.from_arrays(moved, schema=self.output.nothing.schema)
+
+    def _is_empty(self, node: Node, rows: Sequence[pa.Table]) -> bool:
+        """Whether the node has no rows for sure, given those of the leaves."""
+        if self.cut.is_leaf(node):
+            return bool(rows[self.cut.leaf_number(node)].num_rows == 0)
+        if isinstance(node, Constant) or (isinstance(node, Aggregate) and not node.keys):
+            return False
+        found = [self._is_empty(child, rows) for child in node.children]
+        if isinstance(node, Join):
+            either = node.join in ("Inner", "LeftSemi")
+            side = {"RightOuter": found[1], "FullOuter": all(found)}.get(node.join, found[0])
+            return any(found) if either else side
+        return all(found)
+
+
+def demands(cut: Cut) -> set[tuple[int, tuple[int, ...]]]:
+    """All look-ups that a cone of this stage may do: the leaf and its attributes, none for a scan."""
+    return set(_demands_of(cut, cut.root))
+
+
+def _demands_of(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+    if cut.is_leaf(node):
+        return
+    for child in node.children:
+        yield from _demands_of(cut, child)
+    if isinstance(node, Join):
+        left, right = node.children
+        by = cut.joins[id(node)]
+        if _has_leaf(cut, right):
+            yield from _matched(cut, left, by.left)
+        if _has_leaf(cut, left):
+            yield from _matched(cut, right, by.right)
+    elif isinstance(node, Aggregate | Window | TopK):
+        keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()
+        yield from _matched(cut, node.children[0], keys)
+
+
+def _has_leaf(cut: Cut, node: Node) -> bool:
+    return cut.is_leaf(node) or any(_has_leaf(cut, child) for child in node.children)
+
+
+def _matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """As `Cone` walks."""
+    if cut.is_leaf(node):
+        leaf = cut.leaf_number(node)
+        yield leaf, attributes
+    elif isinstance(node, Union):
+        places = [node.ids.index(attribute) for attribute in attributes]
+        for child in node.children:
+            yield from _matched(cut, child, tuple(child.ids[place] for place in places))
+    elif isinstance(node, Join):
+        left, right = node.children
+        by = cut.joins[id(node)]
+        if not attributes:
+            yield from _matched(cut, left, ())
+            yield from _matched(cut, right, ())
+        elif attributes[0] in left.ids:
+            yield from _matched(cut, left, attributes)
+            yield from _matched(cut, right, by.right)
+        else:
+            yield from _matched(cut, right, attributes)
+            yield from _matched(cut, left, by.left)
+    elif not isinstance(node, Constant):
+        yield from _matched(cut, node.children[0], tuple(node.passed[at] for at in attributes))

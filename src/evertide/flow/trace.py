@@ -1,0 +1,181 @@
+"""Which columns of a stage's leaves decide a column of one of its nodes, and where to cut the plan into stages.
+
+A stage is a part of a plan that runs as one fragment. Its leaves are collections: tables, groups of an additive
+aggregate, outputs of other stages. Rows of the leaves meet by keys: of joins, groups, partitions. To find the rows that
+a delta can touch, keys are *traced*: a key column of a node is a column of one leaf, handed up unchanged. Where it is
+not (it is computed, or may be NULL for want of a match), the plan is cut below: the node becomes a stage of its own,
+and so a leaf with that key as a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from evertide.plan.nodes import Aggregate, Constant, Join, Node, Scan, TopK, Union, Window, walk
+
+__all__ = ["Cut", "JoinKeys", "cut_plan", "trace"]
+
+_LEFT_ONLY = frozenset(("LeftSemi", "LeftAnti", "LeftOuter", "Existence", "LeftSingle"))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinKeys:
+    """The keys of a join by which one side finds its partners on the other; none: any row may be a partner."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    is_null_safe: tuple[bool, ...]
+
+
+@dataclass(slots=True)
+class Cut:
+    """A stage: its root, its leaves in order of appearance (by identity), and the keys of its joins by node."""
+
+    root: Node
+    leaves: list[Node] = field(default_factory=list)
+    joins: dict[int, JoinKeys] = field(default_factory=dict)
+
+    def is_leaf(self, node: Node) -> bool:
+        return any(node is leaf for leaf in self.leaves)
+
+    def leaf_number(self, node: Node) -> int:
+        return next(at for at, leaf in enumerate(self.leaves) if leaf is node)
+
+    def source(self, node: Node, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:  # noqa: PLR0911 - per kind
+        """The leaves (one, or one per branch of a Union) whose column the attribute is; None if it is computed.
+
+        `for_match`: whether all rows of the node with a value there can be found by looking it up in the leaf.
+        """
+        if self.is_leaf(node):
+            return (self.leaf_number(node),) if attribute in node.ids else None
+        if isinstance(node, Union):
+            at = node.ids.index(attribute)
+            found = [self.source(child, child.ids[at], for_match=for_match) for child in node.children]
+            if any(part is None for part in found):
+                return None
+            return tuple(leaf for part in found if part is not None for leaf in part)
+        if isinstance(node, Join):
+            return self._source_in_join(node, attribute, for_match=for_match)
+        if isinstance(node, TopK) and for_match:
+            return None
+        if isinstance(node, Constant) or attribute not in node.passed:
+            return None
+        below = node.passed[attribute]
+        if isinstance(node, Window) and for_match and below not in node.partition:
+            return None
+        return self.source(node.children[0], below, for_match=for_match)
+
+    def _source_in_join(self, node: Join, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:
+        left, right = node.children
+        if attribute in left.ids:
+            if for_match and node.join in ("RightOuter", "FullOuter"):
+                return None
+            return self.source(left, attribute, for_match=for_match)
+        if attribute not in right.ids or (for_match and (node.join in _LEFT_ONLY or node.join == "FullOuter")):
+            return None
+        return self.source(right, attribute, for_match=for_match)
+
+
+def cut_plan(root: Node) -> Cut:
+    """The stage of this root; the leaves that are not tables or additive aggregates are roots of further stages."""
+    cut = Cut(root)
+    _cut(cut, root, is_root=True)
+    cut.leaves = _in_order(root, cut)
+    return cut
+
+
+def _in_order(node: Node, cut: Cut) -> list[Node]:
+    """Leaves that are still reached: a cut further up hides those below it."""
+    if cut.is_leaf(node):
+        return [node]
+    found: list[Node] = []
+    for child in node.children:
+        found += [leaf for leaf in _in_order(child, cut) if not any(leaf is other for other in found)]
+    return found
+
+
+def _cut(cut: Cut, node: Node, *, is_root: bool = False) -> None:
+    if cut.is_leaf(node):
+        return
+    if isinstance(node, Scan) or (isinstance(node, Aggregate) and node.is_additive and not is_root):
+        cut.leaves.append(node)
+        return
+    for child in node.children:
+        _cut(cut, child)
+    if isinstance(node, Join):
+        _cut_join(cut, node)
+    elif isinstance(node, Aggregate | Window):
+        keys = node.keys if isinstance(node, Aggregate) else node.partition
+        if keys and not _is_one_leaf(cut, node.children[0], keys):
+            _make_leaf(cut, node.children[0])
+
+
+def _is_one_leaf(cut: Cut, node: Node, attributes: Iterable[int]) -> bool:
+    """Whether all attributes come from the same leaf, so that its rows can be looked up by all of them at once."""
+    found = {cut.source(node, attribute, for_match=True) for attribute in attributes}
+    return len(found) == 1 and None not in found
+
+
+def _make_leaf(cut: Cut, node: Node) -> None:
+    """Constants are no leaves: they never change, so that nothing is ever looked up in them."""
+    if not cut.is_leaf(node) and any(isinstance(below, Scan) for below in walk(node)):
+        cut.leaves.append(node)
+
+
+def _cut_join(cut: Cut, node: Join) -> None:
+    if not node.keys:
+        cut.joins[id(node)] = JoinKeys((), (), ())
+        return
+    left, right = node.children
+    chosen = _best_keys(cut, node)
+    if not chosen:
+        for child, at in ((left, 0), (right, 1)):
+            if all(cut.source(child, pair[at], for_match=True) is None for pair in node.keys):
+                _make_leaf(cut, child)
+        chosen = _best_keys(cut, node)
+    if not chosen:  # each side can be traced for other pairs than the other: cut both
+        _make_leaf(cut, left)
+        _make_leaf(cut, right)
+        chosen = _best_keys(cut, node)
+    pairs = [node.keys[at] for at in chosen]
+    null_safe = tuple(node.is_null_safe[at] for at in chosen)
+    cut.joins[id(node)] = JoinKeys(tuple(a for a, _ in pairs), tuple(b for _, b in pairs), null_safe)
+
+
+def _best_keys(cut: Cut, node: Join) -> list[int]:
+    """The pairs of keys between one leaf on each side that say most: a unique key, or else the most columns."""
+    left, right = node.children
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for at, (a, b) in enumerate(node.keys):
+        sources = cut.source(left, a, for_match=True), cut.source(right, b, for_match=True)
+        if sources[0] is not None and sources[1] is not None:
+            groups.setdefault((sources[0], sources[1]), []).append(at)
+    if not groups:
+        return []
+
+    def merit(item: tuple[tuple[tuple[int, ...], tuple[int, ...]], list[int]]) -> tuple[bool, int]:
+        (_, sources), pairs = item
+        columns = {node.keys[at][1] for at in pairs}
+        return _covers_unique(cut, right, sources, columns), len(pairs)
+
+    return max(groups.items(), key=merit)[1]
+
+
+def _covers_unique(cut: Cut, node: Node, sources: tuple[int, ...], columns: set[int]) -> bool:
+    if len(sources) != 1:
+        return False
+    leaf = cut.leaves[sources[0]]
+    unique = leaf.unique if isinstance(leaf, Scan) else leaf.keys if isinstance(leaf, Aggregate) else ()
+    below = {trace(cut, node, column) for column in columns}
+    return bool(unique) and set(unique) <= below
+
+
+def trace(cut: Cut, node: Node, attribute: int) -> int:
+    """The attribute of the leaf that an attribute is; for attributes of one leaf."""
+    while not cut.is_leaf(node):
+        if isinstance(node, Join):
+            node = next(child for child in node.children if attribute in child.ids)
+        else:
+            attribute, node = node.passed[attribute], node.children[0]
+    return attribute

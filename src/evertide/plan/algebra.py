@@ -1,0 +1,274 @@
+"""From Catalyst's optimized plan to our own.
+
+The optimized plan is plain relational algebra already: subqueries are joins, EXCEPT and INTERSECT are joins and
+aggregates, GROUPING SETS an Expand. What is left to do, from the leaves up:
+
+1. Uncorrelated scalar subqueries, which are still expressions, become joins with their one row.
+2. Sorting, hints and partitioning are dropped, as a collection has no order; a Sort below a LIMIT makes a TopK.
+3. Ties are broken by all columns (`evertide.plan.order`).
+4. The keys of joins and groups become columns (`evertide.plan.conditions`, `evertide.plan.aggregates`).
+
+What is not known here is refused, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from evertide.errors import InvalidInput
+from evertide.plan.aggregates import aggregate_node, attribute_of, map_node
+from evertide.plan.catalog import Catalog, Query
+from evertide.plan.catalyst import Catalyst
+from evertide.plan.conditions import equal_keys
+from evertide.plan.nodes import Constant, Expand, Filter, Generate, Join, Map, Node, Scan, TopK, Union, Window
+from evertide.plan.order import total_order
+from evertide.plan.scala import optional, sequence
+from evertide.plan.walk import kind, within
+
+__all__ = ["Algebra"]
+
+_DROPPED = frozenset(
+    ("Sort", "Repartition", "RepartitionByExpression", "RebalancePartitions", "WindowGroupLimit", "ResolvedHint")
+)
+_CONSTANTS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
+_LIMITS = frozenset(("GlobalLimit", "LocalLimit", "Offset"))
+_PYTHON = frozenset(("BatchEvalPython", "ArrowEvalPython"))
+_JOINS = {
+    **{name: name for name in ("Inner", "LeftOuter", "RightOuter", "FullOuter", "LeftSemi", "LeftAnti", "LeftSingle")},
+    "Cross": "Inner",
+    "ExistenceJoin": "Existence",
+}
+
+
+class Algebra:
+    def __init__(self, catalyst: Catalyst, catalog: Catalog) -> None:
+        self._catalyst = catalyst
+        self._catalog = catalog
+        self._where = ""
+
+    def plan(self, query: Query) -> Node:
+        """The plan of a view whose query was analyzed and not refused."""
+        self._where = f"{query.where}, view {query.name!r}"
+        return self._with_output(self._node(query.optimized), query.optimized)
+
+    def _node(self, jvm: Any) -> Node:
+        name = kind(jvm)
+        if name in _DROPPED:
+            return self._node(jvm.child())
+        if name in _LIMITS:
+            return self._top(jvm)
+        if sequence(jvm.subqueries()):
+            return self._with_subqueries(jvm)
+        make = self._makers().get(name)
+        if make is None:
+            why = f"{jvm.simpleString(80)}: Evertide cannot maintain a {name}"
+            raise InvalidInput(where=self._where, why=why)
+        return make(jvm)
+
+    def _makers(self) -> dict[str, Callable[[Any], Node]]:
+        return {
+            "LogicalRDD": self._scan,
+            "Project": lambda jvm: map_node(self._catalyst, sequence(jvm.projectList()), self._node(jvm.child())),
+            "Filter": lambda jvm: self._row_wise(jvm, Filter),
+            "Generate": lambda jvm: self._row_wise(jvm, Generate),
+            "Expand": self._expand,
+            "Union": self._union,
+            "Join": self._join,
+            "Aggregate": lambda jvm: aggregate_node(self._catalyst, jvm, self._node(jvm.child()), self._where),
+            "Window": self._window,
+            **dict.fromkeys(_CONSTANTS, self._constant),
+            **dict.fromkeys(_PYTHON, lambda jvm: self._row_wise(jvm, Map)),
+        }
+
+    def _output(self, jvm: Any) -> tuple[Any, ...]:
+        return tuple(attribute_of(attribute) for attribute in sequence(jvm.output()))
+
+    def _over(self, jvm: Any, *children: Node) -> Any:
+        return self._catalyst.with_children(jvm, [child.jvm for child in children])
+
+    def _scan(self, jvm: Any) -> Node:
+        name = self._catalog.leaf_of(jvm)
+        output = self._output(jvm)
+        key = self._catalog.key_of(name)
+        unique = tuple(attribute.id for attribute in output if attribute.name.lower() in key)
+        return Scan(jvm=jvm, output=output, collection=name, unique=unique)
+
+    def _constant(self, jvm: Any) -> Node:
+        return Constant(jvm=jvm, output=self._output(jvm))
+
+    def _row_wise(self, jvm: Any, made: type[Filter] | type[Generate] | type[Map]) -> Node:
+        """What looks at one row at a time, and hands on some columns as they are."""
+        child = self._node(jvm.child())
+        jvm = self._over(jvm, child)
+        output = self._output(jvm)
+        passed = {attribute.id: attribute.id for attribute in output if attribute.id in child.ids}
+        return made(jvm=jvm, output=output, children=(child,), passed=passed)
+
+    def _expand(self, jvm: Any) -> Node:
+        child = self._node(jvm.child())
+        jvm = self._over(jvm, child)
+        output = self._output(jvm)
+        forms = [sequence(form) for form in sequence(jvm.projections())]
+        passed = {}
+        for at, attribute in enumerate(output):
+            sources = {form[at].exprId().id() if kind(form[at]) == "AttributeReference" else -1 for form in forms}
+            if len(sources) == 1 and -1 not in sources:
+                passed[attribute.id] = sources.pop()
+        return Expand(jvm=jvm, output=output, children=(child,), passed=passed)
+
+    def _union(self, jvm: Any) -> Node:
+        children = tuple(self._node(child) for child in sequence(jvm.children()))
+        jvm = self._over(jvm, *children)
+        return Union(jvm=jvm, output=self._output(jvm), children=children)
+
+    def _join(self, jvm: Any) -> Node:
+        left, right = self._node(jvm.left()), self._node(jvm.right())
+        keys = equal_keys(self._catalyst, optional(jvm.condition()), left.jvm, right.jvm)
+        wide_left, wide_right = self._widened(left, keys.left), self._widened(right, keys.right)
+        jvm = self._over(jvm, wide_left, wide_right)
+        made = Join(
+            jvm=jvm,
+            output=self._output(jvm),
+            children=(wide_left, wide_right),
+            join=_JOINS[kind(jvm.joinType())],
+            keys=tuple((a.exprId().id(), b.exprId().id()) for a, b in keys.pairs),
+            is_null_safe=keys.is_null_safe,
+            has_more=keys.has_more,
+        )
+        if not keys.left and not keys.right:
+            return made
+        unwanted = {column.exprId().id() for column in (*keys.left, *keys.right)}
+        kept = [column for column in sequence(jvm.output()) if column.exprId().id() not in unwanted]
+        return map_node(self._catalyst, kept, made)
+
+    def _widened(self, child: Node, columns: tuple[Any, ...]) -> Node:
+        if not columns:
+            return child
+        return map_node(self._catalyst, [*sequence(child.jvm.output()), *columns], child)
+
+    def _window(self, jvm: Any) -> Node:
+        order, child = sequence(jvm.orderSpec()), self._node(jvm.child())
+        if not order:
+            order, child = self._order_below(jvm, child)
+        node = self._window_over(jvm, order, child)
+        return self._with_output(node, jvm)
+
+    def _window_over(self, jvm: Any, order: list[Any], child: Node) -> Node:
+        partition = jvm.partitionSpec()
+        keys = sequence(partition)
+        if any(kind(key) != "AttributeReference" for key in keys):
+            return self._window_over(*self._by_columns(jvm, order, keys, child))
+        by = [self._catalyst.ascending(key) for key in keys]
+        total = total_order(self._catalyst, [*by, *order], child.jvm, self._where)
+        clustered = self._catalyst.clustered(partition, child.jvm) if keys else child.jvm
+        made = self._catalyst.with_children(jvm, [self._catalyst.sort(total, clustered, is_global=not keys)])
+        return Window(
+            jvm=made,
+            output=self._output(made),
+            children=(child,),
+            passed={attribute.id: attribute.id for attribute in child.output},
+            partition=tuple(key.exprId().id() for key in keys),
+        )
+
+    def _by_columns(self, jvm: Any, order: list[Any], keys: list[Any], child: Node) -> tuple[Any, list[Any], Node]:
+        """Partitions by expressions are partitions by columns of a wider input."""
+        swaps = [(key, self._catalyst.alias(key, "key")) for key in keys if kind(key) != "AttributeReference"]
+        wide = self._widened(child, tuple(alias for _, alias in swaps))
+
+        def swapped(expression: Any) -> Any:
+            for before, after in swaps:
+                if expression.semanticEquals(before):
+                    return after.toAttribute()
+            return self._catalyst.with_children(expression, [swapped(part) for part in sequence(expression.children())])
+
+        return self._catalyst.map_expressions(self._over(jvm, wide), swapped), [*map(swapped, order)], wide
+
+    def _with_output(self, node: Node, jvm: Any) -> Node:
+        """The columns that Spark's operator had, if ours has others as well."""
+        wanted = sequence(jvm.output())
+        if node.ids == tuple(attribute.exprId().id() for attribute in wanted):
+            return node
+        return map_node(self._catalyst, wanted, node)
+
+    def _order_below(self, jvm: Any, child: Node) -> tuple[list[Any], Node]:
+        """A window without order above a Sort takes its order: so Spark writes ORDER BY ... LIMIT in a subquery."""
+        below, columns = jvm.child(), None
+        if kind(below) == "Project":
+            below, columns = below.child(), sequence(below.projectList())
+        if kind(below) != "Sort" or not any(kind(part) == "RowNumber" for part in self._functions(jvm)):
+            return [], child
+        order = sequence(below.order())
+        inner = self._node(below.child())
+        if columns is None:
+            return order, inner
+        known = {column.exprId().id() for column in columns}
+        needed = [part for by in order for part in within(by) if kind(part) == "AttributeReference"]
+        missing = {part.exprId().id(): part for part in needed if part.exprId().id() not in known}
+        return order, map_node(self._catalyst, [*columns, *missing.values()], inner)
+
+    def _functions(self, jvm: Any) -> list[Any]:
+        return [part for column in sequence(jvm.windowExpressions()) for part in within(column)]
+
+    def _top(self, jvm: Any) -> Node:
+        """LIMIT and OFFSET above a Sort; Projects in between stay where they are."""
+        limit, offset, between, below = None, 0, [], jvm
+        while kind(below) in (*_LIMITS, "Project"):
+            if kind(below) == "Project":
+                between.append(below)
+            elif kind(below) == "Offset":
+                offset += int(below.offsetExpr().eval(None))
+            elif kind(below) == "GlobalLimit":
+                rows = int(below.limitExpr().eval(None))
+                limit = rows if limit is None else min(limit, rows)
+            below = below.child()
+        if kind(below) != "Sort":
+            return self._any_row(jvm, limit, offset)
+        child = self._node(below.child())
+        order = total_order(self._catalyst, sequence(below.order()), child.jvm, self._where)
+        top = self._catalyst.sort(order, child.jvm, is_global=True)
+        if offset:
+            top = self._catalyst.offset(offset, top)
+        if limit is not None:
+            top = self._catalyst.limit(limit, top)
+        passed = {attribute.id: attribute.id for attribute in child.output}
+        node: Node = TopK(jvm=top, output=child.output, children=(child,), passed=passed, limit=limit, offset=offset)
+        for project in reversed(between):
+            node = map_node(self._catalyst, sequence(project.projectList()), node)
+        return node
+
+    def _any_row(self, jvm: Any, limit: int | None, offset: int) -> Node:
+        """The one LIMIT without order that Spark makes itself: EXISTS as "is there one row", of constants."""
+        [output] = sequence(jvm.output())
+        below = jvm
+        while kind(below) in _LIMITS:
+            below = below.child()
+        if limit != 1 or offset or kind(below) != "Project":
+            raise InvalidInput(where=self._where, why="LIMIT without ORDER BY takes any rows: say which by ORDER BY")
+        [constant] = [column.child() for column in sequence(below.projectList())]
+        greatest = self._catalyst.aggregate_expression(self._catalyst.expression("aggregate.Max", constant))
+        column = self._catalyst.alias(greatest, output.name(), output.exprId())
+        child = self._node(below.child())
+        return aggregate_node(self._catalyst, self._catalyst.aggregate([], [column], child.jvm), child, self._where)
+
+    def _with_subqueries(self, jvm: Any) -> Node:
+        """Each scalar subquery in this operator's expressions becomes a column of its first input."""
+        found: dict[int, Any] = {}
+        swapped = self._catalyst.map_expressions(jvm, lambda expression: self._swap_subqueries(expression, found))
+        children = sequence(jvm.children())
+        first = children[0]
+        for plan in found.values():
+            rows = optional(plan.maxRows())
+            first = self._catalyst.join(first, plan, "LeftOuter" if rows in (0, 1) else "LeftSingle", None)
+        return self._with_output(self._node(self._catalyst.with_children(swapped, [first, *children[1:]])), jvm)
+
+    def _swap_subqueries(self, expression: Any, found: dict[int, Any]) -> Any:
+        if kind(expression) == "ScalarSubquery":
+            plan = expression.plan()
+            [output] = sequence(plan.output())
+            found[output.exprId().id()] = plan
+            return output.withNullability(True)  # noqa: FBT003 - a subquery without rows is NULL, whatever its column is
+        if expression.getClass().getName().endswith("Subquery") or kind(expression) in ("Exists", "ListQuery"):
+            raise InvalidInput(where=self._where, why=f"{expression.sql()}: this subquery cannot be maintained")
+        children = sequence(expression.children())
+        return self._catalyst.with_children(expression, [self._swap_subqueries(child, found) for child in children])

@@ -1,0 +1,175 @@
+"""Catalyst's operators and expressions, made from Python.
+
+The handles on Scala's companion objects are looked up once per `Catalyst`, as each look-up is a call to the JVM. Only
+what the rewrites and fragments need is here; whatever Spark made itself is copied with other children, never rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from evertide.plan.scala import sequence
+
+__all__ = ["Catalyst"]
+
+_PLANS = "org.apache.spark.sql.catalyst.plans"
+_LOGICAL = f"{_PLANS}.logical"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+
+
+class Catalyst:
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session._jsparkSession
+        self._gateway = session._sc._gateway
+        self._jvm = session._jvm
+        self._objects: dict[str, Any] = {}
+        self.none = self._jvm.scala.Option.empty()
+
+    def companion(self, path: str) -> Any:
+        """The Scala object of this name."""
+        if path not in self._objects:
+            self._objects[path] = self._jvm.java.lang.Class.forName(f"{path}$").getField("MODULE$").get(None)
+        return self._objects[path]
+
+    def some(self, value: Any) -> Any:
+        return self._jvm.scala.Option.apply(value)
+
+    def seq(self, values: Iterable[Any]) -> Any:
+        made = self._jvm.java.util.ArrayList()
+        for value in values:
+            made.add(value)
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(made)
+
+    def iterator(self, values: Iterable[Any]) -> Any:
+        made = self._jvm.java.util.ArrayList()
+        for value in values:
+            made.add(value)
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(made.iterator())
+
+    def data_type(self, json: str) -> Any:
+        return self.session.parseDataType(json)
+
+    # Operators.
+
+    def project(self, columns: Iterable[Any], child: Any) -> Any:
+        return self.companion(f"{_LOGICAL}.Project").apply(self.seq(columns), child)
+
+    def filter(self, condition: Any, child: Any) -> Any:
+        return self.companion(f"{_LOGICAL}.Filter").apply(condition, child)
+
+    def join(self, left: Any, right: Any, kind: str, condition: Any | None) -> Any:
+        """`kind` is the name of a join type that is a Scala object: Inner, LeftOuter, ..."""
+        hint = self.companion(f"{_LOGICAL}.JoinHint").NONE()
+        condition = self.none if condition is None else self.some(condition)
+        return self.companion(f"{_LOGICAL}.Join").apply(
+            left, right, self.companion(f"{_PLANS}.{kind}"), condition, hint
+        )
+
+    def aggregate(self, keys: Iterable[Any], columns: Iterable[Any], child: Any) -> Any:
+        made = self.companion(f"{_LOGICAL}.Aggregate")
+        return made.apply(self.seq(keys), self.seq(columns), child, self.none)
+
+    def window(self, columns: Iterable[Any], partition: Any, order: Iterable[Any], child: Any) -> Any:
+        made = self.companion(f"{_LOGICAL}.Window")
+        return made.apply(self.seq(columns), partition, self.seq(order), child, self.none)
+
+    def sort(self, order: Iterable[Any], child: Any, *, is_global: bool) -> Any:
+        return self.companion(f"{_LOGICAL}.Sort").apply(self.seq(order), is_global, child, self.none)
+
+    def union(self, children: list[Any]) -> Any:
+        if len(children) == 1:
+            return children[0]
+        return self.companion(f"{_LOGICAL}.Union").apply(self.seq(children), False, False)  # noqa: FBT003
+
+    def limit(self, rows: int, child: Any) -> Any:
+        local = self.companion(f"{_LOGICAL}.LocalLimit").apply(self.literal(rows), child)
+        return self.companion(f"{_LOGICAL}.GlobalLimit").apply(self.literal(rows), local)
+
+    def offset(self, rows: int, child: Any) -> Any:
+        return self.companion(f"{_LOGICAL}.Offset").apply(self.literal(rows), child)
+
+    def local(self, attributes: Iterable[Any]) -> Any:
+        """A relation of these attributes, without rows."""
+        return self.companion(f"{_LOGICAL}.LocalRelation").apply(self.seq(attributes), self.seq([]), False, self.none)  # noqa: FBT003
+
+    def clustered(self, by: Any, child: Any) -> Any:
+        """Rows that agree in `by` are in one partition."""
+        made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
+        return made.apply(by, child, self.none, self.none)
+
+    def one_partition(self, child: Any) -> Any:
+        """Rows in one partition leave no exchange to plan between the operators above."""
+        return self.companion(f"{_LOGICAL}.Repartition").apply(1, False, child)  # noqa: FBT003
+
+    def with_children(self, tree: Any, children: list[Any]) -> Any:
+        """The same operator or expression over other children; itself, if there are none."""
+        return tree.withNewChildren(self.seq(children)) if children else tree
+
+    # Expressions.
+
+    def literal(self, value: Any) -> Any:
+        return self.companion(f"{_EXPRESSIONS}.Literal").apply(value)
+
+    def long(self, value: int) -> Any:
+        """A BIGINT, which Python does not tell from an INT: so the parser makes it."""
+        return self.session.sessionState().sqlParser().parseExpression(f"{value}L")
+
+    def alias(self, expression: Any, name: str, expr_id: Any | None = None) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.Alias")
+        empty = self.seq([])
+        expr_id = self.new_id() if expr_id is None else expr_id
+        return made.apply(expression, name, expr_id, empty, self.none, empty)
+
+    def new_id(self) -> Any:
+        return self.companion(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+
+    def attribute(self, name: str, data_type: Any, *, nullable: bool) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.AttributeReference")
+        metadata = self._jvm.org.apache.spark.sql.types.Metadata.empty()
+        return made.apply(name, data_type, nullable, metadata, self.new_id(), self.seq([]))
+
+    def ascending(self, expression: Any) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.SortOrder")
+        return made.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
+
+    def expression(self, name: str, *arguments: Any) -> Any:
+        """An expression by the name of its class below `catalyst.expressions`."""
+        return self.companion(f"{_EXPRESSIONS}.{name}").apply(*arguments)
+
+    # Rewriting: a call to the JVM per step, so only when a view is declared.
+
+    def is_expression(self, value: Any) -> bool:
+        return bool(is_instance_of(self._gateway, value, f"{_EXPRESSIONS}.Expression"))
+
+    def map_expressions(self, node: Any, change: Callable[[Any], Any]) -> Any:
+        """The same operator with each of its expressions changed, top ones only; `change` may walk on."""
+        arguments = sequence(node.productIterator().toSeq())
+        changed = [self._changed(argument, change) for argument in arguments]
+        array = self._gateway.new_array(self._jvm.java.lang.Object, len(changed))
+        for at, value in enumerate(changed):
+            array[at] = value
+        return node.makeCopy(array)
+
+    def _changed(self, argument: Any, change: Callable[[Any], Any]) -> Any:
+        if not hasattr(argument, "getClass"):
+            return argument
+        if self.is_expression(argument):
+            return change(argument)
+        if is_instance_of(self._gateway, argument, "scala.Some") and self.is_expression(argument.get()):
+            return self.some(change(argument.get()))
+        if is_instance_of(self._gateway, argument, "scala.collection.immutable.Seq"):
+            return self.seq([self._changed(value, change) for value in sequence(argument)])
+        return argument
+
+    @cached_property
+    def complete(self) -> Any:
+        return self.companion(f"{_EXPRESSIONS}.aggregate.Complete")
+
+    def aggregate_expression(self, function: Any, condition: Any | None = None) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
+        return made.apply(function, self.complete, False, self.none if condition is None else self.some(condition))  # noqa: FBT003

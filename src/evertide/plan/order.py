@@ -1,0 +1,142 @@
+"""Order where SQL leaves it open (I15): ties are broken by all columns, so that every path gives the same rows.
+
+Windows and top-k see their rows sorted by all columns of the input after those that the query names: rows that are
+still equal cannot be told apart, so that any choice among them is the same choice. Aggregates that depend on order
+become ones that do not:
+
+    collect_list(x), collect_set(x)    sorted
+    first(x), any_value(x)             the least, NULL first; the least that is not NULL with IGNORE NULLS
+    last(x)                            the greatest, likewise
+    max_by(x, y), min_by(x, y)         of equal y, the greatest or least x
+    mode(x)                            of the most frequent, the least
+
+What cannot be made so is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalyst import Catalyst
+from evertide.plan.scala import optional, sequence
+from evertide.plan.walk import kind, within
+
+__all__ = ["canonical_aggregate", "is_by_distinct_rewrite", "total_order"]
+
+_ORDER_FREE = frozenset(
+    (
+        *("Count", "Sum", "Average", "Min", "Max", "BitAndAgg", "BitOrAgg", "BitXorAgg", "PivotFirst"),
+        *("StddevSamp", "StddevPop", "VarianceSamp", "VariancePop", "Skewness", "Kurtosis"),
+        *("CovPopulation", "CovSample", "Corr", "RegrReplacement", "RegrSlope", "RegrIntercept", "RegrR2", "RegrSXY"),
+        *("Percentile", "PercentileCont", "PercentileDisc", "HyperLogLogPlusPlus", "CountMinSketchAgg"),
+        *("BitmapConstructAgg", "BitmapOrAgg", "BitmapAndAgg"),
+    )
+)
+"""Functions of which the multiset of their input decides the result, given that floats are summed exactly."""
+
+
+def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) -> list[Any]:
+    """`order`, and then every other column of `child`."""
+    orderable = catalyst.companion("org.apache.spark.sql.catalyst.expressions.RowOrdering").isOrderable
+    columns = []
+    for attribute in sequence(child.output()):
+        if any(attribute.semanticEquals(by.child()) for by in order):
+            continue
+        if not orderable(attribute.dataType()):
+            why = (
+                f"rows that tie would have to be told apart by {attribute.name()!r}, but values of type "
+                f"{attribute.dataType().sql()} have no order: leave the column out of this subquery"
+            )
+            raise InvalidInput(where=where, why=why)
+        columns.append(catalyst.ascending(attribute))
+    return [*order, *columns]
+
+
+def is_by_distinct_rewrite(aggregate: Any) -> bool:
+    """Whether this `first` is Spark's own, of a group that holds one value."""
+    function = aggregate.aggregateFunction()
+    condition = optional(aggregate.filter())
+    if kind(function) != "First" or condition is None:
+        return False
+    named = [part for part in within(condition) if kind(part) == "AttributeReference"]
+    return bool(function.ignoreNulls()) and [part.name() for part in named] == ["gid"]
+
+
+def canonical_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
+    """An aggregate expression as one that does not depend on the order of rows; it may be wrapped in others."""
+    function = aggregate.aggregateFunction()
+    name = kind(function)
+    if name in _ORDER_FREE or is_by_distinct_rewrite(aggregate):
+        return aggregate
+    if name == "ListAgg":
+        _check_list(function, where)
+        return aggregate
+    rewrite = _REWRITES.get(name)
+    if rewrite is None:
+        why = f"{aggregate.sql()}: {function.prettyName()} may depend on the order of rows, which a collection has not"
+        raise InvalidInput(where=where, why=why)
+    return rewrite(catalyst, aggregate, function)
+
+
+def _check_list(function: Any, where: str) -> None:
+    by = [order.child() for order in sequence(function.orderExpressions())]
+    what = function.child()
+    inner = what.child() if kind(what) == "Cast" else what
+    if not any(expression.semanticEquals(what) or expression.semanticEquals(inner) for expression in by):
+        why = f"{function.sql()} depends on the order of rows: add WITHIN GROUP (ORDER BY {what.sql()})"
+        raise InvalidInput(where=where, why=why)
+
+
+def _sorted(catalyst: Catalyst, aggregate: Any, _function: Any) -> Any:
+    return catalyst.expression("SortArray", aggregate, catalyst.literal(True))  # noqa: FBT003
+
+
+def _extreme(name: str) -> Callable[[Catalyst, Any, Any], Any]:
+    def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+        condition = optional(aggregate.filter())
+        if function.ignoreNulls():
+            made = catalyst.expression(f"aggregate.{name}", function.child())
+            return catalyst.aggregate_expression(made, condition)
+        return _of_struct(catalyst, name, [function.child()], condition)
+
+    return rewrite
+
+
+def _by(name: str) -> Callable[[Catalyst, Any, Any], Any]:
+    def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+        value, by = function.valueExpr(), function.orderingExpr()
+        condition = catalyst.expression("IsNotNull", by)
+        given = optional(aggregate.filter())
+        if given is not None:
+            condition = catalyst.expression("And", given, condition)
+        return _of_struct(catalyst, name, [by, value], condition)
+
+    return rewrite
+
+
+def _of_struct(catalyst: Catalyst, name: str, fields: list[Any], condition: Any | None) -> Any:
+    """The last field of the least or greatest struct of these."""
+    named = [part for at, value in enumerate(fields) for part in (catalyst.literal(f"f{at}"), value)]
+    struct = catalyst.expression("CreateNamedStruct", catalyst.seq(named))
+    found = catalyst.aggregate_expression(catalyst.expression(f"aggregate.{name}", struct), condition)
+    return catalyst.expression("GetStructField", found, len(fields) - 1, catalyst.some(f"f{len(fields) - 1}"))
+
+
+def _mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+    if function.reverseOpt().isDefined():
+        return aggregate
+    made = catalyst.expression("aggregate.Mode", function.child(), 0, 0, catalyst.some(True))  # noqa: FBT003
+    return catalyst.aggregate_expression(made, optional(aggregate.filter()))
+
+
+_REWRITES: dict[str, Callable[[Catalyst, Any, Any], Any]] = {
+    "CollectList": _sorted,
+    "CollectSet": _sorted,
+    "First": _extreme("Min"),
+    "Last": _extreme("Max"),
+    "MaxBy": _by("Max"),
+    "MinBy": _by("Min"),
+    "Mode": _mode,
+}

@@ -1,0 +1,49 @@
+"""A script as plans: its tables, and its materialized views in the order of declaration."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.algebra import Algebra
+from evertide.plan.catalog import Catalog, Query
+from evertide.plan.catalyst import Catalyst
+from evertide.plan.nodes import Attribute, Node
+from evertide.plan.refusals import refuse_unmaintainable
+from evertide.plan.statements import FlowStatement, TableStatement, ViewStatement, parse_script
+
+__all__ = ["Program"]
+
+
+class Program:
+    def __init__(self, spark: SparkSession, script: str, path: str = "SQL") -> None:
+        self.catalog = Catalog(spark)
+        self.catalyst = Catalyst(self.catalog.session)
+        self._algebra = Algebra(self.catalyst, self.catalog)
+        self.statements = parse_script(spark, script, path)
+        self.tables: dict[str, tuple[Attribute, ...]] = {}
+        self.views: dict[str, Node] = {}
+        for statement in self.statements:
+            match statement:
+                case TableStatement():
+                    self.catalog.add_table(statement)
+                    self.tables[statement.name] = tuple(
+                        Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
+                    )
+                case ViewStatement():
+                    self._add_view(statement)
+                case FlowStatement():
+                    pass  # applied to its table by the pipeline
+
+    def _add_view(self, statement: ViewStatement) -> None:
+        query: Query = self.catalog.add_view(statement)
+        refuse_unmaintainable(query, self.catalog)
+        if not statement.is_materialized:
+            return
+        plan = self._algebra.plan(query)
+        names = [attribute.name.lower() for attribute in plan.output]
+        for name in names:
+            if names.count(name) > 1:
+                where = f"{query.where}, view {query.name!r}"
+                raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
+        self.views[statement.name] = plan

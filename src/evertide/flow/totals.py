@@ -3,10 +3,13 @@
 The collection has a row per group: its keys, then the buffers of Catalyst's functions, of which a Map above makes the
 result. Kept is the exact state behind the buffers (`evertide.flow.accumulators`), in one arrangement by the keys; that
 is also what look-ups by the keys, and scans, are answered from. So a delta costs the groups that it touches, however
-many rows they have. Without keys there is one group, from the beginning on, whether or not it has rows.
+many rows they have. Without keys there is one group, from the beginning on, whether or not it has rows. MIN and MAX,
+which have no inverse, stand beside the sums (`evertide.flow.extremes`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +18,16 @@ from evertide.errors import InvalidInput
 from evertide.flow.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
 from evertide.flow.bags import diffs_of, with_diffs
 from evertide.flow.collection import Arrange, Collection
+from evertide.flow.extremes import VALUE, Extreme, values_delta
 from evertide.flow.groups import group_rows
 from evertide.plan.columns import arrow_schema, arrow_type, column_name
 from evertide.plan.nodes import Aggregate, Function
 from evertide.shard.changes import net
-from evertide.shard.columns import Bools
+from evertide.shard.columns import Bools, one_chunk
 
 __all__ = ["Totals"]
 
+_EXTREMES = ("Min", "Max")
 _MODES: dict[str, Mode] = {"ANSI": "ANSI", "TRY": "TRY", "LEGACY": "LEGACY"}
 
 
@@ -34,12 +39,24 @@ class Totals(Collection):
         [child] = node.children
         self._places = {attribute.id: column_name(at) for at, attribute in enumerate(child.output)}
         self._types = {attribute.id: attribute.type for attribute in child.output}
-        self._functions = node.functions
-        self._sums = Accumulators(tuple(self._accumulator(function) for function in node.functions))
         self.keys = tuple(column_name(at) for at in range(len(node.keys)))
         self._key_schema = pa.schema([self.schema.field(key) for key in self.keys])
-        self.state = arrange(name, pa.schema([*self._key_schema, *self._sums.state]), self.keys)
+        self._added_up = tuple(each for each in node.functions if each.name not in _EXTREMES)
+        self._sums = Accumulators(tuple(self._accumulator(function) for function in self._added_up))
+        self._sought = tuple(each for each in node.functions if each.name in _EXTREMES)
+        self.extremes = tuple(self._extreme(at, function, arrange) for at, function in enumerate(self._sought))
+        best = [pa.field(f"x{at}", self._argument(each)) for at, each in enumerate(self._sought)]
+        self._state_schema = pa.schema([*self._sums.state, *best])
+        self.state = arrange(name, pa.schema([*self._key_schema, *self._state_schema]), self.keys)
         self._change: pa.Table | None = None
+
+    def _argument(self, function: Function) -> Any:
+        return arrow_type(self._types[function.arguments[0]])
+
+    def _extreme(self, at: int, function: Function, arrange: Arrange) -> Extreme:
+        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._argument(function), nullable=False)])
+        values = arrange(f"{self.name}.x{at}", schema, self.keys)
+        return Extreme(is_max=function.name == "Max", keys=self.keys, values=values)
 
     def _accumulator(self, function: Function) -> Accumulator:
         types = [arrow_type(self._types[argument]) for argument in function.arguments]
@@ -52,9 +69,9 @@ class Totals(Collection):
         delta = self._inputs.delta
         if delta.num_rows == 0 and not (is_first and not self.keys):
             return
-        keys, added = self._added(delta)
-        before, is_there = self._before(keys, added)
-        after = self._sums.merge(before, added)
+        keys, groups = self._groups(delta)
+        before, is_there = self._before(keys, groups.count)
+        after = self._after(delta, keys, groups, before)
         stays = self._sums.present(after) if self.keys else np.ones(1, np.bool_)
         parts = ((before, is_there, -1), (after, stays, 1))
         self.delta = net(
@@ -67,11 +84,15 @@ class Totals(Collection):
     def settle(self) -> None:
         if self._change is not None:
             self.state.apply(self._change)
+        for extreme in self.extremes:
+            extreme.settle()
         super().settle()
 
     def forget(self) -> None:
         super().forget()
         self._change = None
+        for extreme in self.extremes:
+            extreme.forget()
 
     def need(self, key: tuple[str, ...], columns: tuple[str, ...]) -> None:
         if key and set(key) != set(self.keys):
@@ -87,21 +108,33 @@ class Totals(Collection):
 
     def _shown(self, found: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         """Stored groups as rows of the collection; each is there once."""
-        state = found.select(self._sums.state.names)
+        state = found.select(self._state_schema.names)
         rows = self._finished(found.select(list(self.keys)), state, np.ones(found.num_rows, np.bool_))
         return net(_signed(rows.select(list(columns)), 1), self.name, is_sorted=False)
 
-    def _added(self, delta: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The groups that the delta touches, and what it adds to each."""
+    def _groups(self, delta: pa.Table) -> tuple[pa.Table, Rows]:
+        """The keys of the groups that the delta touches, and which row is of which."""
         keys = delta.select(list(self.keys))
-        if self.keys:
-            groups, first = group_rows(keys)
-            keys, count = keys.take(pa.array(first)).cast(self._key_schema), len(first)
-        else:
-            groups, count = np.zeros(delta.num_rows, np.int64), 1
-        arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._functions]
-        masks = [self._mask(delta, each.condition) for each in self._functions]
-        return keys, self._sums.partial(arguments, Rows(diffs_of(delta), groups, count), masks)
+        if not self.keys:
+            return keys, Rows(diffs_of(delta), np.zeros(delta.num_rows, np.int64), 1)
+        numbers, first = group_rows(keys)
+        return keys.take(pa.array(first)).cast(self._key_schema), Rows(diffs_of(delta), numbers, len(first))
+
+    def _after(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table) -> pa.Table:
+        arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._added_up]
+        masks = [self._mask(delta, each.condition) for each in self._added_up]
+        added = self._sums.partial(arguments, rows, masks)
+        sums = self._sums.merge(before.select(self._sums.state.names), added)
+        best = [
+            extreme.after(keys, self._values(delta, function, rows), one_chunk(before.column(f"x{at}")))
+            for at, (extreme, function) in enumerate(zip(self.extremes, self._sought, strict=True))
+        ]
+        return pa.Table.from_arrays([*sums.columns, *best], schema=self._state_schema)
+
+    def _values(self, delta: pa.Table, function: Function, rows: Rows) -> pa.Table:
+        value = delta.column(self._places[function.arguments[0]])
+        mask = self._mask(delta, function.condition)
+        return values_delta(delta.select(list(self.keys)), value, rows.diffs, mask, rows.groups)
 
     def _mask(self, delta: pa.Table, condition: int | None) -> Bools | None:
         if condition is None:
@@ -109,26 +142,36 @@ class Totals(Collection):
         found: Bools = delta.column(self._places[condition]).fill_null(False).to_numpy()  # noqa: FBT003
         return found.astype(np.bool_)
 
-    def _before(self, keys: pa.Table, added: pa.Table) -> tuple[pa.Table, Bools]:
+    def _before(self, keys: pa.Table, count: int) -> tuple[pa.Table, Bools]:
         """The state of these groups, in their order, and which are there."""
         found = self.state.lookup(keys) if self.keys else self.state.scan()
-        state = found.select(self._sums.state.names)
-        count = added.num_rows
         places = np.full(count, found.num_rows, np.int64)  # the row after the last is that of no state
         if self.keys and found.num_rows:
             numbers, _ = group_rows(pa.concat_tables([keys, found.select(list(self.keys)).cast(self._key_schema)]))
             places[numbers[count:]] = np.arange(found.num_rows)
         elif found.num_rows:
             places[0] = 0
-        is_there = places < found.num_rows
-        return pa.concat_tables([state, self._sums.zero(1)]).take(pa.array(places)), is_there
+        known = found.select(self._state_schema.names).cast(self._state_schema)
+        return pa.concat_tables([known, self._zero()]).take(pa.array(places)), places < found.num_rows
+
+    def _zero(self) -> pa.Table:
+        best = [pa.nulls(1, self._argument(function)) for function in self._sought]
+        return pa.Table.from_arrays([*self._sums.zero(1).columns, *best], schema=self._state_schema)
 
     def _finished(self, keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
         """Rows of the collection, for the groups that are there."""
         chosen = pa.array(np.flatnonzero(of))
         keys, state = keys.take(chosen) if self.keys else keys, state.take(chosen)
-        buffers = self._sums.finish(state, lambda at: f"{self.name}, group {keys.slice(at, 1).to_pylist()}")
-        return pa.Table.from_arrays([*keys.columns, *buffers.columns], schema=self.schema)
+        sums = self._sums.finish(
+            state.select(self._sums.state.names), lambda at: f"{self.name}, group {keys.slice(at, 1).to_pylist()}"
+        )
+        made, best = iter(sums.columns), iter(state.columns[len(self._sums.state) :])
+        buffers = [
+            next(best if function.name in _EXTREMES else made)
+            for function in self.node.functions
+            for _ in function.buffer
+        ]
+        return pa.Table.from_arrays([*keys.columns, *buffers], schema=self.schema)
 
 
 def _side_by_side(keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:

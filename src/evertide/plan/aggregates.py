@@ -3,8 +3,8 @@
 An Aggregate is taken apart by how its functions are maintained, and put together again by joining the parts by the
 group's keys (each part has exactly one row per group):
 
-1. functions that have an inverse (count, sum, avg, stddev, ...): *additive*. A Map below computes keys and arguments,
-   the Aggregate itself puts out keys and Catalyst's aggregation buffers, and a Map above runs Catalyst's final step.
+1. functions that a delta can move on (count, sum, avg, stddev, min, max, ...): *additive*. A Map below computes keys
+   and arguments, the Aggregate itself puts out keys and Catalyst's buffers, and a Map above runs Catalyst's final step.
 2. DISTINCT functions of one list of arguments: an additive Aggregate without functions makes the arguments distinct,
    and the functions, no longer DISTINCT, go on from there as any other.
 3. all others: computed by Catalyst, from the rows of each group that is touched.
@@ -158,11 +158,17 @@ def _has_inverse(expression: Any) -> bool:
     function = expression.aggregateFunction()
     name = kind(function)
     types = [child.dataType().json() for child in sequence(function.children())]
-    if name == "Count":
+    if name == "Count" or (name in ("Min", "Max") and _is_plain(types[0])):
         return True
     if name in _SUMMED:
         return types[0] in (*_INTEGERS, *_FLOATS) or types[0].startswith('"decimal')
     return name in _MOMENTS or name == "BitXorAgg"
+
+
+def _is_plain(data_type: str) -> bool:
+    """Whether Arrow puts values of the type into the order in which Spark does."""
+    known = (*_INTEGERS, *_FLOATS, '"boolean"', '"string"', '"binary"', '"date"', '"timestamp"', '"timestamp_ntz"')
+    return data_type in known or data_type.startswith('"decimal')
 
 
 def _computed(
@@ -251,7 +257,7 @@ def _of_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) 
 
 
 def _additive(catalyst: Catalyst, keys: list[Any], child: Node, found: list[Any]) -> tuple[Node, list[Any], list[Any]]:
-    inputs: list[Any] = [catalyst.alias(_normalized(catalyst, key), key.name()) for key in keys]
+    inputs: list[Any] = [catalyst.alias(catalyst.normalized(key), key.name()) for key in keys]
     group = [alias.toAttribute() for alias in inputs]
     functions, finals, buffers = [], [], []
     for expression in found:
@@ -277,12 +283,6 @@ def _additive(catalyst: Catalyst, keys: list[Any], child: Node, found: list[Any]
         return node, group, []
     above = map_node(catalyst, [*group, *finals], node)
     return above, group, [final.toAttribute() for final in finals]
-
-
-def _normalized(catalyst: Catalyst, key: Any) -> Any:
-    """Spark groups 0.0 with -0.0, and all NaN: the row of the group shows the one that is normal."""
-    rule = catalyst.companion("org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers")
-    return rule.normalize(key)
 
 
 def _function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tuple[Function, Any, list[Any]]:

@@ -137,6 +137,13 @@ class Catalyst:
         made = self.companion(f"{_EXPRESSIONS}.SortOrder")
         return made.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
 
+    def normalized(self, expression: Any) -> Any:
+        """With one NaN and one zero, as Spark groups them."""
+        return self.companion("org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers").normalize(expression)
+
+    def is_orderable(self, data_type: Any) -> bool:
+        return bool(self.companion(f"{_EXPRESSIONS}.RowOrdering").isOrderable(data_type))
+
     def expression(self, name: str, *arguments: Any) -> Any:
         """An expression by the name of its class below `catalyst.expressions`."""
         return self.companion(f"{_EXPRESSIONS}.{name}").apply(*arguments)

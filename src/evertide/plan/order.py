@@ -27,7 +27,7 @@ __all__ = ["canonical_aggregate", "is_by_distinct_rewrite", "total_order"]
 
 _ORDER_FREE = frozenset(
     (
-        *("Count", "Sum", "Average", "Min", "Max", "BitAndAgg", "BitOrAgg", "BitXorAgg", "PivotFirst"),
+        *("Count", "Sum", "Average", "BitAndAgg", "BitOrAgg", "BitXorAgg", "PivotFirst"),
         *("StddevSamp", "StddevPop", "VarianceSamp", "VariancePop", "Skewness", "Kurtosis"),
         *("CovPopulation", "CovSample", "Corr", "RegrReplacement", "RegrSlope", "RegrIntercept", "RegrR2", "RegrSXY"),
         *("Percentile", "PercentileCont", "PercentileDisc", "HyperLogLogPlusPlus", "CountMinSketchAgg"),
@@ -39,12 +39,11 @@ _ORDER_FREE = frozenset(
 
 def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) -> list[Any]:
     """`order`, and then every other column of `child`."""
-    orderable = catalyst.companion("org.apache.spark.sql.catalyst.expressions.RowOrdering").isOrderable
     columns = []
     for attribute in sequence(child.output()):
         if any(attribute.semanticEquals(by.child()) for by in order):
             continue
-        if not orderable(attribute.dataType()):
+        if not catalyst.is_orderable(attribute.dataType()):
             why = (
                 f"rows that tie would have to be told apart by {attribute.name()!r}, but values of type "
                 f"{attribute.dataType().sql()} have no order: leave the column out of this subquery"
@@ -68,8 +67,12 @@ def canonical_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
     """An aggregate expression as one that does not depend on the order of rows; it may be wrapped in others."""
     function = aggregate.aggregateFunction()
     name = kind(function)
-    if name in _ORDER_FREE or is_by_distinct_rewrite(aggregate):
+    if name in ("Min", "Max"):
+        return _extreme_of(catalyst, name, function.child(), optional(aggregate.filter()))
+    if name in _ORDER_FREE:
         return aggregate
+    if is_by_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
+        return _extreme_of(catalyst, "Max", function.child(), optional(aggregate.filter()))
     if name == "ListAgg":
         _check_list(function, where)
         return aggregate
@@ -89,16 +92,18 @@ def _check_list(function: Any, where: str) -> None:
         raise InvalidInput(where=where, why=why)
 
 
-def _sorted(catalyst: Catalyst, aggregate: Any, _function: Any) -> Any:
-    return catalyst.expression("SortArray", aggregate, catalyst.literal(True))  # noqa: FBT003
+def _sorted(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+    [value] = sequence(function.children())
+    plain = catalyst.with_children(function, [catalyst.normalized(value)])
+    collected = catalyst.with_children(aggregate, [plain, *sequence(aggregate.children())[1:]])
+    return catalyst.expression("SortArray", collected, catalyst.literal(True))  # noqa: FBT003
 
 
 def _extreme(name: str) -> Callable[[Catalyst, Any, Any], Any]:
     def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
         condition = optional(aggregate.filter())
         if function.ignoreNulls():
-            made = catalyst.expression(f"aggregate.{name}", function.child())
-            return catalyst.aggregate_expression(made, condition)
+            return _extreme_of(catalyst, name, function.child(), condition)
         return _of_struct(catalyst, name, [function.child()], condition)
 
     return rewrite
@@ -120,8 +125,14 @@ def _of_struct(catalyst: Catalyst, name: str, fields: list[Any], condition: Any 
     """The last field of the least or greatest struct of these."""
     named = [part for at, value in enumerate(fields) for part in (catalyst.literal(f"f{at}"), value)]
     struct = catalyst.expression("CreateNamedStruct", catalyst.seq(named))
-    found = catalyst.aggregate_expression(catalyst.expression(f"aggregate.{name}", struct), condition)
+    found = _extreme_of(catalyst, name, struct, condition)
     return catalyst.expression("GetStructField", found, len(fields) - 1, catalyst.some(f"f{len(fields) - 1}"))
+
+
+def _extreme_of(catalyst: Catalyst, name: str, value: Any, condition: Any | None) -> Any:
+    """Of 0.0 and -0.0, which are equal, the result is always 0.0."""
+    made = catalyst.expression(f"aggregate.{name}", catalyst.normalized(value))
+    return catalyst.aggregate_expression(made, condition)
 
 
 def _mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:

@@ -1,0 +1,16 @@
+-- A number for each channel, from its name or its address; Spark's regexp_extract says '' where the original says NULL.
+SELECT
+    auction,
+    bidder,
+    price,
+    channel,
+    CASE
+        WHEN lower(channel) = 'apple' THEN '0'
+        WHEN lower(channel) = 'google' THEN '1'
+        WHEN lower(channel) = 'facebook' THEN '2'
+        WHEN lower(channel) = 'baidu' THEN '3'
+        ELSE regexp_extract(url, '(&|^)channel_id=([^&]*)', 2)
+    END AS channel_id
+FROM bid
+WHERE regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) <> ''
+    OR lower(channel) IN ('apple', 'google', 'facebook', 'baidu')

@@ -1,0 +1,237 @@
+"""Oracles: what a view must hold, computed from scratch, and a drive that holds a circuit to it.
+
+A `Reference` keeps what the tables hold and answers queries over it, by Spark as a plain batch, or by DuckDB, which
+takes milliseconds where Spark takes a tenth of a second. Neither shares code with the operators under test. `drive`
+runs transactions through a circuit, adds up what comes out, and compares every view with the reference.
+
+Spark's session here is set up for many small queries: one partition, no broadcasts, nothing compiled. That is several
+times faster than the defaults at this size, and a second implementation beside the compiled one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import InvalidInput
+from evertide.shard.changes import DIFF, expand, net
+from evertide.testing.compare import Differs, compare
+from evertide.testing.ledger import Transaction, delta_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Content", "Reference", "Steps", "drive"]
+
+_NO_TEXTS: Mapping[str, str] = MappingProxyType({})
+_SETTINGS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+class Steps(Protocol):
+    """What is driven: `evertide.flow.Circuit`, or a stand-in."""
+
+    @property
+    def views(self) -> Mapping[str, pa.Schema]: ...
+
+    def step(self, deltas: Transaction) -> Mapping[str, pa.Table]: ...
+
+
+class Content:
+    """What a collection holds, by the deltas it was given. It refuses to hold a row less than no time."""
+
+    def __init__(self, schema: pa.Schema, where: str = "collection") -> None:
+        self._where = where
+        self._schema = delta_schema(schema)
+        self._held: pa.Table = self._schema.empty_table()
+
+    def apply(self, delta: pa.Table) -> None:
+        """A delta that does not fit, or takes away what is not there, is refused, and changes nothing."""
+        if delta.schema.names != self._schema.names or delta.schema.types != self._schema.types:
+            told = f"the delta has the columns {_told(delta.schema)}, but must have {_told(self._schema)}"
+            raise Differs(self._where, told)
+        if delta.num_rows == 0:
+            return
+        held = net(pa.concat_tables([self._held, delta.cast(self._schema)]), self._where)
+        negative = held.filter(pc.less(held.column(DIFF), 0))
+        if negative.num_rows:
+            raise Differs(
+                self._where,
+                f"{negative.num_rows} rows would be there less than no time",
+                surplus=negative.slice(0, 5).to_pylist(),
+            )
+        self._held = held
+
+    @property
+    def rows(self) -> pa.Table:
+        """Each row as often as it is there."""
+        return expand(self._held, self._where)
+
+
+class Reference:
+    """What tables hold, and what queries over them give.
+
+    `views` are queries that others may name, as in a script with views over views; they are declared in order.
+    """
+
+    def __init__(
+        self, spark: SparkSession | None, schemas: Mapping[str, pa.Schema], views: Mapping[str, str] = _NO_TEXTS
+    ) -> None:
+        self._contents = {name: Content(schema, f"table {name}") for name, schema in schemas.items()}
+        self._views = dict(views)
+        self._session = _quick_session(spark) if spark is not None else None
+        self._duckdb: Any = None
+        self._stale = {"spark": set(schemas), "duckdb": set(schemas)}
+
+    def apply(self, deltas: Transaction) -> None:
+        for name, delta in deltas.items():
+            self._contents[name].apply(delta)
+            if delta.num_rows:
+                for stale in self._stale.values():
+                    stale.add(name)
+
+    def rows(self, table: str) -> pa.Table:
+        """What the table holds, each row as often as it is there."""
+        return self._contents[table].rows
+
+    def by_spark(self, query: str) -> pa.Table:
+        """The query's rows, by a plain Spark batch in a session of its own."""
+        session = self._session
+        if session is None:
+            raise InvalidInput(where="Reference", why="it was made without a Spark session")
+        stale = self._take_stale("spark")
+        for name in stale:
+            session.createDataFrame(self.rows(name)).createOrReplaceTempView(name)
+        for name, view in self._views.items() if stale else ():
+            session.sql(view).createOrReplaceTempView(name)
+        return session.sql(query).toArrow()
+
+    def by_duckdb(self, query: str) -> pa.Table:
+        """The query's rows, by DuckDB; sums and averages may have other types than Spark's."""
+        if self._duckdb is None:
+            self._duckdb = _open_duckdb(self._time_zone)
+        stale = self._take_stale("duckdb")
+        for name in stale:
+            self._duckdb.register(name, self.rows(name))
+        for name, view in self._views.items() if stale else ():
+            self._duckdb.execute(f'CREATE OR REPLACE TEMPORARY VIEW "{name}" AS {view}')
+        return self._duckdb.sql(query).to_arrow_table()
+
+    @property
+    def _time_zone(self) -> str:
+        if self._session is None:
+            return "UTC"
+        return str(self._session.conf.get("spark.sql.session.timeZone"))
+
+    def _take_stale(self, engine: str) -> list[str]:
+        """The tables that changed since the engine last saw them."""
+        stale, self._stale[engine] = sorted(self._stale[engine]), set()
+        return stale
+
+
+def drive(
+    circuit: Steps,
+    reference: Reference,
+    queries: Mapping[str, str],
+    transactions: Iterable[Transaction],
+    *,
+    spark_every: int = 1,
+    duckdb_every: int = 0,
+    duckdb_queries: Mapping[str, str] | None = None,
+    relative: float = 1e-9,
+) -> dict[str, Content]:
+    """Run transactions through a circuit, compare its views with the reference, and return what they hold.
+
+    An oracle is asked after every so many transactions and after the last; 0 is never. `queries` are the views' own,
+    for Spark; DuckDB takes the same texts, unless `duckdb_queries` has those that it understands. `Differs` names
+    the view, the transaction (from 0) and the oracle.
+    """
+    duckdb = queries if duckdb_queries is None else duckdb_queries
+    oracles = [
+        _Oracle("Spark", reference.by_spark, queries, spark_every, exact_types=True),
+        _Oracle("DuckDB", reference.by_duckdb, duckdb, duckdb_every, exact_types=False),
+    ]
+    contents = {name: Content(circuit.views[name], f"view {name}") for name in queries}
+    number = -1
+    for number, deltas in enumerate(transactions):
+        reference.apply(deltas)
+        _add_up(contents, circuit.step(deltas), number)
+        for oracle in oracles:
+            if oracle.is_due(number):
+                oracle.check(contents, number, relative)
+    for oracle in oracles:
+        if oracle.every and not oracle.is_due(number):
+            oracle.check(contents, number, relative)
+    return contents
+
+
+@dataclass(frozen=True, slots=True)
+class _Oracle:
+    name: str
+    answer: Callable[[str], pa.Table]
+    queries: Mapping[str, str]
+    every: int
+    exact_types: bool
+
+    def is_due(self, number: int) -> bool:
+        return self.every > 0 and (number + 1) % self.every == 0
+
+    def check(self, contents: Mapping[str, Content], number: int, relative: float) -> None:
+        """All views, so that one run tells of all that are wrong."""
+        at = f"transaction {number}, by {self.name}"
+        wrong: dict[str, Differs] = {}
+        for view, query in self.queries.items():
+            found, expected = contents[view].rows, self.answer(query)
+            try:
+                compare(found, expected, where=f"view {view}, {at}", relative=relative, exact_types=self.exact_types)
+            except Differs as error:
+                wrong[view] = error
+        if len(wrong) == 1:
+            raise next(iter(wrong.values()))
+        if wrong:
+            raise Differs(f"views {', '.join(wrong)}, {at}", "\n".join(map(str, wrong.values())))
+
+
+def _add_up(contents: Mapping[str, Content], deltas: Mapping[str, pa.Table], number: int) -> None:
+    for name, content in contents.items():
+        if name not in deltas:
+            raise Differs(
+                f"view {name}, transaction {number}", "the circuit gave no delta for it, not even an empty one"
+            )
+        try:
+            content.apply(deltas[name])
+        except Differs as error:
+            raise Differs(f"view {name}, transaction {number}", error.why, error.missing, error.surplus) from error
+
+
+def _quick_session(spark: SparkSession) -> SparkSession:
+    """A session of its own, so that neither its views nor its settings are seen by others."""
+    session = spark.newSession()
+    for key, value in _SETTINGS.items():
+        session.conf.set(key, value)
+    return session
+
+
+def _told(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _open_duckdb(time_zone: str) -> Any:
+    try:
+        import duckdb  # noqa: PLC0415 - only the tests that ask for it need it
+    except ImportError as error:
+        raise InvalidInput(where="duckdb", why="it is not installed: pip install 'evertide[testing]'") from error
+    connection = duckdb.connect()
+    # As Spark has them.
+    connection.execute("SET TimeZone = ?", [time_zone])
+    connection.execute("SET default_null_order = 'nulls_first_on_asc_last_on_desc'")
+    return connection

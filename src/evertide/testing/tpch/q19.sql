@@ -1,0 +1,28 @@
+-- Discounted revenue. Brands by their first digit (Brand#12, Brand#23, Brand#34), 'REG AIR' as the generator spells it.
+SELECT sum(l_extendedprice * (1 - l_discount)) AS revenue
+FROM lineitem, part
+WHERE (
+        p_partkey = l_partkey
+        AND p_brand LIKE 'Brand#1%'
+        AND p_container IN ('SM CASE', 'SM BOX', 'SM PACK', 'SM PKG')
+        AND l_quantity >= 1 AND l_quantity <= 1 + 10
+        AND p_size BETWEEN 1 AND 35
+        AND l_shipmode IN ('AIR', 'REG AIR')
+        AND l_shipinstruct = 'DELIVER IN PERSON'
+    ) OR (
+        p_partkey = l_partkey
+        AND p_brand LIKE 'Brand#2%'
+        AND p_container IN ('MED BAG', 'MED BOX', 'MED PKG', 'MED PACK')
+        AND l_quantity >= 10 AND l_quantity <= 10 + 10
+        AND p_size BETWEEN 1 AND 40
+        AND l_shipmode IN ('AIR', 'REG AIR')
+        AND l_shipinstruct = 'DELIVER IN PERSON'
+    ) OR (
+        p_partkey = l_partkey
+        AND p_brand LIKE 'Brand#3%'
+        AND p_container IN ('LG CASE', 'LG BOX', 'LG PACK', 'LG PKG')
+        AND l_quantity >= 20 AND l_quantity <= 20 + 10
+        AND p_size BETWEEN 1 AND 45
+        AND l_shipmode IN ('AIR', 'REG AIR')
+        AND l_shipinstruct = 'DELIVER IN PERSON'
+    )

@@ -1,0 +1,34 @@
+"""Nexmark: every query that is plain SQL, as views of one circuit, equal to the oracles after each transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.flow import Circuit
+from evertide.testing.nexmark import WORKLOAD, Nexmark, transactions
+from evertide.testing.oracle import Reference, drive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.timeout(900)  # hundreds of small Spark jobs, on a machine that may be busy
+def test_all_queries_are_maintained_through_the_transactions(spark: SparkSession) -> None:
+    """Slow events, so that a few thousand of them fill several windows.
+
+    DuckDB after each transaction, and Spark, which takes longer, after every eighth and the last.
+    """
+    circuit = Circuit(spark, WORKLOAD.script())
+    assert list(circuit.views) == list(WORKLOAD.queries)
+    contents = drive(
+        circuit,
+        Reference(spark, circuit.tables),
+        WORKLOAD.queries,
+        transactions(Nexmark(seed=1, events_per_s=100), seed=1, count=24),
+        spark_every=8,
+        duckdb_every=1,
+        duckdb_queries=WORKLOAD.duckdb,
+    )
+    assert [name for name, content in contents.items() if content.rows.num_rows == 0] == []

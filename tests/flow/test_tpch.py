@@ -1,0 +1,34 @@
+"""TPC-H, 22 of 22: all as views of one circuit, equal to the oracles after each of the refreshes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.flow import Circuit
+from evertide.testing.oracle import Reference, drive
+from evertide.testing.tpch import WORKLOAD, generated, refreshes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+SCALE = 0.001
+
+
+@pytest.mark.timeout(900)  # hundreds of small Spark jobs, on a machine that may be busy
+def test_all_22_queries_are_maintained_through_the_refreshes(spark: SparkSession) -> None:
+    """DuckDB after each transaction, and Spark, which takes longer, after every fifth and the last."""
+    circuit = Circuit(spark, WORKLOAD.script())
+    assert list(circuit.views) == list(WORKLOAD.queries)
+    contents = drive(
+        circuit,
+        Reference(spark, circuit.tables),
+        WORKLOAD.queries,
+        refreshes(generated(SCALE), seed=1, transactions=24),
+        spark_every=5,
+        duckdb_every=1,
+        duckdb_queries=WORKLOAD.duckdb,
+    )
+    assert [name for name, content in contents.items() if content.rows.num_rows == 0] == []

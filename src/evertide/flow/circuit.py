@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import pyarrow as pa
@@ -20,12 +20,14 @@ from evertide.flow.arrangement import Arrangement
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.row_groups import RowGroupCache
 from evertide.flow.stage import Stage, demands
+from evertide.flow.top import Top
 from evertide.flow.totals import Totals
 from evertide.flow.trace import cut_plan
 from evertide.plan.columns import arrow_schema, column_name
 from evertide.plan.fragment import Fragment
-from evertide.plan.nodes import Aggregate, Attribute, Node, Scan
+from evertide.plan.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.program import Program
+from evertide.plan.view_function import ViewFunction
 from evertide.shard.changes import DIFF, net
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
@@ -38,15 +40,23 @@ _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 
 class Circuit:
-    def __init__(self, spark: SparkSession, script: str, *, path: str = "SQL", blob: Blob | None = None) -> None:
-        self.program = Program(spark, script, path)
+    def __init__(
+        self,
+        spark: SparkSession,
+        script: str,
+        *,
+        path: str = "SQL",
+        functions: Sequence[ViewFunction] = (),
+        blob: Blob | None = None,
+    ) -> None:
+        self.program = Program(spark, script, path, functions=functions)
         self._blob = MemoryBlob() if blob is None else blob
         self._cache = RowGroupCache(_CACHE_BYTES)
         self._names = count()
         self._collections: dict[str, Collection] = {}
         """Tables and views by name."""
         self._by_node: dict[int, Collection] = {}
-        self._order: list[Stage | Totals] = []
+        self._order: list[Stage | Top | Totals] = []
         self._is_first = True
         for name, columns in self.program.tables.items():
             self._collections[name] = self._collection(name, columns)
@@ -72,7 +82,7 @@ class Circuit:
         return found
 
     def _all(self) -> list[Collection]:
-        derived = [each if isinstance(each, Totals) else each.output for each in self._order]
+        derived = [each.output if isinstance(each, Stage) else each for each in self._order]
         return [*(self._collections[name] for name in self.tables), *derived]
 
     def _forget(self) -> None:
@@ -112,6 +122,11 @@ class Circuit:
         if isinstance(node, Aggregate) and node.is_additive:
             inputs = self._build(node.children[0], f"{name}.i{len(self._by_node)}")
             made = Totals(name, node, inputs, self._arrange)
+            self._order.append(made)
+        elif isinstance(node, TopK) and node.first is not None:
+            inputs = self._build(node.children[0], f"{name}.i{len(self._by_node)}")
+            fragment = Fragment(self.program.catalyst, node.first, node.children)
+            made = Top(name, node, fragment, inputs, self._arrange)
             self._order.append(made)
         else:
             made = self._stage(node, name)

@@ -80,7 +80,7 @@ class Cut:
 def cut_plan(root: Node) -> Cut:
     """The stage of this root; the leaves that are not tables or additive aggregates are roots of further stages."""
     cut = Cut(root)
-    _cut(cut, root, is_root=True)
+    _cut(cut, root)
     cut.leaves = _in_order(root, cut)
     return cut
 
@@ -95,10 +95,10 @@ def _in_order(node: Node, cut: Cut) -> list[Node]:
     return found
 
 
-def _cut(cut: Cut, node: Node, *, is_root: bool = False) -> None:
+def _cut(cut: Cut, node: Node) -> None:
     if cut.is_leaf(node):
         return
-    if isinstance(node, Scan) or (isinstance(node, Aggregate) and node.is_additive and not is_root):
+    if isinstance(node, Scan) or _is_own_collection(node):
         cut.leaves.append(node)
         return
     for child in node.children:
@@ -109,6 +109,11 @@ def _cut(cut: Cut, node: Node, *, is_root: bool = False) -> None:
         keys = node.keys if isinstance(node, Aggregate) else node.partition
         if keys and not _is_one_leaf(cut, node.children[0], keys):
             _make_leaf(cut, node.children[0])
+
+
+def _is_own_collection(node: Node) -> bool:
+    """What keeps its own state, and so never runs inside a stage."""
+    return (isinstance(node, Aggregate) and node.is_additive) or (isinstance(node, TopK) and node.first is not None)
 
 
 def _is_one_leaf(cut: Cut, node: Node, attributes: Iterable[int]) -> bool:

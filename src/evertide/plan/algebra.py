@@ -21,6 +21,7 @@ from evertide.plan.aggregates import aggregate_node, attribute_of, map_node
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.conditions import equal_keys
+from evertide.plan.distinct import without_distinct_rewrite
 from evertide.plan.nodes import Constant, Expand, Filter, Generate, Join, Map, Node, Scan, TopK, Union, Window
 from evertide.plan.order import total_order
 from evertide.plan.scala import optional, sequence
@@ -34,6 +35,8 @@ _DROPPED = frozenset(
 _CONSTANTS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
 _LIMITS = frozenset(("GlobalLimit", "LocalLimit", "Offset"))
 _PYTHON = frozenset(("BatchEvalPython", "ArrowEvalPython"))
+_TOP_FACTOR, _TOP_MORE = 2, 64
+"""How many rows of a TopK are kept beyond those that it shows."""
 _JOINS = {
     **{name: name for name in ("Inner", "LeftOuter", "RightOuter", "FullOuter", "LeftSemi", "LeftAnti", "LeftSingle")},
     "Cross": "Inner",
@@ -75,7 +78,7 @@ class Algebra:
             "Expand": self._expand,
             "Union": self._union,
             "Join": self._join,
-            "Aggregate": lambda jvm: aggregate_node(self._catalyst, jvm, self._node(jvm.child()), self._where),
+            "Aggregate": self._aggregate,
             "Window": self._window,
             **dict.fromkeys(_CONSTANTS, self._constant),
             **dict.fromkeys(_PYTHON, lambda jvm: self._row_wise(jvm, Map)),
@@ -146,6 +149,10 @@ class Algebra:
         if not columns:
             return child
         return map_node(self._catalyst, [*sequence(child.jvm.output()), *columns], child)
+
+    def _aggregate(self, jvm: Any) -> Node:
+        jvm = without_distinct_rewrite(self._catalyst, jvm)
+        return aggregate_node(self._catalyst, jvm, self._node(jvm.child()), self._where)
 
     def _window(self, jvm: Any) -> Node:
         order, child = sequence(jvm.orderSpec()), self._node(jvm.child())
@@ -226,16 +233,23 @@ class Algebra:
             return self._any_row(jvm, limit, offset)
         child = self._node(below.child())
         order = total_order(self._catalyst, sequence(below.order()), child.jvm, self._where)
-        top = self._catalyst.sort(order, child.jvm, is_global=True)
-        if offset:
-            top = self._catalyst.offset(offset, top)
-        if limit is not None:
-            top = self._catalyst.limit(limit, top)
-        passed = {attribute.id: attribute.id for attribute in child.output}
-        node: Node = TopK(jvm=top, output=child.output, children=(child,), passed=passed, limit=limit, offset=offset)
+        node: Node = self._top_of(self._catalyst.sort(order, child.jvm, is_global=True), child, limit, offset)
         for project in reversed(between):
             node = map_node(self._catalyst, sequence(project.projectList()), node)
         return node
+
+    def _top_of(self, ordered: Any, child: Node, limit: int | None, offset: int) -> TopK:
+        made: dict[str, Any] = {
+            "output": child.output,
+            "children": (child,),
+            "passed": {attribute.id: attribute.id for attribute in child.output},
+        }
+        if limit is None:
+            return TopK(jvm=self._catalyst.offset(offset, ordered), limit=None, offset=offset, **made)
+        kept = _TOP_FACTOR * (limit + offset) + _TOP_MORE
+        first = TopK(jvm=self._catalyst.limit(kept, ordered), limit=kept, offset=0, **made)
+        skipped = self._catalyst.offset(offset, ordered) if offset else ordered
+        return TopK(jvm=self._catalyst.limit(limit, skipped), limit=limit, offset=offset, first=first, **made)
 
     def _any_row(self, jvm: Any, limit: int | None, offset: int) -> Node:
         """The one LIMIT without order that Spark makes itself: EXISTS as "is there one row", of constants."""

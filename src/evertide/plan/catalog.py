@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from evertide.errors import InvalidInput
 from evertide.plan.scala import sequence
 from evertide.plan.statements import TableStatement, ViewStatement
+from evertide.plan.view_function import ViewFunction
 from evertide.plan.walk import nodes
 
 __all__ = ["Catalog", "Query"]
@@ -31,8 +32,12 @@ _SETTINGS = {
         f"org.apache.spark.sql.catalyst.optimizer.{rule}"
         for rule in ("InferWindowGroupLimit", "LimitPushDown", "LimitPushDownThroughWindow")
     ),
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.shuffle.partitions": "1",
 }
-"""What makes plans depend on more than the query: a plan must be the same in every session."""
+"""What makes plans depend on more than the query, as a plan must be the same in every session; and what makes small jobs
+of many stages where one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,9 @@ class Catalog:
         self._keys[table.name] = tuple(name.lower() for name in table.key)
         self._add_leaf(table.name, json.dumps({"type": "struct", "fields": fields}))
 
-    def add_view(self, view: ViewStatement) -> Query:
+    def add_view(self, view: ViewStatement | ViewFunction) -> Query:
         """Analyze a view's query, and make the view known to later ones."""
-        frame = self._analyzed(view)
+        frame = view.frame(self.session) if isinstance(view, ViewFunction) else self._analyzed(view)
         query = Query(view.name, frame, self._reads(frame), view.where)
         if view.is_materialized:
             self._add_leaf(view.name, frame.schema.json())

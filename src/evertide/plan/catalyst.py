@@ -6,7 +6,8 @@ what the rewrites and fragments need is here; whatever Spark made itself is copi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +29,16 @@ class Catalyst:
         self._gateway = session._sc._gateway
         self._jvm = session._jvm
         self._objects: dict[str, Any] = {}
-        self.none = self._jvm.scala.Option.empty()
+        # Each step of a name like `jvm.java.util` is a call of its own: so whole names are looked up once.
+        self._array_list = self._jvm.java.util.ArrayList
+        self._converters = self._jvm.scala.jdk.javaapi.CollectionConverters
+        self._option = self._jvm.scala.Option
+        self._java_context = self._jvm.org.apache.spark.api.java.JavaSparkContext
+        self._logical_rdd = self._jvm.org.apache.spark.sql.execution.LogicalRDD
+        self._unknown_partitioning = self._jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning
+        self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
+        self._nil = self.companion("scala.collection.immutable.Nil")
+        self.none = self._option.empty()
 
     def companion(self, path: str) -> Any:
         """The Scala object of this name."""
@@ -37,19 +47,20 @@ class Catalyst:
         return self._objects[path]
 
     def some(self, value: Any) -> Any:
-        return self._jvm.scala.Option.apply(value)
+        return self._option.apply(value)
 
     def seq(self, values: Iterable[Any]) -> Any:
-        made = self._jvm.java.util.ArrayList()
-        for value in values:
-            made.add(value)
-        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(made)
+        """A list, put together from its end."""
+        made = self._nil
+        for value in reversed(list(values)):
+            made = getattr(made, "$colon$colon")(value)
+        return made
 
     def iterator(self, values: Iterable[Any]) -> Any:
-        made = self._jvm.java.util.ArrayList()
+        made = self._array_list()
         for value in values:
             made.add(value)
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(made.iterator())
+        return self._converters.asScala(made.iterator())
 
     def data_type(self, json: str) -> Any:
         return self.session.parseDataType(json)
@@ -89,6 +100,52 @@ class Catalyst:
     def limit(self, rows: int, child: Any) -> Any:
         local = self.companion(f"{_LOGICAL}.LocalLimit").apply(self.literal(rows), child)
         return self.companion(f"{_LOGICAL}.GlobalLimit").apply(self.literal(rows), local)
+
+    def local_rows(self, attributes: Any, rows: Any) -> Any:
+        """A relation of these rows; both are sequences of Scala."""
+        return self.companion(f"{_LOGICAL}.LocalRelation").apply(attributes, rows, False, self.none)  # noqa: FBT003
+
+    def placeholder(self, attributes: Any) -> Any:
+        """A relation that the optimizer knows nothing about, told apart by the id of its RDD."""
+        context = self._java_context.fromSparkContext(self.session.sparkContext())
+        return self._logical_rdd(
+            attributes,
+            context.emptyRDD().rdd(),
+            self._unknown_partitioning(0),
+            self._nil,
+            False,  # noqa: FBT003
+            self.none,
+            self.session,
+            self.none,
+            self.none,
+            False,  # noqa: FBT003
+        )
+
+    def optimized(self, plan: Any) -> Any:
+        plan.setAnalyzed()
+        with self._active():
+            return self.session.sessionState().optimizer().execute(plan)
+
+    def run(self, plan: Any) -> Any:
+        """The rows of an optimized plan, as an iterator of Scala, collected by one job."""
+        with self._active():
+            ready = self.companion("org.apache.spark.sql.execution.QueryExecution").prepareExecutedPlan(
+                self.session, plan
+            )
+            return ready.executeCollectIterator()._2()
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        """Spark reads settings from the session that is active in the thread: ours, for as long as it is asked."""
+        before = self._sessions.getActiveSession()
+        self._sessions.setActiveSession(self.session)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                self._sessions.setActiveSession(before.get())
+            else:
+                self._sessions.clearActiveSession()
 
     def offset(self, rows: int, child: Any) -> Any:
         return self.companion(f"{_LOGICAL}.Offset").apply(self.literal(rows), child)

@@ -1,13 +1,15 @@
 """A fragment of a plan, ready to run: Catalyst's own operators over leaves that are filled anew for each run.
 
-A fragment is a tree of nodes from a root down to leaves, which stand for other collections. It is prepared once. A run
-binds rows to the leaves of one or two copies of the tree, the old and the new, and yields the rows of both with the
-sign as `__diff`: the difference of the two, not yet consolidated.
+A fragment is a tree of nodes from a root down to leaves, which stand for other collections. It is prepared once:
+placeholders take the leaves' places, and Catalyst's optimizer sees the whole. A run binds rows to the leaves of one or
+two copies of the tree, the old and the new, and yields the rows of both with the sign as `__diff`: the difference, not
+yet consolidated.
 
 1. Only attributes that the fragment reads are bound; the rest of a leaf never leaves its arrangement.
-2. Rows on the driver become a local relation in one partition, so that no exchange is left to plan; a fragment that
-   looks at one row at a time is then computed by the optimizer itself, without any job.
-3. Frames on executors (`Frame`) keep their partitions.
+2. A run is planned and executed, but neither analyzed nor optimized again.
+3. Rows on the driver become a local relation in one partition, so that no exchange is left to plan. Where only rows are
+   mapped and filtered, Catalyst computes them in place, without a job.
+4. Frames on executors (`Frame`) keep their partitions.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ __all__ = ["Bound", "Fragment", "Frame"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate)
 _ARROW = "org.apache.spark.sql.execution.arrow.ArrowConverters"
-_LOCAL = "org.apache.spark.sql.catalyst.plans.logical.LocalRelation"
+_IN_PLACE = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
 _NO = (False, False)
 """Names may repeat; strings have 32-bit offsets."""
 _ROWS_MAX = 1 << 31
@@ -56,6 +58,7 @@ class _Tree:
     jvm: Any
     below: tuple[_Tree, ...] = ()
     leaf: int = -1
+    is_exchange: bool = False
 
 
 class Fragment:
@@ -67,65 +70,62 @@ class Fragment:
         self._catalyst = catalyst
         self.output = root.output
         self.schema = arrow_schema(root.output)
-        self._leaves = list(leaves)
-        references = _references(root, self._leaves) | set(root.ids) | keys
+        self._changes = pa.schema([*self.schema, pa.field(DIFF, pa.int64(), nullable=False)])
+        references = _references(root, list(leaves)) | set(root.ids) | keys
         self.reads: list[tuple[Attribute, ...]] = [_read(leaf, references) for leaf in leaves]
         self.schemas = [arrow_schema(read) for read in self.reads]
-        self._attributes = [self._attributes_of(leaf, read) for leaf, read in zip(leaves, self.reads, strict=True)]
-        self._structs = [self._struct(read) for read in self._attributes]
-        self._tree = self._tree_of(root.jvm, root)
-        self.is_row_wise = _is_row_wise(root, self._leaves)
-        self.is_moves_only = _is_moves_only(root, self._leaves)
+        self._attributes = [_attributes_of(leaf, read) for leaf, read in zip(leaves, self.reads, strict=True)]
+        self._outputs = [catalyst.seq(attributes) for attributes in self._attributes]
+        self._empty = [catalyst.local(attributes) for attributes in self._attributes]
+        self._structs = [relation.schema() for relation in self._empty]
+        self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
+        self._tree = self._prepared(root, list(leaves))
+        self._columns = sequence(self._tree.jvm.output())
+        self._row_struct = self._tree.jvm.schema()
+        self._signed_struct = self._with_sign(self._tree.jvm, 1).schema()
+        self.is_row_wise = _is_row_wise(root, list(leaves))
+        self.is_moves_only = _is_moves_only(root, list(leaves))
 
     def run(self, terms: Sequence[tuple[int, Sequence[Bound]]]) -> pa.Table:
         """Of each term the rows that the tree makes of its leaves, times its sign; on the driver."""
         if self.is_row_wise and all(isinstance(rows, pa.Table) for _, leaves in terms for rows in leaves):
-            found = [self._signed(self._collect(self._bind(leaves, is_local=True)), sign) for sign, leaves in terms]
-            return pa.concat_tables(found)
-        return self._collect_signed(terms)
+            found = [self._in_place(self._bind(leaves, is_local=True)) for _, leaves in terms]
+            tables = [rows for rows in found if rows is not None]
+            if len(tables) == len(terms):
+                return pa.concat_tables(
+                    [self._signed(rows, sign) for rows, (sign, _) in zip(tables, terms, strict=True)]
+                )
+        rows = self._catalyst.run(self.frame(terms))
+        return self._table(rows, self._signed_struct, self._changes)
 
     def frame(self, terms: Sequence[tuple[int, Sequence[Bound]]]) -> Any:
         """The same as a plan that is not run: its output is the fragment's, then the sign."""
         trees = [self._with_sign(self._bind(leaves, is_local=False), sign) for sign, leaves in terms]
         return self._catalyst.union(trees)
 
-    def _collect_signed(self, terms: Sequence[tuple[int, Sequence[Bound]]]) -> pa.Table:
-        found = self._rows(self.frame(terms))
-        return found.cast(pa.schema([*self.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
+    def _in_place(self, plan: Any) -> pa.Table | None:
+        done = self._catalyst.companion(_IN_PLACE).apply(plan)
+        if kind(done) != "LocalRelation":
+            return None
+        return self._table(done.data().iterator(), self._row_struct, self.schema)
 
-    def _collect(self, plan: Any) -> pa.Table:
-        return self._rows(plan).cast(self.schema)
-
-    def _rows(self, plan: Any) -> pa.Table:
-        plan.setAnalyzed()
-        frame = self._catalyst.companion("org.apache.spark.sql.classic.Dataset").ofRows(self._catalyst.session, plan)
-        rows = frame.queryExecution().executedPlan().executeCollectIterator()._2()
+    def _table(self, rows: Any, struct: Any, schema: pa.Schema) -> pa.Table:
         batches = self._catalyst.companion(_ARROW).toBatchWithSchemaIterator(
-            rows,
-            frame.schema(),
-            _ROWS_MAX,
-            _ROWS_MAX,
-            _TIME_ZONE,
-            *_NO,
+            rows, struct, _ROWS_MAX, _ROWS_MAX, _TIME_ZONE, *_NO
         )
-        columns = [f"c{at}" for at in range(frame.schema().size())]
-        if not batches.hasNext():
-            return self._empty(columns)
-        found = pa.concat_tables(_tables(batches))
-        return found.rename_columns(columns if len(columns) == len(self.output) else [*columns[:-1], DIFF])
-
-    def _empty(self, columns: list[str]) -> pa.Table:
-        if len(columns) == len(self.output):
-            return self.schema.empty_table()
-        return pa.schema([*self.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
+        found = [table for table in _tables(batches) if table.num_rows]
+        if not found:
+            return schema.empty_table()
+        return pa.concat_tables(
+            [pa.Table.from_arrays(table.columns, names=schema.names).cast(schema) for table in found]
+        )
 
     def _signed(self, rows: pa.Table, sign: int) -> pa.Table:
         diffs = pa.array(np.full(rows.num_rows, sign, np.int64))
         return rows.append_column(pa.field(DIFF, pa.int64(), nullable=False), diffs)
 
     def _with_sign(self, plan: Any, sign: int) -> Any:
-        columns = [*sequence(plan.output()), self._catalyst.alias(self._catalyst.long(sign), DIFF)]
-        return self._catalyst.project(columns, plan)
+        return self._catalyst.project([*self._columns, self._signs[sign]], plan)
 
     def _bind(self, leaves: Sequence[Bound], *, is_local: bool) -> Any:
         bound = [self._leaf(at, rows, is_local=is_local) for at, rows in enumerate(leaves)]
@@ -136,7 +136,7 @@ class Fragment:
         if tree.leaf >= 0:
             return bound[tree.leaf]
         children = [self._build(child, bound, is_small=is_small) for child in tree.below]
-        if is_small and kind(tree.jvm) == "RepartitionByExpression":
+        if is_small and tree.is_exchange:
             return children[0]
         return self._catalyst.with_children(tree.jvm, children)
 
@@ -147,25 +147,14 @@ class Fragment:
         return relation if is_local else self._catalyst.one_partition(relation)
 
     def _relation(self, at: int, rows: pa.Table) -> Any:
-        converters = self._catalyst.companion(_ARROW)
+        if not rows.num_rows:
+            return self._empty[at]
         rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at]).combine_chunks()
         batches = [batch.serialize().to_pybytes() for batch in rows.to_batches()]
-        if not batches:
-            return self._catalyst.local(self._attributes[at])
-        made = converters.toDataFrame(
-            self._catalyst.iterator(batches),
-            self._structs[at],
-            self._catalyst.session,
-            _TIME_ZONE,
-            *_NO,
+        made = self._catalyst.companion(_ARROW).toDataFrame(
+            self._catalyst.iterator(batches), self._structs[at], self._catalyst.session, _TIME_ZONE, *_NO
         )
-        attributes = self._catalyst.seq(self._attributes[at])
-        return self._catalyst.companion(_LOCAL).apply(
-            attributes,
-            made.queryExecution().analyzed().data(),
-            _NO[0],
-            self._catalyst.none,
-        )
+        return self._catalyst.local_rows(self._outputs[at], made.queryExecution().logical().data())
 
     def _framed(self, at: int, frame: DataFrame) -> Any:
         plan = frame._jdf.queryExecution().analyzed()
@@ -175,25 +164,43 @@ class Fragment:
         ]
         return self._catalyst.project(columns, plan)
 
-    def _attributes_of(self, leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:
-        by_id = {attribute.exprId().id(): attribute for attribute in sequence(leaf.jvm.output())}
-        return [by_id[attribute.id] for attribute in read]
+    def _prepared(self, root: Node, leaves: list[Node]) -> _Tree:
+        """The tree as Catalyst optimizes it, with placeholders where the leaves are."""
+        marks = [self._catalyst.placeholder(outputs) for outputs in self._outputs]
+        numbers = {mark.rdd().id(): at for at, mark in enumerate(marks)}
+        plan = _replaced(self._catalyst, root.jvm, root, leaves, marks)
+        return _tree_of(self._catalyst.optimized(plan), numbers)
 
-    def _struct(self, attributes: list[Any]) -> Any:
-        return self._catalyst.local(attributes).schema()
 
-    def _tree_of(self, jvm: Any, node: Node) -> _Tree:
-        """Operators of Catalyst between a node and its children (a Sort, a Project) are the node's own."""
-        if any(node is leaf for leaf in self._leaves):
-            return _Tree(jvm, leaf=next(at for at, leaf in enumerate(self._leaves) if leaf is node))
-        return self._inside(jvm, list(node.children))
+def _attributes_of(leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:
+    by_id = {attribute.exprId().id(): attribute for attribute in sequence(leaf.jvm.output())}
+    return [by_id[attribute.id] for attribute in read]
 
-    def _inside(self, jvm: Any, children: list[Node]) -> _Tree:
-        below = []
-        for child in sequence(jvm.children()):
-            known = next((node for node in children if node.jvm.equals(child)), None)
-            below.append(self._inside(child, children) if known is None else self._tree_of(child, known))
-        return _Tree(jvm, tuple(below))
+
+def _replaced(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+    """Operators of Catalyst between a node and its children (a Sort, a Project) are the node's own."""
+    for leaf, mark in zip(leaves, marks, strict=True):
+        if node is leaf:
+            return mark
+    return _inside(catalyst, jvm, node, leaves, marks)
+
+
+def _inside(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+    below = []
+    for child in sequence(jvm.children()):
+        known = next((other for other in node.children if other.jvm.equals(child)), None)
+        if known is None:
+            below.append(_inside(catalyst, child, node, leaves, marks))
+        else:
+            below.append(_replaced(catalyst, child, known, leaves, marks))
+    return catalyst.with_children(jvm, below)
+
+
+def _tree_of(jvm: Any, numbers: dict[int, int]) -> _Tree:
+    if kind(jvm) == "LogicalRDD" and jvm.rdd().id() in numbers:
+        return _Tree(jvm, leaf=numbers[jvm.rdd().id()])
+    below = tuple(_tree_of(child, numbers) for child in sequence(jvm.children()))
+    return _Tree(jvm, below, is_exchange=kind(jvm) == "RepartitionByExpression")
 
 
 def _read(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:

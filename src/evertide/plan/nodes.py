@@ -158,6 +158,8 @@ class Window(Node):
 class TopK(Node):
     limit: int | None
     offset: int
+    first: TopK | None = None
+    """The first rows in order, and more of them than are wanted, so that some may go before others must be found."""
 
 
 def walk(node: Node) -> Iterator[Node]:

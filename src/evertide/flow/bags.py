@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from evertide.shard.changes import DIFF, expand, net
 
-__all__ = ["before_and_after", "diffs_of", "with_diffs"]
+__all__ = ["before_and_after", "diffs_of", "settled", "with_diffs"]
 
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
@@ -21,6 +21,18 @@ def with_diffs(rows: pa.Table, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]
     return rows.append_column(_DIFF_FIELD, pa.array(diffs))
 
 
+def settled(delta: pa.Table, where: str) -> pa.Table:
+    """The same delta, in which no row both comes and goes: all that a delta inside the engine promises.
+
+    A row may occur twice. Of one that only brings rows nothing can cancel out, and nothing has to be summed.
+    """
+    return net(delta, where, is_sorted=False) if _takes(delta) else delta
+
+
+def _takes(delta: pa.Table) -> bool:
+    return bool(delta.num_rows) and bool(diffs_of(delta).min() < 0)
+
+
 def before_and_after(delta: pa.Table, fetched: list[pa.Table], where: str) -> tuple[pa.Table, pa.Table]:
     """Multisets, each row repeated: what was there of the cone, and what is there now.
 
@@ -31,6 +43,8 @@ def before_and_after(delta: pa.Table, fetched: list[pa.Table], where: str) -> tu
     if delta.num_rows == 0:
         rows = expand(before, where)
         return rows, rows
+    if not before.num_rows and not _takes(delta):
+        return before.drop_columns([DIFF]), expand(delta, where)
     total = net(pa.concat_tables([before, delta]), where, is_sorted=False)
     counts = diffs_of(total)
     missing = counts < 0

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.flow.arrangement import Arrangement
+from evertide.flow.bags import settled
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.row_groups import RowGroupCache
 from evertide.flow.stage import Stage, demands
@@ -98,10 +99,11 @@ class Circuit:
             raise InvalidInput(where=f"delta of {name!r}", why=why)
         wanted = pa.schema([*schema, _DIFF_FIELD])
         renamed = delta.cast(wanted).rename_columns([*map(column_name, range(len(schema))), DIFF])
-        return net(renamed, name, is_sorted=False)
+        return settled(renamed, name)
 
     def _given(self, name: str) -> pa.Table:
-        return self._collections[name].delta.rename_columns([*self.views[name].names, DIFF])
+        """Each row once, in an order that the content decides: the same delta is the same table, bit for bit."""
+        return net(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
 
     def _collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
         return Collection(name, arrow_schema(columns), self._arrange)

@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.flow.arrangement import Arrangement
+from evertide.flow.bags import settled
 from evertide.plan.columns import column_name
 from evertide.plan.nodes import Attribute, Node
-from evertide.shard.changes import DIFF, net
+from evertide.shard.changes import DIFF
 
-__all__ = ["Collection", "Leaf"]
+__all__ = ["Arrange", "Collection", "Leaf"]
+
+_KEYS_FEW = 1000
 
 Arrange = Callable[[str, pa.Schema, tuple[str, ...]], Arrangement]
 """Makes an arrangement of this name, with these columns, by this key."""
@@ -39,7 +42,9 @@ class Collection:
             self.arrangements[key, columns] = self._arrange(name, kept, key)
 
     def lookup(self, key: tuple[str, ...], keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-        return self.arrangements[key, columns].lookup(keys)
+        """Rows under these keys, and maybe others: for very many keys, taking all rows is cheaper than choosing."""
+        arrangement = self.arrangements[key, columns]
+        return arrangement.scan() if keys.num_rows > max(arrangement.rows, _KEYS_FEW) else arrangement.lookup(keys)
 
     def scan(self, columns: tuple[str, ...]) -> pa.Table:
         found = next(kept for (_, having), kept in self.arrangements.items() if having == columns)
@@ -69,7 +74,7 @@ class Leaf:
         """Take the transaction's delta."""
         delta = self.collection.delta.select([*self.columns, DIFF])
         is_whole = len(self.columns) == len(self.collection.schema)
-        self.delta = delta if is_whole or not delta.num_rows else net(delta, self.collection.name, is_sorted=False)
+        self.delta = delta if is_whole else settled(delta, self.collection.name)
 
     def column(self, attribute: int) -> str:
         return self._columns[attribute]

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.flow.arrangement import Arrangement
-from evertide.flow.bags import diffs_of, with_diffs
+from evertide.flow.bags import diffs_of, settled, with_diffs
 from evertide.flow.groups import group_rows
 from evertide.shard.changes import DIFF, net
 from evertide.shard.columns import Bools, Longs, one_chunk
@@ -117,4 +117,4 @@ def values_delta(keys: pa.Table, value: Any, diffs: Longs, mask: Bools | None, n
     rows = pa.array(np.flatnonzero(chosen))
     columns = [*(column.take(rows) for column in keys.columns), value.take(rows), pa.array(numbers[chosen])]
     table = pa.Table.from_arrays(columns, names=[*keys.column_names, VALUE, _GROUP])
-    return net(with_diffs(table, diffs[chosen]), is_sorted=False)
+    return settled(with_diffs(table, diffs[chosen]), "values")

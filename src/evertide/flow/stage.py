@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from evertide.flow.bags import before_and_after
+from evertide.flow.bags import before_and_after, settled
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
 from evertide.flow.trace import Cut, trace
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
-from evertide.shard.changes import DIFF, net
+from evertide.shard.changes import DIFF
 
 __all__ = ["Stage", "demands"]
 
@@ -30,7 +30,7 @@ class Stage:
         """Set the delta of the output. The first time, what is there without any input is new."""
         for leaf in self.leaves:
             leaf.begin()
-        self.output.delta = net(self._delta(is_first=is_first), self.output.name)
+        self.output.delta = settled(self._delta(is_first=is_first), self.output.name)
 
     def _delta(self, *, is_first: bool) -> pa.Table:
         if not is_first and not any(leaf.delta.num_rows for leaf in self.leaves):

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput
 from evertide.flow.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
-from evertide.flow.bags import diffs_of, with_diffs
+from evertide.flow.bags import diffs_of, settled, with_diffs
 from evertide.flow.collection import Arrange, Collection
 from evertide.flow.extremes import VALUE, Extreme, values_delta
 from evertide.flow.groups import group_rows
@@ -74,10 +74,8 @@ class Totals(Collection):
         after = self._after(delta, keys, groups, before)
         stays = self._sums.present(after) if self.keys else np.ones(1, np.bool_)
         parts = ((before, is_there, -1), (after, stays, 1))
-        self.delta = net(
-            pa.concat_tables([_signed(self._finished(keys, state, of), sign) for state, of, sign in parts]),
-            self.name,
-            is_sorted=False,
+        self.delta = settled(
+            pa.concat_tables([_signed(self._finished(keys, state, of), sign) for state, of, sign in parts]), self.name
         )
         self._change = pa.concat_tables([_signed(_side_by_side(keys, state, of), sign) for state, of, sign in parts])
 

@@ -6,13 +6,15 @@ what the rewrites and fragments need is here; whatever Spark made itself is copi
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from evertide.plan.scala import sequence
 
@@ -21,11 +23,17 @@ __all__ = ["Catalyst"]
 _PLANS = "org.apache.spark.sql.catalyst.plans"
 _LOGICAL = f"{_PLANS}.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_ARROW = "org.apache.spark.sql.execution.arrow"
+_LARGE = {
+    "spark.sql.autoBroadcastJoinThreshold": "10MB",
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
+}
 
 
 class Catalyst:
     def __init__(self, session: SparkSession) -> None:
         self.session = session._jsparkSession
+        self._context = session.sparkContext
         self._gateway = session._sc._gateway
         self._jvm = session._jvm
         self._objects: dict[str, Any] = {}
@@ -36,6 +44,7 @@ class Catalyst:
         self._java_context = self._jvm.org.apache.spark.api.java.JavaSparkContext
         self._logical_rdd = self._jvm.org.apache.spark.sql.execution.LogicalRDD
         self._unknown_partitioning = self._jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning
+        self._python_utils = self._jvm.org.apache.spark.sql.api.python.PythonSQLUtils
         self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._nil = self.companion("scala.collection.immutable.Nil")
         self.none = self._option.empty()
@@ -133,6 +142,41 @@ class Catalyst:
                 self.session, plan
             )
             return ready.executeCollectIterator()._2()
+
+    def spread(self, rows: pa.Table, struct: Any) -> Any:
+        """A relation of these rows, in partitions; by way of a file, as bytes go slowly from Python to the JVM."""
+        partitions = self._large.sparkContext().defaultParallelism()
+        with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
+            with pa.ipc.new_stream(file, rows.schema) as stream:
+                stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
+            file.flush()
+            batches = self._python_utils.readArrowStreamFromFile(file.name)
+            made = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(
+                batches,
+                struct,
+                self._large,
+                "UTC",
+                *(False, False),
+            )
+            return made.queryExecution().logical()
+
+    def collect_large(self, plan: Any) -> pa.Table:
+        plan.setAnalyzed()
+        made = self.companion("org.apache.spark.sql.classic.Dataset").ofRows(self._large, plan)
+        return DataFrame(made, self._large_session).toArrow()
+
+    @cached_property
+    def _large_session(self) -> SparkSession:
+        """With the settings of ours that decide results, and those of Spark that make many rows fast."""
+        clone = self.session.cloneSession()
+        partitions = str(clone.sparkContext().defaultParallelism())
+        for name, value in {**_LARGE, "spark.sql.shuffle.partitions": partitions}.items():
+            clone.conf().set(name, value)
+        return SparkSession(self._context, jsparkSession=clone)
+
+    @property
+    def _large(self) -> Any:
+        return self._large_session._jsparkSession
 
     @contextmanager
     def _active(self) -> Iterator[None]:

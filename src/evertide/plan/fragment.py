@@ -7,9 +7,9 @@ yet consolidated.
 
 1. Only attributes that the fragment reads are bound; the rest of a leaf never leaves its arrangement.
 2. A run is planned and executed, but neither analyzed nor optimized again.
-3. Rows on the driver become a local relation in one partition, so that no exchange is left to plan. Where only rows are
-   mapped and filtered, Catalyst computes them in place, without a job.
-4. Frames on executors (`Frame`) keep their partitions.
+3. Few rows become a local relation in one partition, so that no exchange is left to plan. Where they are only mapped
+   and filtered, Catalyst computes them in place, without a job.
+4. Many rows are spread over the executors, in a session whose settings are made for that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.columns import arrow_schema
@@ -29,7 +28,7 @@ from evertide.plan.scala import sequence
 from evertide.plan.walk import kind
 from evertide.shard.changes import DIFF
 
-__all__ = ["Bound", "Fragment", "Frame"]
+__all__ = ["ROWS_SMALL_MAX", "Fragment", "Term"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate)
 _ARROW = "org.apache.spark.sql.execution.arrow.ArrowConverters"
@@ -41,14 +40,11 @@ _TIME_ZONE = "UTC"
 """Of timestamps in Arrow: instants do not depend on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Rows that stay on the executors: the columns of a leaf that are read, in order."""
+ROWS_SMALL_MAX = 65_536
+"""Up to so many rows, one partition is faster than many."""
 
-    frame: DataFrame
-
-
-Bound: TypeAlias = "pa.Table | Frame"
+Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"
+"""A sign, and the rows of each leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +74,7 @@ class Fragment:
         self._outputs = [catalyst.seq(attributes) for attributes in self._attributes]
         self._empty = [catalyst.local(attributes) for attributes in self._attributes]
         self._structs = [relation.schema() for relation in self._empty]
+        self._places = range(len(self.reads))
         self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
         self._tree = self._prepared(root, list(leaves))
         self._columns = sequence(self._tree.jvm.output())
@@ -86,22 +83,29 @@ class Fragment:
         self.is_row_wise = _is_row_wise(root, list(leaves))
         self.is_moves_only = _is_moves_only(root, list(leaves))
 
-    def run(self, terms: Sequence[tuple[int, Sequence[Bound]]]) -> pa.Table:
-        """Of each term the rows that the tree makes of its leaves, times its sign; on the driver."""
-        if self.is_row_wise and all(isinstance(rows, pa.Table) for _, leaves in terms for rows in leaves):
-            found = [self._in_place(self._bind(leaves, is_local=True)) for _, leaves in terms]
+    def run(self, terms: Sequence[Term]) -> pa.Table:
+        """Of each term the rows that the tree makes of its leaves, times its sign."""
+        if sum(rows.num_rows for _, leaves in terms for rows in leaves) > ROWS_SMALL_MAX:
+            return self._run_large(terms)
+        if self.is_row_wise:
+            found = [self._in_place(self._bound([*map(self._relation, self._places, leaves)])) for _, leaves in terms]
             tables = [rows for rows in found if rows is not None]
             if len(tables) == len(terms):
                 return pa.concat_tables(
                     [self._signed(rows, sign) for rows, (sign, _) in zip(tables, terms, strict=True)]
                 )
-        rows = self._catalyst.run(self.frame(terms))
-        return self._table(rows, self._signed_struct, self._changes)
+        trees = []
+        for sign, leaves in terms:
+            relations = [*map(self._relation, self._places, leaves)]
+            trees.append(self._with_sign(self._bound([*map(self._catalyst.one_partition, relations)]), sign))
+        return self._table(self._catalyst.run(self._catalyst.union(trees)), self._signed_struct, self._changes)
 
-    def frame(self, terms: Sequence[tuple[int, Sequence[Bound]]]) -> Any:
-        """The same as a plan that is not run: its output is the fragment's, then the sign."""
-        trees = [self._with_sign(self._bind(leaves, is_local=False), sign) for sign, leaves in terms]
-        return self._catalyst.union(trees)
+    def _run_large(self, terms: Sequence[Term]) -> pa.Table:
+        trees = [
+            self._with_sign(self._bound([*map(self._spread, self._places, leaves)], is_large=True), sign)
+            for sign, leaves in terms
+        ]
+        return _typed(self._catalyst.collect_large(self._catalyst.union(trees)), self._changes)
 
     def _in_place(self, plan: Any) -> pa.Table | None:
         done = self._catalyst.companion(_IN_PLACE).apply(plan)
@@ -113,12 +117,8 @@ class Fragment:
         batches = self._catalyst.companion(_ARROW).toBatchWithSchemaIterator(
             rows, struct, _ROWS_MAX, _ROWS_MAX, _TIME_ZONE, *_NO
         )
-        found = [table for table in _tables(batches) if table.num_rows]
-        if not found:
-            return schema.empty_table()
-        return pa.concat_tables(
-            [pa.Table.from_arrays(table.columns, names=schema.names).cast(schema) for table in found]
-        )
+        found = [_typed(table, schema) for table in _tables(batches) if table.num_rows]
+        return pa.concat_tables(found) if found else schema.empty_table()
 
     def _signed(self, rows: pa.Table, sign: int) -> pa.Table:
         diffs = pa.array(np.full(rows.num_rows, sign, np.int64))
@@ -127,24 +127,16 @@ class Fragment:
     def _with_sign(self, plan: Any, sign: int) -> Any:
         return self._catalyst.project([*self._columns, self._signs[sign]], plan)
 
-    def _bind(self, leaves: Sequence[Bound], *, is_local: bool) -> Any:
-        bound = [self._leaf(at, rows, is_local=is_local) for at, rows in enumerate(leaves)]
-        is_small = all(isinstance(rows, pa.Table) for rows in leaves)
-        return self._build(self._tree, bound, is_small=is_small)
+    def _bound(self, leaves: list[Any], *, is_large: bool = False) -> Any:
+        return self._build(self._tree, leaves, is_large=is_large)
 
-    def _build(self, tree: _Tree, bound: list[Any], *, is_small: bool) -> Any:
+    def _build(self, tree: _Tree, leaves: list[Any], *, is_large: bool) -> Any:
         if tree.leaf >= 0:
-            return bound[tree.leaf]
-        children = [self._build(child, bound, is_small=is_small) for child in tree.below]
-        if is_small and tree.is_exchange:
+            return leaves[tree.leaf]
+        children = [self._build(child, leaves, is_large=is_large) for child in tree.below]
+        if tree.is_exchange and not is_large:
             return children[0]
         return self._catalyst.with_children(tree.jvm, children)
-
-    def _leaf(self, at: int, rows: Bound, *, is_local: bool) -> Any:
-        if isinstance(rows, Frame):
-            return self._framed(at, rows.frame)
-        relation = self._relation(at, rows)
-        return relation if is_local else self._catalyst.one_partition(relation)
 
     def _relation(self, at: int, rows: pa.Table) -> Any:
         if not rows.num_rows:
@@ -156,8 +148,12 @@ class Fragment:
         )
         return self._catalyst.local_rows(self._outputs[at], made.queryExecution().logical().data())
 
-    def _framed(self, at: int, frame: DataFrame) -> Any:
-        plan = frame._jdf.queryExecution().analyzed()
+    def _spread(self, at: int, rows: pa.Table) -> Any:
+        """Rows as a relation on the executors."""
+        if not rows.num_rows:
+            return self._empty[at]
+        rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at])
+        plan = self._catalyst.spread(rows, self._structs[at])
         columns = [
             self._catalyst.alias(column, attribute.name(), attribute.exprId())
             for column, attribute in zip(sequence(plan.output()), self._attributes[at], strict=True)
@@ -201,6 +197,10 @@ def _tree_of(jvm: Any, numbers: dict[int, int]) -> _Tree:
         return _Tree(jvm, leaf=numbers[jvm.rdd().id()])
     below = tuple(_tree_of(child, numbers) for child in sequence(jvm.children()))
     return _Tree(jvm, below, is_exchange=kind(jvm) == "RepartitionByExpression")
+
+
+def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_arrays(rows.columns, names=schema.names).cast(schema)
 
 
 def _read(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:

@@ -4,21 +4,28 @@
    in an order in which each comes after those that it reads.
 2. A step gives the tables their deltas, runs the collections in order, and takes the deltas of the views.
 3. Only then do all arrangements take the deltas in: during a step, look-ups see the rows before it. A step that fails
-   changes nothing.
+   while it computes changes nothing. One that fails while it takes deltas in leaves state that is neither old nor new:
+   the circuit then refuses to go on, and is restored from what was saved.
+
+What is saved is a manifest per arrangement, by name: names say what is arranged, so that a circuit of the same script,
+in another process, finds its own. An arrangement that is not among the saved ones is damage, not something new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from evertide.errors import InvalidInput
+from evertide.errors import Damaged, InvalidInput
 from evertide.flow.arrangement import Arrangement
 from evertide.flow.bags import settled
 from evertide.flow.collection import Collection, Leaf
+from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
 from evertide.flow.stage import Stage, demands
 from evertide.flow.top import Top
@@ -34,10 +41,18 @@ from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
 
-__all__ = ["Circuit"]
+__all__ = ["Circuit", "CircuitState"]
 
 _CACHE_BYTES = 256 * 1024 * 1024
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+
+
+class CircuitState(msgspec.Struct, frozen=True):
+    """All arrangements of a circuit, between two transactions."""
+
+    arrangements: dict[str, Manifest]
+    is_first: bool
+    """Whether no transaction was taken yet."""
 
 
 class Circuit:
@@ -49,16 +64,23 @@ class Circuit:
         path: str = "SQL",
         functions: Sequence[ViewFunction] = (),
         blob: Blob | None = None,
+        writer: str = "circuit",
+        state: CircuitState | None = None,
     ) -> None:
+        """`writer` makes the names of parts unique on the blob; `state` is what another circuit of the script saved."""
         self.program = Program(spark, script, path, functions=functions)
         self._blob = MemoryBlob() if blob is None else blob
         self._cache = RowGroupCache(_CACHE_BYTES)
         self._names = count()
+        self._writer = writer
+        self._saved = state
+        self.arrangements: dict[str, Arrangement] = {}
+        self._failed: BaseException | None = None
         self._collections: dict[str, Collection] = {}
         """Tables and views by name."""
         self._by_node: dict[int, Collection] = {}
         self._order: list[Stage | Top | Totals] = []
-        self._is_first = True
+        self._is_first = state is None or state.is_first
         for name, columns in self.program.tables.items():
             self._collections[name] = self._collection(name, columns)
         for name, plan in self.program.views.items():
@@ -68,19 +90,51 @@ class Circuit:
 
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """One transaction. The first also brings what views hold without any input, as the count of nothing."""
-        for name, delta in deltas.items():
-            self._collections[name].delta = self._taken(name, delta)
+        if self._failed is not None:
+            why = f"a transaction was taken in by half, as {self._failed!r} came in between"
+            raise Damaged(path="state of the circuit", why=why) from self._failed
         try:
+            for name, delta in deltas.items():
+                self._table(name).delta = self._taken(name, delta)
             for each in self._order:
                 each.run(is_first=self._is_first)
+            found = {name: self._given(name) for name in self.views}
         except BaseException:
             self._forget()
             raise
-        found = {name: self._given(name) for name in self.views}
-        for collection in self._all():
-            collection.settle()
-        self._is_first = False
+        self._settle()
         return found
+
+    def save(self) -> CircuitState:
+        """Make everything durable, and say where it is. Not beside a step."""
+        return CircuitState({name: kept.save() for name, kept in self.arrangements.items()}, self._is_first)
+
+    def maintain(self) -> bool:
+        """One step towards few runs per arrangement, for any thread; False if there was nothing to do."""
+        done = [kept.maintain() for kept in self.arrangements.values()]
+        return any(done)
+
+    def compact(self) -> None:
+        for kept in self.arrangements.values():
+            kept.compact()
+
+    def _settle(self) -> None:
+        try:
+            for collection in self._all():
+                collection.settle()
+        except BaseException as error:
+            self._failed = error
+            raise
+        self._is_first = False
+
+    @property
+    def parts(self) -> tuple[Stage | Top | Totals, ...]:
+        """In the order in which they run."""
+        return tuple(self._order)
+
+    def collection(self, name: str) -> Collection:
+        """A table or view."""
+        return self._collections[name]
 
     def _all(self) -> list[Collection]:
         derived = [each.output if isinstance(each, Stage) else each for each in self._order]
@@ -90,10 +144,13 @@ class Circuit:
         for collection in self._all():
             collection.forget()
 
+    def _table(self, name: str) -> Collection:
+        if name not in self.tables:
+            raise InvalidInput(where=f"delta of {name!r}", why=f"is no table of the pipeline; it has {[*self.tables]}")
+        return self._collections[name]
+
     def _taken(self, name: str, delta: pa.Table) -> pa.Table:
-        schema = self.tables.get(name)
-        if schema is None:
-            raise InvalidInput(where=f"delta of {name!r}", why="is no table of the pipeline")
+        schema = self.tables[name]
         if delta.schema.names != [*schema.names, DIFF]:
             why = f"has the columns {delta.schema.names}, but the table has {[*schema.names, DIFF]}"
             raise InvalidInput(where=f"delta of {name!r}", why=why)
@@ -109,10 +166,26 @@ class Circuit:
         return Collection(name, arrow_schema(columns), self._arrange)
 
     def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
-        return Arrangement(name, schema, key, blob=self._blob, cache=self._cache, new_name=self._new_name)
+        """A new one, or what was saved under the name."""
+        parts: dict[str, Any] = {"blob": self._blob, "cache": self._cache, "new_name": self._new_name}
+        if self._saved is None:
+            made = Arrangement(name, schema, key, **parts)
+        else:
+            made = Arrangement.restore(self._manifest(name, schema, key), **parts)
+        self.arrangements[name] = made
+        return made
+
+    def _manifest(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Manifest:
+        saved = self._saved.arrangements if self._saved is not None else {}
+        found = saved.get(name)
+        if found is None:
+            raise Damaged(path=f"arrangement {name!r}", why=f"is not among the {len(saved)} saved ones")
+        if found.key != key or not found.arrow_schema().equals(schema):
+            raise Damaged(path=f"arrangement {name!r}", why=f"was saved with the key {found.key} and other columns")
+        return found
 
     def _new_name(self) -> Name:
-        return Name("circuit", next(self._names), "parquet")
+        return Name(self._writer, next(self._names), "parquet")
 
     def _build(self, node: Node, name: str) -> Collection:
         """The collection of a node's rows, with all that it needs before it."""

@@ -5,6 +5,7 @@ end of the transaction (`settle`) the arrangements take the delta in."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from evertide.shard.changes import DIFF
 __all__ = ["Arrange", "Collection", "Leaf"]
 
 _KEYS_FEW = 1000
+_NAME_MAX = 60
 
 Arrange = Callable[[str, pa.Schema, tuple[str, ...]], Arrangement]
 """Makes an arrangement of this name, with these columns, by this key."""
@@ -38,8 +40,14 @@ class Collection:
         """Somebody will look up these columns by this key, or scan them, if the key is empty."""
         if (key, columns) not in self.arrangements:
             kept = pa.schema([self.schema.field(column) for column in columns])
-            name = f"{self.name}.{'_'.join(key) or 'all'}.{len(self.arrangements)}"
-            self.arrangements[key, columns] = self._arrange(name, kept, key)
+            self.arrangements[key, columns] = self._arrange(self._name_of(key, columns), kept, key)
+
+    def _name_of(self, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+        """What is arranged: the same in every process, and whatever else is arranged."""
+        kept = "all" if len(columns) == len(self.schema) else "-".join(columns)
+        if len(kept) > _NAME_MAX:
+            kept = hashlib.blake2b(kept.encode(), digest_size=8).hexdigest()
+        return f"{self.name}.by-{'-'.join(key) or 'nothing'}.of-{kept}"
 
     def lookup(self, key: tuple[str, ...], keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         """Rows under these keys, and maybe others: for very many keys, taking all rows is cheaper than choosing."""

@@ -14,7 +14,7 @@ from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
 from evertide.shard.changes import DIFF
 
-__all__ = ["Stage", "demands"]
+__all__ = ["Stage", "demands", "own_demands"]
 
 
 class Stage:
@@ -81,6 +81,11 @@ def _demands_of(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
         return
     for child in node.children:
         yield from _demands_of(cut, child)
+    yield from own_demands(cut, node)
+
+
+def own_demands(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The look-ups that are for this operator."""
     if isinstance(node, Join):
         left, right = node.children
         by = cut.joins[id(node)]

@@ -35,7 +35,7 @@ class Top(Collection):
         self._shown = slice(node.offset, node.offset + node.limit)
         self._kept_max = node.first.limit
         self._fragment = fragment
-        self._inputs = inputs
+        self.inputs = inputs
         self._columns = tuple(self.schema.names)
         inputs.need((), self._columns)
         place = pa.field(_PLACE, pa.int64(), nullable=False)
@@ -48,7 +48,7 @@ class Top(Collection):
         self.refills = 0
 
     def run(self, *, is_first: bool) -> None:  # noqa: ARG002 - nothing is there without input
-        delta = self._inputs.delta
+        delta = self.inputs.delta
         if not delta.num_rows:
             return
         before = self._before()
@@ -97,12 +97,12 @@ class Top(Collection):
     def _inputs_rows(self) -> int:
         """How many rows the input has, before the transaction."""
         if self._rows is None:
-            self._rows = int(diffs_of(self._inputs.scan(self._columns)).sum())
+            self._rows = int(diffs_of(self.inputs.scan(self._columns)).sum())
         return self._rows
 
     def _refilled(self, delta: pa.Table) -> pa.Table:
         self.refills += 1
-        whole = net(pa.concat_tables([self._inputs.scan(self._columns), delta]), self.name, is_sorted=False)
+        whole = net(pa.concat_tables([self.inputs.scan(self._columns), delta]), self.name, is_sorted=False)
         return self._first(expand(whole, self.name))
 
     def _first(self, rows: pa.Table) -> pa.Table:

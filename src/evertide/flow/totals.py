@@ -35,7 +35,7 @@ class Totals(Collection):
     def __init__(self, name: str, node: Aggregate, inputs: Collection, arrange: Arrange) -> None:
         super().__init__(name, arrow_schema(node.output), arrange)
         self.node = node
-        self._inputs = inputs
+        self.inputs = inputs
         [child] = node.children
         self._places = {attribute.id: column_name(at) for at, attribute in enumerate(child.output)}
         self._types = {attribute.id: attribute.type for attribute in child.output}
@@ -66,7 +66,7 @@ class Totals(Collection):
         return found
 
     def run(self, *, is_first: bool) -> None:
-        delta = self._inputs.delta
+        delta = self.inputs.delta
         if delta.num_rows == 0 and not (is_first and not self.keys):
             return
         keys, groups = self._groups(delta)

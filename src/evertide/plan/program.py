@@ -1,6 +1,8 @@
-"""A script as plans: its tables, and its materialized views in the order of declaration."""
+"""A script as plans: its tables, and its materialized views in the order of declaration, those in Python last."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
@@ -11,16 +13,20 @@ from evertide.plan.catalyst import Catalyst
 from evertide.plan.nodes import Attribute, Node
 from evertide.plan.refusals import refuse_unmaintainable
 from evertide.plan.statements import FlowStatement, TableStatement, ViewStatement, parse_script
+from evertide.plan.view_function import ViewFunction
 
 __all__ = ["Program"]
 
 
 class Program:
-    def __init__(self, spark: SparkSession, script: str, path: str = "SQL") -> None:
+    def __init__(
+        self, spark: SparkSession, script: str, path: str = "SQL", *, functions: Sequence[ViewFunction] = ()
+    ) -> None:
         self.catalog = Catalog(spark)
         self.catalyst = Catalyst(self.catalog.session)
         self._algebra = Algebra(self.catalyst, self.catalog)
         self.statements = parse_script(spark, script, path)
+        self.functions = tuple(functions)
         self.tables: dict[str, tuple[Attribute, ...]] = {}
         self.views: dict[str, Node] = {}
         for statement in self.statements:
@@ -34,8 +40,18 @@ class Program:
                     self._add_view(statement)
                 case FlowStatement():
                     pass  # applied to its table by the pipeline
+        for function in self.functions:
+            self._check_name(function)
+            self._add_view(function)
 
-    def _add_view(self, statement: ViewStatement) -> None:
+    def _check_name(self, function: ViewFunction) -> None:
+        declared = (*self.statements, *self.functions)
+        first = next(other for other in declared if other.name.lower() == function.name.lower())
+        if first is not function:
+            why = f"{function.name!r} is declared before, at {first.where}"
+            raise InvalidInput(where=function.where, why=why)
+
+    def _add_view(self, statement: ViewStatement | ViewFunction) -> None:
         query: Query = self.catalog.add_view(statement)
         refuse_unmaintainable(query, self.catalog)
         if not statement.is_materialized:

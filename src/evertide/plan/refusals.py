@@ -25,6 +25,13 @@ _CURRENT = {
     "CurrentDatabase": "current_database",
     "CurrentCatalog": "current_catalog",
 }
+_IN_BULK = frozenset(
+    (
+        *("MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"),
+        *("FlatMapCoGroupsInPandas", "FlatMapCoGroupsInArrow", "FlatMapGroupsInPandasWithState"),
+        *("TransformWithState", "TransformWithStateInPandas", "TransformWithStateInPySpark"),
+    )
+)
 _CONSTANT_LEAVES = {"OneRowRelation", "LocalRelation", "Range", "CTERelationRef"}
 
 
@@ -42,6 +49,10 @@ def _refused_node(node: Any, catalog: Catalog) -> str | None:
         return "TABLESAMPLE takes rows by chance: filter by a hash of the key instead"
     if name in ("GlobalLimit", "Offset", "Tail") and not _is_ordered(node):
         return "LIMIT and OFFSET without ORDER BY take any rows: say which by ORDER BY"
+    if name in _IN_BULK:
+        return (
+            f"{name} hands many rows at a time to Python: only functions of one row (udf, arrow_udf) can be maintained"
+        )
     if node.children().size() == 0 and name not in _CONSTANT_LEAVES and not catalog.leaf_of(node):
         return f"it reads {node.simpleString(80)}, which is no table or view of the pipeline"
     return None
@@ -59,6 +70,9 @@ def _refused_expression(expression: Any) -> str | None:
     name = kind(expression)
     if name in _CURRENT:
         return f"{_CURRENT[name]}() differs from one moment to the next: put the time into a table"
+    if name in ("PythonUDAF", "PythonUDTF"):
+        kind_of = "aggregates rows" if name == "PythonUDAF" else "makes tables"
+        return f"{expression.name()} {kind_of} in Python: only functions of one row (udf, arrow_udf) can be maintained"
     to_blame = not expression.deterministic() and all(
         child.deterministic() for child in sequence(expression.children())
     )

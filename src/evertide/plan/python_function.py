@@ -1,0 +1,142 @@
+"""What a Python function does, as plain values that are the same in every process.
+
+Its pickle will not do: a function of a module is pickled as the module's name, whatever it does; one of a script with
+the path of the file and its line numbers; and sets in any order. So the function is taken apart: code, constants,
+defaults, what it closes over, and the globals that it names, each in turn. Modules, and whatever is part of Python or
+of an installed package, count by name. Names of variables, comments and places in the source do not count.
+
+Bytecode differs from one version of Python to the next, so the version is part of it: another Python is another
+function."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from evertide.errors import InvalidInput
+
+__all__ = ["described"]
+
+_PLAIN = (str, int, float, complex, bool, type(None), type(Ellipsis))
+_VALUES_MAX = 100_000
+_HAS_DOCSTRING = 0x4000000
+_HAS_FLAG = sys.version_info >= (3, 13)
+
+
+def described(function: Any, where: str) -> list[Any]:
+    """Nested lists of strings and numbers."""
+    return [f"python {sys.version_info[0]}.{sys.version_info[1]}", _Description(where).of(function)]
+
+
+class _Description:
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._seen: dict[int, int] = {}
+        """Numbers of what was met, by identity, as functions may call themselves."""
+        self._alive: list[Any] = []
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, _PLAIN):
+            return [type(value).__name__, repr(value)]
+        if isinstance(value, bytes | bytearray):
+            return ["bytes", bytes(value).hex()]
+        if isinstance(value, ModuleType):
+            return ["module", value.__name__]
+        if id(value) in self._seen:
+            return ["seen", self._seen[id(value)]]
+        self._seen[id(value)] = len(self._seen)
+        self._alive.append(value)  # an id means nothing once its value is gone
+        if len(self._seen) > _VALUES_MAX:
+            raise InvalidInput(where=self._where, why="the Python function refers to too much: read it from a table")
+        return self._parts(value)
+
+    def _parts(self, value: Any) -> Any:  # noqa: PLR0911 - per kind
+        if isinstance(value, CodeType):
+            return self._code(value)
+        if isinstance(value, list | tuple):
+            return [type(value).__name__, *map(self.of, value)]
+        if isinstance(value, set | frozenset):
+            return ["set", *sorted(repr(_Description(self._where).of(item)) for item in value)]
+        if isinstance(value, dict):
+            return ["dict", *([self.of(key), self.of(item)] for key, item in value.items())]
+        if isinstance(value, BuiltinFunctionType) or _is_installed(value):
+            return ["named", f"{value.__module__}.{value.__qualname__}"]
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, MethodType):
+            return ["method", self.of(value.__func__), self.of(value.__self__)]
+        return self._class(value) if isinstance(value, type) else self._object(value)
+
+    def _function(self, function: FunctionType) -> Any:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        used = sorted(_names(function.__code__) & function.__globals__.keys())
+        return [
+            "function",
+            self.of(function.__code__),
+            self.of(function.__defaults__),
+            self.of(function.__kwdefaults__),
+            self.of(cells),
+            [[name, self.of(function.__globals__[name])] for name in used],
+        ]
+
+    def _code(self, code: CodeType) -> Any:
+        flags = code.co_flags & ~_HAS_DOCSTRING
+        arguments = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags]
+        constants = list(code.co_consts)
+        if _has_docstring(code):
+            constants[0] = None
+        return ["code", arguments, code.co_code.hex(), list(code.co_names), self.of(constants)]
+
+    def _class(self, kind: type) -> Any:
+        found = {name: item.fget if isinstance(item, property) else item for name, item in vars(kind).items()}
+        functions = sorted((name, item) for name, item in found.items() if isinstance(item, FunctionType))
+        bases = [base for base in kind.__bases__ if base is not object]
+        return ["class", kind.__qualname__, self.of(bases), [[name, self.of(item)] for name, item in functions]]
+
+    def _object(self, value: Any) -> Any:
+        """As pickle takes it apart: what makes it, of what, and its state."""
+        try:
+            parts = value.__reduce_ex__(4)
+        except TypeError as error:
+            why = f"the Python function refers to a {type(value).__qualname__}, which cannot be written down: {error}"
+            raise InvalidInput(where=self._where, why=why) from error
+        if isinstance(parts, str):
+            return ["named", f"{type(value).__module__}.{parts}"]
+        return ["object", *(self.of(list(part) if hasattr(part, "__next__") else part) for part in parts)]
+
+
+def _has_docstring(code: CodeType) -> bool:
+    """The first constant of a `def`; newer versions say whether it is one."""
+    if _HAS_FLAG:
+        return bool(code.co_flags & _HAS_DOCSTRING)
+    return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Of globals and attributes that the code asks for, inner functions included."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _names(constant)
+    return found
+
+
+def _is_installed(value: Any) -> bool:
+    """Whether a function or class is part of Python or of an installed package, and found there by its name."""
+    if not isinstance(value, FunctionType | type):
+        return False
+    return "<locals>" not in value.__qualname__ and _is_installed_module(value.__module__)
+
+
+@cache
+def _is_installed_module(name: str) -> bool:
+    module = sys.modules.get(name)
+    if module is None or name == "__main__":
+        return False
+    file = getattr(module, "__file__", None)
+    folders = [Path(sysconfig.get_path(path)).resolve() for path in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return file is None or any(Path(file).resolve().is_relative_to(folder) for folder in folders)

@@ -1,0 +1,80 @@
+"""Views that are written in Python: a function that returns a DataFrame over tables and views of the pipeline.
+
+The function is called once, when the view is declared, and only for the plan of what it returns:
+
+    def expensive(spark):
+        return spark.table("bid").where("price > 100")
+
+It is given the pipeline's own session, in which tables and views are known by their names; a function without
+parameters finds the same session as `SparkSession.active()`, as functions for `pyspark.pipelines` do. Nothing is to be
+read there yet: tables are empty while plans are made, so a function that collects rows decides by nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from evertide.errors import InvalidInput
+
+__all__ = ["ViewFunction"]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewFunction:
+    name: str
+    function: Callable[..., DataFrame]
+    is_materialized: bool = True
+    """Otherwise it is a name for a query, and becomes part of whatever reads it."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    comment: str = ""
+
+    @property
+    def where(self) -> str:
+        """File and line: for messages."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return f"{self.function!r}" if code is None else f"{code.co_filename}, line {code.co_firstlineno}"
+
+    def frame(self, session: SparkSession) -> DataFrame:
+        """What the function returns, if that is a query of this session."""
+        where = f"{self.where}, view {self.name!r}"
+        frame = self._called(session, where)
+        if not isinstance(frame, DataFrame):
+            why = f"the function returns a {type(frame).__name__}, and not a DataFrame"
+            raise InvalidInput(where=where, why=why)
+        if not frame.sparkSession._jsparkSession.equals(session._jsparkSession):
+            why = "its DataFrame is of another session: read tables by the session that the function is given"
+            raise InvalidInput(where=where, why=why)
+        return frame
+
+    def _called(self, session: SparkSession, where: str) -> object:
+        arguments = [session] if inspect.signature(self.function).parameters else []
+        try:
+            with _active(session):
+                return self.function(*arguments)
+        except PySparkException as error:
+            why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise InvalidInput(where=where, why=why) from error
+        except Exception as error:  # a user's function may raise anything
+            raise InvalidInput(where=where, why=f"the function failed: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _active(session: SparkSession) -> Iterator[None]:
+    """`session` as Spark's active one, and what was so before afterwards."""
+    sessions = session._jvm.org.apache.spark.sql.classic.SparkSession
+    before, jvm_before = SparkSession._activeSession, sessions.getActiveSession()
+    SparkSession._activeSession = session  # Python keeps its own beside the JVM's
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        SparkSession._activeSession = before
+        if jvm_before.isDefined():
+            sessions.setActiveSession(jvm_before.get())
+        else:
+            sessions.clearActiveSession()

@@ -1,0 +1,216 @@
+"""Fingerprints: the same in every process, and other for whatever could change a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.plan.fingerprint import Fingerprints, fingerprint, pipeline_fingerprint
+from evertide.plan.nodes import Function, walk
+from evertide.plan.program import Program
+from evertide.plan.python_function import described
+from evertide.plan.result_settings import RESULT_PREFIX, RESULT_SETTINGS, result_settings
+from tests.plan.fingerprinted import QUERIES, TABLES, fingerprints
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def here(spark: SparkSession) -> dict[str, str]:
+    return fingerprints(spark)
+
+
+def test_another_process_finds_the_same(here: dict[str, str], tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.plan.fingerprinted", str(tmp_path)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=280)
+    there = json.loads(done.stdout.splitlines()[-1])
+    assert there == here
+    assert len(set(here.values())) == len(here), "all views differ"
+    assert all(len(found) == 32 and int(found, 16) >= 0 for found in here.values())
+
+
+def test_nothing_that_spark_counts_is_in_it(spark: SparkSession, here: dict[str, str]) -> None:
+    """The lists of DISTINCT arguments, above all, which Spark numbers by chance."""
+    names = ["distincts", "cubed", "lambdas", "by_expression"]
+    for round_ in range(4):
+        for rows in range(7 * round_):
+            spark.range(rows)
+        again = fingerprints(spark, names)
+        assert {name: again[name] for name in names} == {name: here[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [
+        ("inner_", "select r.a,\n r.c /* what */, s.e from r inner join s on r.b = s.b -- by b"),
+        ("self_join", "SELECT one.a, two.a AS ya FROM r AS one JOIN r AS two ON one.b = two.b AND one.a < two.a"),
+        ("lambdas", "SELECT transform(w, o -> o + k) AS q, aggregate(w, 0, (p, q) -> p + q) AS su FROM t"),
+        ("by_expression", "SELECT a % 2 AS p, c || 'x' AS q, count(*) AS n FROM r GROUP BY 1, 2"),
+    ],
+)
+def test_text_that_means_the_same_is_the_same(spark: SparkSession, here: dict[str, str], name: str, query: str) -> None:
+    assert fingerprints(spark, [name], changed={name: query})[name] == here[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("moved", "b, a", "a, b"),
+        ("moved", "a FROM r", "a AS z FROM r"),
+        ("computed", "a + b", "a - b"),
+        ("computed", "a + b", "try_add(a, b)"),
+        ("computed", "try_cast(c AS INT)", "CAST(c AS INT)"),
+        ("computed", "AS INT", "AS BIGINT"),
+        ("inner_", "JOIN", "LEFT JOIN"),
+        ("inner_", "r.b = s.b", "r.b <=> s.b"),
+        ("inner_", "r.b = s.b", "r.a = s.b"),
+        ("residual", "<", "<="),
+        ("sums", "sum(d)", "avg(d)"),
+        ("sums", "sum(d)", "sum(d) FILTER (WHERE a > 1)"),
+        ("extremes", "collect_set", "collect_list"),
+        ("distincts", "a > 2", "a > 3"),
+        ("distincts", "sum(DISTINCT a + 1)", "sum(DISTINCT a + 2)"),
+        ("numbered", "ORDER BY ts)", "ORDER BY ts DESC)"),
+        ("numbered", "lag(id)", "lag(id, 2)"),
+        ("numbered", "b + 1", "b + 2"),
+        ("top", "LIMIT 3", "LIMIT 4"),
+        ("top", "DESC", "DESC NULLS FIRST"),
+        ("exploded", "OUTER", ""),
+        ("tumbling", "10 seconds", "20 seconds"),
+        ("sessions", "5 seconds", "6 seconds"),
+        ("lambdas", "y + k", "y + v"),
+        ("lambdas", "acc + z", "acc + acc"),
+        ("literals", "X'0aff'", "X'0afe'"),
+        ("literals", "array(1, 2)", "array(1, 3)"),
+        ("literals", "X'01'", "X'02'"),
+        ("in_set", "13", "14"),
+        ("constants", "'two'", "'three'"),
+        ("parsed", "FAILFAST", "PERMISSIVE"),
+        ("pivoted", "'y'", "'z'"),
+    ],
+)
+def test_what_could_change_a_row_changes_it(
+    spark: SparkSession, here: dict[str, str], name: str, before: str, after: str
+) -> None:
+    assert before in QUERIES[name]
+    found = fingerprints(spark, [name], changed={name: QUERIES[name].replace(before, after)})
+    assert found[name] != here[name]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("c STRING", "c STRING NOT NULL"),
+        ("c STRING", "c STRING COLLATE UTF8_LCASE"),
+        ("DECIMAL(10, 2)", "DECIMAL(11, 2)"),
+        ("a BIGINT", "a INT"),
+        ("x DOUBLE", "x DOUBLE, y INT"),
+        ("a BIGINT, b BIGINT", "b BIGINT, a BIGINT"),
+        ("x DOUBLE)", "x DOUBLE, PRIMARY KEY (a))"),
+        ("CREATE TABLE r", "CREATE TABLE q"),
+    ],
+)
+def test_what_a_table_is_changes_it(spark: SparkSession, here: dict[str, str], before: str, after: str) -> None:
+    query = QUERIES["moved"].replace(" r", " q") if " q" in after else QUERIES["moved"]
+    found = fingerprints(spark, ["moved"], tables=TABLES.replace(before, after, 1), changed={"moved": query})
+    assert found["moved"] != here["moved"]
+
+
+def test_a_view_that_is_read_is_part_of_its_reader(spark: SparkSession, here: dict[str, str]) -> None:
+    changed = {"sums": QUERIES["sums"].replace("sum(d)", "sum(d + 1)")}
+    found = fingerprints(spark, ["sums", "over_view"], changed=changed)
+    assert found["over_view"] != here["over_view"], "although its columns have the same names and types"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.sql.session.timeZone", "Asia/Tokyo"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.legacy.timeParserPolicy", "LEGACY"),
+    ],
+)
+def test_settings_are_part_of_all(spark: SparkSession, setting: str, value: str) -> None:
+    program = Program(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS SELECT a FROM r")
+    before = Fingerprints(program)
+    program.catalog.session.conf.set(setting, value)
+    after = Fingerprints(program)
+    assert after.pipeline != before.pipeline
+    assert after.views["v"] != before.views["v"]
+    assert all(after.of(node) != before.of(node) for node in walk(program.views["v"]))
+
+
+def test_settings_are_known_to_spark_and_those_at_their_default_do_not_count(spark: SparkSession) -> None:
+    session = spark.newSession()
+    assert all(session.conf.get(name) is not None for name in RESULT_SETTINGS)
+    before = result_settings(session)
+    assert not any(name.startswith(RESULT_PREFIX) for name in before)
+    session.conf.set("spark.sql.legacy.timeParserPolicy", "CORRECTED")
+    assert result_settings(session) == before
+
+
+def test_operators_and_pipelines_have_one_too(spark: SparkSession) -> None:
+    script = f"{TABLES} CREATE MATERIALIZED VIEW v AS SELECT x.a FROM r x JOIN r y ON x.b = y.b"
+    program = Program(spark, script)
+    found = Fingerprints(program)
+    operators = list(walk(program.views["v"]))
+    assert all(len(found.of(node)) == 32 for node in operators)
+    scans = [found.of(node) for node in operators if node.kind == "Scan"]
+    assert len(scans) == 2
+    assert len(set(scans)) == 1, "the same table is the same"
+    assert fingerprint(program.views["v"], program.catalog.session) == found.of(program.views["v"])
+    assert pipeline_fingerprint(program) == found.pipeline
+    assert pipeline_fingerprint(Program(spark, script + "; CREATE TABLE z (i INT)")) != found.pipeline
+
+
+def test_all_of_a_function_is_hashed() -> None:
+    """Whoever adds a field says in `evertide.plan.fingerprint` how it counts."""
+    fields = {field.name for field in dataclasses.fields(Function)}
+    assert fields == {"name", "arguments", "condition", "mode", "buffer"}
+
+
+def made(limit: int, default: int = 1) -> Callable[[int], int]:
+    def function(value: int) -> int:
+        """Says something."""
+        return min(value, limit) + default
+
+    return function
+
+
+def test_python_functions_are_what_they_do() -> None:
+    def told(function: Any) -> str:
+        return repr(described(function, "here"))
+
+    names: dict[str, Any] = {}
+    source = "import math\ndef f(x):\n    {}return math.floor(x) + g(x)\ndef g(x):\n    return {}\n"
+    exec(source.format("'A docstring.'\n    ", "x + 1"), names)
+    others: dict[str, Any] = {}
+    exec("\n\n" + source.format("", "x + 1"), others)
+    assert told(names["f"]) == told(others["f"])
+    exec(source.format("", "x + 2"), others)
+    assert told(names["f"]) != told(others["f"]), "what it calls is part of it"
+
+    assert told(made(1)) == told(made(1))
+    assert told(made(1)) != told(made(2))
+    assert told(made(1)) != told(made(1, default=2))
+    assert told(lambda: "a") != told(lambda: "b")
+    assert told(lambda x: x in {"a", "b"}) == told(lambda x: x in {"b", "a"})
+    assert told(json.dumps) == told(json.dumps)
+
+    def endless(n: int) -> int:
+        return endless(n - 1)
+
+    assert told(endless)
+    with pytest.raises(InvalidInput, match="cannot be written down"):
+        told(lambda rows=(row for row in ()): rows)

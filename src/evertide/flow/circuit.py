@@ -31,12 +31,12 @@ from evertide.flow.stage import Stage, demands
 from evertide.flow.top import Top
 from evertide.flow.totals import Totals
 from evertide.flow.trace import cut_plan
-from evertide.plan.columns import arrow_schema, column_name
+from evertide.plan.columns import arrow_schema
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.program import Program
 from evertide.plan.view_function import ViewFunction
-from evertide.shard.changes import DIFF, net
+from evertide.shard.changes import DIFF, check_column, net
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
@@ -79,7 +79,7 @@ class Circuit:
         self._collections: dict[str, Collection] = {}
         """Tables and views by name."""
         self._by_node: dict[int, Collection] = {}
-        self._order: list[Stage | Top | Totals] = []
+        self.order: list[Stage | Top | Totals] = []
         self._is_first = state is None or state.is_first
         for name, columns in self.program.tables.items():
             self._collections[name] = self._collection(name, columns)
@@ -95,8 +95,9 @@ class Circuit:
             raise Damaged(path="state of the circuit", why=why) from self._failed
         try:
             for name, delta in deltas.items():
-                self._table(name).delta = self._taken(name, delta)
-            for each in self._order:
+                table = self._table(name)
+                table.delta = self._taken(name, delta)
+            for each in self.order:
                 each.run(is_first=self._is_first)
             found = {name: self._given(name) for name in self.views}
         except BaseException:
@@ -130,14 +131,14 @@ class Circuit:
     @property
     def parts(self) -> tuple[Stage | Top | Totals, ...]:
         """In the order in which they run."""
-        return tuple(self._order)
+        return tuple(self.order)
 
     def collection(self, name: str) -> Collection:
         """A table or view."""
         return self._collections[name]
 
     def _all(self) -> list[Collection]:
-        derived = [each.output if isinstance(each, Stage) else each for each in self._order]
+        derived = [each.output if isinstance(each, Stage) else each for each in self.order]
         return [*(self._collections[name] for name in self.tables), *derived]
 
     def _forget(self) -> None:
@@ -154,9 +155,9 @@ class Circuit:
         if delta.schema.names != [*schema.names, DIFF]:
             why = f"has the columns {delta.schema.names}, but the table has {[*schema.names, DIFF]}"
             raise InvalidInput(where=f"delta of {name!r}", why=why)
-        wanted = pa.schema([*schema, _DIFF_FIELD])
-        renamed = delta.cast(wanted).rename_columns([*map(column_name, range(len(schema))), DIFF])
-        return settled(renamed, name)
+        fields = [*schema, _DIFF_FIELD]
+        columns = [check_column(delta.column(at), field, f"delta of {name!r}") for at, field in enumerate(fields)]
+        return settled(pa.Table.from_arrays(columns, schema=self._collections[name].nothing.schema), name)
 
     def _given(self, name: str) -> pa.Table:
         """Each row once, in an order that the content decides: the same delta is the same table, bit for bit."""
@@ -197,12 +198,12 @@ class Circuit:
         if isinstance(node, Aggregate) and node.is_additive:
             inputs = self._build(node.children[0], f"{name}.i{len(self._by_node)}")
             made = Totals(name, node, inputs, self._arrange)
-            self._order.append(made)
+            self.order.append(made)
         elif isinstance(node, TopK) and node.first is not None:
             inputs = self._build(node.children[0], f"{name}.i{len(self._by_node)}")
             fragment = Fragment(self.program.catalyst, node.first, node.children)
             made = Top(name, node, fragment, inputs, self._arrange)
-            self._order.append(made)
+            self.order.append(made)
         else:
             made = self._stage(node, name)
         self._by_node[id(node)] = made
@@ -218,7 +219,7 @@ class Circuit:
             for collection, leaf, read in zip(inputs, cut.leaves, fragment.reads, strict=True)
         ]
         output = self._collection(name, node.output)
-        self._order.append(Stage(cut, fragment, leaves, output))
+        self.order.append(Stage(cut, fragment, leaves, output))
         return output
 
 

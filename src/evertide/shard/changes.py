@@ -31,6 +31,7 @@ __all__ = [
     "advance",
     "changes_schema",
     "check_changes",
+    "check_column",
     "consolidate",
     "content",
     "empty",
@@ -83,7 +84,7 @@ def check_changes(table: pa.Table, schema: pa.Schema, lower: int, upper: int, wh
     """
     wanted = changes_schema(schema)
     _check_names(table, wanted, where)
-    arrays = [_check_column(table.column(i), wanted.field(i), where) for i in range(len(wanted))]
+    arrays = [check_column(table.column(i), wanted.field(i), where) for i in range(len(wanted))]
     _check_times(_longs(arrays[-2]), lower, upper, where)
     checked = pa.Table.from_arrays(arrays, schema=wanted)
     kept = _longs(arrays[-1]) != 0
@@ -154,13 +155,14 @@ def _check_names(table: pa.Table, wanted: pa.Schema, where: str) -> None:
         raise InvalidInput(where=f"{where}, column {at}", why=f"is {given}, but the shard has {expected} there")
 
 
-def _check_column(column: Any, field: Any, where: str) -> Any:
+def check_column(column: Any, field: Any, where: str) -> Any:
+    """The same values exactly as `field` declares them; or `InvalidInput`, with the first row that offends."""
     as_declared = column.type.equals(field.type, check_metadata=True)
     if as_declared and not forbids_null(field.type) and (field.nullable or column.null_count == 0):
         return column  # nothing to convert, and nothing that could be wrong: every append of our own engine
     place = f"{where}, column {field.name!r}"
     if not alike(column.type, field.type):
-        raise InvalidInput(where=place, why=f"has the type {column.type}, but the shard has {field.type}")
+        raise InvalidInput(where=place, why=f"has the type {column.type}, but {field.type} is declared")
     checked, before = [], 0
     for chunk in column.chunks:
         array = conform(chunk, field.type)

@@ -1,0 +1,183 @@
+"""The circuit as a whole: what a transaction that fails leaves, what is saved and restored, and the ways through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, StorageFull
+from evertide.flow import Circuit
+from evertide.flow.circuit import CircuitState
+from evertide.flow.upkeep import Upkeep
+from evertide.plan import algebra, fragment
+from evertide.shard.changes import DIFF
+from evertide.store.memory import MemoryBlob
+from evertide.testing.oracle import Reference, drive
+from evertide.testing.transactions import random_transactions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = """
+CREATE TABLE r (a BIGINT, b BIGINT, c STRING, x DOUBLE);
+CREATE TABLE s (id BIGINT NOT NULL, b BIGINT, e STRING, PRIMARY KEY (id));
+"""
+QUERIES = {
+    "joined": "SELECT r.a, s.e FROM r JOIN s ON r.b = s.b",
+    "outer_joined": "SELECT r.a, r.c, s.id FROM r FULL JOIN s ON r.b = s.b AND r.a > 1",
+    "summed": "SELECT b, count(*) n, sum(a) sa, min(c) mc, max(a) ma, sum(x) sx FROM r WHERE x < 9 GROUP BY b",
+    "counted": "SELECT count(*) n, count(DISTINCT c) nc FROM r",
+    "ranked": "SELECT id, b, row_number() OVER (PARTITION BY b ORDER BY id) n FROM s",
+    "first_ones": "SELECT a, b, c FROM r ORDER BY a DESC NULLS LAST, b, c LIMIT 3",
+    "sessions": "SELECT b, collect_set(e) es FROM s GROUP BY b",
+}
+SCRIPT = TABLES + "".join(f"CREATE MATERIALIZED VIEW {name} AS {query};\n" for name, query in QUERIES.items())
+
+
+def delta(schema: pa.Schema, *rows: tuple[Any, ...]) -> pa.Table:
+    """Rows with their diffs at the end."""
+    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(schema)]
+    diffs = pa.array([row[-1] for row in rows], pa.int64())
+    return pa.Table.from_arrays([*columns, diffs], schema=pa.schema([*schema, pa.field(DIFF, pa.int64(), False)]))
+
+
+def transactions(circuit: Circuit, seed: int, count: int = 8) -> Iterator[dict[str, pa.Table]]:
+    keys = {"s": ("id",)}
+    return iter(random_transactions(circuit.tables, seed, keys=keys, count=count, rows_each=6, rows_huge=40))
+
+
+def test_what_is_saved_is_restored_in_the_middle_of_the_transactions(spark: SparkSession) -> None:
+    """By way of JSON and another circuit, after each transaction: the deltas are those of a circuit that just ran."""
+    blob = MemoryBlob()
+    circuit, other = Circuit(spark, SCRIPT, blob=blob), Circuit(spark, SCRIPT)
+    for at, transaction in enumerate(transactions(circuit, 1, 5)):
+        found, expected = circuit.step(transaction), other.step(transaction)
+        assert all(found[view].equals(expected[view]) for view in QUERIES)
+        saved = msgspec.json.encode(circuit.save())
+        state = msgspec.json.decode(saved, type=CircuitState)
+        circuit = Circuit(spark, SCRIPT, blob=blob, writer=f"w{at}", state=state)
+
+
+def a_saved_circuit(spark: SparkSession, blob: MemoryBlob) -> CircuitState:
+    circuit = Circuit(spark, SCRIPT, blob=blob)
+    for transaction in transactions(circuit, 2, 2):
+        circuit.step(transaction)
+    return circuit.save()
+
+
+def test_a_missing_part_is_named(spark: SparkSession) -> None:
+    blob = MemoryBlob()
+    state = a_saved_circuit(spark, blob)
+    key = next(entry.key for kept in state.arrangements.values() for entry in kept.entries())
+    blob.delete(key)
+    with pytest.raises(BlobMissing, match=key):
+        Circuit(spark, SCRIPT, blob=blob, state=state)
+
+
+def test_a_damaged_part_is_named(spark: SparkSession) -> None:
+    blob = MemoryBlob()
+    state = a_saved_circuit(spark, blob)
+    key = next(entry.key for kept in state.arrangements.values() for entry in kept.entries())
+    content = bytearray(blob.get(key))
+    content[len(content) // 2] ^= 0xFF
+    blob.delete(key)
+    blob.put(key, bytes(content))
+    with pytest.raises(BlobDamaged, match=key):
+        Circuit(spark, SCRIPT, blob=blob, state=state)
+
+
+def test_a_missing_arrangement_is_damage_and_nothing_new(spark: SparkSession) -> None:
+    blob = MemoryBlob()
+    state = a_saved_circuit(spark, blob)
+    name, *_ = state.arrangements
+    left = {other: kept for other, kept in state.arrangements.items() if other != name}
+    with pytest.raises(Damaged, match=name):
+        Circuit(spark, SCRIPT, blob=blob, state=CircuitState(left, is_first=False))
+
+
+def test_a_transaction_that_cannot_be_computed_changes_nothing(spark: SparkSession) -> None:
+    script = TABLES + "CREATE MATERIALIZED VIEW v AS SELECT b, sum(10 / a) q FROM r GROUP BY b;"
+    circuit = Circuit(spark, script)
+    schema = circuit.tables["r"]
+    circuit.step({"r": delta(schema, (5, 1, "x", 1.0, 1))})
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
+        circuit.step({"r": delta(schema, (0, 1, "x", 1.0, 1), (2, 2, "x", 1.0, 1))})
+    found = circuit.step({"r": delta(schema, (2, 1, "x", 1.0, 1))})["v"]
+    assert found.to_pylist() == [{"b": 1, "q": 2.0, DIFF: -1}, {"b": 1, "q": 7.0, DIFF: 1}]
+
+
+def test_bad_deltas_are_refused_and_change_nothing(spark: SparkSession) -> None:
+    circuit = Circuit(spark, TABLES + "CREATE MATERIALIZED VIEW v AS SELECT count(*) n FROM r;")
+    good = delta(circuit.tables["r"], (5, 1, "x", 1.0, 1))
+    circuit.step({})
+    with pytest.raises(InvalidInput, match="no table"):
+        circuit.step({"r": good, "unknown": good})
+    with pytest.raises(InvalidInput, match="columns"):
+        circuit.step({"r": good.drop_columns(["x"])})
+    with pytest.raises(InvalidInput, match=r"column 'id'.*row 1 .* no NULL"):
+        circuit.step({"r": good, "s": delta(circuit.tables["s"], (1, 1, "x", 1), (None, 1, "x", 1))})
+    with pytest.raises(InvalidInput, match=r"column 'a'.*string"):
+        circuit.step({"r": good.set_column(0, "a", pa.array(["x"]))})
+    assert circuit.step({"r": good})["v"].to_pylist() == [{"n": 0, DIFF: -1}, {"n": 1, DIFF: 1}]
+
+
+def test_state_that_took_half_a_transaction_is_not_used_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circuit = Circuit(spark, SCRIPT)
+    kept = list(circuit.arrangements.values())[-1]
+
+    def fails(_: pa.Table) -> None:
+        raise StorageFull(path="here", why="no room")
+
+    monkeypatch.setattr(kept, "apply", fails)
+    first, second = list(transactions(circuit, 3, 2))
+    with pytest.raises(StorageFull):
+        circuit.step(first)
+    monkeypatch.undo()
+    with pytest.raises(Damaged, match="by half"):
+        circuit.step(second)
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_the_large_way_says_the_same(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Bit for bit, and as the oracle says."""
+    small, large = Circuit(spark, SCRIPT), Circuit(spark, SCRIPT)
+    reference = Reference(spark, small.tables)
+    queries = {name: query for name, query in QUERIES.items() if name != "sessions"}
+    queries["sessions"] = QUERIES["sessions"].replace("collect_set(e)", "sort_array(collect_set(e))")
+    contents = [small.step(transaction) for transaction in transactions(small, seed, 4)]
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
+    again = transactions(large, seed, 4)
+    drive(large, reference, queries, again, spark_every=2)
+    monkeypatch.undo()
+    third = Circuit(spark, SCRIPT)
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
+    for transaction, expected in zip(transactions(third, seed, 4), contents, strict=True):
+        found = third.step(transaction)
+        assert all(found[view].equals(expected[view]) for view in QUERIES)
+
+
+def test_the_first_rows_are_found_again_when_the_reserve_is_used_up(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(algebra, "_TOP_FACTOR", 1)
+    monkeypatch.setattr(algebra, "_TOP_MORE", 1)
+    query = "SELECT a, b FROM r ORDER BY a, b LIMIT 2 OFFSET 1"
+    circuit = Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS {query};")
+    reference = Reference(spark, circuit.tables)
+    drive(circuit, reference, {"v": query}, transactions(circuit, 6, 16), spark_every=1)
+    [top] = [each for each in circuit.order if hasattr(each, "refills")]
+    assert top.refills > 0
+
+
+def test_upkeep_merges_beside_the_transactions(spark: SparkSession) -> None:
+    circuit = Circuit(spark, SCRIPT)
+    reference = Reference(spark, circuit.tables)
+    with Upkeep(circuit, interval_s=0.001) as upkeep:
+        drive(circuit, reference, {"joined": QUERIES["joined"]}, transactions(circuit, 7, 6), spark_every=2)
+    assert upkeep.error is None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from evertide.plan.nodes import Aggregate, Constant, Join, Node, Scan, TopK, Union, Window, walk
+from evertide.plan.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
 
 __all__ = ["Cut", "JoinKeys", "cut_plan", "trace"]
 
@@ -129,10 +129,13 @@ def _make_leaf(cut: Cut, node: Node) -> None:
 
 
 def _cut_join(cut: Cut, node: Join) -> None:
+    left, right = node.children
     if not node.keys:
         cut.joins[id(node)] = JoinKeys((), (), ())
+        for child in (left, right):
+            if _is_one_row(child):
+                _make_leaf(cut, child)
         return
-    left, right = node.children
     chosen = _best_keys(cut, node)
     if not chosen:
         for child, at in ((left, 0), (right, 1)):
@@ -146,6 +149,13 @@ def _cut_join(cut: Cut, node: Join) -> None:
     pairs = [node.keys[at] for at in chosen]
     null_safe = tuple(node.is_null_safe[at] for at in chosen)
     cut.joins[id(node)] = JoinKeys(tuple(a for a, _ in pairs), tuple(b for _, b in pairs), null_safe)
+
+
+def _is_one_row(node: Node) -> bool:
+    """A row that all rows of the other side meet: on its own, it moves them only when its final value changes."""
+    while isinstance(node, Map | Filter):
+        [node] = node.children
+    return isinstance(node, Aggregate) and not node.keys
 
 
 def _best_keys(cut: Cut, node: Join) -> list[int]:

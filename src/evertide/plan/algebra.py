@@ -20,7 +20,7 @@ from evertide.errors import InvalidInput
 from evertide.plan.aggregates import aggregate_node, attribute_of, map_node
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
-from evertide.plan.conditions import equal_keys
+from evertide.plan.conditions import equal_keys, null_aware_key
 from evertide.plan.distinct import without_distinct_rewrite
 from evertide.plan.nodes import Constant, Expand, Filter, Generate, Join, Map, Node, Scan, TopK, Union, Window
 from evertide.plan.order import total_order
@@ -127,6 +127,35 @@ class Algebra:
 
     def _join(self, jvm: Any) -> Node:
         left, right = self._node(jvm.left()), self._node(jvm.right())
+        not_in = null_aware_key(optional(jvm.condition()), left.jvm, right.jvm)
+        if not_in is not None and kind(jvm.joinType()) == "LeftAnti":
+            return self._not_in(left, right, *not_in)
+        return self._joined(jvm, left, right)
+
+    def _not_in(self, left: Node, right: Node, a: Any, b: Any) -> Node:
+        """`a NOT IN (SELECT b ...)` is true of all rows if there is no b; otherwise of no row where a is NULL, of none if
+        some b is NULL, and else where no b is equal. So two facts about the right side as a whole, and an anti join by
+        key: only when a fact changes does the left side matter as a whole."""
+        make = self._catalyst
+        counts = [
+            make.alias(make.aggregate_expression(make.expression("aggregate.Count", make.seq([of]))), name)
+            for of, name in ((make.literal(1), "rows"), (b, "values"))
+        ]
+        counted = aggregate_node(make, make.aggregate([], counts, right.jvm), right, self._where)
+        rows, values = (count.toAttribute() for count in counts)
+        is_empty = make.alias(make.expression("EqualTo", rows, make.long(0)), "is_empty")
+        has_null = make.alias(make.expression("LessThan", values, rows), "has_null")
+        facts = map_node(make, [is_empty, has_null], counted)
+        known = self._joined(make.join(left.jvm, facts.jvm, "Inner", None), left, facts)
+        may_be = make.expression("And", make.expression("IsNotNull", a), make.expression("Not", has_null.toAttribute()))
+        condition = make.expression("Or", is_empty.toAttribute(), may_be)
+        passed = {attribute.id: attribute.id for attribute in known.output}
+        kept = Filter(jvm=make.filter(condition, known.jvm), output=known.output, children=(known,), passed=passed)
+        equal = make.expression("EqualTo", a, b)
+        found = self._joined(make.join(kept.jvm, right.jvm, "LeftAnti", equal), kept, right)
+        return map_node(make, sequence(left.jvm.output()), found)
+
+    def _joined(self, jvm: Any, left: Node, right: Node) -> Node:
         keys = equal_keys(self._catalyst, optional(jvm.condition()), left.jvm, right.jvm)
         wide_left, wide_right = self._widened(left, keys.left), self._widened(right, keys.right)
         jvm = self._over(jvm, wide_left, wide_right)

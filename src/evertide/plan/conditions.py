@@ -13,7 +13,7 @@ from evertide.plan.catalyst import Catalyst
 from evertide.plan.scala import sequence
 from evertide.plan.walk import kind
 
-__all__ = ["Keys", "equal_keys"]
+__all__ = ["Keys", "equal_keys", "null_aware_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,18 @@ def equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right: Any)
         pairs.append(tuple(_column(catalyst, side, columns) for side, columns in zip(sides, added, strict=True)))
         null_safe.append(kind(part) == "EqualNullSafe")
     return Keys(tuple(pairs), tuple(null_safe), has_more, tuple(added[0]), tuple(added[1]))
+
+
+def null_aware_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, Any] | None:
+    """Of `a = b OR (a = b) IS NULL`, which is how Spark writes NOT IN: a and b."""
+    if condition is None or kind(condition) != "Or":
+        return None
+    parts = sequence(condition.children())
+    equal = next((part for part in parts if kind(part) == "EqualTo"), None)
+    unknown = next((part for part in parts if kind(part) == "IsNull"), None)
+    if equal is None or unknown is None or not unknown.child().semanticEquals(equal):
+        return None
+    return _sides(equal, left, right)
 
 
 def _conjuncts(condition: Any | None) -> Iterator[Any]:

@@ -1,10 +1,11 @@
-"""`python -m bench [NAME ...] [--short] [--json FILE]`."""
+"""`python -m bench [NAME ...] [--short | --full] [--json FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import platform
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from bench import shards, views
 from bench.measure import Figure
-from bench.shards import BENCHMARKS, Size
 
+BENCHMARKS = (*shards.BENCHMARKS, "refresh")
 MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 
@@ -23,20 +25,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="which; all if none is named")
     parser.add_argument("--short", action="store_true", help="small sizes: shows that it runs, not how fast")
+    parser.add_argument("--full", action="store_true", help="histories of 100 million events, too: takes hours")
+    parser.add_argument("--views", help="only these views, with commas in between")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     chosen = parser.parse_args(arguments)
-    size = Size.short() if chosen.short else Size()
     console = Console()
     figures: list[Figure] = []
     with Progress(console=console, transient=True) as bars:
         for name in chosen.names or BENCHMARKS:
             bar = bars.add_task(name, total=None)
-            figures += BENCHMARKS[name](size, partial(_moved, bars, bar))
+            figures += _run(name, chosen, partial(_moved, bars, bar))
             bars.remove_task(bar)
     console.print(_report(figures))
     if chosen.json:
         chosen.json.write_text(json.dumps([figure.to_dict() for figure in figures], indent=2) + "\n")
     return 0
+
+
+def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
+    if name in shards.BENCHMARKS:
+        return shards.BENCHMARKS[name](shards.Size.short() if chosen.short else shards.Size(), moved)
+    size = views.ViewSize.short() if chosen.short else views.ViewSize()
+    if chosen.full:
+        size = replace(size, histories=(*size.histories, 100_000_000))
+    if chosen.views:
+        size = replace(size, views=tuple(chosen.views.split(",")))
+    return views.refresh(size, moved)
 
 
 def _moved(bars: Progress, bar: TaskID, done: int, total: int) -> None:

@@ -26,7 +26,7 @@ from evertide.store.local import LocalBlob
 from evertide.store.sqlite import SqliteMeta
 from evertide.store.writers import Writer
 
-__all__ = ["BENCHMARKS", "Size"]
+__all__ = ["BENCHMARKS", "Progress", "Size"]
 
 Progress = Callable[[int, int], None]
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main
-from bench.shards import BENCHMARKS
+from bench.__main__ import BENCHMARKS, main
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_short_form_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: object
 ) -> None:
     monkeypatch.setenv("EVERTIDE_BENCH_DIR", str(tmp_path))
     report = tmp_path / "figures.json"

@@ -59,7 +59,7 @@ LIMIT = 3
 
 def within_limit(price: int | None) -> bool:
     """Reads a global, and has a set among its constants."""
-    return price is not None and (price < LIMIT or price in {"one", "two", "three"})
+    return price is not None and (price < LIMIT or str(price) in {"one", "two", "three"})
 
 
 def python_view(session: SparkSession) -> DataFrame:

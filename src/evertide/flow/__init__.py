@@ -1,5 +1,7 @@
 """Incremental operators and arrangements: table deltas in, view deltas out."""
 
-from evertide.flow.circuit import Circuit
+from evertide.flow.circuit import Circuit, CircuitState
+from evertide.flow.explain import explain
+from evertide.flow.explanation import Explanation
 
-__all__ = ["Circuit"]
+__all__ = ["Circuit", "CircuitState", "Explanation", "explain"]

@@ -128,15 +128,6 @@ class Circuit:
             raise
         self._is_first = False
 
-    @property
-    def parts(self) -> tuple[Stage | Top | Totals, ...]:
-        """In the order in which they run."""
-        return tuple(self.order)
-
-    def collection(self, name: str) -> Collection:
-        """A table or view."""
-        return self._collections[name]
-
     def _all(self) -> list[Collection]:
         derived = [each.output if isinstance(each, Stage) else each for each in self.order]
         return [*(self._collections[name] for name in self.tables), *derived]

@@ -27,7 +27,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.flow.trace import Cut, JoinKeys
+from evertide.flow.trace import Cut, JoinKeys, has_constant
 from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
 from evertide.shard.changes import DIFF
 
@@ -95,6 +95,11 @@ class Cone:
         if node.join == "Inner":
             partners = _both(self._partners(left, right, by, a), self._partners_back(left, right, by, b))
             return _both(_both(a, b), partners)
+        # Constants are in no leaf, and yet there: what they meet under a touched key must be there as a whole.
+        if has_constant(self._cut, left):
+            b = _both(b, self._alike(right, by.right, by, b))
+        if has_constant(self._cut, right):
+            a = _both(a, self._alike(left, by.left, by, a))
         if node.join == "RightOuter":
             rights = _both(b, self._partners(left, right, by, a))
             return _both(rights, self._partners_back(left, right, by, rights))
@@ -103,6 +108,12 @@ class Cone:
             rights = _both(b, self._partners(left, right, by, lefts))
             return _both(rights, _both(lefts, self._partners_back(left, right, by, rights)))
         return _both(lefts, self._partners(left, right, by, lefts))
+
+    def _alike(self, side: Node, attributes: tuple[int, ...], by: JoinKeys, touched: Touched) -> Touched:
+        """All rows of a side that have a key in common with the touched ones."""
+        return (
+            self._matching(side, attributes, self._keys(side, attributes, touched, by.is_null_safe)) if touched else {}
+        )
 
     def _partners(self, left: Node, right: Node, by: JoinKeys, lefts: Touched) -> Touched:
         if not lefts:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from evertide.flow.bags import before_and_after, settled
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
-from evertide.flow.trace import Cut, trace
+from evertide.flow.trace import Cut, has_constant, trace
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
 from evertide.shard.changes import DIFF
@@ -89,9 +89,10 @@ def own_demands(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
     if isinstance(node, Join):
         left, right = node.children
         by = cut.joins[id(node)]
-        if _has_leaf(cut, right):
+        is_outer = node.join != "Inner"
+        if _has_leaf(cut, right) or (is_outer and has_constant(cut, right)):
             yield from _matched(cut, left, by.left)
-        if _has_leaf(cut, left):
+        if _has_leaf(cut, left) or (is_outer and has_constant(cut, left)):
             yield from _matched(cut, right, by.right)
     elif isinstance(node, Aggregate | Window | TopK):
         keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()

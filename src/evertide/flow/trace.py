@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from evertide.plan.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
 
-__all__ = ["Cut", "JoinKeys", "cut_plan", "trace"]
+__all__ = ["Cut", "JoinKeys", "cut_plan", "has_constant", "trace"]
 
 _LEFT_ONLY = frozenset(("LeftSemi", "LeftAnti", "LeftOuter", "Existence", "LeftSingle"))
 
@@ -194,3 +194,10 @@ def trace(cut: Cut, node: Node, attribute: int) -> int:
         else:
             attribute, node = node.passed[attribute], node.children[0]
     return attribute
+
+
+def has_constant(cut: Cut, node: Node) -> bool:
+    """Whether there are rows in it that no leaf has."""
+    if cut.is_leaf(node):
+        return False
+    return isinstance(node, Constant) or any(has_constant(cut, child) for child in node.children)

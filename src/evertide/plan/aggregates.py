@@ -142,9 +142,6 @@ def _parts(found: list[Any]) -> list[_Part]:
 
 def _add_distinct(parts: list[_Part], expression: Any) -> None:
     arguments = [child for child in sequence(expression.aggregateFunction().children()) if not child.foldable()]
-    condition = optional(expression.filter())
-    if condition is not None:  # only rows that count are made distinct: the condition becomes one of the arguments
-        arguments = [*arguments, condition]
     for part in parts:
         if len(part.distinct) == len(arguments) and all(
             a.semanticEquals(b) for a, b in zip(part.distinct, arguments, strict=True)
@@ -239,19 +236,28 @@ def _part_node(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) ->
 
 
 def _of_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
-    aliases = [catalyst.alias(argument, "argument") for argument in part.distinct]
-    arguments = [alias.toAttribute() for alias in aliases]
+    """With FILTER, arguments are counted once if any row with them meets the condition: so those rows are counted."""
+    conditions = _distinct_expressions(filter(None, (optional(expression.filter()) for expression in part.found)))
+    aliases = [catalyst.alias(argument, "argument") for argument in (*part.distinct, *conditions)]
+    columns = [alias.toAttribute() for alias in aliases]
+    arguments, meets = columns[: len(part.distinct)], columns[len(part.distinct) :]
     below = map_node(catalyst, [*keys, *aliases], child)
-    inner, inner_keys, _ = _additive(catalyst, [*keys, *arguments], below, [])
+    row = catalyst.seq([catalyst.literal(1)])
+    counts = [catalyst.aggregate_expression(catalyst.expression("aggregate.Count", row), met) for met in meets]
+    inner, inner_keys, counted = _additive(catalyst, [*keys, *arguments], below, counts)
     new_keys, new_arguments = inner_keys[: len(keys)], inner_keys[len(keys) :]
     swaps = list(zip(part.distinct, new_arguments, strict=True))
+    any_met = [catalyst.expression("GreaterThan", count, catalyst.long(0)) for count in counted]
     plain = []
     for expression in part.found:
-        swapped = _swapped(catalyst, expression.aggregateFunction(), swaps)
-        condition = optional(expression.filter())
-        if condition is not None:
-            condition = _swapped(catalyst, condition, swaps)
-        plain.append(catalyst.aggregate_expression(swapped, condition))
+        function = _swapped(catalyst, expression.aggregateFunction(), swaps)
+        wanted = optional(expression.filter())
+        met = [
+            one
+            for one, condition in zip(any_met, conditions, strict=True)
+            if wanted is not None and condition.semanticEquals(wanted)
+        ]
+        plain.append(catalyst.aggregate_expression(function, met[0] if met else None))
     [outer] = [*_parts(plain)] if len(_parts(plain)) == 1 else [_Part(plain)]
     return _part_node(catalyst, new_keys, inner, outer)
 

@@ -134,8 +134,8 @@ class Algebra:
 
     def _not_in(self, left: Node, right: Node, a: Any, b: Any) -> Node:
         """`a NOT IN (SELECT b ...)` is true of all rows if there is no b; otherwise of no row where a is NULL, of none
-        if some b is NULL, and else where no b is equal. So two facts about the right side, and an anti join by key: only
-        when a fact changes does the left side matter as a whole."""
+        if some b is NULL, and else where no b is equal. So two facts about the right side, and an anti join by key:
+        only when a fact changes does the left side matter as a whole."""
         make = self._catalyst
         counts = [
             make.alias(make.aggregate_expression(make.expression("aggregate.Count", make.seq([of]))), name)

@@ -1,6 +1,7 @@
 """The tables and views of a pipeline as Spark's analyzer sees them.
 
-A session of its own, so that the user's temporary views and settings are neither seen nor changed:
+A session of its own, made as the user's is at that moment: its settings and registered functions count, and nothing
+that is done here shows there. (Its temporary views are seen as well, and refused by name where a view reads one.)
 
 1. A table, and a materialized view for those who read it, is a leaf: an empty relation with an explicit schema. It
    survives the optimizer (an empty local relation would be folded away), keeps NOT NULL, and is recognised in a plan
@@ -36,8 +37,8 @@ _SETTINGS = {
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.shuffle.partitions": "1",
 }
-"""What makes plans depend on more than the query, as a plan must be the same in every session; and what makes small jobs
-of many stages where one does."""
+"""What makes plans depend on more than the query, as a plan must be the same in every session; and what makes small
+jobs of many stages where one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Query:
 
 class Catalog:
     def __init__(self, spark: SparkSession) -> None:
-        self.session = spark.newSession()
+        self.session = SparkSession(spark.sparkContext, jsparkSession=spark._jsparkSession.cloneSession())
         for key, value in _SETTINGS.items():
             self.session.conf.set(key, value)
         self._leaves: dict[int, str] = {}

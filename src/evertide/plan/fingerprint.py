@@ -25,7 +25,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from evertide.plan.canonical import Canonical
-from evertide.plan.nodes import Aggregate, Attribute, Map, Node, Scan
+from evertide.plan.nodes import Aggregate, Attribute, Map, Node, Scan, TopK
 from evertide.plan.program import Program
 from evertide.plan.result_settings import result_settings
 from evertide.plan.scala import sequence
@@ -110,9 +110,8 @@ class _Nodes:
             return _additive(node, labels)
         if isinstance(node, Map) and node.is_moves_only:
             return [labels[node.passed[attribute]] for attribute in node.ids]
-        facts = [labels[key] for key in node.keys] if isinstance(node, Aggregate) else []
         stop = [child.jvm for child in node.children]
-        return [facts, [self._operator(operator, labels) for operator in _operators(node.jvm, stop)]]
+        return [_kept(node, labels), [self._operator(operator, labels) for operator in _operators(node.jvm, stop)]]
 
     def _operator(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
         expressions = [] if kind(jvm) in ("LocalRelation", "Range") else sequence(jvm.expressions())
@@ -129,6 +128,13 @@ def _labels(node: Node) -> dict[int, Any]:
     for at, attribute in enumerate(node.ids):
         found.setdefault(attribute, ["output", at])
     return found
+
+
+def _kept(node: Node, labels: Mapping[int, Any]) -> Any:
+    """What its state depends on, beside its operators of Catalyst."""
+    if isinstance(node, TopK) and node.first is not None:
+        return node.first.limit
+    return [labels[key] for key in node.keys] if isinstance(node, Aggregate) else None
 
 
 def _additive(node: Aggregate, labels: Mapping[int, Any]) -> Any:

@@ -1,0 +1,175 @@
+"""What `explain` says: plain values, as text and as JSON.
+
+Per view its operators, parents first; an operator that several read is told once. Numbers of operators count within
+the view, from 1. Keys of the JSON are stable: new ones may come, none changes its meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Arranged", "Cost", "Explanation", "Operator", "ViewExplanation", "Ways"]
+
+Cost = Literal["none", "delta", "touched groups", "scan", "whole input"]
+"""What a small transaction costs an operator: nothing, what it brings, all rows of the groups that it touches, all rows
+of the other side, or all rows."""
+_WIDTH_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """State: a collection by a key."""
+
+    name: str
+    of: str
+    """The collection."""
+    key: tuple[str, ...]
+    """Columns as people know them; none if it is only scanned."""
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    number: int
+    kind: str
+    what: str
+    """In words: `Join Inner on auction = id`."""
+    how: str
+    """It is maintained."""
+    cost: Cost
+    stage: str
+    """The collection that it runs for; of a table or view that is read, its name."""
+    state: tuple[str, ...]
+    """Names of the arrangements that it looks into or keeps."""
+    inputs: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether any change of its input has it computed again as a whole."""
+        return self.cost == "whole input"
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How many transactions went which way; None: not counted."""
+
+    small: int | None = None
+    large: int | None = None
+    recompute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewExplanation:
+    name: str
+    operators: tuple[Operator, ...]
+    """The first puts out the view's rows."""
+    ways: Ways = field(default_factory=Ways)
+
+    def lines(self) -> Iterator[tuple[str, Operator | None]]:
+        """The tree: indented words, and the operator; None where it was told before."""
+        told: set[int] = set()
+        by_number = {operator.number: operator for operator in self.operators}
+
+        def walk(number: int, depth: int) -> Iterator[tuple[str, Operator | None]]:
+            operator, indent = by_number[number], "  " * depth
+            if number in told and operator.inputs:
+                yield f"{indent}{operator.what}", None
+                return
+            told.add(number)
+            yield f"{indent}{operator.what}", operator
+            for child in operator.inputs:
+                yield from walk(child, depth + 1)
+
+        return walk(self.operators[0].number, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    views: tuple[ViewExplanation, ...]
+    arrangements: tuple[Arranged, ...]
+
+    @property
+    def whole(self) -> tuple[tuple[str, Operator], ...]:
+        """Operators that are computed again as a whole, with their view."""
+        return tuple((view.name, operator) for view in self.views for operator in view.operators if operator.is_whole)
+
+    def text(self, *, has_state: bool = True) -> str:
+        """A tree per view: what, how, cost. `has_state` adds what is kept, which each transaction changes."""
+        blocks = [_view_text(view, self._states() if has_state else {}) for view in self.views]
+        if has_state:
+            blocks.append(self._arrangements_text())
+        return "\n".join(block for block in blocks if block)
+
+    def plain(self) -> dict[str, Any]:
+        """As dicts, lists, strings and numbers."""
+        return {
+            "views": [
+                {
+                    "name": view.name,
+                    "operators": [_operator_plain(operator) for operator in view.operators],
+                    "ways": {"small": view.ways.small, "large": view.ways.large, "recompute": view.ways.recompute},
+                }
+                for view in self.views
+            ],
+            "arrangements": [
+                {"name": each.name, "of": each.of, "key": list(each.key), "rows": each.rows, "bytes": each.bytes}
+                for each in self.arrangements
+            ],
+        }
+
+    def json(self) -> str:
+        return json.dumps(self.plain(), indent=2, ensure_ascii=False)
+
+    def _states(self) -> dict[str, Arranged]:
+        return {each.name: each for each in self.arrangements}
+
+    def _arrangements_text(self) -> str:
+        rows = [
+            (f"  {each.name}", _by_key(each), f"{each.rows:,} rows", f"{each.bytes:,} bytes")
+            for each in self.arrangements
+        ]
+        return "\n".join(["state", *_aligned(rows)]) if rows else ""
+
+
+def _by_key(each: Arranged) -> str:
+    return f"{each.of} by ({', '.join(each.key)})" if each.key else f"all of {each.of}"
+
+
+def _operator_plain(operator: Operator) -> dict[str, Any]:
+    return {
+        "number": operator.number,
+        "kind": operator.kind,
+        "what": operator.what,
+        "how": operator.how,
+        "cost": operator.cost,
+        "stage": operator.stage,
+        "state": list(operator.state),
+        "inputs": list(operator.inputs),
+    }
+
+
+def _view_text(view: ViewExplanation, states: dict[str, Arranged]) -> str:
+    rows: list[tuple[str, ...]] = []
+    for words, operator in view.lines():
+        if operator is None:
+            rows.append((_short(words), "as above"))
+            continue
+        kept = [_by_key(states[name]) for name in operator.state if name in states]
+        rows.append((_short(words), operator.how, operator.cost, *([", ".join(kept)] if kept else [])))
+    return "\n".join([view.name, *_aligned(rows)])
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns below each other; the last of a row is not padded."""
+    count = max((len(row) for row in rows), default=0)
+    widths = [max((len(row[at]) for row in rows if len(row) > at + 1), default=0) for at in range(count)]
+    return [
+        " | ".join(cell.ljust(widths[at]) if at < len(row) - 1 else cell for at, cell in enumerate(row)) for row in rows
+    ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDTH_MAX else f"{text[: _WIDTH_MAX - 1]}…"

@@ -73,6 +73,15 @@ def test_the_users_session_is_left_alone(spark: SparkSession) -> None:
     assert "orders" not in [table.name for table in spark.catalog.listTables()]
 
 
+def test_the_users_settings_and_functions_count(spark: SparkSession) -> None:
+    user = spark.newSession()
+    user.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    user.udf.register("doubled", lambda number: number * 2, "bigint")
+    catalog, (view,) = declared(user, "CREATE MATERIALIZED VIEW v AS SELECT doubled(id) AS d FROM orders")
+    assert catalog.session.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+    assert "BatchEvalPython" in [kind(node) for node in nodes(view.optimized)]
+
+
 @pytest.mark.parametrize(
     ("query", "why"),
     [

@@ -1,7 +1,7 @@
 """The tables and views of a pipeline as Spark's analyzer sees them.
 
-A session of its own, made as the user's is at that moment: its settings and registered functions count, and nothing
-that is done here shows there. (Its temporary views are seen as well, and refused by name where a view reads one.)
+A session of its own, made as the user's is at that moment: its settings and registered functions count, its temporary
+views do not, and nothing that is done here shows there.
 
 1. A table, and a materialized view for those who read it, is a leaf: an empty relation with an explicit schema. It
    survives the optimizer (an empty local relation would be folded away), keeps NOT NULL, and is recognised in a plan
@@ -61,7 +61,9 @@ class Query:
 
 class Catalog:
     def __init__(self, spark: SparkSession) -> None:
-        self.session = SparkSession(spark.sparkContext, jsparkSession=spark._jsparkSession.cloneSession())
+        clone = spark._jsparkSession.cloneSession()
+        clone.sessionState().catalog().clearTempTables()
+        self.session = SparkSession(spark.sparkContext, jsparkSession=clone)
         for key, value in _SETTINGS.items():
             self.session.conf.set(key, value)
         self._leaves: dict[int, str] = {}

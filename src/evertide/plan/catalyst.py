@@ -6,10 +6,12 @@ what the rewrites and fragments need is here; whatever Spark made itself is copi
 
 from __future__ import annotations
 
+import struct as binary
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ _PLANS = "org.apache.spark.sql.catalyst.plans"
 _LOGICAL = f"{_PLANS}.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _ARROW = "org.apache.spark.sql.execution.arrow"
+_BATCH_MAX = 1 << 31
 _LARGE = {
     "spark.sql.autoBroadcastJoinThreshold": "10MB",
     "spark.sql.execution.arrow.localRelationThreshold": "0",
@@ -45,6 +48,10 @@ class Catalyst:
         self._logical_rdd = self._jvm.org.apache.spark.sql.execution.LogicalRDD
         self._unknown_partitioning = self._jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning
         self._python_utils = self._jvm.org.apache.spark.sql.api.python.PythonSQLUtils
+        self._python_rdd = self._jvm.org.apache.spark.api.python.PythonRDD
+        self._data_output = self._jvm.java.io.DataOutputStream
+        self._file_output = self._jvm.java.io.FileOutputStream
+        self._scratch = tempfile.TemporaryDirectory(prefix="evertide-")
         self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._nil = self.companion("scala.collection.immutable.Nil")
         self.none = self._option.empty()
@@ -142,6 +149,20 @@ class Catalyst:
                 self.session, plan
             )
             return ready.executeCollectIterator()._2()
+
+    def to_arrow(self, rows: Any, struct: Any) -> list[pa.Table]:
+        """Rows of the JVM, by way of a file: an answer of more than some kilobytes waits 40 ms on its socket, as the
+        JVM's side of it holds back the last packet until the one before is acknowledged."""
+        batches = self.companion(f"{_ARROW}.ArrowConverters").toBatchWithSchemaIterator(
+            rows, struct, _BATCH_MAX, _BATCH_MAX, "UTC", *(False, False)
+        )
+        if not batches.hasNext():
+            return []
+        path = Path(self._scratch.name) / "rows"
+        stream = self._data_output(self._file_output(str(path)))
+        self._python_rdd.writeIteratorToStream(batches, stream)
+        stream.close()
+        return [pa.ipc.open_stream(batch).read_all() for batch in _framed(path.read_bytes())]
 
     def spread(self, rows: pa.Table, struct: Any) -> Any:
         """A relation of these rows, in partitions; by way of a file, as bytes go slowly from Python to the JVM."""
@@ -281,3 +302,12 @@ class Catalyst:
     def aggregate_expression(self, function: Any, condition: Any | None = None) -> Any:
         made = self.companion(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
         return made.apply(function, self.complete, False, self.none if condition is None else self.some(condition))  # noqa: FBT003
+
+
+def _framed(written: bytes) -> Iterator[pa.Buffer]:
+    """Byte arrays, each after its length."""
+    view, at = pa.py_buffer(written), 0
+    while at < len(written):
+        (length,) = binary.unpack_from(">i", written, at)
+        yield view.slice(at + 4, length)
+        at += 4 + length

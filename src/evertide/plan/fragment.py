@@ -35,7 +35,6 @@ _ARROW = "org.apache.spark.sql.execution.arrow.ArrowConverters"
 _IN_PLACE = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
 _NO = (False, False)
 """Names may repeat; strings have 32-bit offsets."""
-_ROWS_MAX = 1 << 31
 _TIME_ZONE = "UTC"
 """Of timestamps in Arrow: instants do not depend on it."""
 
@@ -78,6 +77,7 @@ class Fragment:
         self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
         self._tree = self._prepared(root, list(leaves))
         self._columns = sequence(self._tree.jvm.output())
+        self._height = _height(self._tree)
         self._row_struct = self._tree.jvm.schema()
         self._signed_struct = self._with_sign(self._tree.jvm, 1).schema()
         self.is_row_wise = _is_row_wise(root, list(leaves))
@@ -108,16 +108,15 @@ class Fragment:
         return _typed(self._catalyst.collect_large(self._catalyst.union(trees)), self._changes)
 
     def _in_place(self, plan: Any) -> pa.Table | None:
-        done = self._catalyst.companion(_IN_PLACE).apply(plan)
-        if kind(done) != "LocalRelation":
+        """Each application of Catalyst's rule does one operator, from below."""
+        for _ in range(self._height):
+            plan = self._catalyst.companion(_IN_PLACE).apply(plan)
+        if kind(plan) != "LocalRelation":
             return None
-        return self._table(done.data().iterator(), self._row_struct, self.schema)
+        return self._table(plan.data().iterator(), self._row_struct, self.schema)
 
     def _table(self, rows: Any, struct: Any, schema: pa.Schema) -> pa.Table:
-        batches = self._catalyst.companion(_ARROW).toBatchWithSchemaIterator(
-            rows, struct, _ROWS_MAX, _ROWS_MAX, _TIME_ZONE, *_NO
-        )
-        found = [_typed(table, schema) for table in _tables(batches) if table.num_rows]
+        found = [_typed(table, schema) for table in self._catalyst.to_arrow(rows, struct) if table.num_rows]
         return pa.concat_tables(found) if found else schema.empty_table()
 
     def _signed(self, rows: pa.Table, sign: int) -> pa.Table:
@@ -199,6 +198,10 @@ def _tree_of(jvm: Any, numbers: dict[int, int]) -> _Tree:
     return _Tree(jvm, below, is_exchange=kind(jvm) == "RepartitionByExpression")
 
 
+def _height(tree: _Tree) -> int:
+    return 1 + max(map(_height, tree.below)) if tree.below else 0
+
+
 def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(rows.columns, names=schema.names).cast(schema)
 
@@ -206,13 +209,6 @@ def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _read(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:
     """At least one column, as Arrow cannot count rows without any."""
     return tuple(attribute for attribute in leaf.output if attribute.id in references) or leaf.output[:1]
-
-
-def _tables(batches: Any) -> list[pa.Table]:
-    found = []
-    while batches.hasNext():
-        found.append(pa.ipc.open_stream(batches.next()).read_all())
-    return found
 
 
 def _references(root: Node, leaves: list[Node]) -> set[int]:

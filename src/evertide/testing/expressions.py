@@ -1,0 +1,146 @@
+"""Random expressions over columns of known kinds: total functions, so that no row makes them fail.
+
+whole       BIGINT, kept small
+text        STRING, kept short
+decimal     DECIMAL(20, 4)
+real        DOUBLE that is the same however it is computed
+truth       BOOLEAN
+time        TIMESTAMP
+rough       DOUBLE whose last digits depend on the order of rows: never an operand"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evertide.testing.runtime import Chance
+
+__all__ = ["Column", "Expressions"]
+
+_LITERALS = {
+    "whole": ("0", "1", "2", "-3", "CAST(NULL AS BIGINT)"),
+    "text": ("'a'", "'ab'", "''", "CAST(NULL AS STRING)"),
+    "decimal": ("CAST(1.5 AS DECIMAL(20, 4))", "CAST(-0.25 AS DECIMAL(20, 4))"),
+    "real": ("0.5D", "-0.0D", "double('NaN')"),
+    "truth": ("true", "false", "CAST(NULL AS BOOLEAN)"),
+    "time": ("TIMESTAMP'2026-01-01 00:00:04'",),
+}
+_FORMS = {
+    "whole": (
+        "({whole} + {whole})",
+        "({whole} - 1)",
+        "({whole} % 3)",
+        "abs({whole})",
+        "coalesce({whole}, 0)",
+        "CAST(length({text}) AS BIGINT)",
+        "CASE WHEN {truth} THEN {whole} ELSE {whole} END",
+        "nullif({whole}, 1)",
+        "least({whole}, {whole})",
+    ),
+    "text": (
+        "upper({text})",
+        "substring(concat({text}, {text}), 1, 4)",
+        "coalesce({text}, 'none')",
+        "CAST({whole} AS STRING)",
+    ),
+    "decimal": (
+        "CAST({decimal} + {decimal} AS DECIMAL(20, 4))",
+        "CAST({decimal} / 3 AS DECIMAL(20, 4))",
+        "CAST({whole} AS DECIMAL(20, 4))",
+        "coalesce({decimal}, 0)",
+    ),
+    "real": (
+        "({real} + 1)",
+        "(- {real})",
+        "nanvl({real}, 1D)",
+        "CAST({whole} AS DOUBLE)",
+        "if({truth}, {real}, {real})",
+    ),
+    "truth": (
+        "({whole} {compares} {whole})",
+        "({text} {compares} {text})",
+        "({decimal} {compares} {decimal})",
+        "({real} {compares} {real})",
+        "({truth} AND {truth})",
+        "({truth} OR {truth})",
+        "(NOT {truth})",
+        "({whole} IN (0, 1, 3))",
+        "({whole} BETWEEN 0 AND 2)",
+        "({text} LIKE 'a%')",
+        "({whole} <=> {whole})",
+        "({text} IS NULL)",
+        "({real} IS NOT NULL)",
+    ),
+    "time": ("date_trunc('MINUTE', {time})", "({time} + INTERVAL 5 SECONDS)"),
+}
+_COMPARES = ("=", "<", "<=", ">", "<>")
+_DEPTH_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    """Or an expression."""
+    kind: str
+
+
+class Expressions:
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
+
+    def _one(self, choices: Sequence[str]) -> str:
+        return choices[self._chance.below(len(choices))]
+
+    def value(self, kind: str, columns: Sequence[Column], depth: int = _DEPTH_MAX) -> tuple[str, str]:
+        """An expression of this kind, and the kind."""
+        known = [column.name for column in columns if column.kind == kind]
+        if known and (depth == 0 or self._chance.below(2)):
+            return self._one(known), kind
+        if depth == 0 or not self._chance.below(10):
+            return self._one(_LITERALS[kind]), kind
+        form = self._one(_FORMS[kind])
+        parts = form.split("{")
+        filled = [parts[0]]
+        for part in parts[1:]:
+            name, _, rest = part.partition("}")
+            inner = self._one(_COMPARES) if name == "compares" else self.value(name, columns, depth - 1)[0]
+            filled += [inner, rest]
+        return "".join(filled), kind
+
+    def truth(self, columns: Sequence[Column]) -> str:
+        return self.value("truth", columns)[0]
+
+    def several(self, columns: Sequence[Column], most: int) -> list[Column]:
+        kinds = [column.kind for column in columns if column.kind != "rough"] or ["whole"]
+        kinds += ["whole", "truth"]
+        return [Column(*self.value(self._one(kinds), columns)) for _ in range(1 + self._chance.below(most))]
+
+    def aggregate(self, columns: Sequence[Column], *, is_rough: bool = True) -> Column:
+        """A function of a group."""
+        whole, decimal = (self.value(kind, columns)[0] for kind in ("whole", "decimal"))
+        kind = self._one(("whole", "text", "decimal", "real", "truth", "time"))
+        operand = self.value(kind, columns)[0]
+        distinct = self._one(("", "", "DISTINCT "))
+        forms = [
+            ("count(*)", "whole"),
+            (f"count({distinct}{operand})", "whole"),
+            (f"count(DISTINCT {operand}, {whole})", "whole"),
+            (f"sum({distinct}{whole})", "whole"),
+            (f"max({operand})", kind),
+            (f"min({operand})", kind),
+            (f"avg({distinct}{whole})", "real"),
+            (f"sum({distinct}{decimal})", "decimal"),
+            (f"avg({decimal})", "decimal"),
+            (f"bit_xor({whole})", "whole"),
+            (f"bool_or({self.truth(columns)})", "truth"),
+            (f"percentile({whole}, 0.5)", "real"),
+            (f"CAST(size(collect_set({operand})) AS BIGINT)", "whole"),
+            (f"array_join(sort_array(collect_list({self.value('text', columns)[0]})), '-')", "text"),
+        ]
+        if is_rough:
+            real = self.value("real", columns)[0]
+            forms += [(f"sum({real})", "rough"), (f"avg({real})", "rough"), (f"stddev({whole})", "rough")]
+        text, found = forms[self._chance.below(len(forms))]
+        if text.endswith(")") and text.split("(")[0] in ("count", "sum", "max", "avg") and not self._chance.below(4):
+            text = f"{text} FILTER (WHERE {self.truth(columns)})"
+        return Column(f"CAST({text} AS DECIMAL(20, 4))" if found == "decimal" else text, found)

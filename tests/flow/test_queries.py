@@ -26,9 +26,7 @@ def check_random_queries(spark: SparkSession, seed: int, transactions: int) -> N
 
 
 @pytest.mark.timeout(600)  # hundreds of small Spark jobs, on a machine that may be busy
-@pytest.mark.parametrize(
-    "seed", [pytest.param(1, marks=pytest.mark.xfail(reason="an attribute that Spark hands up twice")), 2, 3]
-)
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_queries_are_maintained(spark: SparkSession, seed: int) -> None:
     check_random_queries(spark, seed, TRANSACTIONS)
 

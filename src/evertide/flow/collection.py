@@ -74,7 +74,9 @@ class Leaf:
 
     def __init__(self, collection: Collection, node: Node, read: Sequence[Attribute]) -> None:
         self.collection = collection
-        self._columns = {attribute.id: column_name(at) for at, attribute in enumerate(node.output)}
+        self._columns: dict[int, str] = {}
+        for at, attribute in enumerate(node.output):
+            self._columns.setdefault(attribute.id, column_name(at))  # a column that is handed up twice is read once
         self.columns = tuple(self._columns[attribute.id] for attribute in read)
         self.delta = collection.nothing.select([*self.columns, DIFF])
 
@@ -88,11 +90,14 @@ class Leaf:
         return self._columns[attribute]
 
     def need(self, attributes: tuple[int, ...]) -> None:
-        self.collection.need(tuple(map(self.column, attributes)), self.columns)
+        self.collection.need(tuple(dict.fromkeys(map(self.column, attributes))), self.columns)
 
     def lookup(self, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
-        """A NULL finds nothing in a column that holds none."""
-        keys = keys.rename_columns(list(columns))
+        """A NULL finds nothing in a column that holds none. Of a column that is asked for twice, the first value is
+        sought: the stage's own condition knows the other."""
+        first = {column: at for at, column in reversed([*enumerate(columns)])}
+        columns = tuple(dict.fromkeys(columns))
+        keys = keys.select([first[column] for column in columns]).rename_columns(list(columns))
         for column in columns:
             if not self.collection.schema.field(column).nullable and keys.column(column).null_count:
                 keys = keys.filter(pc.is_valid(keys.column(column)))

@@ -15,13 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from evertide.errors import InvalidInput
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.nodes import Aggregate, Attribute, Function, Join, Map, Node
 from evertide.plan.order import canonical_aggregate
 from evertide.plan.scala import optional, sequence
 from evertide.plan.walk import kind, within
 
-__all__ = ["aggregate_node", "attribute_of", "map_node"]
+__all__ = ["above_functions", "aggregate_node", "attribute_of", "map_node", "refuse_collated"]
 
 _FLOATS = ('"float"', '"double"')
 _INTEGERS = ('"byte"', '"short"', '"integer"', '"long"')
@@ -65,18 +66,43 @@ def map_node(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
 def aggregate_node(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Node:
     """Of a Catalyst Aggregate, over a child that is converted already."""
     keys, results, child = _keys_as_columns(catalyst, jvm, child)
+    refuse_collated(catalyst, keys, where)
     results = [_canonical(catalyst, result, where) for result in results]
     found = _distinct_expressions(
         part for result in results for part in within(result) if kind(part) == "AggregateExpression"
     )
+    if not keys and not found:  # its one row has to be there
+        found = [catalyst.count_rows()]
     session = [key for key in keys if key.metadata().contains(_SESSION_MARK)]
     if session:
         plain = [key for key in keys if key not in session]
         return _computed(catalyst, keys, results, child, grouped=plain, found=found)
     parts = _parts(found)
+    refuse_collated(catalyst, [argument for part in parts for argument in part.distinct], where)
     if len(parts) == 1 and not parts[0].is_additive and not parts[0].distinct:
         return _computed(catalyst, keys, results, child, grouped=keys, found=found)
     return _joined(catalyst, keys, results, child, parts)
+
+
+def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
+    """State is kept by keys that are equal bit by bit."""
+    for key in keys:
+        if catalyst.is_collated(key.dataType()):
+            why = f"{key.sql()} is {key.dataType().sql()}: which of its equal texts would a group show?"
+            raise InvalidInput(where=where, why=f"{why} Group by lower() or another function of it")
+
+
+def above_functions(catalyst: Catalyst, jvm: Any) -> Any:
+    """A Catalyst Aggregate as a projection of one that puts out keys and functions, and nothing computed of them."""
+    keys = sequence(jvm.groupingExpressions())
+    results = sequence(jvm.aggregateExpressions())
+    found = _distinct_expressions(
+        part for result in results for part in within(result) if kind(part) == "AggregateExpression"
+    )
+    columns = [catalyst.alias(expression, "value") for expression in (*keys, *found)]
+    swaps = [(before, column.toAttribute()) for before, column in zip((*keys, *found), columns, strict=True)]
+    above = [_named(catalyst, result, _swapped(catalyst, result, swaps)) for result in results]
+    return catalyst.project(above, catalyst.aggregate(keys, columns, jvm.child()))
 
 
 def _keys_as_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[list[Any], list[Any], Node]:
@@ -130,7 +156,7 @@ def _parts(found: list[Any]) -> list[_Part]:
     additive, other = _Part([], is_additive=True), _Part([])
     distinct: list[_Part] = []
     for expression in found:
-        if expression.isDistinct() and kind(expression.aggregateFunction()) not in ("Min", "Max"):
+        if expression.isDistinct() and kind(expression.aggregateFunction()) not in ("Min", "Max", "ListAgg"):
             _add_distinct(distinct, expression)
         elif _has_inverse(expression):
             additive.found.append(expression)

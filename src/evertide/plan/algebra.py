@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evertide.errors import InvalidInput
-from evertide.plan.aggregates import aggregate_node, attribute_of, map_node
+from evertide.plan.aggregates import above_functions, aggregate_node, attribute_of, map_node, refuse_collated
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.conditions import equal_keys, null_aware_key
@@ -195,6 +195,7 @@ class Algebra:
         keys = sequence(partition)
         if any(kind(key) != "AttributeReference" for key in keys):
             return self._window_over(*self._by_columns(jvm, order, keys, child))
+        refuse_collated(self._catalyst, keys, self._where)
         by = [self._catalyst.ascending(key) for key in keys]
         total = total_order(self._catalyst, [*by, *order], child.jvm, self._where)
         clustered = self._catalyst.clustered(partition, child.jvm) if keys else child.jvm
@@ -286,16 +287,21 @@ class Algebra:
         below = jvm
         while kind(below) in _LIMITS:
             below = below.child()
-        if limit != 1 or offset or kind(below) != "Project":
+        if limit != 1 or offset or output.name() != "col":
             raise InvalidInput(where=self._where, why="LIMIT without ORDER BY takes any rows: say which by ORDER BY")
-        [constant] = [column.child() for column in sequence(below.projectList())]
-        greatest = self._catalyst.aggregate_expression(self._catalyst.expression("aggregate.Max", constant))
+        one = self._catalyst.alias(self._catalyst.literal(1), "one")
+        child = map_node(self._catalyst, [one], self._node(below))
+        greatest = self._catalyst.aggregate_expression(self._catalyst.expression("aggregate.Max", one.toAttribute()))
         column = self._catalyst.alias(greatest, output.name(), output.exprId())
-        child = self._node(below.child())
         return aggregate_node(self._catalyst, self._catalyst.aggregate([], [column], child.jvm), child, self._where)
 
     def _with_subqueries(self, jvm: Any) -> Node:
-        """Each scalar subquery in this operator's expressions becomes a column of its first input."""
+        """Each scalar subquery in this operator's expressions becomes a column of its first input.
+
+        Of an Aggregate, those beside its functions become columns of its output instead: below, they would be keys.
+        """
+        if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, sequence(jvm.aggregateExpressions()))):
+            return self._with_output(self._node(above_functions(self._catalyst, jvm)), jvm)
         found: dict[int, Any] = {}
         swapped = self._catalyst.map_expressions(jvm, lambda expression: self._swap_subqueries(expression, found))
         children = sequence(jvm.children())
@@ -315,3 +321,10 @@ class Algebra:
             raise InvalidInput(where=self._where, why=f"{expression.sql()}: this subquery cannot be maintained")
         children = sequence(expression.children())
         return self._catalyst.with_children(expression, [self._swap_subqueries(child, found) for child in children])
+
+
+def _has_subquery_outside(expression: Any) -> bool:
+    """Whether there is a scalar subquery in it that is not an argument of an aggregate function."""
+    if kind(expression) == "AggregateExpression":
+        return False
+    return kind(expression) == "ScalarSubquery" or any(map(_has_subquery_outside, sequence(expression.children())))

@@ -6,8 +6,11 @@ what the rewrites and fragments need is here; whatever Spark made itself is copi
 
 from __future__ import annotations
 
+import json
+import shutil
 import struct as binary
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -51,7 +54,8 @@ class Catalyst:
         self._python_rdd = self._jvm.org.apache.spark.api.python.PythonRDD
         self._data_output = self._jvm.java.io.DataOutputStream
         self._file_output = self._jvm.java.io.FileOutputStream
-        self._scratch = tempfile.TemporaryDirectory(prefix="evertide-")
+        self._scratch = tempfile.mkdtemp(prefix="evertide-")
+        weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._nil = self.companion("scala.collection.immutable.Nil")
         self.none = self._option.empty()
@@ -77,9 +81,6 @@ class Catalyst:
         for value in values:
             made.add(value)
         return self._converters.asScala(made.iterator())
-
-    def data_type(self, json: str) -> Any:
-        return self.session.parseDataType(json)
 
     # Operators.
 
@@ -158,7 +159,7 @@ class Catalyst:
         )
         if not batches.hasNext():
             return []
-        path = Path(self._scratch.name) / "rows"
+        path = Path(self._scratch) / "rows"
         stream = self._data_output(self._file_output(str(path)))
         self._python_rdd.writeIteratorToStream(batches, stream)
         stream.close()
@@ -263,8 +264,15 @@ class Catalyst:
         """With one NaN and one zero, as Spark groups them."""
         return self.companion("org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers").normalize(expression)
 
+    def count_rows(self) -> Any:
+        return self.aggregate_expression(self.expression("aggregate.Count", self.seq([self.literal(1)])))
+
+    def is_collated(self, data_type: Any) -> bool:
+        """Whether texts may be equal that are not the same."""
+        return " collate " in data_type.json().lower()
+
     def is_orderable(self, data_type: Any) -> bool:
-        return bool(self.companion(f"{_EXPRESSIONS}.RowOrdering").isOrderable(data_type))
+        return _is_orderable(json.loads(data_type.json()))
 
     def expression(self, name: str, *arguments: Any) -> Any:
         """An expression by the name of its class below `catalyst.expressions`."""
@@ -311,3 +319,12 @@ def _framed(written: bytes) -> Iterator[pa.Buffer]:
         (length,) = binary.unpack_from(">i", written, at)
         yield view.slice(at + 4, length)
         at += 4 + length
+
+
+def _is_orderable(data_type: Any) -> bool:
+    """Of Spark's JSON form of a type: maps, variants and intervals of mixed units have no order."""
+    if isinstance(data_type, str):
+        return data_type not in ("variant", "interval")
+    if data_type["type"] == "struct":
+        return all(_is_orderable(field["type"]) for field in data_type["fields"])
+    return data_type["type"] == "array" and _is_orderable(data_type["elementType"])

@@ -33,7 +33,7 @@ def equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right: Any)
     added: tuple[list[Any], list[Any]] = ([], [])
     for part in _conjuncts(condition):
         sides = _sides(part, left, right)
-        if sides is None:
+        if sides is None or any(catalyst.is_collated(side.dataType()) for side in sides):
             has_more = True
             continue
         pairs.append(tuple(_column(catalyst, side, columns) for side, columns in zip(sides, added, strict=True)))

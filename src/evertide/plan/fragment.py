@@ -207,8 +207,9 @@ def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _read(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:
-    """At least one column, as Arrow cannot count rows without any."""
-    return tuple(attribute for attribute in leaf.output if attribute.id in references) or leaf.output[:1]
+    """Each once, and at least one column, as Arrow cannot count rows without any."""
+    found = {attribute.id: attribute for attribute in leaf.output if attribute.id in references}
+    return tuple(found.values()) or leaf.output[:1]
 
 
 def _references(root: Node, leaves: list[Node]) -> set[int]:

@@ -77,6 +77,11 @@ def canonical_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
         _check_list(function, where)
         return aggregate
     rewrite = _REWRITES.get(name)
+    unordered = [child for child in sequence(function.children()) if not catalyst.is_orderable(child.dataType())]
+    if unordered:
+        what = unordered[0].dataType().sql()
+        why = f"{aggregate.sql()} depends on the order of rows, and values of type {what} have none"
+        raise InvalidInput(where=where, why=why)
     if rewrite is None:
         why = f"{aggregate.sql()}: {function.prettyName()} may depend on the order of rows, which a collection has not"
         raise InvalidInput(where=where, why=why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
@@ -52,14 +53,18 @@ class Program:
             raise InvalidInput(where=function.where, why=why)
 
     def _add_view(self, statement: ViewStatement | ViewFunction) -> None:
-        query: Query = self.catalog.add_view(statement)
-        refuse_unmaintainable(query, self.catalog)
-        if not statement.is_materialized:
-            return
-        plan = self._algebra.plan(query)
+        where = f"{statement.where}, view {statement.name!r}"
+        try:
+            query: Query = self.catalog.add_view(statement)
+            refuse_unmaintainable(query, self.catalog)
+            if not statement.is_materialized:
+                return
+            plan = self._algebra.plan(query)
+        except AnalysisException as error:  # some things Spark finds out only later than it could
+            why = next(line.strip() for line in str(error).splitlines() if line.strip())
+            raise InvalidInput(where=where, why=why) from error
         names = [attribute.name.lower() for attribute in plan.output]
         for name in names:
             if names.count(name) > 1:
-                where = f"{query.where}, view {query.name!r}"
                 raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
         self.views[statement.name] = plan

@@ -25,6 +25,8 @@ _CURRENT = {
     "CurrentDatabase": "current_database",
     "CurrentCatalog": "current_catalog",
 }
+_BY_CHANCE = frozenset(("AesEncrypt",))
+"""Which Spark itself calls deterministic."""
 _IN_BULK = frozenset(
     (
         *("MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"),
@@ -69,7 +71,9 @@ def _is_ordered(node: Any) -> bool:
 def _refused_expression(expression: Any) -> str | None:
     name = kind(expression)
     if name in _CURRENT:
-        return f"{_CURRENT[name]}() differs from one moment to the next: put the time into a table"
+        return f"{_CURRENT[name]}() differs from one moment to the next: put what it says into a table"
+    if name in _BY_CHANCE:
+        return f"{expression.sql()} takes something by chance: the view could not be computed again"
     if name in ("PythonUDAF", "PythonUDTF"):
         kind_of = "aggregates rows" if name == "PythonUDAF" else "makes tables"
         return f"{expression.name()} {kind_of} in Python: only functions of one row (udf, arrow_udf) can be maintained"

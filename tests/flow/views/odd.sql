@@ -1,0 +1,30 @@
+-- What once was wrong: keys that repeat, subqueries beside groups, rows without input.
+
+CREATE MATERIALIZED VIEW key_twice AS
+SELECT s.id FROM s LEFT SEMI JOIN r ON s.id = r.a AND s.b = r.a;
+
+CREATE MATERIALIZED VIEW key_twice_null_safe AS
+SELECT r.a, t.k FROM r JOIN t ON r.b <=> t.k AND r.b = t.k;
+
+CREATE MATERIALIZED VIEW scalar_in_group AS
+SELECT b, sum(a) + (SELECT count(*) FROM t) AS z FROM r GROUP BY b;
+
+CREATE MATERIALIZED VIEW exists_of_groups AS
+SELECT a FROM r WHERE EXISTS (SELECT e FROM s GROUP BY e);
+
+CREATE MATERIALIZED VIEW exists_of_union AS
+SELECT a FROM r WHERE EXISTS (SELECT v FROM t WHERE v = 1 UNION ALL SELECT id FROM s WHERE id = 2);
+
+CREATE MATERIALIZED VIEW listagg_distinct AS
+SELECT b, listagg(DISTINCT c, '-') WITHIN GROUP (ORDER BY c DESC) AS z FROM r GROUP BY b;
+
+CREATE MATERIALIZED VIEW collated_join AS
+SELECT r.a, s.id FROM r JOIN s ON r.c COLLATE UTF8_LCASE = s.e COLLATE UTF8_LCASE;
+
+CREATE MATERIALIZED VIEW distinct_of_nothing AS
+SELECT sum(DISTINCT a) FILTER (WHERE false) AS z FROM r;
+
+CREATE MATERIALIZED VIEW column_twice AS
+WITH q AS (SELECT y AS y, max(d) OVER (PARTITION BY y) AS n FROM (SELECT DISTINCT x AS y, d FROM r))
+        SELECT q.n, r.a FROM q RIGHT JOIN r ON q.y = r.x;
+

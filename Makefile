@@ -44,7 +44,7 @@ bench: setup ## Measure
 
 soak: setup ## Run the soak test for MINUTES
 	@sh tools/preflight.sh java
-	EVERTIDE_SOAK_MINUTES="$(MINUTES)" $(BIN)/python -m pytest -m soak tests/soak
+	EVERTIDE_SOAK_MINUTES="$(MINUTES)" $(BIN)/python -m pytest -m soak tests/soak tests/flow
 
 lock: ## Resolve pyproject.toml into requirements.lock anew (needs uv)
 	@command -v uv >/dev/null || { echo "evertide: uv is needed to resolve and was not found; install it with 'pipx install uv' or 'brew install uv'." >&2; exit 1; }

@@ -26,6 +26,7 @@ def running_spark(scratch: Path) -> Iterator[SparkSession]:
         .appName("evertide-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.codegen.cache.maxEntries", "5000")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))

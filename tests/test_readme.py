@@ -15,8 +15,21 @@ def _run(example: str, where: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", example], cwd=where, capture_output=True, text=True, check=False)
 
 
-def test_the_first_example_works_and_a_second_run_is_told_so(tmp_path: Path) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_view_is_maintained(tmp_path: Path) -> None:
+    done = _run(EXAMPLES[0], tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second, *explained = done.stdout.splitlines()
+    assert first.count("'__diff': 1") == 2
+    assert second.count("'__diff': -1") == 2
+    assert "Decimal('27.00')" in second
+    assert "revenue" in explained[0]
+
+
+def test_the_shard_example_works_and_a_second_run_is_told_so(tmp_path: Path) -> None:
+    [_, example] = EXAMPLES
 
     first = _run(example, tmp_path)
 

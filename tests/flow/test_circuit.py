@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, StorageFull
-from evertide.flow import Circuit
-from evertide.flow.circuit import CircuitState
+from evertide.flow import Circuit, CircuitState, collection, explain
+from evertide.flow.arrangement import Arrangement
 from evertide.flow.upkeep import Upkeep
 from evertide.plan import algebra, fragment
 from evertide.shard.changes import DIFF
@@ -141,6 +141,19 @@ def test_state_that_took_half_a_transaction_is_not_used_again(
     monkeypatch.undo()
     with pytest.raises(Damaged, match="by half"):
         circuit.step(second)
+
+
+def test_the_ways_are_counted(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    circuit = Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS {QUERIES['joined']};")
+    row = delta(circuit.tables["r"], (1, 1, "x", 1.0, 1))
+    circuit.step({"r": row, "s": delta(circuit.tables["s"], (1, 1, "x", 1))})
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
+    circuit.step({"r": row})
+    monkeypatch.setattr(collection, "_KEYS_FEW", 0)
+    monkeypatch.setattr(Arrangement, "rows", property(lambda _: 0))
+    circuit.step({"r": row})
+    ways = explain(circuit).views[0].ways
+    assert (ways.small, ways.large, ways.recompute) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("seed", [4, 5])

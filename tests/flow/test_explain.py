@@ -150,7 +150,9 @@ def test_json_has_stable_keys(explanation: Explanation) -> None:
     assert read == explanation.plain()
     assert list(read) == ["views", "arrangements"]
     assert {tuple(view) for view in read["views"]} == {("name", "operators", "ways")}
-    assert read["views"][0]["ways"] == {"small": None, "large": None, "recompute": None}
+    ways = read["views"][0]["ways"]
+    assert list(ways) == ["small", "large", "recompute"]
+    assert all(isinstance(count, int) for count in ways.values())
     keys = ("number", "kind", "what", "how", "cost", "stage", "state", "inputs")
     assert {tuple(each) for view in read["views"] for each in view["operators"]} == {keys}
     assert {tuple(each) for each in read["arrangements"]} == {("name", "of", "key", "rows", "bytes")}

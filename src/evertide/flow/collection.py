@@ -50,9 +50,12 @@ class Collection:
         return f"{self.name}.by-{'-'.join(key) or 'nothing'}.of-{kept}"
 
     def lookup(self, key: tuple[str, ...], keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-        """Rows under these keys, and maybe others: for very many keys, taking all rows is cheaper than choosing."""
-        arrangement = self.arrangements[key, columns]
-        return arrangement.scan() if keys.num_rows > max(arrangement.rows, _KEYS_FEW) else arrangement.lookup(keys)
+        return self.arrangements[key, columns].lookup(keys)
+
+    def is_scan_cheaper(self, key: tuple[str, ...], keys: int, columns: tuple[str, ...]) -> bool:
+        """For very many keys, taking all rows is cheaper than choosing; rows beside the cone do no harm."""
+        kept = self.arrangements.get((key, columns))
+        return kept is not None and keys > max(kept.rows, _KEYS_FEW)
 
     def scan(self, columns: tuple[str, ...]) -> pa.Table:
         found = next(kept for (_, having), kept in self.arrangements.items() if having == columns)
@@ -79,9 +82,12 @@ class Leaf:
             self._columns.setdefault(attribute.id, column_name(at))  # a column that is handed up twice is read once
         self.columns = tuple(self._columns[attribute.id] for attribute in read)
         self.delta = collection.nothing.select([*self.columns, DIFF])
+        self.took_all = False
+        """Whether all rows were taken in this transaction, where look-ups would have cost more."""
 
     def begin(self) -> None:
         """Take the transaction's delta."""
+        self.took_all = False
         delta = self.collection.delta.select([*self.columns, DIFF])
         is_whole = len(self.columns) == len(self.collection.schema)
         self.delta = delta if is_whole else settled(delta, self.collection.name)
@@ -101,6 +107,9 @@ class Leaf:
         for column in columns:
             if not self.collection.schema.field(column).nullable and keys.column(column).null_count:
                 keys = keys.filter(pc.is_valid(keys.column(column)))
+        if self.collection.is_scan_cheaper(columns, keys.num_rows, self.columns):
+            self.took_all = True
+            return self.scan()
         return self.collection.lookup(columns, keys, self.columns)
 
     def scan(self) -> pa.Table:

@@ -12,12 +12,13 @@ of the stage that computes it, and its look-ups are those that the stage's cone 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from evertide.flow.arrangement import Arrangement
 from evertide.flow.circuit import Circuit
 from evertide.flow.collection import Collection, Leaf
-from evertide.flow.explanation import Arranged, Cost, Explanation, Operator, ViewExplanation
+from evertide.flow.explanation import Arranged, Cost, Explanation, Operator, ViewExplanation, Ways
 from evertide.flow.stage import Stage, own_demands
 from evertide.flow.top import Top
 from evertide.flow.totals import Totals
@@ -80,7 +81,14 @@ class _View:
     def explained(self) -> ViewExplanation:
         self._number(self._plan)
         self._add(self._plan)
-        return ViewExplanation(self._name, tuple(sorted(self._operators, key=lambda operator: operator.number)))
+        operators = tuple(sorted(self._operators, key=lambda operator: operator.number))
+        return ViewExplanation(self._name, operators, self._ways())
+
+    def _ways(self) -> Ways:
+        parts = [self._parts.by_node[node] for node in self._numbers if node in self._parts.by_node]
+        stages = {id(part): part for part in parts if isinstance(part, Stage)}
+        total = sum((stage.ways for stage in stages.values()), Counter[str]())
+        return Ways(total["small"], total["large"], total["recompute"])
 
     def _number(self, node: Node) -> None:
         if id(node) not in self._numbers:

@@ -54,11 +54,11 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How many transactions went which way; None: not counted."""
+    """How many runs of the view's stages went which way since the circuit was made."""
 
-    small: int | None = None
-    large: int | None = None
-    recompute: int | None = None
+    small: int = 0
+    large: int = 0
+    recompute: int = 0
 
 
 @dataclass(frozen=True, slots=True)

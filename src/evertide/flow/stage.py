@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ class Stage:
         self.fragment = fragment
         self.leaves = tuple(leaves)
         self.output = output
+        self.ways: Counter[str] = Counter()
+        """How many runs were small, large, or a recomputation with a diff."""
         for at, attributes in sorted(demands(cut)):
             self.leaves[at].need(attributes)
 
@@ -47,13 +50,19 @@ class Stage:
         terms = [] if is_first or self._is_empty(self.cut.root, olds) else [(-1, olds)]
         if not self._is_empty(self.cut.root, news):
             terms.append((1, news))
-        return self.fragment.run(terms) if terms else self.output.nothing
+        if not terms:
+            return self.output.nothing
+        is_large = self.fragment.is_large(terms)
+        took_all = is_large and any(leaf.took_all for leaf in self.leaves)
+        self.ways["recompute" if took_all else "large" if is_large else "small"] += 1
+        return self.fragment.run(terms)
 
     def _moved(self) -> pa.Table:
         """Columns only change places: no need to ask Spark."""
         [leaf] = self.leaves
         root = self.cut.root
         columns = [leaf.column(trace(self.cut, root, attribute.id)) for attribute in root.output]
+        self.ways["small"] += 1
         moved = [leaf.delta.column(column) for column in (*columns, DIFF)]
         return pa.Table.from_arrays(moved, schema=self.output.nothing.schema)
 

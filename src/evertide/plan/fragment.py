@@ -85,7 +85,7 @@ class Fragment:
 
     def run(self, terms: Sequence[Term]) -> pa.Table:
         """Of each term the rows that the tree makes of its leaves, times its sign."""
-        if sum(rows.num_rows for _, leaves in terms for rows in leaves) > ROWS_SMALL_MAX:
+        if self.is_large(terms):
             return self._run_large(terms)
         if self.is_row_wise:
             found = [self._in_place(self._bound([*map(self._relation, self._places, leaves)])) for _, leaves in terms]
@@ -99,6 +99,10 @@ class Fragment:
             relations = [*map(self._relation, self._places, leaves)]
             trees.append(self._with_sign(self._bound([*map(self._catalyst.one_partition, relations)]), sign))
         return self._table(self._catalyst.run(self._catalyst.union(trees)), self._signed_struct, self._changes)
+
+    def is_large(self, terms: Sequence[Term]) -> bool:
+        """Whether the executors share the rows, or one partition has them all."""
+        return bool(sum(rows.num_rows for _, leaves in terms for rows in leaves) > ROWS_SMALL_MAX)
 
     def _run_large(self, terms: Sequence[Term]) -> pa.Table:
         trees = [

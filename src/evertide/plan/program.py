@@ -11,6 +11,7 @@ from evertide.errors import InvalidInput
 from evertide.plan.algebra import Algebra
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
+from evertide.plan.feeding import fed
 from evertide.plan.nodes import Attribute, Node
 from evertide.plan.refusals import refuse_unmaintainable
 from evertide.plan.statements import FlowStatement, TableStatement, ViewStatement, parse_script
@@ -30,7 +31,7 @@ class Program:
         self.functions = tuple(functions)
         self.tables: dict[str, tuple[Attribute, ...]] = {}
         self.views: dict[str, Node] = {}
-        for statement in self.statements:
+        for statement in fed(self.statements):
             match statement:
                 case TableStatement():
                     self.catalog.add_table(statement)
@@ -40,7 +41,7 @@ class Program:
                 case ViewStatement():
                     self._add_view(statement)
                 case FlowStatement():
-                    pass  # applied to its table by the pipeline
+                    pass  # it is part of its table by now
         for function in self.functions:
             self._check_name(function)
             self._add_view(function)

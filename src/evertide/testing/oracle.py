@@ -9,7 +9,8 @@ times faster than the defaults at this size, and a second implementation beside 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -109,11 +110,12 @@ class Reference:
         if session is None:
             raise InvalidInput(where="Reference", why="it was made without a Spark session")
         stale = self._take_stale("spark")
-        for name in stale:
-            session.createDataFrame(self.rows(name)).createOrReplaceTempView(name)
-        for name, view in self._views.items() if stale else ():
-            session.sql(view).createOrReplaceTempView(name)
-        return session.sql(query).toArrow()
+        with _left_active(type(session)):
+            for name in stale:
+                session.createDataFrame(self.rows(name)).createOrReplaceTempView(name)
+            for name, view in self._views.items() if stale else ():
+                session.sql(view).createOrReplaceTempView(name)
+            return session.sql(query).toArrow()
 
     def by_duckdb(self, query: str) -> pa.Table:
         """The query's rows, by DuckDB; sums and averages may have other types than Spark's."""
@@ -211,6 +213,18 @@ def _add_up(contents: Mapping[str, Content], deltas: Mapping[str, pa.Table], num
             content.apply(deltas[name])
         except Differs as error:
             raise Differs(f"view {name}, transaction {number}", error.why, error.missing, error.surplus) from error
+
+
+@contextmanager
+def _left_active(sessions: type[SparkSession]) -> Iterator[None]:
+    """PySpark makes a session active when it makes a frame, and leaves it so, with settings that are the oracle's."""
+    before = sessions.getActiveSession()
+    try:
+        yield
+    finally:
+        if before is not None:
+            before._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(before._jsparkSession)  # noqa: SLF001
+            sessions._activeSession = before  # noqa: SLF001
 
 
 def _quick_session(spark: SparkSession) -> SparkSession:

@@ -171,11 +171,12 @@ def _timed(call: Callable[[], object]) -> float:
 def _jobs(spark: SparkSession, call: Callable[[], object]) -> int:
     """How many Spark jobs it starts."""
     context = spark.sparkContext
+    before = len(context.statusTracker().getJobIdsForGroup("bench"))
     context.setJobGroup("bench", "")
     call()
-    jobs = context.statusTracker().getJobIdsForGroup("bench")
-    context.setJobGroup("", "")
-    return len(jobs)
+    after = len(context.statusTracker().getJobIdsForGroup("bench"))
+    context.setLocalProperty("spark.jobGroup.id", None)
+    return after - before
 
 
 def _deltas(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:

@@ -13,6 +13,7 @@ from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.feeding import fed
 from evertide.plan.nodes import Attribute, Node
+from evertide.plan.properties import check_properties
 from evertide.plan.refusals import refuse_unmaintainable
 from evertide.plan.statements import FlowStatement, TableStatement, ViewStatement, parse_script
 from evertide.plan.view_function import ViewFunction
@@ -34,6 +35,8 @@ class Program:
         for statement in fed(self.statements):
             match statement:
                 case TableStatement():
+                    where = f"{statement.where}, table {statement.name!r}"
+                    check_properties(statement.properties, is_view=False, where=where)
                     self.catalog.add_table(statement)
                     self.tables[statement.name] = tuple(
                         Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
@@ -55,6 +58,7 @@ class Program:
 
     def _add_view(self, statement: ViewStatement | ViewFunction) -> None:
         where = f"{statement.where}, view {statement.name!r}"
+        check_properties(statement.properties, is_view=True, where=where)
         try:
             query: Query = self.catalog.add_view(statement)
             refuse_unmaintainable(query, self.catalog)

@@ -1,0 +1,35 @@
+"""Properties of ours are checked, those of others kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.plan.program import Program
+from evertide.plan.properties import check_properties
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_known_values_and_names_of_others_pass() -> None:
+    check_properties({"evertide.keep": "none", "owner": "ann"}, is_view=False, where="t")
+    check_properties({"evertide.refresh": "incremental"}, is_view=True, where="v")
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.keeps' = 'none')", "table 't'.*no property 'evertide.keeps'"),
+        ("CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.keep' = 'some')", "'some', but can be 'all' or 'none' only"),
+        (
+            "CREATE MATERIALIZED VIEW v TBLPROPERTIES ('evertide.refresh' = 'full') AS SELECT 1 AS a",
+            "view 'v'.*'full', but can be 'incremental' only",
+        ),
+    ],
+)
+def test_what_means_nothing_is_refused(spark: SparkSession, statement: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        Program(spark, statement)

@@ -18,7 +18,7 @@ from typing import Any
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.nodes import Aggregate, Attribute, Function, Join, Map, Node
-from evertide.plan.order import canonical_aggregate
+from evertide.plan.order import canonical_aggregate, in_order
 from evertide.plan.scala import optional, sequence
 from evertide.plan.walk import kind, within
 
@@ -256,7 +256,7 @@ def _part_node(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) ->
     if part.is_additive:
         return _additive(catalyst, keys, child, part.found)
     aliases = [catalyst.alias(key, key.name()) for key in keys]
-    columns = [catalyst.alias(expression, "value") for expression in part.found]
+    columns = [catalyst.alias(in_order(catalyst, expression), "value") for expression in part.found]
     node = _computed(catalyst, keys, [*aliases, *columns], child, grouped=keys, found=part.found)
     return node, [alias.toAttribute() for alias in aliases], [column.toAttribute() for column in columns]
 

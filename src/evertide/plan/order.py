@@ -23,7 +23,7 @@ from evertide.plan.catalyst import Catalyst
 from evertide.plan.scala import optional, sequence
 from evertide.plan.walk import kind, within
 
-__all__ = ["canonical_aggregate", "is_by_distinct_rewrite", "total_order"]
+__all__ = ["canonical_aggregate", "in_order", "is_by_distinct_rewrite", "total_order"]
 
 _ORDER_FREE = frozenset(
     (
@@ -86,6 +86,13 @@ def canonical_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
         why = f"{aggregate.sql()}: {function.prettyName()} may depend on the order of rows, which a collection has not"
         raise InvalidInput(where=where, why=why)
     return rewrite(catalyst, aggregate, function)
+
+
+def in_order(catalyst: Catalyst, aggregate: Any) -> Any:
+    """What `canonical_aggregate` wrapped, as a value that may be stored by itself: a collected array, sorted."""
+    if kind(aggregate.aggregateFunction()) not in ("CollectList", "CollectSet"):
+        return aggregate
+    return catalyst.expression("SortArray", aggregate, catalyst.literal(True))  # noqa: FBT003
 
 
 def _check_list(function: Any, where: str) -> None:

@@ -28,3 +28,5 @@ CREATE MATERIALIZED VIEW column_twice AS
 WITH q AS (SELECT y AS y, max(d) OVER (PARTITION BY y) AS n FROM (SELECT DISTINCT x AS y, d FROM r))
         SELECT q.n, r.a FROM q RIGHT JOIN r ON q.y = r.x;
 
+CREATE MATERIALIZED VIEW collected_beside_distinct AS
+SELECT count(DISTINCT b) AS n, array_join(sort_array(collect_list(c)), '-') AS z FROM r;

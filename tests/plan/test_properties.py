@@ -33,3 +33,8 @@ def test_known_values_and_names_of_others_pass() -> None:
 def test_what_means_nothing_is_refused(spark: SparkSession, statement: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         Program(spark, statement)
+
+
+def test_a_name_that_spark_cannot_use_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(InvalidInput, match="my table/x"):
+        Program(spark, "CREATE TABLE `my table/x` (a INT)")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -37,7 +38,8 @@ class Program:
                 case TableStatement():
                     where = f"{statement.where}, table {statement.name!r}"
                     check_properties(statement.properties, is_view=False, where=where)
-                    self.catalog.add_table(statement)
+                    with _told(where):
+                        self.catalog.add_table(statement)
                     self.tables[statement.name] = tuple(
                         Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
                     )
@@ -59,17 +61,24 @@ class Program:
     def _add_view(self, statement: ViewStatement | ViewFunction) -> None:
         where = f"{statement.where}, view {statement.name!r}"
         check_properties(statement.properties, is_view=True, where=where)
-        try:
+        with _told(where):
             query: Query = self.catalog.add_view(statement)
             refuse_unmaintainable(query, self.catalog)
             if not statement.is_materialized:
                 return
             plan = self._algebra.plan(query)
-        except AnalysisException as error:  # some things Spark finds out only later than it could
-            why = next(line.strip() for line in str(error).splitlines() if line.strip())
-            raise InvalidInput(where=where, why=why) from error
         names = [attribute.name.lower() for attribute in plan.output]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
         self.views[statement.name] = plan
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Some things Spark finds out later than it could: names that it cannot use, types that are switched off."""
+    try:
+        yield
+    except AnalysisException as error:
+        why = next(line.strip() for line in str(error).splitlines() if line.strip())
+        raise InvalidInput(where=where, why=why) from error

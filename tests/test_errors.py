@@ -14,7 +14,7 @@ import pytest
 from evertide import errors
 from evertide.errors import Conflict, Damaged, EvertideError, Unavailable
 
-VALUES: dict[str, Any] = {"int": 41, "str": "s3://bucket/prefix/parts/x.parquet"}
+VALUES: dict[str, Any] = {"int": 41, "str": "s3://bucket/prefix/parts/x.parquet", "tuple[str, ...]": "orders"}
 
 
 def tree(root: type[EvertideError] = EvertideError) -> list[type[EvertideError]]:

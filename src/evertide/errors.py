@@ -13,10 +13,15 @@ Kinds differ only where a caller would act differently; the classes below a kind
     │   ├── StorageFull         no room: make some
     │   └── StorageForbidden    read-only or no permission
     ├── OutcomeUnknown          "may have happened": read back before anything else
+    ├── SourceFailed            a source cannot go on: it stalls, the others do not
+    │   └── SourceChanged       it no longer says what it said
+    ├── Diverged                a replay came to something else than what is recorded: stop, discard the state
+    ├── ViewFailed              a view cannot be computed, because of a row: correct the row
     ├── Damaged                 storage no longer holds what it acknowledged: stop, repair or restore
     │   ├── BlobMissing         a blob that a record names is not there
     │   ├── BlobDamaged         a blob is there with other bytes
-    │   └── RecordDamaged       a Meta record or database file cannot be read
+    │   ├── RecordDamaged       a Meta record or database file cannot be read
+    │   └── CheckpointDamaged   a checkpoint lacks files that it names, or the catalog is gone
     └── UnsupportedFormat       written by another version: upgrade or migrate; never guessed
 
 Each error keeps its facts as attributes, prints them as key=value, ends in the remedy, has a stable `error_code` for
@@ -32,20 +37,25 @@ from typing import Any, ClassVar
 __all__ = [
     "BlobDamaged",
     "BlobMissing",
+    "CheckpointDamaged",
     "Conflict",
     "Damaged",
+    "Diverged",
     "EvertideError",
     "Fenced",
     "InvalidInput",
     "LeaseLost",
     "OutcomeUnknown",
     "RecordDamaged",
+    "SourceChanged",
+    "SourceFailed",
     "StorageForbidden",
     "StorageFull",
     "TimeCompacted",
     "Unavailable",
     "UnsupportedFormat",
     "UpperMismatch",
+    "ViewFailed",
 ]
 
 
@@ -218,6 +228,17 @@ class RecordDamaged(Damaged):
 
 
 @dataclass(eq=False, repr=False)
+class CheckpointDamaged(Damaged):
+    """`files` names every file that is missing or damaged, each with what is wrong with it."""
+
+    error_code = "checkpoint_damaged"
+    what = "A checkpoint cannot be used"
+    remedy = "Nothing was deleted. `evertide fsck` shows all damage, `evertide fsck --repair` brings back what it can."
+
+    files: str = ""
+
+
+@dataclass(eq=False, repr=False)
 class UnsupportedFormat(EvertideError):
     error_code = "unsupported_format"
     exit_code = 9
@@ -227,3 +248,51 @@ class UnsupportedFormat(EvertideError):
     path: str
     found: int
     supported: int
+
+
+@dataclass(eq=False, repr=False)
+class SourceFailed(EvertideError):
+    error_code = "source_failed"
+    exit_code = 10
+    what = "A source cannot go on"
+    remedy = "Correct what it says; it is tried again by itself. Nothing was lost, and other sources go on."
+
+    source: str
+    where: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class SourceChanged(SourceFailed):
+    """What was bound can no longer be read as it was."""
+
+    error_code = "source_changed"
+    what = "A source no longer says what it said"
+    remedy = "Bring back what was there; input that a kept table's shard holds is not needed any more."
+
+
+@dataclass(eq=False, repr=False)
+class Diverged(EvertideError):
+    """I8: `where` names the source or shard. Counts and digests are those of the changes of the transaction."""
+
+    error_code = "diverged"
+    exit_code = 11
+    what = "Replaying came to something else than what is recorded (I8)"
+    remedy = "Nothing more is committed. A source that changed must be brought back; a view is rebuilt from its tables."
+
+    where: str
+    time: int
+    expected: str
+    found: str
+
+
+@dataclass(eq=False, repr=False)
+class ViewFailed(EvertideError):
+    error_code = "view_failed"
+    exit_code = 12
+    what = "A view cannot be computed"
+    remedy = "Correct the row; the view is tried again when a transaction touches it, and others go on."
+
+    views: tuple[str, ...]
+    time: int
+    why: str

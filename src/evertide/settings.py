@@ -11,7 +11,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a user may tune. None of these changes what a shard holds, only when and how it is written."""
+    """What a user may tune. None of these changes what a collection holds, only when and how it is written."""
 
     inline_bytes_max: int = 64 * 1024
     """A batch up to this size lives inside the shard's state and costs no blob."""
@@ -60,6 +60,29 @@ class Settings:
     retry_limit_s: float = 30.0
     """How long storage may stay away before the error reaches the caller."""
 
+    transaction_rows_max: int = 100_000
+    """Rows that one transaction takes from its sources; what the sources bring as one piece stays one."""
+
+    transaction_bytes_max: int = 64 * 1024 * 1024
+
+    transaction_interval_s: float = 0.1
+    """How long a running pipeline waits for more before it looks at its sources again."""
+
+    push_buffer_bytes: int = 8 * 1024 * 1024
+    """Pushed rows that wait in memory; beyond this they are staged as a fragment."""
+
+    checkpoint_interval_s: float = 60.0
+    """How often a running pipeline makes a checkpoint, if anything changed."""
+
+    checkpoints_kept: int = 2
+    """How many are kept; at least two, so that one may be damaged."""
+
+    stall_after_s: float = 5.0
+    """How long something may wait before status calls it stalled."""
+
+    retry_view_s: float = 5.0
+    """A view that failed is tried again, when its tables changed, at most this often."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
@@ -67,6 +90,8 @@ class Settings:
                 raise InvalidInput(where=f"settings.{field.name}", why=f"must be a positive number, not {value!r}")
         if self.compaction_fan_in < 2:
             raise InvalidInput(where="settings.compaction_fan_in", why="merging needs at least 2 batches")
+        if self.checkpoints_kept < 2:
+            raise InvalidInput(where="settings.checkpoints_kept", why="with less than 2, one damaged file is a loss")
         if self.beat_interval_s * 2 > min(self.lease_ttl_s, self.writer_ttl_s):
             raise InvalidInput(
                 where="settings.beat_interval_s",

@@ -152,7 +152,7 @@ def test_u8_a_stale_guard_of_the_caller_is_a_conflict_and_a_fence_is_a_fence() -
     world.meta.before_commit(bump)
     with pytest.raises(Conflict, match="other"):
         append_together(
-            [Append(world.shard.log, delta, upper, upper + 1)], world.writer, writes=[Write("other", 0, b"y")]
+            [Append(world.shard.log, delta, upper, upper + 1)], world.writer, writes=lambda _: [Write("other", 0, b"y")]
         )
     world.meta.before_commit(world.writer.unregister)
     with pytest.raises(Fenced):

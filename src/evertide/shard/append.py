@@ -86,9 +86,16 @@ def store_parts(
 
 
 def append_together(
-    appends: Sequence[Append], writer: Writer, *, writes: Sequence[Write] = (), guards: Sequence[Guard] = ()
+    appends: Sequence[Append],
+    writer: Writer,
+    *,
+    writes: Callable[[Sequence[tuple[Part, ...]]], Sequence[Write]] | None = None,
+    guards: Sequence[Guard] = (),
 ) -> None:
-    """Append to several shards at once, or to none. Raises `UpperMismatch` for the first shard that moved on."""
+    """Append to several shards at once, or to none. Raises `UpperMismatch` for the first shard that moved on.
+
+    `writes` are records that belong into the same commit; they may tell of the parts, which it is given per shard.
+    """
     checked = [_checked(append) for append in appends]
     with writer.claim() as seq:
         stored = [_stored(append, changes, writer, seq) for append, changes in zip(appends, checked, strict=True)]
@@ -96,7 +103,7 @@ def append_together(
             Proposal(append.log, _appended(append, parts)) for append, parts in zip(appends, stored, strict=True)
         ]
         try:
-            commit(proposals, writer, writes=writes, guards=guards)
+            commit(proposals, writer, writes=writes(stored) if writes else (), guards=guards)
         except Conflict:
             for append, parts in zip(appends, stored, strict=True):
                 withdraw(append.log.blob, parts)

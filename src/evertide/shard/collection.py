@@ -11,15 +11,20 @@ Three kinds of blobs, each with its proof:
    more), or had settled that sequence number; the state, read after that, does not name it, nor does a diff that is
    still there.
 
-Whatever cannot be read ends the collection before it deleted anything: listing, writers, state, diffs, roll-up and
-leases are all read, and decoded, first. Each proof stays true for ever, so neither a second collector nor one that
+`pinned` may keep parts beyond that: those that checkpoints name. It is asked last: whoever pins first, and looks then
+whether the state still has the part, cannot be overtaken. A part that a diff took out, and that is pinned while that
+diff is truncated, is an orphan from then on, and is deleted as one when nobody pins it any more.
+
+Whatever cannot be read ends the collection before it deleted anything: listing, writers, state, diffs, roll-up, leases
+and pins are all read, and decoded, first. Each proof stays true for ever, so neither a second collector nor one that
 was stopped for hours in the middle of deleting can do harm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from evertide.errors import StorageFull
 from evertide.shard.lease import live_leases
@@ -29,7 +34,14 @@ from evertide.store.paths import Name, part_prefix, rollup_key, rollup_prefix
 from evertide.store.retry import reading
 from evertide.store.writers import Writer, end_silent_writers, registered, settled
 
-__all__ = ["Collected", "collect"]
+__all__ = ["Collected", "Pinned", "collect", "nothing_pinned"]
+
+Pinned: TypeAlias = Callable[[], Container[str]]
+"""Says which parts must stay, whatever the shard's own state says. If it raises, nothing is deleted."""
+
+
+def nothing_pinned() -> Container[str]:
+    return frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +67,17 @@ class _Evidence:
     lease_floor: int
     rollup: Rollup | None
     rollup_record: int
+    pinned: Container[str]
 
 
-def collect(log: ShardLog, writer: Writer) -> Collected:
+def collect(log: ShardLog, writer: Writer, pinned: Pinned = nothing_pinned) -> Collected:
     ended: list[str] = []
     with suppress(StorageFull):  # deleting makes room, and no proof below rests on this
         writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
         ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings)
         log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
-    proof = reading(lambda: _evidence(log), log.runtime, log.settings)
-    dead = tuple(
-        key for seqno, entry in proof.entries if seqno <= proof.lease_floor for key in parts_removed(entry.diff)
-    )
+    proof = reading(lambda: _evidence(log, pinned), log.runtime, log.settings)
+    dead = _taken_out(proof)
     rollups, orphans = _old_rollups(proof), _orphans(proof)
     for key in (*dead, *rollups, *orphans):
         log.blob.delete(key)
@@ -75,7 +86,7 @@ def collect(log: ShardLog, writer: Writer) -> Collected:
     return Collected(dead, rollups, orphans, truncated, tuple(ended))
 
 
-def _evidence(log: ShardLog) -> _Evidence:
+def _evidence(log: ShardLog, pinned: Pinned) -> _Evidence:
     """The order matters: see the header."""
     parts = [entry.key for entry in log.blob.list(part_prefix(log.shard))]
     parts += log.blob.unfinished(part_prefix(log.shard))
@@ -88,7 +99,17 @@ def _evidence(log: ShardLog) -> _Evidence:
     record, rollup = log.newest_rollup() or (0, None)
     leases = live_leases(log)
     floor = min((lease.seqno for lease in leases.values()), default=version.seqno)
-    return _Evidence(parts, rollups, floors, version.state, entries, floor, rollup, record)
+    return _Evidence(parts, rollups, floors, version.state, entries, floor, rollup, record, pinned())
+
+
+def _taken_out(proof: _Evidence) -> tuple[str, ...]:
+    return tuple(
+        key
+        for seqno, entry in proof.entries
+        if seqno <= proof.lease_floor
+        for key in parts_removed(entry.diff)
+        if key not in proof.pinned
+    )
 
 
 def _old_rollups(proof: _Evidence) -> tuple[str, ...]:
@@ -99,7 +120,9 @@ def _old_rollups(proof: _Evidence) -> tuple[str, ...]:
 def _orphans(proof: _Evidence) -> tuple[str, ...]:
     named = {part.key for part in proof.state.parts}
     named |= {key for _, entry in proof.entries for key in parts_removed(entry.diff)}
-    return tuple(key for key in proof.parts if key not in named and _will_not_be_named(key, proof))
+    return tuple(
+        key for key in proof.parts if key not in named and key not in proof.pinned and _will_not_be_named(key, proof)
+    )
 
 
 def _will_not_be_named(key: str, proof: _Evidence) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from evertide.errors import EvertideError, Fenced
+from evertide.shard.collection import Pinned, nothing_pinned
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.ticker import Ticker
 from evertide.store.paths import shard_key
@@ -20,12 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class Maintenance(Ticker):
-    def __init__(self, shards: Shards, writer: Writer) -> None:
+    def __init__(self, shards: Shards, writer: Writer, pinned: Pinned = nothing_pinned) -> None:
         super().__init__("evertide-maintenance", shards.settings.maintenance_interval_s)
         self.errors: dict[str, EvertideError] = {}
         """By shard; under "" what concerns all of them."""
         self._shards = shards
         self._writer = writer
+        self._pinned = pinned
         self._open: dict[str, Shard] = {}
         self._seen: dict[str, int] = {}
         self._collected_at_s = shards.runtime.monotonic_s()
@@ -46,7 +48,7 @@ class Maintenance(Ticker):
             shard = self._open[name]
             shard.compact(self._writer)
             if collect:
-                shard.collect(self._writer)
+                shard.collect(self._writer, self._pinned)
             self.errors.pop(name, None)
         except Fenced:
             raise

@@ -26,7 +26,7 @@ from evertide.shard.part import Part, Predicate, decode_part, may_match
 from evertide.shard.state import ShardState
 from evertide.store.retry import reading
 
-__all__ = ["Lister", "Listing", "Snapshot", "Window", "fetch", "take_snapshot", "wait_for_upper"]
+__all__ = ["Lister", "Listing", "Snapshot", "Window", "fetch", "take_changes", "take_snapshot", "wait_for_upper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,17 @@ def take_snapshot(
     lease = leases.take(log, as_of)
     try:
         return Snapshot(log, lease, listing(log, log.read(), Window(0, as_of + 1, as_of), where), columns)
+    except BaseException:
+        lease.release()
+        raise
+
+
+def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeout_s: float | None = None) -> Snapshot:
+    """Wait until all times below `upper` are complete, then list the changes of [lower, upper), with their times."""
+    wait_for_upper(log, upper - 1, timeout_s)
+    lease = leases.take(log, max(0, lower - 1))
+    try:
+        return Snapshot(log, lease, listing(log, log.read(), Window(lower, upper)), None)
     except BaseException:
         lease.release()
         raise

@@ -26,15 +26,15 @@ from evertide.errors import Conflict, InvalidInput
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, Outcome, append_missing, append_together
-from evertide.shard.changes import DIFF, TIME
-from evertide.shard.collection import Collected, collect
+from evertide.shard.changes import DIFF, TIME, consolidate, empty
+from evertide.shard.collection import Collected, Pinned, collect, nothing_pinned
 from evertide.shard.compaction import Compaction, compact
 from evertide.shard.hold import advance_since, first_holds, read_holds, release_hold, set_hold
 from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.part import Predicate
-from evertide.shard.read import Snapshot, take_snapshot, wait_for_upper
+from evertide.shard.read import Snapshot, take_changes, take_snapshot, wait_for_upper
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Entry, Finalized, ShardState
 from evertide.store.blob import Blob
@@ -94,6 +94,11 @@ class Shard:
         """The content at a time. `where` skips parts that cannot match; it does not filter rows."""
         return take_snapshot(self.log, self._leases, as_of, where=where, columns=columns, timeout_s=timeout_s)
 
+    def changes(self, lower: int, upper: int, *, timeout_s: float | None = None) -> pa.Table:
+        """What changed at the times [lower, upper): rows with `__time` and `__diff`, each once per time."""
+        with take_changes(self.log, self._leases, lower, upper, timeout_s=timeout_s) as found:
+            return consolidate(pa.concat_tables([empty(self.schema), *found.scan()]), self.name)
+
     def listen(
         self, as_of: int, *, where: Sequence[Predicate] = (), columns: Sequence[str] | None = None
     ) -> ShardSource:
@@ -124,8 +129,9 @@ class Shard:
             done.append(one)
         return done
 
-    def collect(self, writer: Writer) -> Collected:
-        return collect(self.log, writer)
+    def collect(self, writer: Writer, pinned: Pinned = nothing_pinned) -> Collected:
+        """Delete what nobody needs. `pinned` names parts that are needed by others than this shard's readers."""
+        return collect(self.log, writer, pinned)
 
     def inspect(self) -> Inspection:
         return inspect(self.log)

@@ -11,11 +11,14 @@ Invariants:
 2. A newer format is refused before Meta is opened: nobody knows what it looks like.
 3. Several processes may open, and even make, one storage at the same moment. Whatever looks like a loss is read once
    more in the order that rules out that somebody was making it meanwhile.
+
+`open_for_repair` opens what these rules refuse, for `evertide.checkpoint.fsck` and its like.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,13 +28,14 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.local import LocalBlob, refusal
+from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import FORMAT, META_FILE, STORAGE
 from evertide.store.postgres import PostgresMeta
 from evertide.store.s3 import S3Blob
 from evertide.store.sqlite import SqliteMeta
 
-__all__ = ["FORMAT_VERSION", "Storage", "open_storage"]
+__all__ = ["FORMAT_VERSION", "Storage", "open_for_repair", "open_storage"]
 
 FORMAT_VERSION = 1
 
@@ -56,14 +60,7 @@ def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runt
 
     `meta` is a PostgreSQL URL; without one it is the SQLite file `meta.db` in the directory.
     """
-    if meta is not None and not meta.startswith(_POSTGRES):
-        raise InvalidInput(where="meta", why="it must be a URL that starts with postgresql://")
-    if str(location).startswith("s3://"):
-        if meta is None:
-            raise InvalidInput(where=str(location), why="a storage on S3 needs a PostgreSQL URL for meta")
-        blob, root = _open_s3(str(location))
-    else:
-        blob, root = _open_local(location)
+    blob, root = _open_blob(location, meta)
     made = _is_made(blob)
     opened = PostgresMeta(meta, runtime, settings) if meta else _open_sqlite(Path(root), runtime, settings, made=made)
     try:
@@ -72,6 +69,34 @@ def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runt
         opened.close()
         raise
     return Storage(blob, opened, root)
+
+
+def open_for_repair(
+    location: str | Path, meta: str | None = None, *, runtime: Runtime, settings: Settings, change: bool
+) -> Storage:
+    """Open a storage as it is, damaged or empty: nothing is checked but that its format is not a newer one.
+
+    Without `change`, a `meta.db` that is not there is not made: an empty Meta in memory stands for it.
+    """
+    blob, root = _open_blob(location, meta)
+    with suppress(RecordDamaged):  # what is wrong with FORMAT is for the one who asked to find
+        _has_format(blob)
+    if meta:
+        return Storage(blob, PostgresMeta(meta, runtime, settings), root)
+    path = Path(root) / META_FILE
+    if not change and not (path.exists() and path.stat().st_size):
+        return Storage(blob, MemoryMeta(runtime), root)
+    return Storage(blob, SqliteMeta(path, runtime, settings), root)
+
+
+def _open_blob(location: str | Path, meta: str | None) -> tuple[Blob, str]:
+    if meta is not None and not meta.startswith(_POSTGRES):
+        raise InvalidInput(where="meta", why="it must be a URL that starts with postgresql://")
+    if str(location).startswith("s3://"):
+        if meta is None:
+            raise InvalidInput(where=str(location), why="a storage on S3 needs a PostgreSQL URL for meta")
+        return _open_s3(str(location))
+    return _open_local(location)
 
 
 def _open_s3(location: str) -> tuple[Blob, str]:

@@ -14,6 +14,11 @@ Meta keys:
     writer/<writer>         a registered writer; removed once, never written again
     beat/<writer>           that writer's heartbeat
     generation              the generation and its member shards
+    journal                 per transaction, its input
+    committed               per transaction, what it came to
+    pipeline                what the pipeline of this storage declares
+    checkpoints             the catalog of checkpoints
+    restoring/<writer>      the checkpoint that a writer reads at the moment
     storage                 that FORMAT and this Meta belong together
 """
 
@@ -25,22 +30,32 @@ from dataclasses import dataclass
 from evertide.errors import InvalidInput
 
 __all__ = [
+    "CHECKPOINTS",
+    "COMMITTED",
     "FORMAT",
     "GENERATION",
+    "JOURNAL",
     "META_FILE",
+    "PIPELINE",
     "STORAGE",
     "Name",
     "beat_key",
     "check_shard",
+    "check_source",
+    "checkpoint_key",
+    "checkpoint_prefix",
     "hold_key",
     "lease_key",
     "lease_prefix",
     "part_key",
     "part_prefix",
+    "restoring_key",
     "rollup_blob_key",
     "rollup_key",
     "rollup_prefix",
     "shard_key",
+    "staged_key",
+    "staged_prefix",
     "state_part_key",
     "state_prefix",
     "writer_key",
@@ -50,6 +65,10 @@ FORMAT = "FORMAT"
 META_FILE = "meta.db"
 GENERATION = "generation"
 STORAGE = "storage"
+JOURNAL = "journal"
+COMMITTED = "committed"
+PIPELINE = "pipeline"
+CHECKPOINTS = "checkpoints"
 
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
 _NAME = re.compile(r"(?P<writer>[0-9a-z]+)-(?P<seq>[0-9]{1,18})(-(?P<attempt>[0-9a-z]+))?\.(?P<suffix>[a-z0-9.]+)")
@@ -84,28 +103,60 @@ def check_shard(shard: str) -> str:
     return shard
 
 
-def part_prefix(shard: str) -> str:
-    return f"parts/{shard}/"
+def check_source(source: str) -> str:
+    """A source that stages rows is a part of paths, too, by the same rule."""
+    if not _SHARD.fullmatch(source):
+        raise InvalidInput(where=f"source {source!r}", why="a source's name is 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
+    return source
+
+
+def part_prefix(shard: str = "") -> str:
+    """Of all shards, or of one."""
+    return f"parts/{shard}/" if shard else "parts/"
 
 
 def part_key(shard: str, name: Name) -> str:
     return f"{part_prefix(shard)}{name}"
 
 
-def rollup_prefix(shard: str) -> str:
-    return f"rollups/{shard}/"
+def rollup_prefix(shard: str = "") -> str:
+    """Of all shards, or of one."""
+    return f"rollups/{shard}/" if shard else "rollups/"
 
 
 def rollup_blob_key(shard: str, name: Name) -> str:
     return f"{rollup_prefix(shard)}{name}"
 
 
-def state_prefix(arrangement: str) -> str:
-    return f"state/{arrangement}/"
+def state_prefix(arrangement: str = "") -> str:
+    """Of all arrangements, or of one."""
+    return f"state/{arrangement}/" if arrangement else "state/"
 
 
 def state_part_key(arrangement: str, name: Name) -> str:
     return f"{state_prefix(arrangement)}{name}"
+
+
+def staged_prefix(source: str = "") -> str:
+    """Of all sources, or of one."""
+    return f"journal/{source}/" if source else "journal/"
+
+
+def staged_key(source: str, name: Name) -> str:
+    return f"{staged_prefix(source)}{name}"
+
+
+def checkpoint_prefix(number: int | None = None) -> str:
+    """Of all checkpoints, or of one."""
+    return "checkpoints/" if number is None else f"checkpoints/{number:08d}/"
+
+
+def checkpoint_key(number: int, name: str) -> str:
+    return f"{checkpoint_prefix(number)}{name}"
+
+
+def restoring_key(writer: str) -> str:
+    return f"restoring/{writer}"
 
 
 def shard_key(shard: str) -> str:

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from evertide.errors import EvertideError, Fenced, OutcomeUnknown
+from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write
@@ -169,20 +169,31 @@ class Writer:
         When the block ends, what it wrote is named by a shard or never will be, and a collector may judge it. Only a
         commit whose outcome stayed unknown leaves the number open, as it may still arrive.
         """
-        with self._lock:
-            seq = self._next_seq
-            self._next_seq += 1
-            self._open.add(seq)
+        seq = self.open_claim()
         try:
             yield seq
         except OutcomeUnknown:
             raise
         except EvertideError:
-            self._settle(seq)
+            self.settle(seq)
             raise
-        self._settle(seq)
+        self.settle(seq)
 
-    def _settle(self, seq: int) -> None:
+    def open_claim(self) -> int:
+        """A sequence number that stays open until `settle`: for a blob that a later call names, or gives up."""
+        with self._lock:
+            seq = self._next_seq
+            self._next_seq += 1
+            self._open.add(seq)
+            return seq
+
+    def is_open(self, seq: int) -> bool:
+        """Whether a blob of this number may still be named: no collector has judged it."""
+        with self._lock:
+            return seq in self._open
+
+    def settle(self, seq: int) -> None:
+        """What carries this number is named, or never will be. May be said again."""
         with self._lock:
             self._open.discard(seq)
 
@@ -202,14 +213,19 @@ class Writer:
         self._generation = record.seqno if record else 0
         return unseal(record.data, Generation, self._meta.path(GENERATION)) if record else None
 
-    def change_generation(self, members: Sequence[str]) -> Generation:
-        """Raise the generation: whoever knows only the old one is fenced from the same moment."""
+    def change_generation(self, members: Sequence[str], writes: Sequence[Write] = ()) -> Generation:
+        """Raise the generation: whoever knows only the old one is fenced from the same moment.
+
+        `writes` are records that belong into the same commit.
+        """
         before = self._generation
         made = Generation(before + 1, tuple(members), self.id)
-        writes = [Write(GENERATION, before, seal(made))]
-        stale = commit_settled(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
+        all_writes = [Write(GENERATION, before, seal(made)), *writes]
+        stale = commit_settled(self._meta, all_writes, self.guards()[:1], self._runtime, self._settings)
         if stale is not None:
             self.check(stale)
+            why = f"expected record {stale.expected}, found {stale.found}"
+            raise Conflict(where=self._meta.path(stale.key), why=why)
         self._generation = before + 1
         return made
 

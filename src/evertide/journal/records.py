@@ -1,0 +1,69 @@
+"""What the journal holds: which input each transaction is made of, and what came of it.
+
+Where it lies: Meta key `journal`, one `Bound` per transaction; Meta key `committed`, one `Committed` per transaction,
+written in the commit that appends to the shards. Version 1 of each. The newest record of either is never truncated, so
+that a pipeline always knows where it is and where each of its sources stands.
+
+Positions and places are JSON texts that only their source understands; two positions are the same if the texts are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Bound", "Committed", "Content", "Fragment", "Input", "Place", "Staged"]
+
+
+class Staged(msgspec.Struct, frozen=True, tag="staged"):
+    """Rows that their source cannot read again, stored as a blob before they are bound."""
+
+    table: str
+    key: str
+    rows: int
+    bytes: int
+    checksum: str
+
+
+class Place(msgspec.Struct, frozen=True, tag="place"):
+    """Rows that their source can read again: where they are, in its own words (an offset range, a file)."""
+
+    where: str
+
+
+Fragment = Staged | Place
+
+
+class Input(msgspec.Struct, frozen=True):
+    """What one source gives to a transaction: nothing, if both positions are the same."""
+
+    before: str
+    after: str
+    fragments: tuple[Fragment, ...] = ()
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """The complete input of a transaction. Every source of the generation is in it, with where it stands after."""
+
+    time: int
+    generation: int
+    inputs: dict[str, Input]
+    writer: str
+    token: str
+    """Tells our own bind, whose outcome was unknown, from a peer's."""
+    bound_at_s: float
+
+
+class Content(msgspec.Struct, frozen=True):
+    """How many changes, and their digest (`evertide.shard.digest`)."""
+
+    rows: int
+    digest: str
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """What a transaction came to: per source the rows it gave, per shard the changes it got."""
+
+    time: int
+    sources: dict[str, Content]
+    shards: dict[str, Content]
+    writer: str

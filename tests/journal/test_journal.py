@@ -1,0 +1,432 @@
+"""The journal: staging, reading, binding, committing; each rule by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from evertide.errors import (
+    BlobDamaged,
+    Conflict,
+    EvertideError,
+    Fenced,
+    InvalidInput,
+    OutcomeUnknown,
+    RecordDamaged,
+    StorageFull,
+    TimeCompacted,
+    Unavailable,
+)
+from evertide.journal.journal import Journal
+from evertide.journal.records import Bound, Committed, Input, Staged
+from evertide.journal.staging import Staging
+from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Write
+from evertide.store.paths import COMMITTED, JOURNAL
+from evertide.store.sealed import seal
+from evertide.store.writers import Writer
+from tests.journal.kit import Host, Site, place, rows_of
+from tests.shard.test_log import LateMeta, content_of
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def host(site: Site) -> Host:
+    return site.host()
+
+
+# Staging
+
+
+def test_rows_come_back_as_they_were_staged(host: Host) -> None:
+    rows = rows_of(1, 2, 3).replace_schema_metadata({"origin": "test"})
+    staged = host.journal.stage("push", "orders", rows, host.writer)
+    assert (staged.table, staged.rows) == ("orders", 3)
+    assert staged.key == f"journal/push/{host.writer.id}-00000001.arrow"
+    assert host.blob.get(staged.key)[:4] == b"\xff\xff\xff\xff", "an Arrow stream"
+    loaded = host.journal.load(staged)
+    assert loaded.equals(rows)
+    assert loaded.schema.metadata == {b"origin": b"test"}
+    empty = host.journal.stage("push", "orders", rows_of(), host.writer)
+    assert host.journal.load(empty).equals(rows_of())
+    assert host.journal.load(empty).schema.metadata is None
+
+
+@pytest.mark.parametrize("source", ["", ".", "..", "a/b", "-x", "x" * 201, "a b", "ä"])
+def test_a_source_whose_name_is_no_path_is_refused(host: Host, source: str) -> None:
+    with pytest.raises(InvalidInput, match="source"):
+        host.journal.stage(source, "orders", rows_of(1), host.writer)
+    assert host.staged_blobs() == set()
+
+
+def test_a_put_that_fails_leaves_no_number_open(site: Site) -> None:
+    """Seen to fail without `settle` in `stage`: collectors would keep off for as long as the process runs."""
+    host = site.host(FaultyBlob(site.blob, Faults.scripted([Fault.DONE_LOST] * 100)))
+    with pytest.raises(OutcomeUnknown):
+        host.stage(1)
+    peer = site.host()
+    [orphan] = peer.staged_blobs()
+    host.writer.beat()
+    assert peer.journal.drop_unbound(peer.writer) == [orphan]
+
+
+def test_a_put_whose_answer_was_lost_is_repeated(site: Site) -> None:
+    host = site.host(FaultyBlob(site.blob, Faults.scripted([Fault.REFUSED, Fault.DONE_LOST])))
+    assert host.journal.load(host.stage(1, 2)).equals(rows_of(1, 2))
+
+
+def test_dropped_fragments_are_gone_and_cannot_be_bound(host: Host) -> None:
+    """Seen to fail without `check_open` in `bind`: the record would name a deleted blob."""
+    first, second = host.stage(1), host.stage(2)
+    assert host.journal.drop([first], host.writer) == [first.key]
+    assert host.staged_blobs() == {second.key}
+    with pytest.raises(InvalidInput, match="is bound already, or was dropped"):
+        host.bind({"push": (1, [first, second])})
+    assert host.journal.upper == 0
+    host.bind({"push": (1, [second])})
+    assert host.journal.drop([first, second], host.writer) == [], "one is gone, one is bound"
+    assert host.rows_bound() == [2]
+
+
+def test_a_drop_whose_delete_fails_is_left_for_collection(site: Site) -> None:
+    host = site.host(FaultyBlob(site.blob, Faults.scripted([Fault.DONE, Fault.REFUSED])))
+    staged = host.stage(1)
+    assert host.journal.drop([staged], host.writer) == [staged.key]
+    assert host.staged_blobs() == {staged.key}
+    assert host.journal.drop_unbound(host.writer) == [staged.key]
+
+
+def test_only_what_this_writer_and_this_source_staged_can_be_bound(site: Site, host: Host) -> None:
+    """A fragment of another writer may be collected at any moment. Seen to fail without `check_open`."""
+    other = site.host()
+    with pytest.raises(InvalidInput, match="not staged by this writer"):
+        host.bind({"push": (1, [other.stage(1)])})
+    with pytest.raises(InvalidInput, match="staged by another source"):
+        host.bind({"push": (1, [host.stage(1, source="pull")])})
+    with pytest.raises(InvalidInput, match="not staged by this writer"):
+        host.bind({"push": (1, [Staged("orders", "journal/push/notes.txt", 1, 1, "c")])})
+    twice = host.stage(1)
+    with pytest.raises(InvalidInput, match="twice"):
+        host.bind({"push": (1, [twice, twice])})
+    assert host.journal.drop([other.stage(2)], host.writer) == [], "not ours to drop"
+    assert host.journal.upper == 0
+
+
+# Reading
+
+
+def test_a_fresh_journal(host: Host) -> None:
+    journal = host.journal
+    assert (journal.head(), journal.upper, journal.positions(), journal.records(0)) == (None, 0, {}, [])
+    assert (journal.committed_upper, journal.committed(0), journal.describe()) == (0, None, [])
+    with pytest.raises(InvalidInput, match=r"transaction 0.*not bound yet"):
+        journal.read(0)
+    assert journal.truncate(0, host.writer) == []
+
+
+def test_what_is_bound_is_read_back(host: Host) -> None:
+    bound = [host.bind_rows(number) for number in range(4)]
+    journal = Journal(host.blob, host.meta, runtime=host.runtime, settings=host.settings)
+    assert [record.time for record in bound] == [0, 1, 2, 3]
+    assert [journal.read(time) for time in range(4)] == bound
+    assert journal.records(0) == bound
+    assert journal.records(2) == bound[2:]
+    assert journal.records(4) == journal.records(9) == []
+    assert (journal.head(), journal.upper, journal.positions()) == (bound[3], 4, {"push": "4"})
+    assert {record.writer for record in bound} == {host.writer.id}
+    assert len({record.token for record in bound}) == 4
+    with pytest.raises(InvalidInput, match="not bound yet"):
+        journal.read(4)
+
+
+def test_records_that_do_not_follow_each_other_are_damage(host: Host) -> None:
+    """Seen to fail without the check in `TimeLog`: a hole would be replayed over."""
+    first = host.bind_rows(1)
+    skipped = Bound(2, 1, first.inputs, "w", "1", 0.0)
+    host.meta.commit([Write(JOURNAL, 1, seal(skipped))])
+    with pytest.raises(RecordDamaged, match=r"journal #2.*transaction 2, after record 1 of 0"):
+        host.journal.records(1)
+
+
+# Binding
+
+
+def test_a_source_goes_on_where_it_stood(host: Host) -> None:
+    """Seen to fail without the position check in `check_inputs`."""
+    host.bind({"push": (3, [place()])})
+    for before in ("0", "2", "4"):
+        with pytest.raises(Conflict, match=f"source 'push'.*transaction 0 it stands at 3.*starts at {before}"):
+            host.journal.bind({"push": Input(before, "9", (place(),))}, 1, host.writer)
+    assert host.journal.upper == 1
+    assert host.bind({"push": (1, [place()])}).inputs["push"] == Input("3", "4", (place(),))
+
+
+def test_a_source_may_stand_still_or_move_without_rows_but_not_the_other_way_round(host: Host) -> None:
+    assert host.bind({"push": (0, [])}).time == 0
+    assert host.bind({"push": (5, [])}).time == 1
+    with pytest.raises(InvalidInput, match="offers 1 fragments, and its position stays 5"):
+        host.bind({"push": (0, [place()])})
+    assert host.journal.positions() == {"push": "5"}
+
+
+def test_a_new_generation_may_bring_and_leave_out_sources(host: Host) -> None:
+    host.bind({"a": (1, []), "b": (1, [])}, generation=1)
+    host.journal.bind({"a": Input("1", "2"), "c": Input("7", "8")}, 2, host.writer)
+    assert host.journal.positions() == {"a": "2", "c": "8"}
+    with pytest.raises(Conflict, match="source 'a'"):
+        host.journal.bind({"a": Input("1", "2")}, 3, host.writer)
+    with pytest.raises(InvalidInput, match=r"generation 1.*transaction 1 is of generation 2"):
+        host.bind({}, generation=1)
+
+
+def test_if_a_peer_is_first_the_answer_is_the_peers(site: Site) -> None:
+    """Ours stays staged and open, and is bound next. Seen to fail with a stale answer taken for done."""
+    late = LateMeta(site.meta)
+    host, peer = site.host(meta=late), site.host()
+    staged = host.stage(1)
+    inputs = host.inputs({"push": (1, [staged]), "pull": (0, [])})
+    calls: list[Bound] = []
+
+    def first(operation: str, key: str) -> None:
+        if operation == "commit" and key == JOURNAL and not calls:
+            calls.append(peer.bind({"push": (0, []), "pull": (1, [place()])}))
+
+    late._before = first
+    found = host.journal.bind(inputs, 1, host.writer)
+    assert [found] == calls
+    assert found.writer == peer.writer.id
+    assert peer.journal.drop_unbound(peer.writer) == [], "still to be bound"
+    assert host.bind({"push": (1, [staged])}).time == 1
+    assert host.rows_bound() == [1]
+
+
+def test_a_writer_that_was_ended_binds_nothing(site: Site) -> None:
+    """I16. Seen to fail without the guards in `bind`."""
+    host = site.host()
+    staged = host.stage(1)
+    site.successor().journal.drop_unbound(site.host().writer)
+    with pytest.raises(Fenced, match="unregistered"):
+        host.bind({"push": (1, [staged])})
+    assert site.host().journal.upper == 0
+
+
+def test_a_writer_of_an_old_generation_binds_and_begins_nothing(site: Site) -> None:
+    host, peer = site.host(), site.host()
+    peer.writer.change_generation(["a"])
+    with pytest.raises(Fenced, match="generation"):
+        host.bind({"push": (1, [])})
+    with pytest.raises(Fenced, match="generation"):
+        host.journal.begin(3, {}, 1, host.writer)
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE_LOST, Fault.LOST, Fault.REFUSED])
+def test_a_bind_of_unknown_outcome_is_read_back(site: Site, fault: Fault) -> None:
+    """I14: bound once, and known so."""
+    script = [Fault.DONE, fault]  # the first write is the registration
+    host = site.host(meta=FaultyMeta(site.meta, Faults.scripted(script)))
+    staged = host.stage(1)
+    found = host.bind({"push": (1, [staged])})
+    assert (found.time, found.writer) == (0, host.writer.id)
+    assert host.journal.records(0) == [found]
+    assert not host.writer.is_open(1)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_bind_that_stays_in_doubt_keeps_its_fragments(site: Site, arrives: bool) -> None:
+    """It may arrive after we gave up. Seen to fail with `drop` deleting what a doubt names: then a record names it."""
+    late = LateMeta(site.meta)
+    host = site.host(meta=late)
+    staged = host.stage(1)
+    late.script = ["late", *["full"] * 50]
+    with pytest.raises(OutcomeUnknown):
+        host.bind({"push": (1, [staged])})
+    late.script.clear()
+    host.journal.drop_unbound(host.writer)
+    assert host.journal.drop([staged], host.writer) == []
+    peer = site.host()
+    assert peer.journal.drop_unbound(peer.writer) == []
+    if arrives:
+        late.arrive()
+        with pytest.raises(Conflict, match="it was bound already"):
+            host.journal.bind({"push": Input("0", "1", (staged,))}, 1, host.writer)
+        assert not host.writer.is_open(1)
+    else:
+        peer.bind({"push": (0, [])})
+        late.arrive()
+        assert host.writer.is_open(1)
+        host.bind({"push": (1, [staged])})
+    assert host.rows_bound() == [1]
+
+
+def test_a_second_bind_that_did_not_happen_does_not_end_the_doubt_about_the_first(site: Site) -> None:
+    late = LateMeta(site.meta)
+    host = site.host(meta=late)
+    staged = host.stage(1)
+    late.script = ["late", *["full"] * 50]
+    with pytest.raises(OutcomeUnknown):
+        host.bind({"push": (1, [staged])})
+    late.script = ["full"]
+    with pytest.raises(StorageFull):
+        host.bind({"push": (1, [staged])})
+    assert host.journal.drop([staged], host.writer) == []
+    late.arrive()
+    assert host.rows_bound() == [1]
+
+
+def test_a_drop_waits_for_a_bind_that_is_about_to_name_the_fragment(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread gives up what we are binding. Seen to fail without the turn that both take: the blob is gone."""
+    staged = host.stage(1)
+    dropped: list[list[str]] = []
+    dropping = threading.Thread(target=lambda: dropped.append(host.journal.drop([staged], host.writer)))
+    check_open = Staging.check_open
+
+    def check_and_meet(staging: Staging, source: str, fragments: Sequence[Staged], writer: Writer) -> None:
+        check_open(staging, source, fragments, writer)
+        dropping.start()
+        dropping.join(0.05)
+
+    monkeypatch.setattr(Staging, "check_open", check_and_meet)
+    host.bind({"push": (1, [staged])})
+    dropping.join()
+    assert dropped == [[]]
+    assert host.rows_bound() == [1]
+
+
+def test_a_bind_that_did_not_happen_leaves_no_doubt(site: Site) -> None:
+    late = LateMeta(site.meta)
+    host = site.host(meta=late)
+    staged = host.stage(1)
+    late.script = ["full"]
+    with pytest.raises(Unavailable):
+        host.bind({"push": (1, [staged])})
+    assert host.journal.drop([staged], host.writer) == [staged.key]
+
+
+def test_storage_that_fails_at_random_binds_everything_once(site: Site) -> None:
+    faults = Faults.seeded(site.runtime, 0.3)
+    host = Host(FaultyBlob(site.blob, faults), site.meta, site.runtime)
+    host.journal = Journal(host.blob, FaultyMeta(site.meta, faults), runtime=site.runtime, settings=host.settings)
+    for number in range(200):
+        bound = host.bind_rows(number)
+        assert (bound.time, bound.writer) == (number, host.writer.id)
+    assert site.host().rows_bound() == list(range(200))
+    assert faults.injected[Fault.DONE_LOST] > 20
+
+
+# Beginning later
+
+
+def test_a_journal_that_begins_later_goes_on(host: Host) -> None:
+    """Record 1 is of time 6: numbers and times differ from here on."""
+    made = host.journal.begin(6, {"push": "60", "pull": "9"}, 4, host.writer)
+    assert (host.journal.head(), host.journal.upper, host.journal.committed_upper) == (made, 7, 7)
+    assert host.journal.positions() == {"push": "60", "pull": "9"}
+    with pytest.raises(Conflict, match=r"source 'push'.*transaction 6"):
+        host.journal.bind({"push": Input("0", "1"), "pull": Input("9", "9")}, 4, host.writer)
+    seventh = host.bind({"push": (1, [host.stage(7)])}, generation=4)
+    eighth = host.bind({"push": (1, [host.stage(8)])}, generation=4)
+    assert host.journal.records(7) == [seventh, eighth]
+    assert host.journal.read(7) == seventh
+    with pytest.raises(TimeCompacted, match="before 6") as error:
+        host.journal.records(5)
+    assert (error.value.as_of, error.value.since) == (5, 6)
+    shard = host.create()
+    host.append(shard, {}, upper=7)
+    assert host.commit(shard) == 7
+    assert host.journal.truncate(8, host.writer) == [seventh.inputs["push"].fragments[0].key]  # type: ignore[union-attr]
+    assert [record.time for record in host.journal.records(8)] == [8]
+
+
+def test_a_journal_begins_once(host: Host) -> None:
+    host.journal.begin(-1, {"push": "5"}, 1, host.writer)
+    assert host.journal.upper == host.journal.committed_upper == 0
+    with pytest.raises(Conflict, match="begun already"):
+        host.journal.begin(3, {}, 1, host.writer)
+    with pytest.raises(InvalidInput, match="-1 is before all"):
+        host.journal.begin(-2, {}, 1, host.writer)
+    assert host.bind({"push": (1, [])}).inputs["push"].before == "5"
+
+
+def test_a_journal_that_was_lost_alone_begins_where_the_commits_end(host: Host) -> None:
+    host.meta.commit([Write(COMMITTED, 0, seal(host.outcome(4)))])
+    with pytest.raises(InvalidInput, match="last commit is of transaction 4"):
+        host.journal.begin(3, {}, 1, host.writer)
+    host.journal.begin(4, {}, 1, host.writer)
+    assert host.journal.upper == host.journal.committed_upper == 5
+
+
+# Committing
+
+
+def test_a_commit_is_recorded_with_the_append(host: Host) -> None:
+    shard = host.create()
+    for number in range(3):
+        host.bind_rows(number)
+        assert host.commit(shard) == number
+    assert host.journal.committed_upper == shard.upper == 3
+    assert [host.journal.committed(time) for time in range(3)] == [host.outcome(time) for time in range(3)]
+    assert host.journal.committed(3) is None
+
+
+def test_a_commit_that_lost_the_race_writes_neither(site: Site) -> None:
+    host, peer = site.host(), site.host()
+    shard = host.create()
+    host.bind_rows(1)
+    write = host.journal.commit_write(host.outcome(0))
+    peer.commit(peer.open(), {5: 1})
+    with pytest.raises(Conflict):
+        host.append_with(shard, {1: 1}, 0, write)
+    assert content_of(host.open(), 0) == {5: 1}
+    assert host.journal.committed(0) == peer.outcome(0)
+    with pytest.raises(Conflict, match="a peer committed it: the next one is 1"):
+        host.journal.commit_write(host.outcome(0))
+
+
+def test_commits_come_in_order_and_after_the_bind(host: Host) -> None:
+    """I7. Seen to fail without the check of the upper: a shard would hold what no record binds."""
+    with pytest.raises(InvalidInput, match="not bound: nothing leaves the pipeline"):
+        host.journal.commit_write(host.outcome(0))
+    host.bind_rows(1)
+    host.bind_rows(2)
+    with pytest.raises(InvalidInput, match="transaction 0 is not committed, and comes first"):
+        host.journal.commit_write(host.outcome(1))
+    assert host.journal.commit_write(host.outcome(0)).expected == 0
+
+
+# Looking
+
+
+def test_describe(host: Host) -> None:
+    shard = host.create()
+    staged = host.stage(1, 2)
+    host.bind({"push": (1, [staged]), "pull": (0, [])})
+    host.bind({"pull": (4, [place(), place()])})
+    host.bind({})
+    host.commit(shard)
+    first, second, third = host.journal.describe()
+    assert (first.time, first.moved, first.fragments, first.bytes) == (0, ("push",), 1, staged.bytes)
+    assert (first.rows, first.committed, first.positions) == (1, True, {"pull": "0", "push": "1"})
+    assert (second.moved, second.fragments, second.rows, second.bytes) == (("pull",), 2, None, 0)
+    assert (second.committed, second.writer, second.generation) == (False, host.writer.id, 1)
+    assert (third.moved, third.fragments, third.rows) == ((), 0, 0)
+    assert host.journal.describe(1, 1) == [second]
+    assert host.journal.describe(7) == []
+
+
+def test_errors_name_the_place(host: Host) -> None:
+    """Whatever goes wrong with a blob says whose rows it holds."""
+    staged = host.stage(1, 2)
+    host.overwrite(staged.key, b"x" * staged.bytes)
+    with pytest.raises(BlobDamaged) as error:
+        host.journal.load(staged, time=7)
+    assert error.value.path == host.blob.path(staged.key)
+    assert "2 rows of table 'orders' from source 'push', bound in transaction 7" in str(error.value)
+    assert isinstance(error.value, EvertideError)
+    assert isinstance(host.outcome(0), Committed)

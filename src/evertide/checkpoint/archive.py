@@ -1,0 +1,179 @@
+"""A checkpoint as one file: to take it elsewhere, and to keep it.
+
+Layout: a plain tar, as what is in it is compressed already. First `FORMAT`, then the manifest, then every file that it
+names, each under its key. Whoever has the archive has everything: `import_archive` makes a storage of it.
+
+1. `export` holds the checkpoint by a writer of its own, so that nobody collects it meanwhile. Every file is verified
+   when it is read. The archive is written beside its place as `<name>.tmp`, synced, and renamed: it is there whole, or
+   not at all.
+2. `import_archive` takes nothing on trust: only files that the manifest names, each verified; all of them, or none is
+   used. FORMAT comes last, and after it the one commit that makes the storage (`evertide.checkpoint.revival`): until
+   then it is refused by whoever opens it. What an import that was cut short leaves is no storage; remove it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, number_of
+from evertide.checkpoint.place import Place
+from evertide.checkpoint.records import Entry
+from evertide.checkpoint.revival import bring_back
+from evertide.checkpoint.verification import read_file
+from evertide.errors import BlobDamaged, CheckpointDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.files import SystemFiles
+from evertide.store.local import refusal
+from evertide.store.open import FORMAT_VERSION, Storage, open_for_repair
+from evertide.store.paths import FORMAT
+from evertide.store.writers import Writer
+
+__all__ = ["export", "import_archive"]
+
+_FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
+
+
+def export(checkpoints: Checkpoints, entry: Entry, path: Path | str) -> None:
+    """Write the checkpoint and everything that it names into one file; what lay there before is replaced."""
+    place = checkpoints.place
+    writer = Writer.register(place.meta, runtime=place.runtime, settings=place.settings, label="export")
+    try:
+        checkpoints.hold(entry, writer)
+        manifest = checkpoints.read(entry)
+        with _new_file(Path(path)) as file, tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            _add(tar, FORMAT, _FORMAT_TEXT, manifest)
+            _add(tar, entry.key, read_file(place, StateFile(entry.key, entry.bytes, entry.digest)), manifest)
+            beaten_at_s = place.runtime.monotonic_s()
+            for named in dict.fromkeys([*manifest.files, *manifest.shard_files]):
+                _add(tar, named.key, read_file(place, named), manifest)
+                if place.runtime.monotonic_s() - beaten_at_s >= place.settings.beat_interval_s:
+                    writer.beat()  # or the hold ends with its writer
+                    beaten_at_s = place.runtime.monotonic_s()
+    finally:
+        checkpoints.release(writer)
+        writer.unregister()
+
+
+def import_archive(
+    path: Path | str, location: Path | str, meta: str | None = None, *, runtime: Runtime, settings: Settings
+) -> Manifest:
+    """Make a new storage, at a place that is empty, from an archive. Returns the manifest of what it holds."""
+    _check_empty(location, meta, runtime, settings)
+    storage = open_for_repair(location, meta, runtime=runtime, settings=settings, change=True)
+    try:
+        place = Place(storage.blob, storage.meta, runtime, settings)
+        manifest = _unpacked(place, Path(path))
+        place.put(FORMAT, _FORMAT_TEXT)
+        writer = Writer.register(place.meta, runtime=runtime, settings=settings, label="import")
+        try:
+            bring_back(place, manifest, writer, last=manifest.number)
+        finally:
+            writer.unregister()
+    finally:
+        storage.close()
+    return manifest
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[io.BufferedWriter]:
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        SystemFiles().sync_directory(path.parent)
+    except OSError as error:
+        raise refusal(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _add(tar: tarfile.TarFile, key: str, content: bytes, manifest: Manifest) -> None:
+    """The time is the checkpoint's: the same checkpoint gives the same archive."""
+    member = tarfile.TarInfo(key)
+    member.size = len(content)
+    member.mtime = int(manifest.made_at_s)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _check_empty(location: Path | str, meta: str | None, runtime: Runtime, settings: Settings) -> None:
+    storage: Storage = open_for_repair(location, meta, runtime=runtime, settings=settings, change=False)
+    try:
+        first = next(iter(storage.blob.list("")), None)
+        if first is not None:
+            raise InvalidInput(where=storage.root, why=f"an import needs an empty place, and {first.key} is there")
+        if storage.meta.heads(""):
+            raise InvalidInput(where=storage.meta.path(""), why="an import needs an empty Meta, and records are there")
+    finally:
+        storage.close()
+
+
+def _unpacked(place: Place, path: Path) -> Manifest:
+    """Put every file of the archive; the manifest of it. See 2 of the header."""
+    try:
+        with tarfile.open(path, "r|") as tar:
+            files = _files(tar, path)
+            _check_format(files, path)
+            key, content = next(files, ("", b""))
+            manifest = decode_manifest(content, f"{path}:{key}")
+            if number_of(key) != manifest.number:
+                raise RecordDamaged(path=str(path), why=f"{key!r} comes second, where the manifest should be")
+            place.put(key, content)
+            missing = _put(place, path, files, manifest)
+    except FileNotFoundError as error:
+        raise InvalidInput(where=str(path), why="there is no such archive") from error
+    except OSError as error:
+        raise refusal(path, error) from error
+    except (tarfile.TarError, EOFError) as error:
+        raise RecordDamaged(path=str(path), why=f"not an archive, or not all of it: {error}") from error
+    if missing:
+        why = f"{len(missing)} files that its manifest names are missing"
+        raise CheckpointDamaged(path=str(path), why=why, files="; ".join(missing))
+    return manifest
+
+
+def _files(tar: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
+    for member in tar:
+        file = tar.extractfile(member) if member.isreg() else None
+        if file is None:
+            raise RecordDamaged(path=str(path), why=f"{member.name!r} is not a file")
+        content = file.read()
+        if len(content) != member.size:
+            raise RecordDamaged(path=str(path), why=f"it ends in the middle of {member.name!r}")
+        yield member.name, content
+
+
+def _check_format(files: Iterator[tuple[str, bytes]], path: Path) -> None:
+    key, text = next(files, ("", b""))
+    if key != FORMAT or not text.strip().isdigit():
+        raise RecordDamaged(path=str(path), why="it does not begin with FORMAT: it is not an archive of a checkpoint")
+    if int(text) != FORMAT_VERSION:
+        raise UnsupportedFormat(path=f"{path}:{FORMAT}", found=int(text), supported=FORMAT_VERSION)
+
+
+def _put(place: Place, path: Path, files: Iterator[tuple[str, bytes]], manifest: Manifest) -> list[str]:
+    """Put what the manifest names; the keys that were not in the archive."""
+    named = {file.key: file for file in (*manifest.files, *manifest.shard_files)}
+    missing = dict.fromkeys(named)
+    for key, content in files:
+        file = named.get(key)
+        if file is None:
+            raise RecordDamaged(path=f"{path}:{key}", why="the manifest does not name it")
+        found = xxhash.xxh3_128_hexdigest(content)
+        if len(content) != file.bytes or found != file.digest:
+            raise BlobDamaged(path=f"{path}:{key}", why="digest", expected=file.digest, found=found)
+        place.put(key, content)
+        missing.pop(key, None)
+    return list(missing)

@@ -1,0 +1,36 @@
+"""`Place`: the storage that checkpoints lie in, and the clock and settings of the process that looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from evertide.checkpoint.manifest import StateFile, file_of
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.blob import Blob
+from evertide.store.meta import Guard, Meta, Stale, Write
+from evertide.store.retry import commit_settled, put_settled, reading
+
+__all__ = ["Place"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    blob: Blob
+    meta: Meta
+    runtime: Runtime
+    settings: Settings
+
+    def reading(self, call: Callable[[], T]) -> T:
+        return reading(call, self.runtime, self.settings)
+
+    def put(self, key: str, content: bytes) -> StateFile:
+        put_settled(self.blob, key, content, self.runtime, self.settings)
+        return file_of(key, content)
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        return commit_settled(self.meta, writes, guards, self.runtime, self.settings)

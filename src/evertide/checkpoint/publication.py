@@ -1,0 +1,161 @@
+"""Publishing one checkpoint: the files, the manifest, then the commit that names it (I11).
+
+1. Claim a number in the catalog, under the writer's guards (I16). From now on no collector deletes a part that a shard
+   takes out of its state, nor anything in the directory of that number.
+2. Read the state of each member shard. If it still has all parts that the draft names, they are safe, as they are taken
+   out only after the claim. If it does not, a compaction was faster than the claim: then its own form at that time is
+   taken instead, which holds the same rows.
+3. Put the files, then the manifest. Each is durable when its put returns.
+4. One commit adds the entry, ends the claim, and drops what is beyond the newest `keep`, under the writer's guards. It
+   is refused (`Conflict`) if the claim is gone, or if a peer published a later time: what an earlier one would be
+   replayed from may be forgotten already.
+
+If a step fails, the claim is taken back, and what was put is left to collection, as after a crash. If the outcome of
+step 4 stays unknown, the claim stays: it may still arrive.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from evertide.checkpoint.draft import Draft
+from evertide.checkpoint.manifest import (
+    PIPELINE_FILE,
+    STATE_FILE,
+    Manifest,
+    encode_manifest,
+    manifest_key,
+    shard_file_key,
+    shard_parts,
+)
+from evertide.checkpoint.place import Place
+from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
+from evertide.errors import Conflict, EvertideError
+from evertide.shard.log import ShardLog
+from evertide.shard.state import ShardState
+from evertide.store.meta import Write
+from evertide.store.paths import CHECKPOINTS, checkpoint_key, checkpoint_prefix
+from evertide.store.retry import truncate_sometimes
+from evertide.store.sealed import seal
+from evertide.store.writers import Writer, registered
+
+__all__ = ["Publication"]
+
+logger = logging.getLogger(__name__)
+
+KEEP_MIN = 2
+"""So that one may be damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One try to publish one draft."""
+
+    place: Place
+    writer: Writer
+    draft: Draft
+
+    def claim(self) -> int:
+        """Step 1: a number that was never used."""
+        there = directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
+        while True:
+            known = self.place.reading(lambda: registered(self.place.meta))
+            seqno, catalog = self._catalog()
+            self._check_time(catalog)
+            number = max([catalog.last, *there, *(entry.number for entry in catalog.entries)]) + 1
+            # A writer that was not registered before the catalog was read has published for the last time.
+            claims = {writer: claimed for writer, claimed in catalog.claims.items() if writer in known}
+            if self._changed(seqno, catalog, claims={**claims, self.writer.id: number}, last=number):
+                return number
+
+    def put(self, number: int) -> Entry:
+        """Steps 2 and 3."""
+        draft, made_at_s = self.draft, self.place.runtime.wall_s()
+        states = {name: self._state(name, drafted) for name, drafted in draft.shards.items()}
+        own = [self.place.put(shard_file_key(number, name), seal(state)) for name, state in states.items()]
+        own.append(self.place.put(checkpoint_key(number, PIPELINE_FILE), draft.pipeline))
+        own.append(self.place.put(checkpoint_key(number, STATE_FILE), draft.state))
+        manifest = Manifest(
+            number=number,
+            time=draft.time,
+            made_at_s=made_at_s,
+            writer=self.writer.id,
+            fingerprint=draft.fingerprint,
+            generation=draft.generation,
+            members=tuple(draft.members),
+            positions=dict(draft.positions),
+            files=(*own, *dict.fromkeys(draft.parts)),
+            shards={name: shard_parts(state) for name, state in states.items()},
+        )
+        named = self.place.put(manifest_key(number), encode_manifest(manifest))
+        return Entry(number, draft.time, named.key, named.bytes, named.digest, made_at_s)
+
+    def commit(self, entry: Entry, keep: int) -> None:
+        """Step 4."""
+        while True:
+            seqno, catalog = self._catalog()
+            claims = dict(catalog.claims)
+            if claims.pop(self.writer.id, None) != entry.number:
+                raise Conflict(
+                    where=self.place.meta.path(CHECKPOINTS), why=f"the claim of checkpoint {entry.number} is gone"
+                )
+            self._check_time(catalog)
+            entries = (*catalog.entries, entry)[-max(keep, KEEP_MIN) :]
+            if self._changed(seqno, catalog, entries=entries, claims=claims):
+                return
+
+    def withdraw(self) -> None:
+        """Take the claim back. Housekeeping after a failure: its own failure is said, and hides nothing."""
+        try:
+            while True:
+                seqno, catalog = self._catalog()
+                claims = {writer: number for writer, number in catalog.claims.items() if writer != self.writer.id}
+                if claims == catalog.claims or self._changed(seqno, catalog, claims=claims):
+                    return
+        except EvertideError as error:
+            logger.warning("the claim of a checkpoint that failed stays for now: %s", error)
+
+    def _catalog(self) -> tuple[int, Catalog]:
+        return self.place.reading(lambda: read_catalog(self.place.blob, self.place.meta))
+
+    def _changed(self, seqno: int, catalog: Catalog, **changes: object) -> bool:
+        """Whether the catalog could be changed; False if it moved on, and must be looked at again."""
+        changed = msgspec.structs.replace(catalog, change=self.place.runtime.new_id(), **changes)
+        write = Write(CHECKPOINTS, seqno, seal(changed))
+        stale = self.place.commit([write], self.writer.guards())
+        if stale is not None:
+            self.writer.check(stale)
+            return False
+        truncate_sometimes(self.place.meta, CHECKPOINTS, seqno + 1)
+        return True
+
+    def _check_time(self, catalog: Catalog) -> None:
+        newest = catalog.entries[-1] if catalog.entries else None
+        if newest is not None and newest.time > self.draft.time:
+            why = f"checkpoint {newest.number} holds a later time, {newest.time}, than {self.draft.time}"
+            raise Conflict(where=self.place.meta.path(CHECKPOINTS), why=why)
+
+    def _state(self, name: str, drafted: ShardState) -> ShardState:
+        """Without tokens: who comes back by this state has no commit in doubt."""
+        place = self.place
+        log = ShardLog(name, place.blob, place.meta, place.runtime, place.settings)
+        found = log.read().state
+        if not _keys(drafted) <= _keys(found):
+            drafted = _as_of(found, drafted.upper, log.path)
+        return msgspec.structs.replace(drafted, tokens={})
+
+
+def _keys(state: ShardState) -> set[str]:
+    return {part.key for part in state.parts if part.key}
+
+
+def _as_of(state: ShardState, upper: int, path: str) -> ShardState:
+    """What the state is without the times from `upper` on."""
+    batches = tuple(batch for batch in state.batches if batch.lower < upper)
+    if state.finalized or any(batch.upper > upper for batch in batches) or state.since >= max(upper, 1):
+        why = f"its times below {upper} were compacted with later ones: make another draft, at its upper {state.upper}"
+        raise Conflict(where=path, why=why)
+    return msgspec.structs.replace(state, upper=upper, batches=batches)

@@ -1,0 +1,139 @@
+"""Bringing Meta back from a checkpoint: for a storage whose Meta is lost, and for one that is made from an archive.
+
+What comes back is what the checkpoint holds: everything below its time c.
+
+1. The state of each member shard is put as a roll-up, and verified against the manifest before.
+2. The generation's records are written up to the number of the checkpoint, so that numbers go on from there.
+3. One commit makes all the rest: the catalog with this checkpoint alone; per shard its first log record, the address of
+   the roll-up, and its since without holds; the journal and `committed`, both at c - 1, with the positions of the
+   sources; the pipeline's definition; and the first record of `storage`. Until then the storage is refused by whoever
+   opens it, so a crash on the way is no harm: it is done again.
+4. FORMAT, and the second record of `storage`.
+
+Older checkpoints do not come back: the journal that they would be replayed from begins with this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import xxhash
+
+from evertide.checkpoint.manifest import (
+    PIPELINE_FILE,
+    Manifest,
+    manifest_key,
+    shard_file_key,
+    shard_parts,
+)
+from evertide.checkpoint.place import Place
+from evertide.checkpoint.records import Catalog, Entry
+from evertide.checkpoint.verification import read_file
+from evertide.errors import Conflict, RecordDamaged
+from evertide.journal.records import Bound, Committed, Input
+from evertide.shard.hold import HoldRecord
+from evertide.shard.log import Rollup
+from evertide.shard.state import Created, ShardState
+from evertide.shard.state import Entry as ShardEntry
+from evertide.store.meta import Meta, Write
+from evertide.store.open import FORMAT_VERSION
+from evertide.store.paths import (
+    CHECKPOINTS,
+    COMMITTED,
+    FORMAT,
+    GENERATION,
+    JOURNAL,
+    PIPELINE,
+    STORAGE,
+    Name,
+    checkpoint_key,
+    hold_key,
+    rollup_blob_key,
+    rollup_key,
+    shard_key,
+)
+from evertide.store.sealed import seal, unseal
+from evertide.store.writers import Generation, Writer
+
+__all__ = ["bring_back", "entry_of", "is_lost"]
+
+
+def is_lost(meta: Meta) -> bool:
+    """Whether Meta knows nothing of its storage: neither that it was made, nor any shard."""
+    return meta.head(STORAGE) is None and not meta.heads(shard_key(""))
+
+
+def entry_of(place: Place, manifest: Manifest) -> Entry:
+    """The entry of a catalog for a manifest that lies in its directory."""
+    key = manifest_key(manifest.number)
+    content = place.reading(lambda: place.blob.get(key))
+    digest = xxhash.xxh3_128_hexdigest(content)
+    return Entry(manifest.number, manifest.time, key, len(content), digest, manifest.made_at_s)
+
+
+def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int) -> Entry:
+    """See the header. All files were verified; `last` is the highest number that any checkpoint there ever had."""
+    entry = entry_of(place, manifest)
+    states = {name: _state(place, manifest, name) for name in manifest.members}
+    pipeline = read_file(place, manifest.file(checkpoint_key(manifest.number, PIPELINE_FILE), entry.key))
+    _renew_generation(place, manifest, writer)
+    with writer.claim() as seq:
+        writes = [
+            Write(CHECKPOINTS, 0, seal(Catalog((entry,), {}, max(last, entry.number), place.runtime.new_id()))),
+            *_shards(place, states, writer, seq),
+            *_journal(place, manifest, writer),
+            Write(PIPELINE, 0, pipeline),
+            Write(STORAGE, 0, _FORMAT_TEXT),
+        ]
+        stale = place.commit(writes, writer.guards())
+        if stale is not None:
+            writer.check(stale)
+            raise Conflict(where=place.meta.path(stale.key), why="it is there already: Meta is not lost")
+    place.put(FORMAT, _FORMAT_TEXT)
+    place.commit([Write(STORAGE, 1, _FORMAT_TEXT)])
+    return entry
+
+
+_FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
+
+
+def _state(place: Place, manifest: Manifest, shard: str) -> ShardState:
+    key = shard_file_key(manifest.number, shard)
+    path = place.blob.path(key)
+    state = unseal(
+        read_file(place, manifest.file(key, place.blob.path(manifest_key(manifest.number)))), ShardState, path
+    )
+    if state.upper != manifest.time or state.shard != shard or shard_parts(state) != manifest.shards.get(shard):
+        raise RecordDamaged(path=path, why=f"it is not the state of shard {shard!r} that the manifest tells of")
+    return state
+
+
+def _renew_generation(place: Place, manifest: Manifest, writer: Writer) -> None:
+    head = place.reading(lambda: place.meta.head(GENERATION))
+    for number in range(head.seqno if head else 0, manifest.generation):
+        made = Generation(number + 1, manifest.members, writer.id)
+        stale = place.commit([Write(GENERATION, number, seal(made))], writer.guards()[:1])
+        if stale is not None:
+            writer.check(stale)
+            raise Conflict(where=place.meta.path(stale.key), why="somebody else repairs this storage as well")
+    writer.adopt_generation()
+
+
+def _shards(place: Place, states: dict[str, ShardState], writer: Writer, seq: int) -> Iterator[Write]:
+    """The roll-up stands for the first record: whoever opens the shard begins with it."""
+    for name, state in states.items():
+        token = writer.new_token()
+        bare = msgspec.structs.replace(state, tokens={})
+        put = place.put(rollup_blob_key(name, Name(writer.id, seq, "state")), seal(bare))
+        yield Write(shard_key(name), 0, seal(ShardEntry(writer.id, token, Created(name, state.schema))))
+        yield Write(rollup_key(name), 0, seal(Rollup(1, put.key, put.bytes, put.digest)))
+        yield Write(hold_key(name), 0, seal(HoldRecord(state.since, {}, f"{writer.id}-{token}")))
+
+
+def _journal(place: Place, manifest: Manifest, writer: Writer) -> Iterator[Write]:
+    time, now_s = manifest.time - 1, place.runtime.wall_s()
+    inputs = {source: Input(position, position) for source, position in manifest.positions.items()}
+    bound = Bound(time, manifest.generation, inputs, writer.id, writer.new_token(), now_s)
+    yield Write(JOURNAL, 0, seal(bound))
+    yield Write(COMMITTED, 0, seal(Committed(time, {}, {}, writer.id)))

@@ -1,0 +1,109 @@
+"""Reading files whole, and comparing them with what was written: before any of it is used.
+
+All files are looked at, also after the first that is wrong: whoever has to bring them back wants the whole list (C5).
+Several are read at a time (`Settings.fetchers`), as each is a round trip on an object store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import xxhash
+
+from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, manifest_key
+from evertide.checkpoint.place import Place
+from evertide.checkpoint.records import Entry
+from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged
+from evertide.store.blob import Blob
+
+__all__ = ["OnProgress", "Progress", "check_files", "read_file", "read_manifest", "verify_manifest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is: of all files to be read, how many are."""
+
+    files: int
+    files_all: int
+    bytes: int
+    bytes_all: int
+
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+"""Told after each file; it may be called from several threads, one at a time."""
+
+
+def read_file(place: Place, file: StateFile) -> bytes:
+    """The bytes, if they are what was written; `BlobMissing` or `BlobDamaged` with the path otherwise."""
+    content = place.reading(lambda: place.blob.get(file.key))
+    path = place.blob.path(file.key)
+    if len(content) != file.bytes:
+        raise BlobDamaged(path=path, why="length in bytes", expected=str(file.bytes), found=str(len(content)))
+    found = xxhash.xxh3_128_hexdigest(content)
+    if found != file.digest:
+        raise BlobDamaged(path=path, why="digest", expected=file.digest, found=found)
+    return content
+
+
+def check_files(place: Place, files: Iterable[StateFile], progress: OnProgress | None = None) -> list[Damaged]:
+    """Read all files; what is wrong with them, in the order given. A file that is named twice is read once."""
+    wanted = list(dict.fromkeys(files))
+    done = _Count(len(wanted), sum(file.bytes for file in wanted), progress)
+
+    def checked(file: StateFile) -> Damaged | None:
+        try:
+            read_file(place, file)
+        except (BlobMissing, BlobDamaged) as error:
+            return error
+        finally:
+            done.add(file)
+        return None
+
+    with ThreadPoolExecutor(max_workers=place.settings.fetchers, thread_name_prefix="evertide-verify") as pool:
+        return [error for error in pool.map(checked, wanted) if error is not None]
+
+
+def read_manifest(blob: Blob, entry: Entry) -> Manifest:
+    """The manifest that an entry of the catalog names, if it is the one that was published."""
+    content = blob.get(entry.key)
+    path = blob.path(entry.key)
+    manifest = decode_manifest(content, path)
+    if xxhash.xxh3_128_hexdigest(content) != entry.digest or len(content) != entry.bytes:
+        raise RecordDamaged(path=path, why=f"it is not the manifest that was published as checkpoint {entry.number}")
+    return manifest
+
+
+def verify_manifest(
+    place: Place, manifest: Manifest, progress: OnProgress | None = None, *, shards: bool = False
+) -> None:
+    """Read all files that it names, those of the shards only if asked to; one error names all that are wrong."""
+    files = (*manifest.files, *manifest.shard_files) if shards else manifest.files
+    found = check_files(place, files, progress)
+    if found:
+        listed = "; ".join(f"{error.path} ({_briefly(error)})" for error in found)
+        why = f"{len(found)} files of {len(set(files))} are missing or damaged"
+        raise CheckpointDamaged(path=place.blob.path(manifest_key(manifest.number)), why=why, files=listed)
+
+
+def _briefly(error: Damaged) -> str:
+    if isinstance(error, BlobDamaged):
+        return f"damaged: {error.why}, expected {error.expected}, found {error.found}"
+    return "missing"
+
+
+class _Count:
+    def __init__(self, files: int, size: int, progress: OnProgress | None) -> None:
+        self._lock = threading.Lock()
+        self._now = Progress(0, files, 0, size)
+        self._progress = progress
+
+    def add(self, file: StateFile) -> None:
+        with self._lock:
+            now = self._now
+            self._now = Progress(now.files + 1, now.files_all, now.bytes + file.bytes, now.bytes_all)
+            if self._progress is not None:
+                self._progress(self._now)

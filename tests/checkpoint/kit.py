@@ -1,0 +1,212 @@
+"""What the tests of checkpoints share: a process with shards, a toy engine, and its checkpoints.
+
+The engine's state is a list of parts: every transaction adds one, `merge` makes one of all. What a part holds says
+which transactions are in it, so that restored state can be compared with what it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.draft import Draft, Restored
+from evertide.checkpoint.manifest import StateFile, file_of
+from evertide.checkpoint.place import Place
+from evertide.checkpoint.records import Entry
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.shard import Shard
+from evertide.store import Blob, MemoryBlob, MemoryMeta, Meta
+from evertide.store.paths import Name, state_part_key
+from evertide.store.writers import Writer
+from evertide.testing import ManualRuntime
+from tests.shard.test_log import SETTINGS, HookedBlob, HookedMeta, Host, changes
+
+TTL_S = 60.0
+SHARDS = ("orders", "revenue")
+
+
+class Process:
+    """One process on a storage, with one shard per table and view."""
+
+    def __init__(self, blob: Blob, meta: Meta, runtime: Runtime, settings: Settings = SETTINGS) -> None:
+        self.host = Host(blob, meta, runtime, settings)
+        self.blob, self.meta, self.runtime = blob, meta, runtime
+        self.checkpoints = Checkpoints(blob, meta, runtime=runtime, settings=settings)
+        self.place = self.checkpoints.place
+        self.parts: list[StateFile] = []
+        self._count = 0
+
+    @property
+    def writer(self) -> Writer:
+        return self.host.writer
+
+    @property
+    def upper(self) -> int:
+        return self.shard("orders").upper
+
+    def shard(self, name: str) -> Shard:
+        return self.host.open(name)
+
+    def create(self) -> None:
+        for name in SHARDS:
+            self.host.create(name)
+
+    def step(self) -> int:
+        """One transaction: into both shards, and into the engine's state. Returns its time."""
+        time = self.upper
+        opened = [self.shard(name) for name in SHARDS]
+        self.host.shards.append_together(
+            [(shard, changes({time: 1}, time), time, time + 1) for shard in opened], self.writer
+        )
+        self.add_part([time])
+        return time
+
+    def add_part(self, times: Sequence[int]) -> None:
+        self._count += 1
+        key = state_part_key("by_customer", Name(self.writer.id, self._count, "parquet"))
+        content = msgspec.json.encode(list(times)) * 10
+        self.blob.put(key, content)
+        self.parts.append(file_of(key, content))
+
+    def merge(self) -> None:
+        """All parts into one; those before are not used any more."""
+        times = list(range(self.upper))
+        self.parts.clear()
+        self.add_part(times)
+
+    def live(self) -> set[str]:
+        return {part.key for part in self.parts}
+
+    def draft(self) -> Draft:
+        upper = self.upper
+        return Draft(
+            time=upper,
+            fingerprint="f1",
+            generation=0,
+            positions={"files": f'{{"at": {upper}}}'},
+            state=f"state at {upper}".encode(),
+            parts=tuple(self.parts),
+            shards={name: self.shard(name).log.read().state for name in SHARDS},
+            members=SHARDS,
+            pipeline=b"CREATE TABLE orders",
+        )
+
+    def publish(self, keep: int = 2) -> Entry:
+        return self.checkpoints.publish(self.draft(), self.writer, keep)
+
+    def collect(self) -> tuple[set[str], set[str]]:
+        """State parts and files of checkpoints that a collection deleted."""
+        found = self.checkpoints.collect(self.live, self.writer)
+        return set(found.parts), set(found.files)
+
+    def restore(self) -> Restored | None:
+        """As a process that starts: its engine uses what was restored."""
+        found = self.checkpoints.restore(self.writer)
+        if found is not None:
+            self.parts = list(found.manifest.state_parts)
+        return found
+
+    def restored_time(self) -> int:
+        """The time restored, after a look whether that is all there: every part, and what it must hold."""
+        found = self.restore()
+        assert found is not None
+        self.check_state(found)
+        return found.entry.time
+
+    def check_state(self, found: Restored) -> None:
+        time = found.entry.time
+        assert found.state == f"state at {time}".encode()
+        assert found.manifest.positions == {"files": f'{{"at": {time}}}'}
+        held: set[int] = set()
+        for part in self.parts:
+            content = self.blob.get(part.key)
+            assert file_of(part.key, content) == part
+            held |= set(msgspec.json.decode(content[: len(content) // 10]))
+        assert held == set(range(time))
+
+    def blobs(self, prefix: str = "") -> set[str]:
+        return self.host.blobs(prefix)
+
+
+class Memory:
+    """A storage in memory, and the processes on it."""
+
+    def __init__(self) -> None:
+        self.runtime = ManualRuntime()
+        self.blob = MemoryBlob()
+        self.meta = MemoryMeta(self.runtime)
+
+    def process(self, blob: Blob | None = None, meta: Meta | None = None) -> Process:
+        return Process(blob or self.blob, meta or self.meta, self.runtime)
+
+    def started(self, steps: int = 3) -> Process:
+        """A process that made the shards, and has done some transactions."""
+        process = self.process()
+        process.create()
+        for _ in range(steps):
+            process.step()
+        return process
+
+    def damage(self, key: str, content: bytes) -> None:
+        """Other bytes under a key that is taken."""
+        self.blob.delete(key)
+        self.blob.put(key, content)
+
+    def corrupt(self, key: str) -> None:
+        """Right length, other content."""
+        self.damage(key, bytes(byte ^ 0x5A for byte in self.blob.get(key)))
+
+    def forget(self, *keys: str) -> None:
+        """Meta loses these keys, or all, as a disk might."""
+        for key in keys or tuple(self.meta.heads("")):
+            self.meta._log.pop(key, None)
+
+    def put_record(self, key: str, content: bytes) -> None:
+        """Other bytes in the newest record of a key."""
+        record = self.meta._log[key][-1]
+        self.meta._log[key][-1] = type(record)(record.seqno, content)
+
+    def place(self) -> Place:
+        return Place(self.blob, self.meta, self.runtime, SETTINGS)
+
+
+def each_step(run: Callable[[int], int], least: int) -> None:
+    """`run(at)` for at = 1, 2, ... up to the count that it answers with: once per operation of what it watches."""
+    at, count = 0, 1
+    while at < count:
+        at += 1
+        count = run(at)
+    assert at >= least, f"only {at} operations were watched"
+
+
+class Watched:
+    """A process whose every operation on storage is counted while `run` runs; `act` comes before the one numbered."""
+
+    def __init__(self, memory: Memory, at: int, act: Callable[[], object]) -> None:
+        self.at = at
+        self.act = act
+        self.count = 0
+        self._armed = False
+        blob, meta = HookedBlob(memory.blob, self._before), HookedMeta(memory.meta, self._before)
+        self.process = Process(blob, meta, memory.runtime)
+
+    def run(self, work: Callable[[Process], object]) -> int:
+        """How many operations it took."""
+        self._armed = True
+        try:
+            work(self.process)
+        finally:
+            self._armed = False
+        return self.count
+
+    def _before(self, _operation: str, _key: str) -> None:
+        if not self._armed:
+            return
+        self.count += 1
+        if self.count == self.at:
+            self._armed = False  # what it does itself is not counted
+            self.act()
+            self._armed = True

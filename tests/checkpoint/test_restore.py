@@ -1,0 +1,295 @@
+"""Restoring: verified before it is used, the older one loudly, and damage never taken for "there is none"."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import pytest
+
+from evertide.checkpoint.manifest import decode_manifest, manifest_key
+from evertide.checkpoint.records import Catalog, read_holds
+from evertide.errors import (
+    CheckpointDamaged,
+    EvertideError,
+    Fenced,
+    RecordDamaged,
+    Unavailable,
+    UnsupportedFormat,
+)
+from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key
+from evertide.store.sealed import seal
+from tests.checkpoint.kit import TTL_S, Memory, Process, Watched
+from tests.shard.test_log import HookedBlob, LateMeta
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def process(memory: Memory) -> Process:
+    """Checkpoints 1 at time 3 and 2 at time 5, which share the first three parts."""
+    made = memory.started(3)
+    made.publish()
+    made.step()
+    made.step()
+    made.publish()
+    return made
+
+
+def said_well(error: EvertideError, *names: str) -> None:
+    for name in names:
+        assert name in str(error)
+    assert str(error).endswith(error.remedy)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_newest_is_restored(memory: Memory, process: Process) -> None:
+    fresh = memory.process()
+    found = fresh.restore()
+    assert found is not None
+    fresh.check_state(found)
+    assert (found.entry.number, found.entry.time, found.skipped) == (2, 5, ())
+    assert found.pipeline == b"CREATE TABLE orders"
+    assert found.manifest.fingerprint == "f1"
+
+
+def test_there_is_none_only_where_there_never_was_one(memory: Memory) -> None:
+    assert memory.process().restore() is None
+    process = memory.started()
+    assert process.restore() is None
+    assert read_holds(memory.meta) == {}
+
+
+def test_a_first_attempt_that_crashed_is_no_checkpoint(memory: Memory) -> None:
+    process = memory.started()
+
+    class Crash(BaseException):
+        pass
+
+    def crash() -> None:
+        raise Crash
+
+    watched = Watched(memory, 12, crash)
+    with pytest.raises(Crash):
+        watched.run(lambda victim: victim.checkpoints.publish(process.draft(), victim.writer))
+    assert memory.process().blobs("checkpoints")
+    assert memory.process().restore() is None
+
+
+# C2: the manifest
+
+
+@pytest.mark.parametrize(
+    "content", [b"{not valid json", b"", b"[]", b'{"version": 1}', b"\xff\xfe", b'{"version": "x"}']
+)
+def test_c2_a_damaged_manifest_is_an_error_that_names_the_file(
+    memory: Memory, process: Process, content: bytes
+) -> None:
+    """Seen to fail with `MsgspecError` passed on."""
+    memory.damage(manifest_key(2), content)
+    [newest, _] = process.checkpoints.entries()
+    with pytest.raises(RecordDamaged) as caught:
+        process.checkpoints.read(newest)
+    said_well(caught.value, "memory:checkpoints/00000002/manifest.json")
+    assert memory.process().restored_time() == 3
+
+
+def test_c2_every_single_byte_of_a_manifest_counts(memory: Memory, process: Process) -> None:
+    """Also without the catalog, as a repair reads it. Seen to fail without the checksum in `decode_manifest`."""
+    content = memory.blob.get(manifest_key(2))
+    before = decode_manifest(content, "there")
+    for at in range(len(content)):
+        changed = content[:at] + bytes([content[at] ^ 0x01]) + content[at + 1 :]
+        try:
+            found = decode_manifest(changed, "there")
+        except (RecordDamaged, UnsupportedFormat):
+            continue
+        assert found == before, f"byte {at}"  # white space between
+
+
+def test_c2_a_newer_manifest_is_refused_and_not_fallen_back_from(memory: Memory, process: Process) -> None:
+    """A newer version of Evertide wrote it: what it also wrote is not ours to guess."""
+    memory.damage(manifest_key(2), b'{"version": 2, "something": "else"}')
+    fresh = memory.process()
+    with pytest.raises(UnsupportedFormat) as caught:
+        fresh.restore()
+    said_well(caught.value, "00000002/manifest.json", "found=2", "supported=1")
+
+
+def test_c2_the_manifest_of_another_checkpoint_is_not_taken(memory: Memory, process: Process) -> None:
+    """It is intact, and not what was published. Seen to fail without the digest in the catalog's entry."""
+    memory.damage(manifest_key(2), memory.blob.get(manifest_key(1)))
+    found = memory.process().restore()
+    assert found is not None
+    assert found.entry.number == 1
+    [skipped] = found.skipped
+    assert "not the manifest that was published as checkpoint 2" in str(skipped.error)
+
+
+# C4: the catalog
+
+
+def test_c4_a_missing_catalog_refuses_to_start(memory: Memory, process: Process) -> None:
+    """Taken out once (a missing key is an empty catalog): it starts afresh, silently."""
+    memory.forget(CHECKPOINTS)
+    before = process.blobs()
+    fresh = memory.process()
+    with pytest.raises(CheckpointDamaged) as caught:
+        fresh.restore()
+    said_well(caught.value, "memory:checkpoints", "checkpoints/00000001", "checkpoints/00000002", "fsck --repair")
+    assert fresh.checkpoints.collect(set, fresh.writer).refused is not None
+    with pytest.raises(CheckpointDamaged):
+        fresh.checkpoints.pinned()
+    with pytest.raises(CheckpointDamaged):
+        fresh.checkpoints.entries()
+    assert fresh.blobs() == before
+
+
+def test_c4_a_damaged_catalog_is_said_with_its_place(memory: Memory, process: Process) -> None:
+    memory.put_record(CHECKPOINTS, b"\x01" + b"garbage!" * 4)
+    with pytest.raises(RecordDamaged) as caught:
+        memory.process().restore()
+    said_well(caught.value, "memory:checkpoints")
+    memory.put_record(CHECKPOINTS, seal(Catalog(), version=2))
+    with pytest.raises(UnsupportedFormat):
+        memory.process().restore()
+
+
+# C5, C6: the files
+
+
+def test_c5_every_missing_file_is_named(memory: Memory, process: Process) -> None:
+    """Seen to fail with the first error raised at once."""
+    [newest, _] = process.checkpoints.entries()
+    gone = [
+        process.parts[3].key,
+        process.parts[4].key,
+        checkpoint_key(2, "orders.state"),
+        checkpoint_key(2, "state.bin"),
+    ]
+    for key in gone:
+        memory.blob.delete(key)
+    with pytest.raises(CheckpointDamaged) as caught:
+        process.checkpoints.verify(newest)
+    said_well(caught.value, "00000002/manifest.json", "4 files of 9", *gone)
+    assert process.parts[0].key not in str(caught.value)
+
+
+def test_c5_missing_state_is_damage_and_never_nothing(memory: Memory, process: Process) -> None:
+    memory.blob.delete(process.parts[0].key)
+    memory.corrupt(process.parts[4].key)
+    fresh = memory.process()
+    with pytest.raises(CheckpointDamaged) as caught:
+        fresh.restore()
+    said_well(caught.value, "none of 2 checkpoints is intact", process.parts[0].key, process.parts[4].key)
+    assert read_holds(memory.meta) == {}, "what cannot be used is not held"
+
+
+@pytest.mark.parametrize("which", ["part", "state.bin", "pipeline.bin", "orders.state"])
+def test_c6_random_content_of_the_right_length(
+    memory: Memory, process: Process, which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The older one is used, and that is said. Seen to fail with only the length compared."""
+    key = process.parts[-1].key if which == "part" else checkpoint_key(2, which)
+    memory.corrupt(key)
+    fresh = memory.process()
+    with caplog.at_level(logging.WARNING):
+        found = fresh.restore()
+    assert found is not None
+    fresh.check_state(found)
+    assert found.entry.number == 1
+    [skipped] = found.skipped
+    assert skipped.entry.number == 2
+    said_well(skipped.error, key, "digest")
+    assert any(key in record.getMessage() for record in caplog.records)
+
+
+def test_storage_that_is_away_is_not_damage(memory: Memory, process: Process) -> None:
+    """No older checkpoint is taken for it. Seen to fail with every error taken for damage in `check_files`."""
+
+    def away(_operation: str, key: str) -> None:
+        if key == process.parts[-1].key:
+            raise Unavailable(path=key, why="no answer")
+
+    fresh = Process(HookedBlob(memory.blob, away), memory.meta, memory.runtime)
+    with pytest.raises(Unavailable):
+        fresh.restore()
+
+
+# The hold
+
+
+def test_the_hold_is_wide_while_it_reads_and_narrow_after(memory: Memory, process: Process) -> None:
+    seen: list[list[int]] = []
+    fresh = memory.process()
+
+    def look(*_progress: object) -> None:
+        [(_, hold)] = read_holds(memory.meta).values()
+        seen.append([entry.number for entry in hold.entries])
+        assert not hold.is_read
+
+    memory.corrupt(process.parts[-1].key)
+    assert fresh.checkpoints.restore(fresh.writer, look)
+    assert seen
+    assert all(numbers == [1, 2] for numbers in seen)
+    [(_, hold)] = read_holds(memory.meta).values()
+    assert ([entry.number for entry in hold.entries], hold.is_read) == ([1], True)
+    fresh.checkpoints.release(fresh.writer)
+    fresh.checkpoints.release(fresh.writer)
+    assert read_holds(memory.meta) == {}
+
+
+def test_restoring_twice_is_fine(memory: Memory, process: Process) -> None:
+    fresh = memory.process()
+    assert fresh.restored_time() == 5
+    assert fresh.restored_time() == 5
+
+
+def test_a_hold_is_not_narrowed_on_a_full_disk_and_the_restore_goes_on(memory: Memory, process: Process) -> None:
+    late = LateMeta(memory.meta)
+    fresh = Process(memory.blob, late, memory.runtime)
+    late.script = ["done", "full"]
+    assert fresh.restored_time() == 5
+    [(_, hold)] = read_holds(memory.meta).values()
+    assert not hold.is_read
+
+
+@pytest.mark.parametrize("at", range(1, 25))
+def test_a_writer_that_was_ended_while_it_restores_is_fenced(memory: Memory, process: Process, at: int) -> None:
+    """Its hold ended with it: what is gone then is no damage. Seen to fail without `check_registered`."""
+
+    def end() -> None:
+        memory.runtime.advance_s(TTL_S + 1)
+        process.writer.beat()
+        process.merge()
+        for _ in range(2):
+            process.publish()
+        process.collect()
+
+    watched = Watched(memory, at, end)
+    try:
+        watched.run(Process.restore)
+    except Fenced:
+        assert watched.count >= at
+    else:
+        assert watched.count < at, "it was done before"
+
+
+def test_the_record_of_a_hold_says_who_and_since_when(memory: Memory, process: Process) -> None:
+    fresh = memory.process()
+    fresh.restore()
+    record = memory.meta.head(restoring_key(fresh.writer.id))
+    assert record is not None
+    [(_, hold)] = read_holds(memory.meta).values()
+    assert (hold.writer, hold.held_at_s) == (fresh.writer.id, memory.runtime.wall_s())
+
+
+def test_damage_of_a_hold_is_said(memory: Memory, process: Process) -> None:
+    fresh = memory.process()
+    fresh.restore()
+    memory.put_record(restoring_key(fresh.writer.id), b"\x01" + b"garbage!" * 3)
+    with pytest.raises(RecordDamaged, match="restoring/"):
+        process.checkpoints.pinned()

@@ -12,41 +12,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+
+from evertide.sources.chance import Chance
 
 __all__ = ["Chance", "ManualRuntime"]
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E37_79B9_7F4A_7C15
 _REAL_WAIT_S = 0.001
 _START_S = 1_700_000_000.0
-
-
-@dataclass(slots=True)
-class Chance:
-    """A stream of numbers that follows from its seed (splitmix64: small, and the same on every Python)."""
-
-    state: int
-
-    def bits(self) -> int:
-        """64 of them. The function is one to one, so the stream repeats only after 2^64 numbers."""
-        self.state = (self.state + _GOLDEN) & _MASK
-        mixed = self.state
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
-        return mixed ^ (mixed >> 31)
-
-    def below(self, limit: int) -> int:
-        """In [0, limit)."""
-        return self.bits() % limit
-
-    def random(self) -> float:
-        """In [0, 1)."""
-        return (self.bits() >> 11) / (1 << 53)
-
-    def fork(self, stream: int) -> Chance:
-        """Another stream that follows from this one's seed and a number."""
-        return Chance(Chance(self.state ^ Chance(stream & _MASK).bits()).bits())
 
 
 class ManualRuntime:

@@ -8,10 +8,10 @@ they run over tables that may change in any way, not over streams, so some diffe
 3. q12 takes the event's time for the time of processing, and q13 joins its side input as a table like the others:
    what depends on when it is asked is no view.
 
-q10 is left out: it writes files and asks nothing. The generator is described in `events`, the transactions in
-`transactions`."""
+q10 is left out: it writes files and asks nothing. The generator is described in
+`evertide.sources.nexmark_events`, the transactions in `transactions`."""
 
-from evertide.testing.nexmark.events import SCHEMAS, Events, Nexmark
+from evertide.sources.nexmark_events import SCHEMAS, Events, Nexmark
 from evertide.testing.nexmark.transactions import transactions
 from evertide.testing.workload import read_workload
 

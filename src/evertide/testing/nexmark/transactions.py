@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
+from evertide.sources.nexmark_events import SCHEMAS, Nexmark
 from evertide.testing.ledger import Ledger, Transaction, changed, sample
-from evertide.testing.nexmark.events import SCHEMAS, Nexmark
 from evertide.testing.runtime import Chance
 
 __all__ = ["transactions"]

@@ -22,19 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.testing.runtime import Chance
+from evertide.sources.chance import Chance, Longs, hashed
 
 __all__ = ["SCHEMAS", "Events", "Nexmark"]
-
-_Words: TypeAlias = npt.NDArray[np.uint64]
-_Longs: TypeAlias = npt.NDArray[np.int64]
 
 _CYCLE = 50
 _AUCTIONS = 3
@@ -89,7 +84,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "side_input": _schema([("key", pa.int64())], ["value"], ["key", "value"]),
 }
-"""The columns of `tables.sql`, as Arrow has them."""
+"""The columns of the benchmark's tables, as Arrow has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +119,7 @@ class Nexmark:
         keys = pa.array(np.arange(rows, dtype=np.int64))
         return pa.Table.from_arrays([keys, keys.cast(pa.string())], schema=SCHEMAS["side_input"])
 
-    def _persons(self, numbers: _Longs) -> pa.Table:
+    def _persons(self, numbers: Longs) -> pa.Table:
         chance, more = self._chance(numbers, 0), self._chance(numbers, 1)
         name = pc.binary_join_element_wise(_FIRST_NAMES.take(chance(8, 11)), _LAST_NAMES.take(chance(8, 9)), " ")
         city, state = _CITIES.take(chance(8, 10)), _STATES.take(chance(8, 6))
@@ -135,7 +130,7 @@ class Nexmark:
         columns = [pa.array(ids), name, email, card, city, state, self._times(numbers), extra]
         return pa.Table.from_arrays(columns, schema=SCHEMAS["person"])
 
-    def _auctions(self, numbers: _Longs) -> pa.Table:
+    def _auctions(self, numbers: Longs) -> pa.Table:
         chance, more = self._chance(numbers, 2), self._chance(numbers, 3)
         persons, ids = numbers // _CYCLE, numbers // _CYCLE * _AUCTIONS + numbers % _CYCLE - 1
         hot = persons // _HOT_EVERY * _HOT_EVERY
@@ -158,7 +153,7 @@ class Nexmark:
         ]
         return pa.Table.from_arrays(columns, schema=SCHEMAS["auction"])
 
-    def _bids(self, numbers: _Longs) -> pa.Table:
+    def _bids(self, numbers: Longs) -> pa.Table:
         chance, more = self._chance(numbers, 4), self._chance(numbers, 5)
         persons = numbers // _CYCLE
         last = persons * _AUCTIONS + _AUCTIONS - 1
@@ -181,22 +176,22 @@ class Nexmark:
         ]
         return pa.Table.from_arrays(columns, schema=SCHEMAS["bid"])
 
-    def _active(self, persons: _Longs, chance: Callable[[int, int | _Longs], _Longs]) -> _Longs:
+    def _active(self, persons: Longs, chance: Callable[[int, int | Longs], Longs]) -> Longs:
         """One of the last persons, or of the next."""
         active = np.minimum(persons + 1, _ACTIVE)
-        found: _Longs = persons + 1 - active + chance(20, active + _LEAD)
+        found: Longs = persons + 1 - active + chance(20, active + _LEAD)
         return found
 
-    def _times(self, numbers: _Longs, later_ms: _Longs | int = 0) -> pa.Array:
+    def _times(self, numbers: Longs, later_ms: Longs | int = 0) -> pa.Array:
         milliseconds = _START_MS + numbers * 1000 // self.events_per_s + later_ms
         return pa.array(milliseconds * 1000).cast(pa.timestamp("us")).cast(_TIME)
 
-    def _chance(self, numbers: _Longs, stream: int) -> Callable[[int, int | _Longs], _Longs]:
+    def _chance(self, numbers: Longs, stream: int) -> Callable[[int, int | Longs], Longs]:
         """Draws for each number: `chance(bits, limit)` is in [0, limit), and uses up that many of 64 random bits."""
-        words = _hashed(numbers, Chance(self.seed).fork(stream).bits())
+        words = hashed(numbers, Chance(self.seed).fork(stream).bits())
         used = 0
 
-        def draw(bits: int, limit: int | _Longs) -> _Longs:
+        def draw(bits: int, limit: int | Longs) -> Longs:
             nonlocal used
             taken = (words >> np.uint64(used)) & np.uint64((1 << bits) - 1)
             used += bits
@@ -228,18 +223,6 @@ class Nexmark:
         return pa.array(names), pa.array([f"{url}/{end}" for url, end in zip(urls, ends, strict=True)])
 
 
-def _hashed(numbers: _Longs, seed: int) -> _Words:
-    """splitmix64, as `Chance` has it, for many at once."""
-    words = numbers.view(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
-    words += np.uint64(seed)
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58_476D_1CE4_E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D0_49BB_1331_11EB)
-    words ^= words >> np.uint64(31)
-    return words
-
-
 def _texts(chance: Chance, count: int, length_max: int) -> pa.Array:
     """Of lower-case letters, at least half as long as the longest."""
     half = length_max // 2
@@ -258,7 +241,7 @@ def _letters(chance: Chance, length: int) -> list[str]:
     return letters[:length]
 
 
-_PRICES: _Longs = np.array(
+_PRICES: Longs = np.array(
     [round(100 * 10 ** (6 * step / (1 << _PRICE_BITS))) for step in range(1 << _PRICE_BITS)], np.int64
 )
 """A table, as powers of floats may differ between machines."""

@@ -1,0 +1,1 @@
+"""Sources: one module per connector, behind one small contract (`evertide.sources.contract`)."""

@@ -1,0 +1,111 @@
+"""What a source is to a pipeline: it says what is new, and can say it again until that is acknowledged.
+
+1. `offer(position, limit)` looks what lies after a position, and names it, without moving anything: fragments, and the
+   position after them. None if there is nothing. It does not wait.
+2. `read(fragment)` yields the rows of a fragment: the same ones each time, for as long as the fragment is not
+   acknowledged. `SourceChanged` if they are no longer there, or others.
+3. `acknowledge(position)`: everything up to there is bound and durable; it may be called again, and not at all.
+4. What a source cannot do is told by its errors: `SourceFailed` stalls this source, and no other.
+
+Positions and fragments are texts that only the source understands (`evertide.journal.records`). A row that does not
+fit its table is a `Fault`, which goes to the table's dead letters; it does not stop the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from evertide.journal.records import Fragment
+
+__all__ = ["DELETE", "OP", "UPSERT", "Fault", "Limit", "Offer", "Rows", "Source", "TableDeclaration"]
+
+OP = "__op"
+"""The column beside a table's own that says what a row does, as int8."""
+
+UPSERT = 0
+"""The row is there; in a table with a key, instead of the one with its key."""
+
+DELETE = 1
+"""The row is there no more. In a table with a key, only the key's columns count; the others may be NULL."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDeclaration:
+    """A table as its connector sees it."""
+
+    name: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    connector: str
+    options: Mapping[str, str]
+    where: str
+    """Script and line: for messages."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much one transaction should take at most; a single unit (a file, an upstream transaction) may be more."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    after: str
+    fragments: tuple[Fragment, ...]
+    rows: int
+    """About how many, or 0 if nobody knows before reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A row that does not fit. `key` is the row's key as JSON, if that much could be read: then the key has no row
+    until a good one comes (U6)."""
+
+    table: str
+    place: str
+    """File, topic and partition, request."""
+    line: int
+    """Line, offset, number of the row; from 1 on."""
+    reason: str
+    raw: str
+    """As it came, shortened if it is long."""
+    key: Mapping[str, object] | None = None
+    after: int = 0
+    """How many rows of the same batch of this table come before it: the last change of a key wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of one table: its columns, all nullable, and `__op`; in the order in which they count."""
+
+    table: str
+    rows: pa.Table
+    faults: Sequence[Fault] = ()
+
+
+class Source(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tables(self) -> tuple[str, ...]: ...
+
+    @property
+    def start(self) -> str:
+        """The position before everything."""
+        ...
+
+    def offer(self, position: str, limit: Limit) -> Offer | None: ...
+
+    def read(self, fragment: Fragment) -> Iterator[Rows]: ...
+
+    def acknowledge(self, position: str) -> None: ...
+
+    def close(self) -> None: ...

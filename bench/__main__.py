@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from bench import shards, views
+from bench import pipelines, shards, views
 from bench.measure import Figure
 
-BENCHMARKS = (*shards.BENCHMARKS, "refresh")
+BENCHMARKS = (*shards.BENCHMARKS, "refresh", "pipeline")
 MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 
@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
     if name in shards.BENCHMARKS:
         return shards.BENCHMARKS[name](shards.Size.short() if chosen.short else shards.Size(), moved)
+    if name == "pipeline":
+        return pipelines.pipeline(pipelines.PipelineSize.short() if chosen.short else pipelines.PipelineSize(), moved)
     size = views.ViewSize.short() if chosen.short else views.ViewSize()
     if chosen.full:
         size = replace(size, histories=(*size.histories, 100_000_000))

@@ -35,7 +35,7 @@ from evertide.shard.changes import DIFF
 from evertide.store.local import LocalBlob
 from evertide.testing.nexmark import WORKLOAD, Nexmark
 
-__all__ = ["VIEWS", "ViewSize", "refresh"]
+__all__ = ["VIEWS", "ViewSize", "bench_spark", "deltas_of", "refresh"]
 
 VIEWS = tuple(WORKLOAD.queries)
 
@@ -70,7 +70,7 @@ class Measured:
 
 
 def refresh(size: ViewSize, moved: Progress) -> list[Figure]:
-    with _spark() as spark, tempfile.TemporaryDirectory(dir=os.environ.get("EVERTIDE_BENCH_DIR")) as scratch:
+    with bench_spark() as spark, tempfile.TemporaryDirectory(dir=os.environ.get("EVERTIDE_BENCH_DIR")) as scratch:
         found = []
         total = len(size.histories) * len(size.views)
         for events in size.histories:
@@ -131,14 +131,14 @@ def _measure(spark: SparkSession, view: str, history: _History, size: ViewSize) 
     with tempfile.TemporaryDirectory(dir=history.path.parent) as state:
         circuit = Circuit(spark, WORKLOAD.script([view]), blob=LocalBlob(Path(state)))
         with Upkeep(circuit):
-            load_s = sum(_timed(partial(circuit.step, _deltas(chunk))) for chunk in history.chunks())
+            load_s = sum(_timed(partial(circuit.step, deltas_of(chunk))) for chunk in history.chunks())
             while circuit.maintain():
                 pass
             refreshes = history.refreshes()
             seconds = [
-                _timed(lambda: circuit.step(_deltas(next(refreshes)))) for _ in range(size.warm_up + size.rounds)
+                _timed(lambda: circuit.step(deltas_of(next(refreshes)))) for _ in range(size.warm_up + size.rounds)
             ]
-            jobs = _jobs(spark, lambda: circuit.step(_deltas(next(refreshes))))
+            jobs = _jobs(spark, lambda: circuit.step(deltas_of(next(refreshes))))
     peer = spark.newSession()
     for name, frame in history.frames(peer).items():
         frame.createOrReplaceTempView(name)
@@ -179,7 +179,7 @@ def _jobs(spark: SparkSession, call: Callable[[], object]) -> int:
     return after - before
 
 
-def _deltas(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+def deltas_of(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
     field = pa.field(DIFF, pa.int64(), nullable=False)
     return {
         name: rows.append_column(field, pa.array(np.ones(rows.num_rows, np.int64)))
@@ -238,7 +238,7 @@ def _short(events: int) -> str:
 
 
 @contextmanager
-def _spark() -> Iterator[SparkSession]:
+def bench_spark() -> Iterator[SparkSession]:
     """The one that runs, in tests; else one of our own, on all cores."""
     known = SparkSession.getActiveSession()
     if known is not None:

@@ -1,5 +1,40 @@
-"""Evertide: incremental SQL views on Apache Spark that survive anything."""
+"""Evertide: incremental SQL views on Apache Spark that survive anything.
 
-__all__ = ["__version__"]
+    import evertide as et
+
+    with et.Pipeline.open("shop.sql", storage="./shop.evertide") as p:
+        p.push("orders", [{"id": 1, "amount": 20}])
+        p.commit()
+        p.view("revenue").to_arrow()
+
+The names below are loaded when they are first used: whoever only reads a shard does not wait for Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evertide.errors import EvertideError
+    from evertide.pipeline.pipeline import Pipeline
+    from evertide.plan.view_function import materialized_view, temporary_view
+    from evertide.settings import Settings
+
+__all__ = ["EvertideError", "Pipeline", "Settings", "__version__", "materialized_view", "temporary_view"]
 
 __version__ = "0.1.0.dev0"
+
+_WHERE = {
+    "EvertideError": "evertide.errors",
+    "Pipeline": "evertide.pipeline.pipeline",
+    "Settings": "evertide.settings",
+    "materialized_view": "evertide.plan.view_function",
+    "temporary_view": "evertide.plan.view_function",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)

@@ -9,9 +9,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, StorageFull
+from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, StorageFull, ViewFailed
 from evertide.flow import Circuit, CircuitState, collection, explain
 from evertide.flow.arrangement import Arrangement
+from evertide.flow.circuit import new_names
 from evertide.flow.upkeep import Upkeep
 from evertide.plan import algebra, fragment
 from evertide.shard.changes import DIFF
@@ -59,7 +60,7 @@ def test_what_is_saved_is_restored_in_the_middle_of_the_transactions(spark: Spar
         assert all(found[view].equals(expected[view]) for view in QUERIES)
         saved = msgspec.json.encode(circuit.save())
         state = msgspec.json.decode(saved, type=CircuitState)
-        circuit = Circuit(spark, SCRIPT, blob=blob, writer=f"w{at}", state=state)
+        circuit = Circuit(spark, SCRIPT, blob=blob, new_name=new_names(f"w{at}"), state=state)
 
 
 def a_saved_circuit(spark: SparkSession, blob: MemoryBlob) -> CircuitState:
@@ -194,3 +195,38 @@ def test_upkeep_merges_beside_the_transactions(spark: SparkSession) -> None:
     with Upkeep(circuit, interval_s=0.001) as upkeep:
         drive(circuit, reference, {"joined": QUERIES["joined"]}, transactions(circuit, 7, 6), spark_every=2)
     assert upkeep.error is None
+
+
+FAILING = """
+CREATE TABLE t (a INT, b INT);
+CREATE MATERIALIZED VIEW ratio AS SELECT a, a / b AS r FROM t;
+CREATE MATERIALIZED VIEW ratios AS SELECT sum(r) AS r FROM ratio;
+CREATE MATERIALIZED VIEW total AS SELECT b, sum(a) AS a FROM t GROUP BY b;
+"""
+
+
+def of(a: int, b: int, diff: int = 1) -> dict[str, pa.Table]:
+    schema = pa.schema([("a", pa.int32()), ("b", pa.int32()), pa.field(DIFF, pa.int64(), nullable=False)])
+    return {"t": pa.Table.from_pylist([{"a": a, "b": b, DIFF: diff}], schema)}
+
+
+def test_j12_a_view_that_fails_is_named_with_those_built_on_it(spark: SparkSession) -> None:
+    """Nothing was taken in, so that the same transaction goes through once the two are dropped."""
+    circuit = Circuit(spark, FAILING)
+    circuit.step(of(6, 3))
+    assert circuit.fails(of(1, 0))
+    assert not circuit.fails(of(1, 1))
+    with pytest.raises(ViewFailed, match="DIVIDE_BY_ZERO") as failed:
+        circuit.step(of(1, 0))
+    assert failed.value.views == ("ratio", "ratios")
+    circuit.drop(failed.value.views)
+    assert circuit.step(of(1, 0))["total"].to_pylist() == [{"b": 0, "a": 1, DIFF: 1}]
+    state = circuit.save()
+    again = Circuit(spark, FAILING, only=["total"], blob=circuit._blob, state=state)
+    assert again.step(of(2, 0))["total"].to_pylist() == [{"b": 0, "a": 1, DIFF: -1}, {"b": 0, "a": 3, DIFF: 1}]
+
+
+def test_only_some_views_with_what_they_read(spark: SparkSession) -> None:
+    circuit = Circuit(spark, FAILING, only=["ratios"])
+    assert circuit.step(of(6, 3))["ratios"].column("r").to_pylist() == [2.0]
+    assert [*circuit.views] == ["ratios"]

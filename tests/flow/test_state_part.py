@@ -132,7 +132,7 @@ def test_a_failed_write_changes_nothing(fault: Fault, step: str) -> None:
     inner = MemoryBlob()
     blob = FaultyBlob(inner, Faults(lambda *_: faults.pop() if faults else Fault.DONE, lambda *_: Fault.DONE))
     subject = World(blob).arrangement(
-        settings=ArrangementSettings(memory_rows_max=5, inline_rows_max=4, part_rows_max=4)
+        settings=ArrangementSettings(memory_rows_max=4, inline_rows_max=4, part_rows_max=4)
     )
     for start in range(0, 25, 5):
         subject.apply(delta(ROWS[start : start + 5]))
@@ -175,7 +175,7 @@ def test_memory_is_written_out_by_whoever_comes_if_nobody_maintains() -> None:
     subject = world.arrangement(settings=ArrangementSettings(memory_rows_max=10))
     for i in range(60):
         subject.apply(delta([(i, "n", 0.0)]))
-    assert sum(part.rows for part in subject.parts()) == 41
+    assert sum(part.rows for part in subject.parts()) == 43
     wide = world.arrangement(settings=ArrangementSettings(memory_bytes_max=1000))
     for i in range(8):
         wide.apply(delta([(i, "n" * 1000, 0.0)]))

@@ -87,7 +87,7 @@ def test_nothing_is_executed(spark: SparkSession) -> None:
         ("CREATE TABLE t (a INT, PRIMARY KEY (b))", 1, "the key column 'b' is not a column"),
         ("CREATE TABLE t (a INT, CHECK (a > 0))", 1, "a CheckConstraint is not enforced"),
         ("CREATE TABLE t (a INT) PARTITIONED BY (a)", 1, "PARTITIONED BY means nothing here"),
-        ("CREATE TABLE t (a INT) USING csv LOCATION 'x'", 1, "LOCATION means nothing here"),
+        ("CREATE TABLE t (a INT) LOCATION 'x'", 1, "LOCATION means nothing here"),
         ("CREATE TABLE t (a INT, b INT GENERATED ALWAYS AS (a + 1))", 1, "GENERATED ALWAYS AS means nothing here"),
         (
             "CREATE FLOW f AS AUTO CDC INTO t FROM STREAM s KEYS (id) SEQUENCE BY ts STORED AS SCD TYPE 2",

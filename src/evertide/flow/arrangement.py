@@ -28,12 +28,12 @@ import pyarrow as pa
 
 from evertide.errors import Damaged, InvalidInput
 from evertide.flow.block import Block, merged, summed
-from evertide.flow.intake import block_of, check_key, columns_of, table_of
+from evertide.flow.intake import DIFF_FIELD, block_of, check_key, columns_of, table_of
 from evertide.flow.manifest import Manifest
 from evertide.flow.merge import merge
 from evertide.flow.part_reader import PartShelf
 from evertide.flow.row_groups import RowGroupCache
-from evertide.flow.runs import PartRun
+from evertide.flow.runs import DeltaRun, PartRun
 from evertide.flow.spine import ArrangementSettings, Spine
 from evertide.flow.state_part import PartEntry, check_schema, verify_part
 from evertide.flow.wanted import Wanted
@@ -65,6 +65,7 @@ class Arrangement:
         check_schema(schema, self._where)
         check_key(schema, self.key, self._where)
         self._key_schema = pa.schema([schema.field(column) for column in self.key])
+        self._changes = pa.schema([*schema, DIFF_FIELD])
         self._by = frozenset(self.key or schema.names)
         self._shelf = PartShelf(blob, cache, schema)
         settings = settings or ArrangementSettings()
@@ -128,8 +129,15 @@ class Arrangement:
         return tuple(entry for run in self._spine.runs.all() for entry in run.entries)
 
     def apply(self, delta: pa.Table) -> None:
-        """Add a delta, consolidated or not."""
-        self._spine.push(block_of(delta, self.schema, self.key, self._where))
+        """Add a delta, consolidated or not. A large one is checked now, and put in order when it is needed."""
+        if self._spine.is_large(delta.num_rows):
+            columns = columns_of(delta, self._changes, self._where)
+            self._spine.defer(DeltaRun(pa.Table.from_arrays(columns, schema=self._changes), self._block_of))
+        else:
+            self._spine.push(self._block_of(delta))
+
+    def _block_of(self, delta: pa.Table) -> Block:
+        return block_of(delta, self.schema, self.key, self._where)
 
     def adopt(self, parts: Sequence[PartEntry]) -> None:
         """Add parts written elsewhere, each sorted and consolidated (`write_part`). Equal rows in several add up."""

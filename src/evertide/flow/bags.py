@@ -43,8 +43,9 @@ def before_and_after(delta: pa.Table, fetched: list[pa.Table], where: str) -> tu
     if delta.num_rows == 0:
         rows = expand(before, where)
         return rows, rows
-    if not before.num_rows and not _takes(delta):
-        return before.drop_columns([DIFF]), expand(delta, where)
+    if not _takes(delta):
+        olds = expand(before, where)
+        return olds, pa.concat_tables([olds, expand(delta, where)])
     total = net(pa.concat_tables([before, delta]), where, is_sorted=False)
     counts = diffs_of(total)
     missing = counts < 0

@@ -101,15 +101,16 @@ def merged(blocks: Sequence[Block], *, has_key: bool, is_consolidated: bool, whe
 
 
 def summed(columns: Sequence[Any], diffs: Longs, where: str) -> tuple[Longs, Longs]:
-    """Of each distinct row whose diffs do not sum to 0: its first occurrence, ascending, and that sum."""
+    """Of each distinct row whose diffs do not sum to 0: one occurrence, ascending, and that sum."""
     if len(diffs) == 0:
         return _NO_LONGS, diffs
     order, starts = _groups(columns, len(diffs))
-    totals = diffs[order] if len(starts) == len(diffs) else _sums(diffs[order], starts, where)
-    kept = np.flatnonzero(totals)
-    rows = order[starts[kept]]
-    ascending = np.argsort(rows)
-    return rows[ascending], totals[kept[ascending]]
+    totals = diffs
+    if len(starts) < len(diffs):
+        totals = np.zeros(len(diffs), np.int64)
+        totals[order[starts]] = _sums(diffs[order], starts, where)
+    rows = np.flatnonzero(totals)
+    return rows, totals[rows]
 
 
 def _origins(blocks: Sequence[Block]) -> Longs:
@@ -129,12 +130,12 @@ def _suspects(words: Longs, origins: Longs | None) -> Longs:
 
 
 def _groups(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
-    """An order in which equal rows are neighbours, the first occurrence first, and where in it each group starts."""
+    """An order in which equal rows are neighbours, and where in it each group of them starts."""
     if not columns:
         return np.arange(rows), np.zeros(1, np.int64)
     table = pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
     hashes = row_hashes(table).high
-    order = np.argsort(hashes, kind="stable")
+    order = np.argsort(hashes)
     in_order = hashes[order]
     again: Bools = in_order[1:] == in_order[:-1]
     pairs = np.flatnonzero(again)

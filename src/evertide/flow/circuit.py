@@ -6,6 +6,8 @@
 3. Only then do all arrangements take the deltas in: during a step, look-ups see the rows before it. A step that fails
    while it computes changes nothing. One that fails while it takes deltas in leaves state that is neither old nor new:
    the circuit then refuses to go on, and is restored from what was saved.
+4. A view that a row makes fail is named, with those built on it (`ViewFailed`): without them (`drop`), the step may be
+   made again. Views that are added later, or come back, have a circuit of their own beside this one.
 
 What is saved is a manifest per arrangement, by name: names say what is arranged, so that a circuit of the same script,
 in another process, finds its own. An arrangement that is not among the saved ones is damage, not something new.
@@ -13,15 +15,16 @@ in another process, finds its own. An arrangement that is not among the saved on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import Damaged, InvalidInput, ViewFailed
 from evertide.flow.arrangement import Arrangement
 from evertide.flow.bags import settled
 from evertide.flow.collection import Collection, Leaf
@@ -32,6 +35,7 @@ from evertide.flow.top import Top
 from evertide.flow.totals import Totals
 from evertide.flow.trace import cut_plan
 from evertide.plan.columns import arrow_schema
+from evertide.plan.failure import reason, without_traces
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.program import Program
@@ -41,7 +45,7 @@ from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
 
-__all__ = ["Circuit", "CircuitState"]
+__all__ = ["Circuit", "CircuitState", "new_names"]
 
 _CACHE_BYTES = 256 * 1024 * 1024
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
@@ -63,16 +67,21 @@ class Circuit:
         *,
         path: str = "SQL",
         functions: Sequence[ViewFunction] = (),
+        program: Program | None = None,
+        only: Iterable[str] | None = None,
         blob: Blob | None = None,
-        writer: str = "circuit",
+        cache: RowGroupCache | None = None,
+        new_name: Callable[[], Name] | None = None,
         state: CircuitState | None = None,
     ) -> None:
-        """`writer` makes the names of parts unique on the blob; `state` is what another circuit of the script saved."""
-        self.program = Program(spark, script, path, functions=functions)
+        """`program` is the script's, if it was read before; `only` are the views to yield, if not all.
+
+        `new_name` names a new part as nobody else on the blob does; `state` is what another circuit of these saved.
+        """
+        self.program = Program(spark, script, path, functions=functions) if program is None else program
         self._blob = MemoryBlob() if blob is None else blob
-        self._cache = RowGroupCache(_CACHE_BYTES)
-        self._names = count()
-        self._writer = writer
+        self._cache = RowGroupCache(_CACHE_BYTES) if cache is None else cache
+        self._new_name = new_names("circuit") if new_name is None else new_name
         self._saved = state
         self.arrangements: dict[str, Arrangement] = {}
         self._failed: BaseException | None = None
@@ -83,28 +92,42 @@ class Circuit:
         self._is_first = state is None or state.is_first
         for name, columns in self.program.tables.items():
             self._collections[name] = self._collection(name, columns)
-        for name, plan in self.program.views.items():
-            self._collections[name] = self._build(plan, name)
         self.tables = {name: _user_schema(columns) for name, columns in self.program.tables.items()}
-        self.views = {name: _user_schema(plan.output) for name, plan in self.program.views.items()}
+        chosen = self.program.views if only is None else set(only)
+        needed = self.program.needed(chosen)
+        for name, plan in self.program.views.items():
+            if name in needed:
+                self._collections[name] = self._build(plan, name)
+        self.views = {name: _user_schema(plan.output) for name, plan in self.program.views.items() if name in chosen}
 
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """One transaction. The first also brings what views hold without any input, as the count of nothing."""
         if self._failed is not None:
             why = f"a transaction was taken in by half, as {self._failed!r} came in between"
             raise Damaged(path="state of the circuit", why=why) from self._failed
-        try:
-            for name, delta in deltas.items():
-                table = self._table(name)
-                table.delta = self._taken(name, delta)
-            for each in self.order:
-                each.run(is_first=self._is_first)
-            found = {name: self._given(name) for name in self.views}
-        except BaseException:
-            self._forget()
-            raise
+        found = self._computed(deltas)
         self._settle()
         return found
+
+    def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
+        """Whether this transaction would make a view fail; nothing is taken in."""
+        try:
+            self._computed(deltas)
+        except ViewFailed:
+            return True
+        self._forget()
+        return False
+
+    def drop(self, views: Iterable[str]) -> None:
+        """Go on without these views, which are not built upon by others that stay."""
+        self.views = {name: schema for name, schema in self.views.items() if name not in set(views)}
+        needed = self.program.needed(self.views)
+        names = [*self.tables, *(name for name in self.program.views if name in needed)]
+        self._collections = {name: self._collections[name] for name in names}
+        kept = {id(each) for each in self._reached(self._collections.values())}
+        self.order = [each for each in self.order if id(_output(each)) in kept]
+        owned = {id(one) for each in self._all() for one in each.kept()}
+        self.arrangements = {name: one for name, one in self.arrangements.items() if id(one) in owned}
 
     def save(self) -> CircuitState:
         """Make everything durable, and say where it is. Not beside a step."""
@@ -119,6 +142,41 @@ class Circuit:
         for kept in self.arrangements.values():
             kept.compact()
 
+    def _computed(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        try:
+            for name, delta in deltas.items():
+                table = self._table(name)
+                table.delta = self._taken(name, delta)
+            with without_traces():
+                for each in self.order:
+                    self._run(each)
+            return {name: self._given(name) for name in self.views}
+        except BaseException:
+            self._forget()
+            raise
+
+    def _run(self, part: Stage | Top | Totals) -> None:
+        try:
+            part.run(is_first=self._is_first)
+        except (PySparkException, InvalidInput) as error:
+            raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=reason(error)) from error
+
+    def _views_on(self, collection: Collection) -> tuple[str, ...]:
+        """The views that are made of a collection, directly or not."""
+        return tuple(name for name in self.views if collection in self._reached([self._collections[name]]))
+
+    def _reached(self, collections: Iterable[Collection]) -> list[Collection]:
+        """These, and all that they are made of."""
+        producers = {id(_output(each)): each for each in self.order}
+        found: dict[int, Collection] = {}
+        waiting = list(collections)
+        while waiting:
+            collection = waiting.pop()
+            if id(collection) not in found:
+                found[id(collection)] = collection
+                waiting += _inputs(producers.get(id(collection)))
+        return list(found.values())
+
     def _settle(self) -> None:
         try:
             for collection in self._all():
@@ -129,8 +187,7 @@ class Circuit:
         self._is_first = False
 
     def _all(self) -> list[Collection]:
-        derived = [each.output if isinstance(each, Stage) else each for each in self.order]
-        return [*(self._collections[name] for name in self.tables), *derived]
+        return [*(self._collections[name] for name in self.tables), *map(_output, self.order)]
 
     def _forget(self) -> None:
         for collection in self._all():
@@ -176,9 +233,6 @@ class Circuit:
             raise Damaged(path=f"arrangement {name!r}", why=f"was saved with the key {found.key} and other columns")
         return found
 
-    def _new_name(self) -> Name:
-        return Name(self._writer, next(self._names), "parquet")
-
     def _build(self, node: Node, name: str) -> Collection:
         """The collection of a node's rows, with all that it needs before it."""
         if isinstance(node, Scan):
@@ -187,11 +241,11 @@ class Circuit:
             return self._by_node[id(node)]
         made: Collection
         if isinstance(node, Aggregate) and node.is_additive:
-            inputs = self._build(node.children[0], f"{name}.i{len(self._by_node)}")
+            inputs = self._build(node.children[0], f"{name}.i")
             made = Totals(name, node, inputs, self._arrange)
             self.order.append(made)
         elif isinstance(node, TopK) and node.first is not None:
-            inputs = self._build(node.children[0], f"{name}.i{len(self._by_node)}")
+            inputs = self._build(node.children[0], f"{name}.i")
             fragment = Fragment(self.program.catalyst, node.first, node.children)
             made = Top(name, node, fragment, inputs, self._arrange)
             self.order.append(made)
@@ -212,6 +266,23 @@ class Circuit:
         output = self._collection(name, node.output)
         self.order.append(Stage(cut, fragment, leaves, output))
         return output
+
+
+def new_names(writer: str) -> Callable[[], Name]:
+    """Names of parts that nobody else makes, as long as the writer's id is its own."""
+    numbers = count()
+    return lambda: Name(writer, next(numbers), "parquet")
+
+
+def _output(part: Stage | Top | Totals) -> Collection:
+    return part.output if isinstance(part, Stage) else part
+
+
+def _inputs(part: Stage | Top | Totals | None) -> Iterator[Collection]:
+    if isinstance(part, Stage):
+        yield from (leaf.collection for leaf in part.leaves)
+    elif part is not None:
+        yield part.inputs
 
 
 def _user_schema(columns: tuple[Attribute, ...]) -> pa.Schema:

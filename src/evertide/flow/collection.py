@@ -6,7 +6,7 @@ end of the transaction (`settle`) the arrangements take the delta in."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +35,8 @@ class Collection:
         """By key and columns."""
         self.nothing = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
         self.delta = self.nothing
+        self.is_counted = False
+        """Whether many rows of a delta are alike, and whoever reads it only counts them."""
 
     def need(self, key: tuple[str, ...], columns: tuple[str, ...]) -> None:
         """Somebody will look up these columns by this key, or scan them, if the key is empty."""
@@ -60,6 +62,10 @@ class Collection:
     def scan(self, columns: tuple[str, ...]) -> pa.Table:
         found = next(kept for (_, having), kept in self.arrangements.items() if having == columns)
         return found.scan()
+
+    def kept(self) -> Iterator[Arrangement]:
+        """All arrangements that take in the delta."""
+        yield from self.arrangements.values()
 
     def settle(self) -> None:
         if self.delta.num_rows:

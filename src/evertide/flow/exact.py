@@ -182,7 +182,7 @@ def _add_few(left: Any, right: Any) -> Any:
 
 
 def encode(numbers: Numbers) -> Any:
-    digits = numbers.digits
+    digits = _trimmed(numbers.digits)
     found = np.ascontiguousarray(digits.T.astype("<u4")).view(np.uint8)
     count, width = found.shape
     sign = (digits[-1] < 0).astype(np.uint8)
@@ -202,6 +202,21 @@ def encode(numbers: Numbers) -> Any:
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(np.where(there, end - start + _HEADER, 0), out=offsets[1:])
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(framed[taken])])
+
+
+def _trimmed(digits: Longs) -> Longs:
+    """Without last digits that only repeat the sign of all numbers: what follows costs as much as there are bytes."""
+    end = len(digits)
+    while end > 1 and np.array_equal(
+        digits[end - 1] if end == len(digits) else _signed(digits[end - 1]), _signed(digits[end - 2]) >> 31
+    ):
+        end -= 1
+    return digits if end == len(digits) else np.concatenate((digits[: end - 1], _signed(digits[end - 1])[None]))
+
+
+def _signed(digit: Longs) -> Longs:
+    """Of 32 bits, as the last digit has them."""
+    return digit.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
 def decode(array: Any) -> Numbers:

@@ -3,13 +3,16 @@
 A run is consolidated: it holds each row once, with a diff that is not 0. A diff may be negative: it then takes back a
 row of another run. The content of an arrangement is the sum of its runs, in any order. Runs are immutable.
 
-    MemoryRun    one block in memory; small. `entries` are its parts on the blob, if it was saved.
+    MemoryRun    one block in memory. `entries` are its parts on the blob, if it was saved.
+    DeltaRun     a large delta in memory as it came: whoever looks at it first puts it in order, which mostly is the
+                 thread that merges, beside the transactions
     PartRun      parts on the blob, whose words ascend from one to the next, and the index over all their row groups
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +24,7 @@ from evertide.flow.part_reader import PartShelf
 from evertide.flow.state_part import PartEntry
 from evertide.shard.columns import Longs
 
-__all__ = ["MemoryRun", "PartRun", "Run"]
+__all__ = ["DeltaRun", "MemoryRun", "PartRun", "Run"]
 
 _GROUPS_AT_ONCE = 4
 """Row groups read at a time by a merge: enough to fetch in large pieces, few enough for many runs at once."""
@@ -53,7 +56,36 @@ class MemoryRun:
         return _hits(self.block, bounds, names)
 
     def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
-        yield self.block.select(names)
+        if self.block.rows:  # what is summed up to be saved may cancel out
+            yield self.block.select(names)
+
+
+class DeltaRun:
+    entries: tuple[PartEntry, ...] = ()
+
+    def __init__(self, delta: pa.Table, arrange: Callable[[pa.Table], Block]) -> None:
+        """`arrange` makes the block of it."""
+        self.rows = int(delta.num_rows)
+        self.bytes = int(delta.nbytes)
+        self._delta = delta
+        self._arrange = arrange
+        self._lock = threading.Lock()
+        self._block: Block | None = None
+
+    @property
+    def block(self) -> Block:
+        with self._lock:
+            if self._block is None:
+                self._block = self._arrange(self._delta)
+                self._delta = self._delta.slice(0, 0)  # the block has all of it
+            return self._block
+
+    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
+        return _hits(self.block, bounds, names)
+
+    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
+        if self.block.rows:  # a delta may cancel out
+            yield self.block.select(names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +133,7 @@ class PartRun:
                 yield concatenated(shelf.blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups), names))
 
 
-Run = MemoryRun | PartRun
+Run = MemoryRun | DeltaRun | PartRun
 
 
 def _spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:

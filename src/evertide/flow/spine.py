@@ -1,6 +1,7 @@
 """The spine of an arrangement: the list of its runs, and how they are kept few.
 
-1. A delta comes in as a run in memory. While runs are tiny, it is joined with the last ones of like size.
+1. A delta comes in as a run in memory. While runs are tiny, it is joined with the last ones of like size. A large one
+   (`defer`) is not even put in order before somebody looks.
 2. When memory holds too much, all its runs are written as one run of parts.
 3. When there are `merge_fan_in` runs of parts of like size, they are merged: so there are few of each size, and each
    row is rewritten once per size.
@@ -30,13 +31,14 @@ from evertide.errors import InvalidInput
 from evertide.flow.block import Block, merged
 from evertide.flow.merge import merge, write_run
 from evertide.flow.part_reader import PartShelf
-from evertide.flow.runs import MemoryRun, PartRun, Run
+from evertide.flow.runs import DeltaRun, MemoryRun, PartRun, Run
 from evertide.flow.state_part import PartEntry, PartWriter
 
 __all__ = ["ArrangementSettings", "Runs", "Spine"]
 
 _BACKSTOP = 4
-"""How many times its limit memory may hold before a delta writes it out itself, as nobody else does."""
+"""How many times its limit memory may hold before a delta writes it out itself, as nobody else does. The last delta
+does not count: it may be larger than that alone, and nobody had the time yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class ArrangementSettings:
 
 class Runs(NamedTuple):
     parts: tuple[PartRun, ...] = ()
-    memory: tuple[MemoryRun, ...] = ()
+    memory: tuple[MemoryRun | DeltaRun, ...] = ()
 
     def all(self) -> tuple[Run, ...]:
         return (*self.parts, *self.memory)
@@ -101,8 +103,7 @@ class Spine:
         """Add a consolidated block, in the order of its words."""
         if block.rows == 0:
             return
-        if self._is_full(_BACKSTOP):
-            self.write_memory()  # before anything is added, as it may fail
+        self._stop_back()
         with self._lock:
             memory, joined = [*self.runs.memory], []
             while len(memory) > self._held and self._are_tiny(memory[-1].rows, block.rows):
@@ -111,13 +112,23 @@ class Spine:
             fresh = [MemoryRun(block)] if block.rows else []
             self._swap(joined, memory=(*memory, *fresh))
 
+    def defer(self, run: DeltaRun) -> None:
+        """Add a large delta, whose block is made when it is needed."""
+        self._stop_back()
+        with self._lock:
+            self._swap((), memory=(*self.runs.memory, run))
+
+    def is_large(self, rows: int) -> bool:
+        """Whether a delta of so many rows is never joined with others in memory."""
+        return rows > self._settings.inline_rows_max
+
     def adopt(self, runs: Sequence[PartRun]) -> None:
         with self._lock:
             self._swap((), parts=(*self.runs.parts, *runs))
 
     def maintain(self) -> bool:
         """One step, the most useful one; False if there is nothing to do."""
-        if self._is_full(1):
+        if self._is_full(self.runs.memory, 1):
             self.write_memory()
             return True
         with self._merging:
@@ -153,7 +164,7 @@ class Spine:
                 return tuple(run.entries for run in runs)
 
     @contextmanager
-    def _holding(self) -> Iterator[tuple[MemoryRun, ...]]:
+    def _holding(self) -> Iterator[tuple[MemoryRun | DeltaRun, ...]]:
         """The runs in memory as they are now: until the end nobody replaces them, and new ones come after them."""
         with self._writing:
             with self._lock:
@@ -178,7 +189,7 @@ class Spine:
         gone: Sequence[Run],
         *,
         parts: tuple[PartRun, ...] | None = None,
-        memory: tuple[MemoryRun, ...] | None = None,
+        memory: tuple[MemoryRun | DeltaRun, ...] | None = None,
     ) -> None:
         """With the lock held. Both lists change in one assignment, or a lookup could miss rows, or see them twice."""
         now = self.runs
@@ -211,8 +222,12 @@ class Spine:
     def _sum(self, blocks: Sequence[Block]) -> Block:
         return merged(blocks, has_key=True, is_consolidated=True, where=self._where)
 
-    def _is_full(self, times: int) -> bool:
-        memory, limits = self.runs.memory, self._settings
+    def _stop_back(self) -> None:
+        if self._is_full(self.runs.memory[:-1], _BACKSTOP):
+            self.write_memory()  # before anything is added, as it may fail
+
+    def _is_full(self, memory: Sequence[Run], times: int) -> bool:
+        limits = self._settings
         return (
             sum(run.rows for run in memory) > limits.memory_rows_max * times
             or sum(run.bytes for run in memory) > limits.memory_bytes_max * times

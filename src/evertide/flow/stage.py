@@ -12,7 +12,7 @@ from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
 from evertide.flow.trace import Cut, has_constant, trace
 from evertide.plan.fragment import Fragment
-from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
+from evertide.plan.nodes import Aggregate, Constant, Expand, Generate, Join, Node, TopK, Union, Window
 from evertide.shard.changes import DIFF
 
 __all__ = ["Stage", "demands", "own_demands"]
@@ -26,6 +26,7 @@ class Stage:
         self.output = output
         self.ways: Counter[str] = Counter()
         """How many runs were small, large, or a recomputation with a diff."""
+        self._multiplies = any(isinstance(node, Expand | Generate) for node in _own(cut, cut.root))
         for at, attributes in sorted(demands(cut)):
             self.leaves[at].need(attributes)
 
@@ -55,7 +56,7 @@ class Stage:
         is_large = self.fragment.is_large(terms)
         took_all = is_large and any(leaf.took_all for leaf in self.leaves)
         self.ways["recompute" if took_all else "large" if is_large else "small"] += 1
-        return self.fragment.run(terms)
+        return self.fragment.run(terms, is_counted=self.output.is_counted and self._multiplies)
 
     def _moved(self) -> pa.Table:
         """Columns only change places: no need to ask Spark."""
@@ -106,6 +107,14 @@ def own_demands(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
     elif isinstance(node, Aggregate | Window | TopK):
         keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()
         yield from _matched(cut, node.children[0], keys)
+
+
+def _own(cut: Cut, node: Node) -> Iterator[Node]:
+    """The nodes of the stage, without its leaves."""
+    if not cut.is_leaf(node):
+        yield node
+        for child in node.children:
+            yield from _own(cut, child)
 
 
 def _has_leaf(cut: Cut, node: Node) -> bool:

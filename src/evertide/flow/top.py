@@ -10,9 +10,12 @@ Which row comes first is Spark's to say: one small job sorts what is kept togeth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 
+from evertide.flow.arrangement import Arrangement
 from evertide.flow.bags import diffs_of, with_diffs
 from evertide.flow.collection import Arrange, Collection
 from evertide.plan.columns import arrow_schema
@@ -59,6 +62,10 @@ class Top(Collection):
         self._after = after
         shown = [_signed(before, self._shown, -1), _signed(after, self._shown, 1)]
         self.delta = net(pa.concat_tables(shown), self.name)
+
+    def kept(self) -> Iterator[Arrangement]:
+        yield from super().kept()
+        yield self.state
 
     def settle(self) -> None:
         if self._rows is not None:

@@ -9,6 +9,7 @@ which have no inverse, stand beside the sums (`evertide.flow.extremes`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,16 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput
 from evertide.flow.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
+from evertide.flow.arrangement import Arrangement
 from evertide.flow.bags import diffs_of, settled, with_diffs
 from evertide.flow.collection import Arrange, Collection
-from evertide.flow.extremes import VALUE, Extreme, values_delta
+from evertide.flow.extremes import VALUE, Extremes, values_delta
 from evertide.flow.groups import group_rows
 from evertide.plan.columns import arrow_schema, arrow_type, column_name
 from evertide.plan.nodes import Aggregate, Function
 from evertide.shard.changes import net
 from evertide.shard.columns import Bools, one_chunk
+from evertide.shard.conform import type_fields
 
 __all__ = ["Totals"]
 
@@ -44,19 +47,24 @@ class Totals(Collection):
         self._added_up = tuple(each for each in node.functions if each.name not in _EXTREMES)
         self._sums = Accumulators(tuple(self._accumulator(function) for function in self._added_up))
         self._sought = tuple(each for each in node.functions if each.name in _EXTREMES)
-        self.extremes = tuple(self._extreme(at, function, arrange) for at, function in enumerate(self._sought))
+        self._alike = _alike(self._sought)
+        self.extremes = tuple(self._extremes(places, arrange) for places in self._alike)
         best = [pa.field(f"x{at}", self._argument(each)) for at, each in enumerate(self._sought)]
         self._state_schema = pa.schema([*self._sums.state, *best])
         self.state = arrange(name, pa.schema([*self._key_schema, *self._state_schema]), self.keys)
         self._change: pa.Table | None = None
+        inputs.is_counted = all(each.name == "Count" for each in node.functions) and all(
+            map(_is_countable, inputs.schema.types)
+        )
 
     def _argument(self, function: Function) -> Any:
         return arrow_type(self._types[function.arguments[0]])
 
-    def _extreme(self, at: int, function: Function, arrange: Arrange) -> Extreme:
-        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._argument(function), nullable=False)])
-        values = arrange(f"{self.name}.x{at}", schema, self.keys)
-        return Extreme(is_max=function.name == "Max", keys=self.keys, values=values)
+    def _extremes(self, places: Sequence[int], arrange: Arrange) -> Extremes:
+        functions = [self._sought[at] for at in places]
+        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._argument(functions[0]), nullable=False)])
+        values = arrange(f"{self.name}.x{places[0]}", schema, self.keys)
+        return Extremes(are_max=tuple(each.name == "Max" for each in functions), keys=self.keys, values=values)
 
     def _accumulator(self, function: Function) -> Accumulator:
         types = [arrow_type(self._types[argument]) for argument in function.arguments]
@@ -71,13 +79,18 @@ class Totals(Collection):
             return
         keys, groups = self._groups(delta)
         before, is_there = self._before(keys, groups.count)
-        after = self._after(delta, keys, groups, before)
+        after = self._after(delta, keys, groups, before, is_there)
         stays = self._sums.present(after) if self.keys else np.ones(1, np.bool_)
         parts = ((before, is_there, -1), (after, stays, 1))
         self.delta = settled(
             pa.concat_tables([_signed(self._finished(keys, state, of), sign) for state, of, sign in parts]), self.name
         )
         self._change = pa.concat_tables([_signed(_side_by_side(keys, state, of), sign) for state, of, sign in parts])
+
+    def kept(self) -> Iterator[Arrangement]:
+        yield from super().kept()
+        yield self.state
+        yield from (extreme.values for extreme in self.extremes)
 
     def settle(self) -> None:
         if self._change is not None:
@@ -118,16 +131,28 @@ class Totals(Collection):
         numbers, first = group_rows(keys)
         return keys.take(pa.array(first)).cast(self._key_schema), Rows(diffs_of(delta), numbers, len(first))
 
-    def _after(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table) -> pa.Table:
+    def _after(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table, is_there: Bools) -> pa.Table:
         arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._added_up]
         masks = [self._mask(delta, each.condition) for each in self._added_up]
         added = self._sums.partial(arguments, rows, masks)
-        sums = self._sums.merge(before.select(self._sums.state.names), added)
-        best = [
-            extreme.after(keys, self._values(delta, function, rows), one_chunk(before.column(f"x{at}")))
-            for at, (extreme, function) in enumerate(zip(self.extremes, self._sought, strict=True))
-        ]
-        return pa.Table.from_arrays([*sums.columns, *best], schema=self._state_schema)
+        sums = self._merged(before.select(self._sums.state.names), is_there, added)
+        best: dict[int, Any] = {}
+        for places, extremes in zip(self._alike, self.extremes, strict=True):
+            values = self._values(delta, self._sought[places[0]], rows)
+            befores = [one_chunk(before.column(f"x{at}")) for at in places]
+            best.update(zip(places, extremes.after(keys, values, befores), strict=True))
+        found = [best[at] for at in range(len(self._sought))]
+        return pa.Table.from_arrays([*sums.columns, *found], schema=self._state_schema)
+
+    def _merged(self, before: pa.Table, is_there: Bools, added: pa.Table) -> pa.Table:
+        """The sums of both. To a group that was not there nothing is added: taking bytes costs less than adding."""
+        there = np.flatnonzero(is_there)
+        if 2 * len(there) > len(is_there):
+            return self._sums.merge(before, added)
+        chosen, rows = pa.array(there), np.arange(len(is_there))
+        rows[there] = len(is_there) + np.arange(len(there))
+        merged = self._sums.merge(before.take(chosen), added.take(chosen))
+        return pa.concat_tables([added, merged]).take(pa.array(rows))
 
     def _values(self, delta: pa.Table, function: Function, rows: Rows) -> pa.Table:
         value = delta.column(self._places[function.arguments[0]])
@@ -170,6 +195,21 @@ class Totals(Collection):
             for _ in function.buffer
         ]
         return pa.Table.from_arrays([*keys.columns, *buffers], schema=self.schema)
+
+
+def _is_countable(kind: Any) -> bool:
+    """Whether values that Spark groups together are the same bit by bit. Floats may not be; maps are not grouped."""
+    if pa.types.is_floating(kind) or pa.types.is_map(kind):
+        return False
+    return all(_is_countable(field.type) for field in type_fields(kind))
+
+
+def _alike(functions: Sequence[Function]) -> list[list[int]]:
+    """Which functions look at the same values: the same argument, under the same condition."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for at, function in enumerate(functions):
+        found.setdefault((function.arguments, function.condition), []).append(at)
+    return [*found.values()]
 
 
 def _side_by_side(keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from evertide.plan.scala import sequence
 
@@ -29,10 +29,16 @@ _PLANS = "org.apache.spark.sql.catalyst.plans"
 _LOGICAL = f"{_PLANS}.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _ARROW = "org.apache.spark.sql.execution.arrow"
+_EXECUTION = "org.apache.spark.sql.execution"
 _BATCH_MAX = 1 << 31
+_TIME_ZONE = "UTC"
+"""Of timestamps in Arrow: instants do not depend on it."""
+_NO = (False, False)
+"""Names may repeat; strings have 32-bit offsets."""
 _LARGE = {
     "spark.sql.autoBroadcastJoinThreshold": "10MB",
     "spark.sql.execution.arrow.localRelationThreshold": "0",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
 }
 
 
@@ -140,52 +146,74 @@ class Catalyst:
 
     def optimized(self, plan: Any) -> Any:
         plan.setAnalyzed()
-        with self._active():
+        with self._active(self.session):
             return self.session.sessionState().optimizer().execute(plan)
 
     def run(self, plan: Any) -> Any:
         """The rows of an optimized plan, as an iterator of Scala, collected by one job."""
-        with self._active():
-            ready = self.companion("org.apache.spark.sql.execution.QueryExecution").prepareExecutedPlan(
-                self.session, plan
-            )
+        with self._active(self.session):
+            ready = self.companion(f"{_EXECUTION}.QueryExecution").prepareExecutedPlan(self.session, plan)
             return ready.executeCollectIterator()._2()
 
     def to_arrow(self, rows: Any, struct: Any) -> list[pa.Table]:
-        """Rows of the JVM, by way of a file: an answer of more than some kilobytes waits 40 ms on its socket, as the
-        JVM's side of it holds back the last packet until the one before is acknowledged."""
+        """Rows of the JVM, by way of a file."""
         batches = self.companion(f"{_ARROW}.ArrowConverters").toBatchWithSchemaIterator(
-            rows, struct, _BATCH_MAX, _BATCH_MAX, "UTC", *(False, False)
+            rows, struct, _BATCH_MAX, _BATCH_MAX, _TIME_ZONE, *_NO
         )
         if not batches.hasNext():
             return []
+        return [pa.ipc.open_stream(batch).read_all() for batch in self._written(batches)]
+
+    def _written(self, arrays: Any) -> Iterator[pa.Buffer]:
+        """Byte arrays of an iterator of Scala. By way of a file: an answer of more than some kilobytes waits 40 ms on
+        its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged."""
         path = Path(self._scratch) / "rows"
         stream = self._data_output(self._file_output(str(path)))
-        self._python_rdd.writeIteratorToStream(batches, stream)
+        self._python_rdd.writeIteratorToStream(arrays, stream)
         stream.close()
-        return [pa.ipc.open_stream(batch).read_all() for batch in _framed(path.read_bytes())]
+        return _framed(_taken_out(path))
 
-    def spread(self, rows: pa.Table, struct: Any) -> Any:
-        """A relation of these rows, in partitions; by way of a file, as bytes go slowly from Python to the JVM."""
+    def spread(self, rows: pa.Table, attributes: Any, struct: Any) -> Any:
+        """A relation of these rows, in partitions, whose size the planner knows; by way of a file, as bytes go slowly
+        from Python to the JVM."""
         partitions = self._large.sparkContext().defaultParallelism()
-        with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
-            with pa.ipc.new_stream(file, rows.schema) as stream:
-                stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
-            file.flush()
-            batches = self._python_utils.readArrowStreamFromFile(file.name)
-            made = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(
-                batches,
-                struct,
-                self._large,
-                "UTC",
-                *(False, False),
-            )
-            return made.queryExecution().logical()
+        path = Path(self._scratch) / "leaf"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
+            stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
+        batches = self._python_utils.readArrowStreamFromFile(str(path))
+        path.unlink()
+        made = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(batches, struct, self._large, _TIME_ZONE, *_NO)
+        return self._logical_rdd(
+            attributes,
+            made.queryExecution().logical().rdd(),
+            self._unknown_partitioning(0),
+            self._nil,
+            False,  # noqa: FBT003
+            self.none,
+            self._large,
+            self.some(self._size(rows.nbytes)),
+            self.none,
+            False,  # noqa: FBT003
+        )
 
-    def collect_large(self, plan: Any) -> pa.Table:
-        plan.setAnalyzed()
-        made = self.companion("org.apache.spark.sql.classic.Dataset").ofRows(self._large, plan)
-        return DataFrame(made, self._large_session).toArrow()
+    def _size(self, size: int) -> Any:
+        """Statistics that say so: those of numbers of eight bytes each, as py4j can make no `BigInt`."""
+        return self.companion(f"{_LOGICAL}.Range").apply(0, size // 8 + 1, 1, 1).stats()
+
+    def collector(self, struct: Any) -> Callable[[Any], pa.Table]:
+        """Collects rows of these columns of optimized plans, computed and made Arrow by all executors."""
+        frame = self._large.createDataFrame(self._array_list(), struct)
+        empty = self.companion(f"{_ARROW}.ArrowConverters").createEmptyArrowBatch(struct, _TIME_ZONE, *_NO)
+        schema = pa.ipc.open_stream(empty).schema
+
+        def collect(plan: Any) -> pa.Table:
+            with self._active(self._large):
+                ready = self.companion(f"{_EXECUTION}.QueryExecution").prepareExecutedPlan(self._large, plan)
+                batches = frame.toArrowBatchRdd(ready).toJavaRDD().collect()
+            found = self._written(self._converters.asScala(batches.iterator()))
+            return pa.Table.from_batches([pa.ipc.read_record_batch(batch, schema) for batch in found], schema)
+
+        return collect
 
     @cached_property
     def _large_session(self) -> SparkSession:
@@ -201,10 +229,10 @@ class Catalyst:
         return self._large_session._jsparkSession
 
     @contextmanager
-    def _active(self) -> Iterator[None]:
+    def _active(self, session: Any) -> Iterator[None]:
         """Spark reads settings from the session that is active in the thread: ours, for as long as it is asked."""
         before = self._sessions.getActiveSession()
-        self._sessions.setActiveSession(self.session)
+        self._sessions.setActiveSession(session)
         try:
             yield
         finally:
@@ -312,12 +340,23 @@ class Catalyst:
         return made.apply(function, self.complete, False, self.none if condition is None else self.some(condition))  # noqa: FBT003
 
 
-def _framed(written: bytes) -> Iterator[pa.Buffer]:
+def _taken_out(path: Path) -> pa.Buffer:
+    """What a file holds, which is no more: so it never has to be written to a disk."""
+    if path.stat().st_size:
+        with pa.memory_map(str(path)) as source:
+            found = source.read_buffer()
+    else:
+        found = pa.py_buffer(b"")
+    path.unlink()
+    return found
+
+
+def _framed(written: pa.Buffer) -> Iterator[pa.Buffer]:
     """Byte arrays, each after its length."""
-    view, at = pa.py_buffer(written), 0
-    while at < len(written):
+    at = 0
+    while at < written.size:
         (length,) = binary.unpack_from(">i", written, at)
-        yield view.slice(at + 4, length)
+        yield written.slice(at + 4, length)
         at += 4 + length
 
 

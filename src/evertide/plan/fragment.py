@@ -9,13 +9,15 @@ yet consolidated.
 2. A run is planned and executed, but neither analyzed nor optimized again.
 3. Few rows become a local relation in one partition, so that no exchange is left to plan. Where they are only mapped
    and filtered, Catalyst computes them in place, without a job.
-4. Many rows are spread over the executors, in a session whose settings are made for that.
+4. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
+   that it reads and computes (`evertide.plan.narrow`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +25,7 @@ import pyarrow as pa
 
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.columns import arrow_schema
+from evertide.plan.narrow import Narrow, narrow
 from evertide.plan.nodes import Attribute, Expand, Filter, Generate, Map, Node
 from evertide.plan.scala import sequence
 from evertide.plan.walk import kind
@@ -39,8 +42,8 @@ _TIME_ZONE = "UTC"
 """Of timestamps in Arrow: instants do not depend on it."""
 
 
-ROWS_SMALL_MAX = 65_536
-"""Up to so many rows, one partition is faster than many."""
+ROWS_SMALL_MAX = 16_384
+"""Up to so many rows, the driver's one thread is faster than a job of many tasks."""
 
 Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"
 """A sign, and the rows of each leaf."""
@@ -83,10 +86,13 @@ class Fragment:
         self.is_row_wise = _is_row_wise(root, list(leaves))
         self.is_moves_only = _is_moves_only(root, list(leaves))
 
-    def run(self, terms: Sequence[Term]) -> pa.Table:
-        """Of each term the rows that the tree makes of its leaves, times its sign."""
+    def run(self, terms: Sequence[Term], *, is_counted: bool = False) -> pa.Table:
+        """Of each term the rows that the tree makes of its leaves, times its sign.
+
+        `is_counted`: many are alike, so that it pays to have the executors count them. A diff may then be any number.
+        """
         if self.is_large(terms):
-            return self._run_large(terms)
+            return self._run_large(terms, is_counted=is_counted)
         if self.is_row_wise:
             found = [self._in_place(self._bound([*map(self._relation, self._places, leaves)])) for _, leaves in terms]
             tables = [rows for rows in found if rows is not None]
@@ -104,12 +110,50 @@ class Fragment:
         """Whether the executors share the rows, or one partition has them all."""
         return bool(sum(rows.num_rows for _, leaves in terms for rows in leaves) > ROWS_SMALL_MAX)
 
-    def _run_large(self, terms: Sequence[Term]) -> pa.Table:
+    def _run_large(self, terms: Sequence[Term], *, is_counted: bool) -> pa.Table:
+        if self._narrow is not None:
+            return self._run_narrow(self._narrow, terms)
+        with_diff = self._with_count if is_counted else self._with_sign
         trees = [
-            self._with_sign(self._bound([*map(self._spread, self._places, leaves)], is_large=True), sign)
+            with_diff(self._bound([*map(self._spread, self._places, leaves)], is_large=True), sign)
             for sign, leaves in terms
         ]
-        return _typed(self._catalyst.collect_large(self._catalyst.union(trees)), self._changes)
+        found = self._collect_large(self._catalyst.union(trees))
+        return _typed(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
+
+    def _run_narrow(self, narrow: Narrow, terms: Sequence[Term]) -> pa.Table:
+        leaves = [leaf for _, [leaf] in terms]
+        spread, collect = self._narrow_ways
+        trees = [self._catalyst.project(narrow.computed, spread(leaf)) for leaf in leaves if leaf.num_rows]
+        found = collect(self._catalyst.union(trees)).combine_chunks()
+        signs = pa.array(np.repeat([sign for sign, _ in terms], [leaf.num_rows for leaf in leaves]))
+        columns = narrow.joined(pa.concat_tables(leaves), found)
+        return _typed(pa.Table.from_arrays([*columns, signs], names=self._changes.names), self._changes)
+
+    @cached_property
+    def _narrow(self) -> Narrow | None:
+        is_map = kind(self._tree.jvm) == "Project" and [tree.leaf for tree in self._tree.below] == [0]
+        return narrow(self._tree.jvm, self._attributes[0]) if is_map and len(self.reads) == 1 else None
+
+    @cached_property
+    def _narrow_ways(self) -> tuple[Callable[[pa.Table], Any], Callable[[Any], pa.Table]]:
+        """To the executors with the columns that are read, and back with those that are computed."""
+        narrow = self._narrow
+        if narrow is None:
+            raise ValueError("only a map over a leaf is narrow")
+        attributes = [self._attributes[0][at] for at in narrow.reads]
+        outputs, empty = self._catalyst.seq(attributes), self._catalyst.local(attributes)
+        schema, struct = pa.schema([self.schemas[0].field(at) for at in narrow.reads]), empty.schema()
+
+        def spread(leaf: pa.Table) -> Any:
+            columns = [leaf.column(at) for at in narrow.reads]
+            return self._catalyst.spread(pa.Table.from_arrays(columns, schema=schema), outputs, struct)
+
+        return spread, self._catalyst.collector(self._catalyst.project(narrow.computed, empty).schema())
+
+    @cached_property
+    def _collect_large(self) -> Callable[[Any], pa.Table]:
+        return self._catalyst.collector(self._signed_struct)
 
     def _in_place(self, plan: Any) -> pa.Table | None:
         """Each application of Catalyst's rule does one operator, from below."""
@@ -129,6 +173,16 @@ class Fragment:
 
     def _with_sign(self, plan: Any, sign: int) -> Any:
         return self._catalyst.project([*self._columns, self._signs[sign]], plan)
+
+    def _with_count(self, plan: Any, sign: int) -> Any:
+        """Each row once, with how often it is there, times the sign."""
+        count = self._catalyst.alias(self._catalyst.count_rows(), DIFF)
+        counted = self._catalyst.aggregate(self._columns, [*self._columns, count], plan)
+        if sign > 0:
+            return counted
+        *columns, count = sequence(counted.output())
+        negated = self._catalyst.expression("UnaryMinus", count, False)  # noqa: FBT003 - cannot overflow
+        return self._catalyst.project([*columns, self._catalyst.alias(negated, DIFF)], counted)
 
     def _bound(self, leaves: list[Any], *, is_large: bool = False) -> Any:
         return self._build(self._tree, leaves, is_large=is_large)
@@ -156,12 +210,7 @@ class Fragment:
         if not rows.num_rows:
             return self._empty[at]
         rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at])
-        plan = self._catalyst.spread(rows, self._structs[at])
-        columns = [
-            self._catalyst.alias(column, attribute.name(), attribute.exprId())
-            for column, attribute in zip(sequence(plan.output()), self._attributes[at], strict=True)
-        ]
-        return self._catalyst.project(columns, plan)
+        return self._catalyst.spread(rows, self._outputs[at], self._structs[at])
 
     def _prepared(self, root: Node, leaves: list[Node]) -> _Tree:
         """The tree as Catalyst optimizes it, with placeholders where the leaves are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException
@@ -16,7 +16,7 @@ from evertide.plan.feeding import fed
 from evertide.plan.nodes import Attribute, Node
 from evertide.plan.properties import check_properties
 from evertide.plan.refusals import refuse_unmaintainable
-from evertide.plan.statements import FlowStatement, TableStatement, ViewStatement, parse_script
+from evertide.plan.statements import TableStatement, ViewStatement, parse_script
 from evertide.plan.view_function import ViewFunction
 
 __all__ = ["Program"]
@@ -33,20 +33,15 @@ class Program:
         self.functions = tuple(functions)
         self.tables: dict[str, tuple[Attribute, ...]] = {}
         self.views: dict[str, Node] = {}
-        for statement in fed(self.statements):
-            match statement:
-                case TableStatement():
-                    where = f"{statement.where}, table {statement.name!r}"
-                    check_properties(statement.properties, is_view=False, where=where)
-                    with _told(where):
-                        self.catalog.add_table(statement)
-                    self.tables[statement.name] = tuple(
-                        Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
-                    )
-                case ViewStatement():
-                    self._add_view(statement)
-                case FlowStatement():
-                    pass  # it is part of its table by now
+        self.reads: dict[str, tuple[str, ...]] = {}
+        """Per materialized view, the tables and materialized views that it reads itself."""
+        declared = fed(self.statements)
+        self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
+        for statement in declared:
+            if isinstance(statement, TableStatement):
+                self._add_table(statement)
+            else:
+                self._add_view(statement)
         for function in self.functions:
             self._check_name(function)
             self._add_view(function)
@@ -57,6 +52,15 @@ class Program:
         if first is not function:
             why = f"{function.name!r} is declared before, at {first.where}"
             raise InvalidInput(where=function.where, why=why)
+
+    def _add_table(self, statement: TableStatement) -> None:
+        where = f"{statement.where}, table {statement.name!r}"
+        check_properties(statement.properties, is_view=False, where=where)
+        with _told(where):
+            self.catalog.add_table(statement)
+        self.tables[statement.name] = tuple(
+            Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
+        )
 
     def _add_view(self, statement: ViewStatement | ViewFunction) -> None:
         where = f"{statement.where}, view {statement.name!r}"
@@ -72,6 +76,18 @@ class Program:
             if names.count(name) > 1:
                 raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
         self.views[statement.name] = plan
+        self.reads[statement.name] = query.reads
+
+    def needed(self, views: Iterable[str]) -> set[str]:
+        """These views and those that they read, directly or not."""
+        found: set[str] = set()
+        waiting = list(views)
+        while waiting:
+            name = waiting.pop()
+            if name in self.views and name not in found:
+                found.add(name)
+                waiting += self.reads[name]
+        return found
 
 
 @contextmanager

@@ -192,14 +192,16 @@ def _primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tuple[st
 
 
 def _options(spec: Any) -> dict[str, str]:
-    """Constants only: options are read before any query runs."""
+    """Constants only: options are read before any query runs. The parser makes a location of the option `path`."""
     pairs = sequence(spec.optionExpression().options())
-    return {pair._1(): str(pair._2().eval(None)) for pair in pairs}
+    location = optional(spec.location())
+    path = {"path": location} if location is not None else {}
+    return path | {pair._1(): str(pair._2().eval(None)) for pair in pairs}
 
 
 def _unkept(spec: Any) -> dict[str, bool]:
     return {
-        "LOCATION": spec.location().isDefined(),
+        "LOCATION": spec.location().isDefined() and not spec.provider().isDefined(),
         "SERDE": spec.serde().isDefined(),
         "EXTERNAL": spec.external(),
         "COLLATION": spec.collation().isDefined(),

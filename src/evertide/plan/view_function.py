@@ -2,8 +2,11 @@
 
 The function is called once, when the view is declared, and only for the plan of what it returns:
 
+    @materialized_view
     def expensive(spark):
         return spark.table("bid").where("price > 100")
+
+    Pipeline.open("auctions.sql", storage=..., functions=[expensive])
 
 It is given the pipeline's own session, in which tables and views are known by their names; a function without
 parameters finds the same session as `SparkSession.active()`, as functions for `pyspark.pipelines` do. Nothing is to be
@@ -15,13 +18,16 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import overload
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
 
-__all__ = ["ViewFunction"]
+__all__ = ["ViewFunction", "materialized_view", "temporary_view"]
+
+Function = Callable[..., DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,38 @@ class ViewFunction:
             raise InvalidInput(where=where, why=why) from error
         except Exception as error:  # a user's function may raise anything
             raise InvalidInput(where=where, why=f"the function failed: {type(error).__name__}: {error}") from error
+
+
+@overload
+def materialized_view(function: Function, /) -> ViewFunction: ...
+
+
+@overload
+def materialized_view(
+    *, name: str = "", comment: str = "", properties: Mapping[str, str] | None = None
+) -> Callable[[Function], ViewFunction]: ...
+
+
+def materialized_view(
+    function: Function | None = None,
+    /,
+    *,
+    name: str = "",
+    comment: str = "",
+    properties: Mapping[str, str] | None = None,
+) -> ViewFunction | Callable[[Function], ViewFunction]:
+    """A view of the function's name, or of another, maintained and stored."""
+
+    def made(wrapped: Function) -> ViewFunction:
+        called = name or getattr(wrapped, "__name__", "")
+        return ViewFunction(called, wrapped, properties=dict(properties or {}), comment=comment)
+
+    return made if function is None else made(function)
+
+
+def temporary_view(function: Function, /) -> ViewFunction:
+    """A name for a query, which becomes part of whatever reads it."""
+    return ViewFunction(getattr(function, "__name__", ""), function, is_materialized=False)
 
 
 @contextmanager

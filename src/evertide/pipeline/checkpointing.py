@@ -1,0 +1,108 @@
+"""Making checkpoints of a pipeline, and letting go of what they make superfluous.
+
+The order, each step durable before the next (I11, I12):
+
+1. The machine saves its arrangements: only what is not on the blob yet is written.
+2. The checkpoint is published, and the oldest dropped from the catalog, in one commit.
+3. With C the time of the oldest one that is kept: times of the shards below C - 1 may be forgotten, and the journal
+   below C.
+4. Files that nobody needs are deleted, beside the transactions (`collect`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from evertide.checkpoint.collection import Collected
+from evertide.checkpoint.draft import Draft
+from evertide.checkpoint.manifest import StateFile
+from evertide.checkpoint.records import Entry
+from evertide.pipeline.definition import Definition
+from evertide.pipeline.opening import positions
+from evertide.pipeline.runner import Runner
+from evertide.store.paths import PIPELINE, Name
+from evertide.store.retry import reading
+
+__all__ = ["HOLD", "Checkpointing"]
+
+HOLD = "checkpoint"
+"""The name of the hold that keeps the shards readable from the oldest checkpoint on."""
+
+
+class Checkpointing:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._released: set[str] = set()
+        self.last: Entry | None = next(iter(runner.checkpoints.entries()), None)
+        self._generation = runner.checkpoints.read(self.last).generation if self.last is not None else 0
+
+    def is_due(self) -> bool:
+        """Whether anything happened since the last one."""
+        last, runner = self.last, self._runner
+        return last is None or last.time != runner.time or self._generation != runner.definition.generation
+
+    def checkpoint(self) -> Entry:
+        """Between two transactions (J5)."""
+        runner = self._runner
+        state = self._draft(runner.definition)
+        self.last = runner.checkpoints.publish(state, runner.writer, runner.settings.checkpoints_kept)
+        self._generation = state.generation
+        self.let_go()
+        return self.last
+
+    def let_go(self) -> None:
+        runner = self._runner
+        oldest = min((entry.time for entry in runner.checkpoints.entries()), default=0)
+        for shard in runner.members.all().values():
+            if oldest > 1 and shard.since < oldest - 1:
+                shard.hold(HOLD, oldest - 1)
+                shard.advance_since(oldest - 1, runner.writer)
+        runner.journal.truncate(min(oldest, runner.journal.committed_upper), runner.writer)
+
+    def collect(self) -> Collected:
+        """Delete what neither a checkpoint nor this process needs."""
+        runner = self._runner
+        runner.journal.drop_unbound(runner.writer)
+        self._released.update(runner.machine.released())
+        done = runner.checkpoints.collect(self._live, runner.writer)
+        self._released.difference_update(done.parts)
+        return done
+
+    def _live(self) -> _Live:
+        runner = self._runner
+        used = {part.key for part in runner.machine.parts()}
+        return _Live(runner.writer.id, used, frozenset(self._released))
+
+    def _draft(self, definition: Definition) -> Draft:
+        runner = self._runner
+        shards = {name: view.shard for name, view in definition.live().items()}
+        tables = {name: table.shard for name, table in definition.tables.items() if table.is_declared}
+        state, saved = runner.machine.save(shards, tables)
+        parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
+        record = reading(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
+        return Draft(
+            time=runner.time,
+            fingerprint=definition.fingerprint,
+            generation=definition.generation,
+            positions=positions(runner),
+            state=state,
+            parts=parts,
+            shards={name: shard.log.read().state for name, shard in runner.members.all().items()},
+            members=definition.members(),
+            pipeline=record.data if record else b"",
+        )
+
+
+class _Live:
+    """Parts that this process wrote are in use until it releases them; of other parts it knows which it uses."""
+
+    def __init__(self, writer: str, used: Set[str], released: Set[str]) -> None:
+        self._writer = writer
+        self._used = used
+        self._released = released
+
+    def __contains__(self, key: object) -> bool:
+        name = Name.parse(str(key))
+        if name is not None and name.writer == self._writer:
+            return key not in self._released
+        return key in self._used

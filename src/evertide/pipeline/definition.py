@@ -1,0 +1,200 @@
+"""What a storage knows of its pipeline: its tables and views, and where each of them lies.
+
+Where it lies: Meta key `pipeline`, version 1, written in one commit with the generation whose members it names. A name
+in a script is not a shard: a view that changes gets a new one, so that the old content is whole until it is replaced.
+
+`evolved` compares it with what a script declares, and says what is to be done. Allowed are: new tables; tables with
+further columns at the end, which may be NULL; tables that are gone (their content stays, and is there again when they
+are declared again); views that are new, changed or gone. Whatever else differs would make what is stored mean something
+else, and is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.pipeline.names import ERRORS, path_name
+from evertide.store.meta import Meta, Write
+from evertide.store.paths import PIPELINE
+from evertide.store.sealed import seal, unseal
+
+if TYPE_CHECKING:  # an engine brings in Spark, which readers of a definition do without
+    from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
+
+__all__ = [
+    "Away",
+    "Definition",
+    "Evolution",
+    "TableRecord",
+    "ViewRecord",
+    "definition_write",
+    "evolved",
+    "read_definition",
+    "shard_name",
+]
+
+
+class TableRecord(msgspec.Struct, frozen=True):
+    schema: bytes
+    key: tuple[str, ...]
+    connector: str
+    shard: str
+    """Empty if the table is not kept."""
+    is_declared: bool = True
+    """False once the script no longer has it."""
+
+    def arrow(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
+class Away(msgspec.Struct, frozen=True):
+    """Why a view is not a member: it is `hydrating`, or `failed` at a transaction, for a reason."""
+
+    state: str
+    time: int
+    why: str
+    since_s: float
+
+
+class ViewRecord(msgspec.Struct, frozen=True):
+    schema: bytes
+    fingerprint: str
+    reads: tuple[str, ...]
+    shard: str
+    """Of a view that is away: what it held last, or empty if there is nothing."""
+    away: Away | None = None
+
+    def arrow(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
+class Definition(msgspec.Struct, frozen=True):
+    generation: int
+    tables: dict[str, TableRecord]
+    views: dict[str, ViewRecord]
+    sources: tuple[str, ...]
+    fingerprint: str
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+    errors: str = ERRORS
+
+    def live(self) -> dict[str, ViewRecord]:
+        """The views that are maintained."""
+        return {name: view for name, view in self.views.items() if view.away is None}
+
+    def away(self, state: str) -> list[str]:
+        return [name for name, view in self.views.items() if view.away is not None and view.away.state == state]
+
+    def members(self) -> tuple[str, ...]:
+        """The shards that every transaction moves on."""
+        tables = (table.shard for table in self.tables.values() if table.is_declared and table.shard)
+        return (*tables, *(view.shard for view in self.live().values()), self.errors)
+
+    def tables_under(self, view: str) -> set[str]:
+        """The tables that a view is made of, directly or by way of other views."""
+        found: set[str] = set()
+        for name in self.views[view].reads:
+            found |= self.tables_under(name) if name in self.views else {name}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What a script asks for that the storage does not have."""
+
+    tables_new: tuple[str, ...] = ()
+    tables_widened: tuple[str, ...] = ()
+    tables_back: tuple[str, ...] = ()
+    tables_gone: tuple[str, ...] = ()
+    views_new: tuple[str, ...] = ()
+    """New, or other than they were: to be computed from the tables."""
+    views_gone: tuple[str, ...] = ()
+    """No longer declared, or replaced by a changed one of the same name."""
+
+    def is_nothing(self) -> bool:
+        return self == Evolution()
+
+
+def read_definition(meta: Meta) -> tuple[int, Definition | None]:
+    """With the number of its record."""
+    record = meta.head(PIPELINE)
+    if record is None:
+        return 0, None
+    return record.seqno, unseal(record.data, Definition, meta.path(PIPELINE))
+
+
+def definition_write(number: int, definition: Definition) -> Write:
+    return Write(PIPELINE, number, seal(definition))
+
+
+def evolved(known: Definition | None, engine: Engine) -> Evolution:
+    if known is None:
+        return Evolution(tables_new=tuple(engine.tables), views_new=tuple(engine.views))
+    changed = {name: _table_change(known.tables.get(name), table) for name, table in engine.tables.items()}
+    declared = {name for name, table in known.tables.items() if table.is_declared}
+    views_new = tuple(name for name, view in engine.views.items() if _is_new(known.views.get(name), view))
+    return Evolution(
+        tables_new=_which(changed, "new"),
+        tables_widened=_which(changed, "widened"),
+        tables_back=_which(changed, "back"),
+        tables_gone=tuple(sorted(declared - set(engine.tables))),
+        views_new=views_new,
+        views_gone=tuple(name for name in known.views if name not in engine.views or name in views_new),
+    )
+
+
+def _is_new(known: ViewRecord | None, view: DeclaredView) -> bool:
+    return known is None or known.fingerprint != view.fingerprint
+
+
+def _which(changed: Mapping[str, str], kind: str) -> tuple[str, ...]:
+    return tuple(name for name, found in changed.items() if found == kind)
+
+
+def _table_change(known: TableRecord | None, table: DeclaredTable) -> str:
+    if known is None:
+        return "new"
+    where = f"{table.where}, table {table.name!r}" if table.where else f"table {table.name!r}"
+    if known.key != table.key:
+        why = f"its key was {_list(known.key)}, and is {_list(table.key)} now: rows could not be told apart as before"
+        raise InvalidInput(where=where, why=f"{why}; declare a table of another name")
+    if bool(known.shard) != table.is_kept:
+        why = "evertide.keep cannot change: what was not kept is not there; declare a table of another name"
+        raise InvalidInput(where=where, why=why)
+    before = known.arrow()
+    _check_columns(before, table.schema, where)
+    if len(table.schema) > len(before):
+        return "widened"
+    return "same" if known.is_declared else "back"
+
+
+def _check_columns(before: pa.Schema, after: pa.Schema, where: str) -> None:
+    for at, field in enumerate(before):
+        found = after.field(at) if at < len(after) else None
+        if found is None or not found.equals(field):
+            now = "gone" if found is None else _told(found)
+            why = f"column {at + 1} was {_told(field)}, and is {now} now: stored rows would mean something else"
+            raise InvalidInput(where=where, why=f"{why}; declare a table of another name")
+    for field in [*after][len(before) :]:
+        if not field.nullable:
+            why = f"the new column {field.name!r} is NOT NULL, and rows that are there have no value for it"
+            raise InvalidInput(where=where, why=why)
+
+
+def _told(field: pa.Field) -> str:
+    return f"{field.name} {field.type}{'' if field.nullable else ' NOT NULL'}"
+
+
+def _list(names: Iterable[str]) -> str:
+    return f"({', '.join(names)})"
+
+
+def shard_name(collection: str, token: str) -> str:
+    """A shard that nobody had before, if the token is new: what a try that was cut short left is not taken up."""
+    return f"{path_name(collection)}.{token[:8]}"

@@ -1,0 +1,119 @@
+"""What a pipeline asks of the thing that computes its views.
+
+An *engine* knows what the script declares. A *cohort* is some of its views with the state behind them: the views that
+were there from the beginning are one, a view that was added or came back later is another. All cohorts take every
+transaction. Real ones run on Spark (`evertide.pipeline.spark_engine`); tests of crashes use small ones of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from evertide.flow.manifest import Manifest
+from evertide.flow.row_groups import RowGroupCache
+from evertide.store.blob import Blob
+from evertide.store.paths import Name
+
+__all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StatePart", "StateStore", "parts_of", "taken"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTable:
+    name: str
+    schema: pa.Schema
+    key: tuple[str, ...] = ()
+    connector: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    is_kept: bool = True
+    where: str = ""
+    """Script and line: for messages."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """By column, the SQL of the value that it has if none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredView:
+    name: str
+    schema: pa.Schema
+    fingerprint: str
+    """The same as long as the view computes the same."""
+    reads: tuple[str, ...]
+    """Tables and views that it reads itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateStore:
+    """Where state is kept: shared by all cohorts and tables of a process."""
+
+    blob: Blob
+    cache: RowGroupCache
+    new_name: Callable[[], Name]
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    key: str
+    bytes: int
+    checksum: str
+
+
+def parts_of(manifests: Iterable[Manifest]) -> list[StatePart]:
+    return [StatePart(entry.key, entry.bytes, entry.checksum) for manifest in manifests for entry in manifest.entries()]
+
+
+def taken(keys: list[str]) -> list[str]:
+    """What the list holds, which other threads may lengthen meanwhile; it is told once."""
+    found = []
+    while keys:
+        found.append(keys.pop())
+    return found
+
+
+class Cohort(Protocol):
+    @property
+    def views(self) -> Mapping[str, pa.Schema]: ...
+
+    def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """The deltas of the views, given those of the tables. `ViewFailed` changes nothing."""
+        ...
+
+    def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
+        """Whether a step would raise `ViewFailed`; it is not taken."""
+        ...
+
+    def drop(self, views: Collection[str]) -> None: ...
+
+    def save(self) -> tuple[bytes, list[StatePart]]:
+        """Make everything durable: what is needed to have it again, and the parts that this names."""
+        ...
+
+    def parts(self) -> list[StatePart]:
+        """Those that are in use now."""
+        ...
+
+    def released(self) -> list[str]:
+        """Keys of parts that are no longer used; each is told once."""
+        ...
+
+    def maintain(self) -> bool:
+        """One step of merging beside the transactions; False if there is nothing to do."""
+        ...
+
+
+class Engine(Protocol):
+    @property
+    def tables(self) -> Mapping[str, DeclaredTable]: ...
+
+    @property
+    def views(self) -> Mapping[str, DeclaredView]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> Cohort: ...
+
+    def close(self) -> None: ...

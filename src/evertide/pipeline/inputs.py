@@ -1,0 +1,35 @@
+"""What is bound, as rows: staged fragments from the journal, the others from their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from evertide.errors import SourceChanged
+from evertide.journal.journal import Journal
+from evertide.journal.records import Bound, Staged
+from evertide.sources.contract import Rows, Source
+
+__all__ = ["read_input"]
+
+
+def read_input(
+    bound: Bound, journal: Journal, sources: Mapping[str, Source], is_wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, Rows]]:
+    """The rows of a transaction with the names of their sources, in order; only of the tables that are wanted."""
+    for name, given in bound.inputs.items():
+        for fragment in given.fragments:
+            if isinstance(fragment, Staged):
+                if is_wanted(fragment.table):
+                    yield name, Rows(fragment.table, journal.load(fragment, time=bound.time))
+            else:
+                for rows in _known(sources, name, bound).read(fragment):
+                    if is_wanted(rows.table):
+                        yield name, rows
+
+
+def _known(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
+    source = sources.get(name)
+    if source is None:
+        why = f"transaction {bound.time} holds input of it, and the pipeline has no such source any more"
+        raise SourceChanged(source=name, where=f"sources {sorted(sources)}", why=why)
+    return source

@@ -1,0 +1,67 @@
+"""What sources offer for the next transaction, and what they are told.
+
+Input is read before it is bound: a source that cannot be read has no part in the transaction, and stalls alone.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from evertide.errors import EvertideError, SourceFailed
+from evertide.journal.records import Bound, Input, Staged
+from evertide.pipeline.opening import positions
+from evertide.pipeline.runner import Runner
+from evertide.pipeline.status import Problem
+from evertide.sources.contract import Limit, Rows
+
+__all__ = ["Intake"]
+
+logger = logging.getLogger(__name__)
+
+
+class Intake:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.stalled: dict[str, Problem] = {}
+        """By source; under "" what stops all of them."""
+
+    def input(self) -> tuple[dict[str, Input], list[tuple[str, Rows]]]:
+        """For the journal, and as rows. Every source is in it, those that have nothing where they stand."""
+        settings = self._runner.settings
+        limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
+        inputs, batches = {}, []
+        for name, position in positions(self._runner).items():
+            source = self._runner.sources[name]
+            inputs[name] = Input(position, position)
+            try:
+                offer = source.offer(position, limit)
+                read = [(name, rows) for fragment in offer.fragments for rows in source.read(fragment)] if offer else []
+            except SourceFailed as error:
+                self.stalls(name, error)
+                continue
+            self.goes_on(name)
+            if offer is not None:
+                batches += read
+                inputs[name] = Input(position, offer.after, offer.fragments)
+        return inputs, batches
+
+    def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:
+        """What is staged is ours once it is bound; what can be read again, once the shards hold it (I10)."""
+        for name, given in bound.inputs.items():
+            whole = all(isinstance(fragment, Staged) for fragment in given.fragments)
+            if given.before == given.after or whole != is_staged:
+                continue
+            try:
+                self._runner.sources[name].acknowledge(given.after)
+            except SourceFailed as error:  # what it was to be told is durable, and is told again with the next
+                self.stalls(name, error)
+
+    def stalls(self, name: str, error: EvertideError) -> None:
+        known = self.stalled.get(name)
+        if known is None or known.why != str(error):
+            logger.error("%s stalls: %s", f"source {name!r}" if name else "the pipeline", error)
+            since_s = self._runner.runtime.wall_s()
+            self.stalled[name] = Problem("stalled", error.error_code, str(error), error.remedy, since_s)
+
+    def goes_on(self, name: str) -> None:
+        self.stalled.pop(name, None)

@@ -1,0 +1,133 @@
+"""The state of a pipeline between two transactions, and the step from one to the next.
+
+State is what the tables hold by key (`Tables`) and what the views' operators keep (cohorts). It is a function of the
+tables' shards; `time` is the first transaction that it does not hold. A step moves all of it on, or, if it raises,
+nothing that is not named: a cohort that has taken a transaction does not take it again.
+
+A view that a row makes fail leaves its cohort, and the step goes on without it (`failures`): one bad row must not stop
+what does not depend on it (J12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import ViewFailed
+from evertide.flow.circuit import new_names
+from evertide.flow.manifest import Manifest
+from evertide.flow.row_groups import RowGroupCache
+from evertide.pipeline.engine import Cohort, Engine, StatePart, StateStore, parts_of, taken
+from evertide.pipeline.tables import Tables
+from evertide.store.blob import Blob
+
+__all__ = ["CohortState", "Machine", "MachineState", "culprit", "state_store"]
+
+_CACHE_BYTES = 256 * 1024 * 1024
+
+
+class CohortState(msgspec.Struct, frozen=True):
+    views: dict[str, str]
+    """By name, the shards: a view that was changed since has another."""
+    state: bytes
+
+
+class MachineState(msgspec.Struct, frozen=True):
+    """What a checkpoint keeps besides the parts; version 1."""
+
+    time: int
+    cohorts: tuple[CohortState, ...]
+    tables: dict[str, Manifest]
+    shards: dict[str, str]
+    """Of the tables, by name."""
+    version: int = 1
+
+
+@dataclass(slots=True)
+class Machine:
+    engine: Engine
+    store: StateStore
+    tables: Tables
+    cohorts: list[Cohort]
+    time: int
+    failures: list[ViewFailed] = field(default_factory=list)
+    """Of the last step."""
+
+    def step(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> dict[str, pa.Table]:
+        """Take a transaction: deltas of tables in, deltas of the views out."""
+        self.failures = []
+        found: dict[str, pa.Table] = {}
+        for cohort in self.cohorts:
+            found |= self._taken(cohort, deltas)
+        self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
+        self.tables.settle(deltas, errors)
+        self.time += 1
+        return found
+
+    def _taken(self, cohort: Cohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        while cohort.views:
+            try:
+                return cohort.step(deltas)
+            except ViewFailed as error:
+                row = culprit(cohort, deltas)
+                why = f"{error.why}; because of {row}" if row else error.why
+                self.failures.append(ViewFailed(views=error.views, time=self.time, why=why))
+                cohort.drop(error.views)
+        return {}
+
+    def save(self, shards: Mapping[str, str], tables: Mapping[str, str]) -> tuple[bytes, list[StatePart]]:
+        """Make all of it durable. `shards` are those of the views, `tables` those of the tables, by name."""
+        saved = [cohort.save() for cohort in self.cohorts]
+        cohorts = tuple(
+            CohortState({view: shards[view] for view in cohort.views}, state)
+            for cohort, (state, _) in zip(self.cohorts, saved, strict=True)
+        )
+        manifests = self.tables.save()
+        parts = [part for _, several in saved for part in several] + parts_of(manifests.values())
+        return msgspec.msgpack.encode(MachineState(self.time, cohorts, manifests, dict(tables))), parts
+
+    def parts(self) -> list[StatePart]:
+        found = [part for cohort in self.cohorts for part in cohort.parts()]
+        found += [
+            StatePart(entry.key, entry.bytes, entry.checksum) for kept in self.tables.kept() for entry in kept.parts()
+        ]
+        return found
+
+    def released(self) -> list[str]:
+        found = [key for cohort in self.cohorts for key in cohort.released()]
+        return found + [key for kept in self.tables.kept() for key in taken(kept.released)]
+
+    def maintain(self) -> bool:
+        done = [self.tables.maintain(), *(cohort.maintain() for cohort in self.cohorts)]
+        return any(done)
+
+
+def state_store(blob: Blob, writer: str) -> StateStore:
+    return StateStore(blob, RowGroupCache(_CACHE_BYTES), new_names(writer))
+
+
+def culprit(cohort: Cohort, deltas: Mapping[str, pa.Table]) -> str:
+    """The row that makes the cohort fail, found by halves; empty if no single one does."""
+    pieces = [(name, delta.slice(at, 1)) for name, delta in deltas.items() for at in range(delta.num_rows)]
+    while len(pieces) > 1:
+        half = pieces[: len(pieces) // 2]
+        if cohort.fails(_together(half)):
+            pieces = half
+        elif cohort.fails(_together(pieces[len(half) :])):
+            pieces = pieces[len(half) :]
+        else:
+            return ""
+    if not pieces or not cohort.fails(_together(pieces)):
+        return ""
+    name, row = pieces[0]
+    return f"table {name!r}, row {row.to_pylist()[0]}"
+
+
+def _together(pieces: Sequence[tuple[str, pa.Table]]) -> dict[str, pa.Table]:
+    found: dict[str, list[pa.Table]] = {}
+    for name, row in pieces:
+        found.setdefault(name, []).append(row)
+    return {name: pa.concat_tables(rows) for name, rows in found.items()}

@@ -1,0 +1,99 @@
+"""The collections of a pipeline as shards: opening, reading and making them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
+from evertide.pipeline.names import ERRORS
+from evertide.shard.append import Append, append_together
+from evertide.shard.changes import DIFF, TIME
+from evertide.shard.shard import Shard, Shards
+from evertide.store.writers import Writer
+
+__all__ = ["Members", "at_time"]
+
+_TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
+
+
+def at_time(delta: pa.Table, time: int) -> pa.Table:
+    """A delta as changes of one time."""
+    times = pa.array(np.full(delta.num_rows, time, np.int64))
+    return delta.add_column(delta.num_columns - 1, _TIME_FIELD, times)
+
+
+class Members:
+    """The shards of one definition, each opened once."""
+
+    def __init__(self, shards: Shards, definition: Definition) -> None:
+        self.shards = shards
+        self.definition = definition
+        self._open: dict[str, Shard] = {}
+
+    def moved(self, definition: Definition) -> Members:
+        """Of another generation, with what is open already."""
+        found = Members(self.shards, definition)
+        found._open = self._open
+        return found
+
+    def shard(self, name: str) -> Shard:
+        if name not in self._open:
+            self._open[name] = self.shards.open(name)
+        return self._open[name]
+
+    def all(self) -> dict[str, Shard]:
+        """Those that every transaction moves on, by the name of the shard."""
+        return {name: self.shard(name) for name in self.definition.members()}
+
+    def record(self, collection: str) -> TableRecord | ViewRecord:
+        """Of a table or view, whatever the case of its name."""
+        known: dict[str, TableRecord | ViewRecord] = {**self.definition.tables, **self.definition.views}
+        spelled = {name.lower(): name for name in known}
+        found = spelled.get(collection.lower())
+        if found is None:
+            why = f"the pipeline has no such collection; it has {sorted([*known, ERRORS])}"
+            raise InvalidInput(where=f"collection {collection!r}", why=why)
+        return known[found]
+
+    def collection(self, name: str) -> Shard:
+        if name.lower() == ERRORS:
+            return self.shard(self.definition.errors)
+        record = self.record(name)
+        if not record.shard and isinstance(record, ViewRecord):
+            why = f"it has no content yet, as it is {record.away.state}: {record.away.why}" if record.away else ""
+            raise InvalidInput(where=f"view {name!r}", why=why)
+        if not record.shard:
+            why = "the table is not kept (evertide.keep = 'none'): only views over it can be read"
+            raise InvalidInput(where=f"table {name!r}", why=why)
+        return self.shard(record.shard)
+
+    def table_content(self, table: str, upper: int) -> pa.Table:
+        """The rows of a kept table, with their counts, before a time."""
+        shard = self.collection(table)
+        if upper == 0:
+            return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
+        with shard.snapshot(upper - 1) as found:
+            return found.to_arrow()
+
+    def table_changes(self, time: int) -> tuple[dict[str, pa.Table], pa.Table]:
+        """What one transaction changed in the kept tables, and in the dead letters."""
+        found = {}
+        for name, table in self.definition.tables.items():
+            if table.shard and table.is_declared:
+                delta = self.shard(table.shard).changes(time, time + 1).drop_columns([TIME])
+                if delta.num_rows:
+                    found[name] = delta
+        return found, self.shard(self.definition.errors).changes(time, time + 1).drop_columns([TIME])
+
+    def create(self, name: str, schema: pa.Schema, content: pa.Table | None, upper: int, writer: Writer) -> Shard:
+        """A new shard that has reached `upper`, and holds this content from the time before it on."""
+        shard = self.shards.create(name, schema, writer)
+        self._open[name] = shard
+        if upper:
+            rows = (
+                shard.schema.empty_table().append_column(DIFF, pa.array([], pa.int64())) if content is None else content
+            )
+            append_together([Append(shard.log, at_time(rows, upper - 1), 0, upper)], writer)
+        return shard

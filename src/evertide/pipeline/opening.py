@@ -1,0 +1,303 @@
+"""From a storage to a pipeline that runs: restore, replay, evolve, complete.
+
+1. *Restore.* The newest checkpoint that verifies. Its cohorts are taken up for views that are declared as they were; a
+   view of which it has no state is computed from the tables. Without a checkpoint everything is: loudly, unless there
+   never was one.
+2. *Replay.* Transactions that are in the shards but not in the state: their table deltas from the shards, compared with
+   what was recorded (I8).
+3. *Evolve.* What the script declares otherwise than the storage has it, by one change of generation. Views that are
+   new are away then, and computed while the pipeline runs (`evertide.pipeline.hydration`).
+4. *Complete.* Transactions that are bound but not in the shards: their input, as in a running pipeline.
+5. A pipeline that never ran gets an empty transaction, so that its views can be read, and hold what they hold without
+   any input.
+
+State that is missing is never taken for a view that is new: that is decided by the definition alone (C5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.draft import Restored
+from evertide.errors import CheckpointDamaged, Damaged, RecordDamaged
+from evertide.journal.journal import Journal
+from evertide.journal.records import Input
+from evertide.journal.replay import Replay, State
+from evertide.pipeline.definition import (
+    Away,
+    Definition,
+    Evolution,
+    TableRecord,
+    ViewRecord,
+    evolved,
+    read_definition,
+    shard_name,
+)
+from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
+from evertide.pipeline.hydration import (
+    Backfill,
+    check_computable,
+    check_content,
+    hydrated_cohort,
+    hydrated_tables,
+    view_record,
+)
+from evertide.pipeline.machine import Machine, MachineState
+from evertide.pipeline.members import Members
+from evertide.pipeline.runner import Runner
+from evertide.pipeline.tables import ERRORS_SCHEMA, Tables
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.changes import DIFF
+from evertide.shard.shard import Shards
+from evertide.sources.contract import Source
+from evertide.store.meta import Meta
+from evertide.store.paths import PIPELINE
+from evertide.store.writers import Writer
+
+__all__ = ["Hosts", "OnProgress", "open_runner", "positions"]
+
+logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[str, int, int], None]
+"""What is done, how much of it, out of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """What a process has once: storage, its right to write there, and what computes."""
+
+    meta: Meta
+    shards: Shards
+    journal: Journal
+    checkpoints: Checkpoints
+    writer: Writer
+    runtime: Runtime
+    settings: Settings
+    engine: Engine
+    store: StateStore
+    sources: Mapping[str, Source]
+    progress: OnProgress
+
+
+def open_runner(hosts: Hosts) -> Runner:
+    _, known = read_definition(hosts.meta)
+    evolution = evolved(known, hosts.engine)  # refuses before anything is changed
+    runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution)
+    _evolve(runner, evolution)
+    if runner.time == 0:
+        Backfill(runner, runner.definition.away("hydrating"), nullcontext()).run()
+    _complete(runner, hosts.progress)
+    _end_strays(runner)
+    if runner.time == 0:
+        runner.complete(runner.bind({name: Input(position, position) for name, position in _starts(runner).items()}))
+    return runner
+
+
+def positions(runner: Runner) -> dict[str, str]:
+    """Where each source of the pipeline stands: those that are new at their beginning."""
+    known = runner.journal.positions()
+    return {name: known.get(name, start) for name, start in _starts(runner).items()}
+
+
+def _starts(runner: Runner) -> dict[str, str]:
+    return {name: source.start for name, source in runner.sources.items()}
+
+
+def _runner(hosts: Hosts, definition: Definition, machine: Machine) -> Runner:
+    return Runner(
+        meta=hosts.meta,
+        members=Members(hosts.shards, definition),
+        machine=machine,
+        journal=hosts.journal,
+        checkpoints=hosts.checkpoints,
+        writer=hosts.writer,
+        sources=hosts.sources,
+        runtime=hosts.runtime,
+        settings=hosts.settings,
+    )
+
+
+def _fresh(hosts: Hosts) -> Runner:
+    if hosts.journal.upper or hosts.checkpoints.entries():
+        why = "the record of what the pipeline declares is gone, and transactions are there; see 'evertide fsck'"
+        raise RecordDamaged(path=hosts.meta.path(PIPELINE), why=why)
+    definition = Definition(0, {}, {}, tuple(hosts.sources), hosts.engine.fingerprint, hosts.runtime.new_id())
+    hosts.shards.create(definition.errors, ERRORS_SCHEMA, hosts.writer)
+    return _runner(hosts, definition, Machine(hosts.engine, hosts.store, Tables({}, hosts.store), [], 0))
+
+
+def _restored(hosts: Hosts, known: Definition, evolution: Evolution) -> Runner:
+    members = Members(hosts.shards, known)
+    committed, bound = hosts.journal.committed_upper, hosts.journal.upper
+    changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back}
+    tables = {name: table for name, table in hosts.engine.tables.items() if name not in changed}
+    stable = {name: view for name, view in known.live().items() if name not in evolution.views_gone}
+    state = _state(hosts, known, tables, committed)
+    if state is None:
+        machine = _rebuilt(hosts, members, tables, stable, committed)
+    else:
+        machine = _from_state(hosts, tables, stable, state)
+    runner = _runner(hosts, known, machine)
+    replay = Replay(restored=machine.time, committed=committed, bound=bound, path=hosts.journal.path)
+    for record in hosts.journal.records(machine.time) if machine.time < bound else ():
+        if replay.state is not State.REPLAY:
+            break
+        recorded = hosts.journal.committed(record.time)
+        if recorded is None:
+            raise Damaged(path=hosts.journal.path, why=f"what transaction {record.time} came to is not recorded")
+        replay.replayed(runner.replay(record, recorded), recorded)
+        hosts.progress("replay", replay.progress.done, committed - record.time - 1 + replay.progress.done)
+    _hydrate_missing(runner, stable, hosts.progress)
+    return runner
+
+
+def _state(hosts: Hosts, known: Definition, tables: Mapping[str, DeclaredTable], committed: int) -> MachineState | None:
+    """Of the newest checkpoint that fits; None if all has to be computed anew."""
+    try:
+        restored = hosts.checkpoints.restore(
+            hosts.writer, lambda verified: hosts.progress("restore", verified.bytes, verified.bytes_all)
+        )
+    except CheckpointDamaged:
+        logger.exception("no checkpoint is intact: all state is computed anew from the tables")
+        return None
+    if restored is None:
+        if committed:
+            logger.warning("there is no checkpoint yet: all state is computed from the tables")
+        return None
+    return _fitting(restored, known, tables)
+
+
+def _fitting(restored: Restored, known: Definition, tables: Mapping[str, DeclaredTable]) -> MachineState | None:
+    for skipped in restored.skipped:
+        logger.error("checkpoint %d is damaged and was not used: %s", skipped.entry.number, skipped.error)
+    state = msgspec.msgpack.decode(restored.state, type=MachineState)
+    moved = [name for name in tables if name in state.shards and known.tables[name].shard != state.shards[name]]
+    if moved:
+        logger.warning("the tables %s were changed since the checkpoint: all state is computed anew", moved)
+        return None
+    return state
+
+
+def _from_state(
+    hosts: Hosts, tables: Mapping[str, DeclaredTable], stable: Mapping[str, ViewRecord], state: MachineState
+) -> Machine:
+    cohorts: list[Cohort] = []
+    for saved in state.cohorts:
+        views = [name for name, shard in saved.views.items() if name in stable and stable[name].shard == shard]
+        if views:
+            cohorts.append(hosts.engine.cohort(views, hosts.store, saved.state))
+    return Machine(hosts.engine, hosts.store, Tables(tables, hosts.store, state.tables), cohorts, state.time)
+
+
+def _rebuilt(
+    hosts: Hosts,
+    members: Members,
+    tables: Mapping[str, DeclaredTable],
+    stable: Mapping[str, ViewRecord],
+    time: int,
+) -> Machine:
+    """All from the tables' shards; or, where a table is not kept, from the first transaction on, if that is there."""
+    engine, store = hosts.engine, hosts.store
+    if all(table.is_kept for table in tables.values()):
+        return Machine(engine, store, hydrated_tables(tables, store, members, time), [], time)
+    cohorts = [engine.cohort([*stable], store, None)] if stable else []
+    return Machine(engine, store, Tables(tables, store), cohorts, 0)
+
+
+def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress) -> None:
+    """Members of which no state was found: it is computed, and must come to what their shards hold."""
+    machine = runner.machine
+    missing = [name for name in stable if not any(name in cohort.views for cohort in machine.cohorts)]
+    if not missing:
+        return
+    logger.warning("the state of the views %s is computed from the tables", missing)
+    progress("rebuild", 0, len(missing))
+    cohort, content = hydrated_cohort(machine.engine, machine.store, runner.members, missing, machine.time)
+    check_content(runner.members, content, machine.time)
+    machine.cohorts.append(cohort)
+    progress("rebuild", len(missing), len(missing))
+
+
+def _evolve(runner: Runner, evolution: Evolution) -> None:
+    if evolution.is_nothing() and runner.definition.sources == tuple(runner.sources):
+        return
+    engine = runner.machine.engine
+    if runner.time:
+        check_computable(engine, evolution.views_new)
+    tables = {
+        name: msgspec.structs.replace(table, is_declared=name in engine.tables)
+        for name, table in runner.definition.tables.items()
+    }
+    for name in (*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back):
+        tables[name] = _table(runner, engine.tables[name], tables.get(name))
+    runner.members = runner.members.moved(
+        msgspec.structs.replace(runner.definition, tables=tables, sources=tuple(runner.sources))
+    )
+    known = runner.definition.views
+    away = Away("hydrating", runner.time - 1, "it is computed from the tables", runner.runtime.wall_s())
+    views = {name: known[name] for name in known if name not in evolution.views_gone}
+    for name in evolution.views_new:
+        views[name] = view_record(engine, name, known[name].shard if name in known else "", away)
+    runner.change(views={name: views[name] for name in engine.views}, fingerprint=engine.fingerprint)
+    for name in evolution.views_gone:
+        if name not in evolution.views_new and known[name].shard:
+            runner.members.shard(known[name].shard).finalize(runner.writer)
+
+
+def _end_strays(runner: Runner) -> None:
+    """Shards that no definition names: what a backfill or an evolution that was cut short left."""
+    definition = runner.definition
+    named = {*definition.members(), *(table.shard for table in definition.tables.values())}
+    named |= {view.shard for view in definition.views.values()}
+    for name in runner.members.shards.names():
+        if name not in named and not runner.members.shard(name).log.read().state.finalized:
+            logger.warning("shard %s belongs to nothing: a computation that was cut short left it, and it ends", name)
+            runner.members.shard(name).finalize(runner.writer)
+
+
+def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> TableRecord:
+    """The table's shard, with what it holds; and its rows by key."""
+    content = None
+    if table.is_kept and known is not None:
+        content = _widened(_last_content(runner, known), table.schema)
+    shard = ""
+    if table.is_kept:
+        shard = shard_name(table.name, runner.runtime.new_id())
+        runner.members.create(shard, table.schema, content, runner.time, runner.writer)
+    runner.machine.tables.add(table, content)
+    return TableRecord(table.schema.serialize().to_pybytes(), table.key, table.connector, shard)
+
+
+def _last_content(runner: Runner, known: TableRecord) -> pa.Table:
+    """Of a table that was away, what it held last."""
+    shard = runner.members.shard(known.shard)
+    if shard.upper == 0:
+        return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
+    with shard.snapshot(shard.upper - 1) as found:
+        return found.to_arrow()
+
+
+def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    have = set(rows.schema.names)
+    columns = [
+        rows.column(field.name) if field.name in have else pa.nulls(rows.num_rows, field.type) for field in schema
+    ]
+    fields = [*schema, pa.field(DIFF, pa.int64(), nullable=False)]
+    return pa.Table.from_arrays([*columns, rows.column(DIFF)], schema=pa.schema(fields))
+
+
+def _complete(runner: Runner, progress: OnProgress) -> None:
+    bound = runner.journal.upper
+    first = runner.time
+    if first < bound:
+        for record in runner.journal.records(first):
+            runner.complete(record)
+            progress("complete", record.time + 1 - first, bound - first)

@@ -1,0 +1,491 @@
+"""`Pipeline`: tables and views that live.
+
+    with Pipeline.open("shop.sql", storage="./shop.evertide") as p:
+        p.push("orders", [{"id": 1, "amount": 20}])
+        t = p.commit()
+        p.view("revenue").to_arrow()
+
+This is the face of the package. What it rests on, a module each:
+
+    engine, spark_engine     what computes views
+    definition               what the storage knows of the pipeline, and how that may change
+    tables, machine          state, and the step from one transaction to the next
+    inputs, pushes           where rows come from
+    runner                   bind, compute, commit
+    opening, hydration       from a storage to a running pipeline; views from scratch
+    checkpointing            checkpoints, and letting go
+    ownership, members       who runs it; its shards
+    reading, status          looking at it, also from other processes
+
+One thread at a time makes transactions, checkpoints and changes (`_turn`); reading needs no turn. Beside it run the
+heartbeat, the maintenance of shards, and the upkeep of state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.manifest import StateFile
+from evertide.checkpoint.records import Entry
+from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable
+from evertide.journal.journal import Journal
+from evertide.journal.records import Bound
+from evertide.pipeline.checkpointing import Checkpointing
+from evertide.pipeline.definition import Definition
+from evertide.pipeline.engine import Engine
+from evertide.pipeline.hydration import Backfill
+from evertide.pipeline.intake import Intake
+from evertide.pipeline.machine import state_store
+from evertide.pipeline.opening import Hosts, OnProgress, open_runner, positions
+from evertide.pipeline.ownership import take_over
+from evertide.pipeline.pushes import PUSH, Pushes, PushTransaction
+from evertide.pipeline.reading import Collections, View
+from evertide.pipeline.script import read_script
+from evertide.pipeline.spark_engine import SparkEngine
+from evertide.pipeline.status import Problem, SourceStatus, Status, collection_statuses, problem, stall
+from evertide.pipeline.upkeep import Upkeep
+from evertide.plan.query import frame_of, query
+from evertide.plan.session import SparkSession, open_session
+from evertide.plan.view_function import ViewFunction
+from evertide.runtime import Runtime, SystemRuntime
+from evertide.settings import Settings
+from evertide.shard.heart import Heart
+from evertide.shard.maintenance import Maintenance
+from evertide.shard.shard import Shards
+from evertide.sources.contract import Rows, Source, TableDeclaration
+from evertide.sources.registry import open_sources
+from evertide.store.open import Storage, open_storage
+from evertide.store.writers import Writer
+
+__all__ = ["Pipeline"]
+
+logger = logging.getLogger(__name__)
+
+
+class Pipeline:
+    def __init__(
+        self,
+        engine: Engine,
+        storage: Storage,
+        *,
+        base: Path,
+        runtime: Runtime,
+        settings: Settings,
+        progress: OnProgress | None = None,
+        threads: bool = True,
+    ) -> None:
+        """For `open`, and for tests, which bring an engine of their own."""
+        self.engine = engine
+        self.storage = storage
+        self.settings = settings
+        self._runtime = runtime
+        self._turn = threading.RLock()
+        self._stopping = threading.Event()
+        self._error: tuple[EvertideError, float] | None = None
+        self._is_paused = False
+        self._is_closed = False
+        self._tried_s: dict[str, float] = {}
+        self._opened_s = runtime.wall_s()
+        self._threads: list[Any] = []
+        self._pushed: PushTransaction
+        self._backfilling: threading.Thread | None = None
+        self._writer = take_over(storage.meta, runtime=runtime, settings=settings)
+        try:
+            self._start(base, progress or _silent, threads=threads)
+        except BaseException:
+            self._give_up()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        script: str | Path,
+        storage: str | Path,
+        *,
+        meta: str | None = None,
+        spark: SparkSession | None = None,
+        master: str | None = None,
+        settings: Settings | None = None,
+        functions: Sequence[ViewFunction] = (),
+        progress: OnProgress | None = None,
+    ) -> Pipeline:
+        """Open the pipeline of a script (SQL, or the path of a file) at a storage, which is made if it is not there.
+
+        It goes on where it was, whatever ended it. `progress` is told of long work: what, how much, of how much.
+        """
+        text, path, base = read_script(script)
+        settings, runtime = settings or Settings(), SystemRuntime()
+        opened = open_storage(storage, meta, runtime=runtime, settings=settings)
+        try:
+            engine = SparkEngine(open_session(spark, master), text, path, functions)
+            try:
+                return cls(engine, opened, base=base, runtime=runtime, settings=settings, progress=progress)
+            except BaseException:
+                engine.close()
+                raise
+        except BaseException:
+            opened.close()
+            raise
+
+    # Giving
+
+    def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
+        """Rows for the next transaction: dicts, an Arrow table or a DataFrame; upsert by key, deletes by key."""
+        self._check_open()
+        if hasattr(rows, "toArrow"):
+            rows = rows.toArrow()
+        with self._turn:
+            self._pushed.push(table, rows, deletes=deletes)
+
+    def transaction(self, producer: str = "", sequence: int = 0) -> PushTransaction:
+        """Rows for several tables that belong together. Dropped if its block fails; `commit` takes it otherwise.
+
+        A producer that numbers its transactions may repeat one: it is taken once.
+        """
+        self._check_open()
+        return PushTransaction(self._pushes, producer, sequence)
+
+    def abort(self) -> None:
+        """Forget what was pushed since the last commit."""
+        with self._turn:
+            self._pushed.abort()
+
+    def commit(self) -> int:
+        """Make a transaction of all that was pushed, and of what sources offer. Its number, or that of the last one."""
+        with self._turn:
+            self._check_open()
+            if self._is_paused:
+                raise Conflict(where="commit", why="the pipeline is paused: resume it first")
+            self._pushes.offer_up(self._pushed)
+            self._pushed = PushTransaction(self._pushes)
+            made = self.advance()
+            return self.time if made is None else made
+
+    # Going on
+
+    def advance(self) -> int | None:
+        """One transaction, of whatever there is. Its number; None if there is nothing."""
+        with self._turn:
+            self._check_open()
+            try:
+                return self._advanced()
+            except Unavailable:
+                raise  # nothing happened, or what was computed waits to be committed
+            except EvertideError as error:
+                self._error = (error, self._runtime.wall_s())
+                raise
+
+    def run(
+        self,
+        *,
+        transactions: int | None = None,
+        until_idle: bool = False,
+        told: Callable[[int, float], None] | None = None,
+    ) -> None:
+        """Make transactions as sources bring input, and checkpoints now and then, until `stop` is called.
+
+        It ends by itself after so many transactions, or when there is no more input, if asked to. `told` gets the
+        number of each transaction, and how many seconds it took.
+        """
+        made = 0
+        next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
+        while not self._stopping.is_set() and (transactions is None or made < transactions):
+            began_s = self._runtime.monotonic_s()
+            t = None if self._is_paused else self._patiently()
+            if t is not None:
+                made += 1
+                if told is not None:
+                    told(t, self._runtime.monotonic_s() - began_s)
+            elif until_idle and not self._is_paused and "" not in self._intake.stalled:
+                return
+            else:
+                self._stopping.wait(self.settings.transaction_interval_s)
+            if self._runtime.monotonic_s() >= next_checkpoint_s:
+                try:
+                    self.checkpoint()
+                except Unavailable as error:  # the transactions say whether storage is still away
+                    logger.warning("no checkpoint was made: %s", error)
+                next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
+
+    def stop(self) -> None:
+        """Let `run` end after the transaction that it is at."""
+        self._stopping.set()
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def checkpoint(self) -> Entry:
+        """Waits for the end of a transaction that is under way."""
+        with self._turn:
+            self._check_open()
+            self._runner.commit()
+            if not self._checkpointing.is_due() and self._checkpointing.last is not None:
+                return self._checkpointing.last
+            return self._checkpointing.checkpoint()
+
+    def checkpoint_files(self, entry: Entry) -> tuple[StateFile, ...]:
+        """The files that a checkpoint needs, most of which others need, too."""
+        return self._hosts.checkpoints.read(entry).files
+
+    def retry(self, view: str) -> None:
+        """Compute a view that failed once more, now."""
+        with self._turn:
+            self._check_open()
+            failed = {name.lower(): name for name in self.definition.away("failed")}
+            if view.lower() not in failed:
+                raise InvalidInput(where=f"view {view!r}", why=f"it has not failed; these have: {sorted(failed)}")
+            self._retry([failed[view.lower()]])
+
+    def hydrated(self, timeout_s: float | None = None) -> bool:
+        """Wait until views that are new are there; False if they are not in time."""
+        if self._backfilling is not None:
+            self._backfilling.join(timeout_s)
+        return not self.definition.away("hydrating")
+
+    # Looking
+
+    @property
+    def time(self) -> int:
+        """The last transaction that is in all collections."""
+        return self._runner.time - 1
+
+    @property
+    def definition(self) -> Definition:
+        return self._runner.definition
+
+    @property
+    def spark(self) -> SparkSession:
+        return self._spark_engine().spark
+
+    def view(self, name: str) -> View:
+        """A view or a table."""
+        return self.collections.view(name)
+
+    def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
+        """The answer of any query over tables and views, all at one time."""
+        return query(self.spark, text, lambda names: self.collections.tables_at(names, as_of))
+
+    def explain(self) -> list[Any]:
+        return self._spark_engine().explain(self._runner.machine.cohorts)
+
+    def status(self) -> Status:
+        members, journal = self._runner.members, self._hosts.journal
+        found = [] if self._error is None else [problem(*self._error)]
+        stalled = stall(self.storage.meta, journal, members, self._runtime, self.settings)
+        found += [stalled] if stalled else []
+        found += [*self._intake.stalled.values(), *self._beside()]
+        state = found[0].state if found else "paused" if self._is_paused else "running"
+        first = found[0] if found else Problem(state, "", "", "", self._opened_s)
+        where = positions(self._runner)
+        return Status(
+            state=state,
+            since_s=first.since_s,
+            why=first.why,
+            remedy=first.remedy,
+            time=self.time,
+            bound=journal.upper - 1,
+            generation=self.definition.generation,
+            holder=self._writer.id,
+            sources=tuple(self._source(source, where[name]) for name, source in self._runner.sources.items()),
+            collections=collection_statuses(members),
+            checkpoints=tuple((entry.number, entry.time) for entry in self._hosts.checkpoints.entries()),
+            problems=tuple(found),
+        )
+
+    # Ending
+
+    def close(self, *, checkpoint: bool = True) -> None:
+        """The orderly end: with a checkpoint, so that the next start is quick. May be called twice."""
+        self._stopping.set()
+        if self._backfilling is not None:
+            self._backfilling.join()  # before the turn is taken, which it may need
+        with self._turn:
+            if self._is_closed:
+                return
+            try:
+                if checkpoint and self._error is None:
+                    self._runner.commit()
+                    if self._checkpointing.is_due():
+                        self._checkpointing.checkpoint()
+            finally:
+                self._give_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close(checkpoint=kind is None)
+
+    # Inside
+
+    def _start(self, base: Path, progress: OnProgress, *, threads: bool) -> None:
+        storage, runtime, settings, writer = self.storage, self._runtime, self.settings, self._writer
+        shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
+        journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        if threads:
+            self._threads.append(Heart(settings, shards.leases, writer).start())
+        self._hosts = Hosts(
+            meta=storage.meta,
+            shards=shards,
+            journal=journal,
+            checkpoints=checkpoints,
+            writer=writer,
+            runtime=runtime,
+            settings=settings,
+            engine=self.engine,
+            store=state_store(storage.blob, writer.id),
+            sources=self._sources(base, journal, writer),
+            progress=progress,
+        )
+        self._runner = open_runner(self._hosts)
+        self._intake = Intake(self._runner)
+        self._pushed = PushTransaction(self._pushes)
+        self._checkpointing = Checkpointing(self._runner)
+        self.collections = Collections(lambda: self._runner.members, self._frame)
+        self._backfill(threads=threads)
+        if self._checkpointing.is_due():
+            self._checkpointing.checkpoint()
+        if threads:
+            self._threads.append(Maintenance(shards, writer, checkpoints.pinned).start())
+            self._threads.append(Upkeep(self._runner, self._checkpointing, self._turn).start())
+
+    def _backfill(self, *, threads: bool) -> None:
+        """Views that are new, beside the transactions."""
+        views = self.definition.away("hydrating")
+        if not views:
+            return
+        backfill = Backfill(self._runner, views, self._turn)
+
+        def run() -> None:
+            try:
+                backfill.run(self._stopping.is_set)
+            except EvertideError as error:
+                logger.exception("the views %s could not be computed", views)
+                self._error = (error, self._runtime.wall_s())
+
+        if threads:
+            self._backfilling = threading.Thread(target=run, name="evertide-backfill", daemon=True)
+            self._backfilling.start()
+        else:
+            backfill.run()
+
+    def _sources(self, base: Path, journal: Journal, writer: Writer) -> dict[str, Source]:
+        declared = {
+            name: TableDeclaration(
+                name, table.schema, table.key, table.connector, table.options, table.where, table.defaults
+            )
+            for name, table in self.engine.tables.items()
+        }
+        opened = open_sources(list(declared.values()), runtime=self._runtime, base=base)
+        fed = {table for source in opened for table in source.tables}
+        pushed = {name: one for name, one in declared.items() if name not in fed}
+        self._pushes = Pushes(pushed, journal, writer, self.settings, lambda: journal.upper)
+        return {PUSH: self._pushes, **{source.name: source for source in opened}}
+
+    def _advanced(self) -> int | None:
+        self._runner.commit()  # what waits from before
+        pending = self._runner.time
+        if pending < self._hosts.journal.upper:  # bound, and its computation was not begun
+            return self._completed(self._hosts.journal.read(pending), None)
+        inputs, batches = self._intake.input()
+        if all(given.before == given.after for given in inputs.values()):
+            return None
+        bound = self._runner.bind(inputs)
+        self._intake.acknowledge(bound, is_staged=True)
+        return self._completed(bound, batches)
+
+    def _completed(self, bound: Bound, batches: list[tuple[str, Rows]] | None) -> int:
+        self._runner.complete(bound, batches)
+        self._intake.acknowledge(bound, is_staged=False)
+        self._retry_touched({rows.table for _, rows in batches or ()})
+        return bound.time
+
+    def _retry_touched(self, tables: set[str]) -> None:
+        now_s = self._runtime.monotonic_s()
+        due = [
+            name
+            for name, view in self.definition.views.items()
+            if view.away is not None
+            and view.away.state == "failed"
+            and self.definition.tables_under(name) & tables
+            and now_s - self._tried_s.get(name, -1e9) >= self.settings.retry_view_s
+            and view.away.time < self.time
+        ]
+        if due:
+            self._retry(due)
+
+    def _retry(self, views: list[str]) -> None:
+        """All at once, as one may read another."""
+        for name in views:
+            self._tried_s[name] = self._runtime.monotonic_s()
+        Backfill(self._runner, views, nullcontext()).run()
+
+    def _patiently(self) -> int | None:
+        """While storage is away, nothing is lost by waiting."""
+        try:
+            t = self.advance()
+        except Unavailable as error:
+            self._intake.stalls("", error)
+            self._stopping.wait(self.settings.retry_wait_max_s)
+            return None
+        self._intake.goes_on("")
+        return t
+
+    def _beside(self) -> list[Problem]:
+        """What the threads beside the transactions could not do."""
+        found = []
+        for thread in self._threads:
+            errors = getattr(thread, "errors", None) or {}
+            error = getattr(thread, "error", None)
+            for one in [*errors.values(), *([error] if isinstance(error, EvertideError) else [])]:
+                told = problem(one, self._runtime.wall_s())
+                found.append(Problem("degraded", told.error_code, told.why, told.remedy, told.since_s))
+        return [one for one in found if one.state != "degraded"]
+
+    def _source(self, source: Source, position: str) -> SourceStatus:
+        stalled = self._intake.stalled.get(source.name)
+        return SourceStatus(source.name, source.tables, position, stalled.state if stalled else "running", stalled)
+
+    def _spark_engine(self) -> SparkEngine:
+        if not isinstance(self.engine, SparkEngine):
+            raise InvalidInput(where="Spark", why="this pipeline does not run on Spark")
+        return self.engine
+
+    def _frame(self, rows: pa.Table) -> Any:
+        return frame_of(self.spark, rows)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidInput(where="pipeline", why="it is closed")
+        if self._error is not None:
+            raise self._error[0]
+
+    def _give_up(self) -> None:
+        self._is_closed = True
+        for thread in reversed(self._threads):
+            thread.stop()
+        runner = getattr(self, "_runner", None)
+        for source in runner.sources.values() if runner is not None else ():
+            source.close()
+        with suppress(EvertideError):
+            self._writer.unregister()
+        if runner is not None:
+            self.engine.close()
+            self.storage.close()
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass

@@ -1,0 +1,170 @@
+"""Rows that people and programs push: a source whose input is there only once, and so is staged before it is bound.
+
+A *push transaction* holds rows for one table or several; all of them become part of one transaction, or none. It may
+carry the name of a producer and a sequence number: a request that is repeated, because its answer was lost, is then
+recognised and not taken twice (J10). Per producer, numbers must go up.
+
+Position: how many push transactions were bound, and per producer its last number with the time that bound it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.journal.journal import Journal
+from evertide.journal.records import Fragment, Staged
+from evertide.settings import Settings
+from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
+from evertide.sources.rows import rows_of
+from evertide.store.writers import Writer
+
+__all__ = ["PUSH", "PushTransaction", "Pushes"]
+
+PUSH = "push"
+"""The name of the source; tables without a connector are fed by it."""
+
+
+class _Position(msgspec.Struct, frozen=True):
+    pushes: int = 0
+    producers: dict[str, tuple[int, int]] = {}
+
+
+class PushTransaction:
+    """Use it as a context manager: what was pushed is dropped if the block fails. Not shared between threads."""
+
+    def __init__(self, pushes: Pushes, producer: str = "", sequence: int = 0) -> None:
+        self._pushes = pushes
+        self.producer = producer
+        self.sequence = sequence
+        self._waiting: dict[str, list[pa.Table]] = {}
+        self._bytes = 0
+        self.fragments: list[Staged] = []
+        self.rows = 0
+
+    def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
+        """Rows by upsert and rows, or keys, to delete. What does not fit the table is refused as a whole."""
+        made = rows_of(self._pushes.declaration(table), rows, deletes)
+        if made.rows.num_rows == 0:
+            return
+        self.rows += made.rows.num_rows
+        self._bytes += made.rows.nbytes
+        self._waiting.setdefault(made.table, []).append(made.rows)
+        if self._bytes > self._pushes.settings.push_buffer_bytes:
+            self.stage()
+
+    def stage(self) -> None:
+        """Make durable what waits in memory, a fragment per table."""
+        for table, pieces in self._waiting.items():
+            self.fragments.append(self._pushes.staged(table, pa.concat_tables(pieces)))
+        self._waiting, self._bytes = {}, 0
+
+    def abort(self) -> None:
+        """Forget all of it."""
+        self._pushes.drop(self.fragments)
+        self._waiting, self.fragments, self.rows, self._bytes = {}, [], 0, 0
+
+    def __enter__(self) -> PushTransaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._pushes.offer_up(self)
+        else:
+            self.abort()
+
+
+class Pushes:
+    """The source of all tables that are pushed to. Safe to share between threads."""
+
+    name = PUSH
+    start = msgspec.json.encode(_Position()).decode()
+
+    def __init__(
+        self,
+        declarations: Mapping[str, TableDeclaration],
+        journal: Journal,
+        writer: Writer,
+        settings: Settings,
+        next_time: Callable[[], int],
+    ) -> None:
+        self.tables = tuple(declarations)
+        self.settings = settings
+        self._declarations = {name.lower(): one for name, one in declarations.items()}
+        self._journal = journal
+        self._writer = writer
+        self._next_time = next_time
+        self._lock = threading.Lock()
+        self._ready: list[PushTransaction] = []
+        self._offered: list[PushTransaction] = []
+
+    def declaration(self, table: str) -> TableDeclaration:
+        found = self._declarations.get(table.lower())
+        if found is None:
+            why = f"rows can be pushed to {sorted(self.tables)} only: other tables have a source of their own"
+            raise InvalidInput(where=f"table {table!r}", why=why)
+        return found
+
+    def offer_up(self, pushed: PushTransaction) -> None:
+        """It is complete: the next transaction takes it."""
+        if pushed.rows:
+            pushed.stage()
+            with self._lock:
+                self._ready.append(pushed)
+
+    def staged(self, table: str, rows: pa.Table) -> Staged:
+        return self._journal.stage(PUSH, table, rows, self._writer)
+
+    def drop(self, fragments: list[Staged]) -> None:
+        if fragments:
+            self._journal.drop(fragments, self._writer)
+
+    def bound_at(self, position: str, producer: str, sequence: int) -> int | None:
+        """The time that bound this number of a producer, or a later one; None if it is new."""
+        last = msgspec.json.decode(position, type=_Position).producers.get(producer)
+        return last[1] if last is not None and sequence <= last[0] else None
+
+    def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - whoever commits wants all of it
+        with self._lock:
+            self._offered = list(self._ready)
+        at = msgspec.json.decode(position, type=_Position)
+        time, producers = self._next_time(), dict(at.producers)
+        taken, repeated = [], []
+        for pushed in self._offered:
+            last = producers.get(pushed.producer)
+            if pushed.producer and last is not None and pushed.sequence <= last[0]:
+                repeated.append(pushed)
+                continue
+            if pushed.producer:
+                producers[pushed.producer] = (pushed.sequence, time)
+            taken.append(pushed)
+        for pushed in repeated:
+            self.drop(pushed.fragments)
+            self._forget([pushed])
+        if not taken:
+            return None
+        after = msgspec.json.encode(_Position(at.pushes + len(taken), producers)).decode()
+        fragments = tuple(fragment for pushed in taken for fragment in pushed.fragments)
+        return Offer(after, fragments, sum(pushed.rows for pushed in taken))
+
+    def read(self, fragment: Fragment) -> Iterator[Rows]:
+        if not isinstance(fragment, Staged):
+            raise InvalidInput(where=f"source {PUSH!r}", why=f"{fragment} is not a fragment of it")
+        yield Rows(fragment.table, self._journal.load(fragment))
+
+    def acknowledge(self, position: str) -> None:  # noqa: ARG002 - whatever was offered last is bound
+        self._forget(self._offered)
+        self._offered = []
+
+    def _forget(self, several: list[PushTransaction]) -> None:
+        with self._lock:
+            self._ready = [pushed for pushed in self._ready if pushed not in several]
+
+    def close(self) -> None:
+        for pushed in self._ready:
+            pushed.abort()

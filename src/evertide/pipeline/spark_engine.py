@@ -1,0 +1,117 @@
+"""The engine that pipelines run on: circuits of Spark (`evertide.flow`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from evertide.flow import Circuit, CircuitState
+from evertide.flow.explain import explain
+from evertide.flow.explanation import Explanation
+from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
+from evertide.plan.columns import arrow_schema
+from evertide.plan.fingerprint import Fingerprints
+from evertide.plan.nodes import Attribute
+from evertide.plan.program import Program
+from evertide.plan.session import Session
+from evertide.plan.view_function import ViewFunction
+
+__all__ = ["SparkCohort", "SparkEngine"]
+
+
+class SparkCohort:
+    def __init__(self, circuit: Circuit) -> None:
+        self.circuit = circuit
+
+    @property
+    def views(self) -> Mapping[str, pa.Schema]:
+        return self.circuit.views
+
+    def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        return self.circuit.step(deltas)
+
+    def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
+        return self.circuit.fails(deltas)
+
+    def drop(self, views: Collection[str]) -> None:
+        self.circuit.drop(views)
+
+    def save(self) -> tuple[bytes, list[StatePart]]:
+        state = self.circuit.save()
+        return msgspec.msgpack.encode(state), parts_of(state.arrangements.values())
+
+    def parts(self) -> list[StatePart]:
+        return [
+            StatePart(entry.key, entry.bytes, entry.checksum)
+            for kept in self.circuit.arrangements.values()
+            for entry in kept.parts()
+        ]
+
+    def released(self) -> list[str]:
+        return [key for kept in self.circuit.arrangements.values() for key in taken(kept.released)]
+
+    def maintain(self) -> bool:
+        return self.circuit.maintain()
+
+
+class SparkEngine:
+    def __init__(
+        self, session: Session, script: str, path: str = "SQL", functions: Sequence[ViewFunction] = ()
+    ) -> None:
+        """The session is closed with the engine, if it was started for it."""
+        self._session = session
+        self.spark = session.spark
+        self.program = Program(session.spark, script, path, functions=functions)
+        prints = Fingerprints(self.program)
+        self.fingerprint = prints.pipeline
+        self.tables = {
+            statement.name: DeclaredTable(
+                name=statement.name,
+                schema=_named(self.program.tables[statement.name]),
+                key=tuple(_declared(statement.key, self.program.tables[statement.name])),
+                connector=statement.connector,
+                options=statement.options,
+                is_kept=statement.properties.get("evertide.keep", "all") == "all",
+                where=statement.where,
+                defaults={column.name: column.default for column in statement.columns if column.default},
+            )
+            for statement in self.program.table_statements
+        }
+        self.views = {
+            name: DeclaredView(name, _named(plan.output), prints.views[name], self.program.reads[name])
+            for name, plan in self.program.views.items()
+        }
+
+    def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> SparkCohort:
+        saved = None if state is None else msgspec.msgpack.decode(state, type=CircuitState)
+        return SparkCohort(
+            Circuit(
+                self._session.spark,
+                "",
+                program=self.program,
+                only=views,
+                blob=store.blob,
+                cache=store.cache,
+                new_name=store.new_name,
+                state=saved,
+            )
+        )
+
+    def explain(self, cohorts: Iterable[Cohort]) -> list[Explanation]:
+        return [explain(cohort.circuit) for cohort in cohorts if isinstance(cohort, SparkCohort)]
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _named(columns: Sequence[Attribute]) -> pa.Schema:
+    positional = arrow_schema(columns)
+    return pa.schema([field.with_name(column.name) for field, column in zip(positional, columns, strict=True)])
+
+
+def _declared(key: Sequence[str], columns: Sequence[Attribute]) -> list[str]:
+    """The key's columns, spelled as the table spells them."""
+    names = {column.name.lower(): column.name for column in columns}
+    return [names[column.lower()] for column in key]

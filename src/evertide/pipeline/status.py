@@ -1,0 +1,191 @@
+"""What a pipeline is doing, and what is wrong, derived from what is durable: any process can ask (I13).
+
+The states, of which the first that holds is told:
+
+    failed      it stopped because of an error
+    diverged    a replay came to something else than what is recorded
+    frozen      a part that is needed is missing or damaged
+    stopped     nobody runs it
+    replaying   it comes back after a stop
+    stalled     a transaction is bound, and not committed for longer than it should take; or a source cannot be read
+    paused      somebody asked it to wait
+    running
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError
+from evertide.journal.journal import Journal
+from evertide.pipeline.definition import Definition, read_definition
+from evertide.pipeline.members import Members
+from evertide.pipeline.names import ERRORS
+from evertide.pipeline.ownership import holder, is_gone
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.shard import Shards
+from evertide.store.meta import Meta
+from evertide.store.open import Storage
+from evertide.store.retry import reading
+from evertide.store.writers import Registration
+
+__all__ = [
+    "CollectionStatus",
+    "Problem",
+    "SourceStatus",
+    "Status",
+    "collection_statuses",
+    "problem",
+    "read_status",
+    "stall",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong: since when, why, and what to do."""
+
+    state: str
+    error_code: str
+    why: str
+    remedy: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionStatus:
+    name: str
+    kind: str
+    """`table`, `view` or `errors`."""
+    state: str
+    """`running`, `hydrating`, `failed` or `undeclared`."""
+    upper: int
+    since: int
+    rows: int
+    """Changes that are stored, of which some may take back others."""
+    bytes: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    name: str
+    tables: tuple[str, ...]
+    position: str
+    state: str
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    state: str
+    since_s: float
+    why: str
+    remedy: str
+    time: int
+    """The last transaction that is in all collections; -1 if none is."""
+    bound: int
+    generation: int
+    holder: str
+    sources: tuple[SourceStatus, ...]
+    collections: tuple[CollectionStatus, ...]
+    checkpoints: tuple[tuple[int, int], ...]
+    """Number and time, the newest first."""
+    problems: tuple[Problem, ...] = field(default=())
+    host: str = ""
+    pid: int = 0
+    """Of the process that runs it, if another one asks."""
+
+
+def problem(error: EvertideError, since_s: float) -> Problem:
+    if isinstance(error, Diverged):
+        state = "diverged"
+    elif isinstance(error, BlobMissing | BlobDamaged):
+        state = "frozen"
+    else:
+        state = "failed"
+    return Problem(state, error.error_code, str(error), error.remedy, since_s)
+
+
+def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:
+    """A transaction that is bound, and waits for longer than it should (S1)."""
+    head = journal.head()
+    if head is None or journal.committed_upper > head.time:
+        return None
+    waiting = journal.committed_upper
+    bound_at_s = journal.read(waiting).bound_at_s
+    if runtime.wall_s() - bound_at_s < settings.stall_after_s:
+        return None
+    behind = [name for name, shard in members.all().items() if shard.upper <= waiting]
+    held = holder(meta)
+    who = f"process {held.pid} on {held.host} holds it" if held else "nobody runs the pipeline"
+    why = f"transaction {waiting} is bound and not committed; the shards {behind} wait for it; {who}"
+    remedy = "Look at the log of that process; if it hangs, end it and start again: nothing is lost."
+    return Problem("stalled", "stalled", why, remedy, bound_at_s)
+
+
+def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints: Checkpoints) -> Status:
+    """From the storage alone: what only the process itself knows (an error that it holds) is not in it."""
+    meta, runtime, settings = storage.meta, shards.runtime, shards.settings
+    _, definition = reading(lambda: read_definition(meta), runtime, settings)
+    members = Members(shards, definition) if definition is not None else None
+    held = reading(lambda: holder(meta), runtime, settings)
+    lives = held is not None and not is_gone(meta, held, runtime, settings)
+    head = journal.head()
+    stalled = stall(meta, journal, members, runtime, settings) if lives and members is not None else None
+    if held is not None and lives:
+        first = stalled or Problem("running", "", "", "", held.registered_at_s)
+    else:
+        why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
+        first = Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
+    return Status(
+        state=first.state,
+        since_s=first.since_s,
+        why=first.why,
+        remedy=first.remedy,
+        time=journal.committed_upper - 1,
+        bound=head.time if head else -1,
+        generation=definition.generation if definition else 0,
+        holder=held.writer if held and lives else "",
+        sources=tuple(SourceStatus(name, (), position, "") for name, position in journal.positions().items()),
+        collections=collection_statuses(members) if members is not None else (),
+        checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
+        problems=(stalled,) if stalled else (),
+        host=held.host if held and lives else "",
+        pid=held.pid if held and lives else 0,
+    )
+
+
+def _stopped(held: Registration | None, committed: int, bound: int) -> str:
+    if bound == 0:
+        return "no pipeline ever ran on this storage"
+    who = f"process {held.pid} on {held.host} ended without saying so" if held else "nobody runs it"
+    return (
+        f"{who}; {bound - committed} transactions are bound, and completed by the next start"
+        if bound > committed
+        else who
+    )
+
+
+def collection_statuses(members: Members) -> tuple[CollectionStatus, ...]:
+    definition: Definition = members.definition
+    found = []
+    for name, table in definition.tables.items():
+        if table.shard:
+            found.append(_of(members, name, "table", table.shard, "running" if table.is_declared else "undeclared"))
+    for name, view in definition.views.items():
+        state, why = (view.away.state, view.away.why) if view.away else ("running", "")
+        found.append(_of(members, name, "view", view.shard, state, why))
+    found.append(_of(members, ERRORS, "errors", definition.errors, "running"))
+    return tuple(found)
+
+
+def _of(members: Members, name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:  # noqa: PLR0917
+    if not shard:
+        return CollectionStatus(name, kind, state, 0, 0, 0, 0, why)
+    known = members.shard(shard).log.read().state
+    rows = sum(batch.rows for batch in known.batches)
+    size = sum(batch.bytes for batch in known.batches)
+    return CollectionStatus(name, kind, state, known.upper, known.since, rows, size, why)

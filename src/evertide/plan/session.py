@@ -1,0 +1,61 @@
+"""Spark for a pipeline: the session that it is given, or one of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+
+__all__ = ["Session", "SparkSession", "open_session"]
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.codegen.cache.maxEntries": "4000",
+}
+"""Small jobs by the thousand: what they compile to is kept, and nobody watches each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    spark: SparkSession
+    is_own: bool
+
+    def close(self) -> None:
+        if self.is_own:
+            self.spark.stop()
+
+
+def open_session(spark: SparkSession | None = None, master: str | None = None) -> Session:
+    """The session given, the one that is active, or a new one at `master`, all cores of this machine by default."""
+    known = spark or SparkSession.getActiveSession()
+    if known is not None:
+        if master is not None and known.sparkContext.master != master:
+            why = f"a session at {known.sparkContext.master!r} is active in this process already"
+            raise InvalidInput(where=f"master {master!r}", why=why)
+        return Session(known, is_own=False)
+    _check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("evertide").master(master or os.environ.get("SPARK_MASTER", "local[*]"))
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except (PySparkException, RuntimeError) as error:
+        raise InvalidInput(where="Spark", why=f"it does not start: {error}") from error
+    session.sparkContext.setLogLevel("ERROR")
+    return Session(session, is_own=True)
+
+
+def _check_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and shutil.which("java", path=f"{home}/bin")):
+        raise InvalidInput(
+            where="Java", why="Spark needs Java 17 or newer, and none was found: install it, or set JAVA_HOME"
+        )

@@ -1,0 +1,195 @@
+"""Scripts change: what is new is computed from the tables, what stays goes on, what cannot be is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.pipeline.definition import Away
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.hydration import view_record
+from evertide.pipeline.pipeline import Pipeline
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import NOTES, ORDERS, VIEWS, Row, crash, engine, kept_less, open_pipeline, rows_of, storage
+
+SCHEMA = ORDERS.schema
+
+
+def order(number: int, amount: int = 10) -> Row:
+    return {"id": number, "customer": "ann", "amount": amount}
+
+
+def filled(made: SmallEngine | None = None) -> Storage:
+    kept = storage()
+    with open_pipeline(kept, made) as p:
+        for number in range(1, 5):
+            p.push("orders", [order(number, number)])
+            p.push("notes", [{"text": "x"}])
+            p.commit()
+    return kept
+
+
+def cohorts(p: Pipeline) -> list[set[str]]:
+    return [set(cohort.views) for cohort in p._runner.machine.cohorts]
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_c8_a_view_that_is_added_is_computed_and_the_others_go_on(is_clean: bool) -> None:
+    """The others keep their shards and their state: taken for new, all would be computed again."""
+    kept = filled()
+    with open_pipeline(kept) as p:
+        shards = {name: view.shard for name, view in p.definition.views.items()}
+        if not is_clean:
+            p.push("orders", [order(9, 9)])
+            p.commit()
+            crash(p)
+    with open_pipeline(kept, engine("revenue", "counts", "share")) as p:
+        assert {name: p.definition.views[name].shard for name in shards} == shards
+        assert cohorts(p) == [{"revenue", "counts"}, {"share"}]
+        assert rows_of(p, "share")[:2] == [(1, 100), (2, 50)]
+        p.push("orders", [order(1, 50)])
+        p.commit()
+        assert rows_of(p, "share")[0] == (1, 2)
+        crash(p)
+    with open_pipeline(kept, engine("revenue", "counts", "share")) as p:
+        assert cohorts(p) == [{"revenue", "counts"}, {"share"}]
+        assert rows_of(p, "share")[0] == (1, 2)
+        assert rows_of(p, "counts")[0][0] == len(rows_of(p, "share"))
+
+
+def test_c8_a_view_that_changed_is_computed_anew_and_its_old_shard_ends() -> None:
+    kept = filled()
+    with open_pipeline(kept) as p:
+        old = p.definition.views["revenue"].shard
+    changed = replace(VIEWS["revenue"], version=2, function=lambda _: [{"customer": "all", "amount": 1}])
+    with open_pipeline(kept, SmallEngine([ORDERS, NOTES], [changed, VIEWS["counts"]])) as p:
+        assert rows_of(p, "revenue") == [("all", 1)]
+        assert rows_of(p, "counts") == [(4, 4)]
+        assert p._runner.members.shard(old).log.read().state.finalized
+
+
+def test_c8_a_view_that_is_dropped_is_gone_and_comes_back_right() -> None:
+    kept = filled()
+    with open_pipeline(kept, engine("counts")) as p:
+        with pytest.raises(InvalidInput, match="no such collection"):
+            p.view("revenue")
+        p.push("orders", [order(1, 100)])
+        p.commit()
+    with open_pipeline(kept) as p:
+        assert rows_of(p, "revenue") == [("ann", 109)]
+
+
+def test_a_new_table_starts_empty_and_one_that_was_away_is_there_again() -> None:
+    kept = filled()
+    extra = DeclaredTable("extra", pa.schema([("x", pa.int64())]))
+    with open_pipeline(kept, engine("revenue", tables=(ORDERS, extra))) as p:
+        p.push("extra", [{"x": 1}])
+        p.commit()
+        assert rows_of(p, "extra") == [(1,)]
+        with pytest.raises(InvalidInput, match="notes"):
+            p.push("notes", [{"text": "y"}])
+        assert "notes" not in p.collections.names()
+    with open_pipeline(kept) as p:
+        assert rows_of(p, "notes") == [("x",)] * 4
+        p.push("notes", [{"text": "y"}])
+        p.commit()
+        assert rows_of(p, "counts") == [(4, 5)]
+
+
+def test_a_table_may_get_further_columns() -> None:
+    """Rows that are there have NULL in them; keys are found as before."""
+    kept = filled()
+    wide = replace(ORDERS, schema=pa.schema([*SCHEMA, ("note", pa.string())]))
+    with open_pipeline(kept, engine(tables=(wide, NOTES))) as p:
+        p.push("orders", [{**order(1, 7), "note": "new"}], deletes=[2])
+        p.commit()
+        assert rows_of(p, "orders") == [(1, "ann", 7, "new"), (3, "ann", 3, None), (4, "ann", 4, None)]
+        assert rows_of(p, "revenue") == [("ann", 14)]
+        crash(p)
+    with open_pipeline(kept, engine(tables=(wide, NOTES))) as p:
+        p.push("orders", deletes=[1])
+        p.commit()
+        assert rows_of(p, "revenue") == [("ann", 7)]
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        (replace(ORDERS, key=()), "its key was"),
+        (replace(ORDERS, schema=pa.schema([*SCHEMA, pa.field("n", pa.int64(), nullable=False)])), "NOT NULL"),
+        (replace(ORDERS, schema=pa.schema([*SCHEMA][:2])), "column 3 was amount"),
+        (replace(ORDERS, schema=SCHEMA.set(2, pa.field("amount", pa.int32()))), "column 3 was amount"),
+        (kept_less(ORDERS), "evertide.keep cannot change"),
+    ],
+)
+def test_anything_else_is_refused_with_the_reason_and_nothing_changes(table: DeclaredTable, why: str) -> None:
+    kept = filled()
+    with pytest.raises(InvalidInput, match=why):
+        open_pipeline(kept, engine(tables=(table, NOTES)))
+    with open_pipeline(kept) as p:
+        assert rows_of(p, "revenue") == [("ann", 10)]
+        assert p.time == 4
+
+
+def test_a_view_over_a_table_that_is_not_kept_cannot_be_added_later() -> None:
+    unkept = (kept_less(ORDERS), NOTES)
+    kept = storage()
+    with open_pipeline(kept, engine("revenue", tables=unkept)) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+    with pytest.raises(InvalidInput, match="not kept"):
+        open_pipeline(kept, engine("revenue", "share", tables=unkept))
+    with open_pipeline(kept, engine("revenue", tables=unkept)) as p:
+        assert rows_of(p, "revenue") == [("ann", 10)]
+
+
+def test_a_view_is_computed_while_the_others_go_on() -> None:
+    """It catches up with what is committed meanwhile, and joins without a gap."""
+    kept = filled()
+    may_go_on, has_begun = threading.Event(), threading.Event()
+
+    def slowly(tables: Mapping[str, list[Row]]) -> list[Row]:
+        has_begun.set()
+        may_go_on.wait(20)
+        return list(VIEWS["share"].function(tables))
+
+    slow = replace(VIEWS["share"], function=slowly)
+    made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], VIEWS["counts"], slow])
+    with open_pipeline(kept, made, threads=True) as p:
+        assert has_begun.wait(20)
+        for number in range(5, 12):
+            p.push("orders", [order(number, number)])
+            p.commit()
+        assert rows_of(p, "counts") == [(11, 4)]
+        [status] = [one for one in p.status().collections if one.name == "share"]
+        assert status.state == "hydrating"
+        with pytest.raises(InvalidInput, match="hydrating"):
+            p.view("share").to_arrow()
+        may_go_on.set()
+        assert p.hydrated(20)
+        assert rows_of(p, "share") == sorted([(number, 100 // number) for number in range(1, 12)], key=repr)
+        p.push("orders", [order(1, 4)])
+        p.commit()
+        assert (1, 25) in rows_of(p, "share")
+        found = p.view("share").changes(4).column("__time").to_pylist()
+        assert sorted(set(found)) == [5, 6, 7, 8, 9, 10, 11, 12]
+
+
+def test_a_backfill_that_a_crash_cut_short_is_begun_again() -> None:
+    kept = filled()
+    p = open_pipeline(kept, engine("revenue", "counts"))
+    p._runner.change(
+        views={
+            **p.definition.views,
+            "share": view_record(engine("share"), "share", "", Away("hydrating", 3, "it is computed", 0.0)),
+        }
+    )
+    crash(p)
+    with open_pipeline(kept, engine("revenue", "counts", "share")) as p:
+        assert len(rows_of(p, "share")) == 4

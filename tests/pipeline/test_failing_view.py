@@ -1,0 +1,88 @@
+"""J12: a row makes a view fail. The others go on, its last good content stays, and it comes back by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.settings import Settings
+from tests.pipeline.kit import Row, crash, engine, open_pipeline, rows_of, storage
+
+VIEWS = ("revenue", "share")
+
+
+def order(number: int, amount: int) -> Row:
+    return {"id": number, "customer": "ann", "amount": amount}
+
+
+def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
+    """Without leaving its cohort, the view would stop everybody; without the retry it would stay behind for ever."""
+    with open_pipeline(storage(), engine(*VIEWS)) as p:
+        p.push("orders", [order(1, 50)])
+        p.commit()
+        p.push("orders", [order(2, 0), order(3, 4)])
+        failed = p.commit()
+        assert rows_of(p, "revenue") == [("ann", 54)]
+        assert rows_of(p, "share") == [(1, 2)]
+        [status] = [one for one in p.status().collections if one.name == "share"]
+        assert (status.state, status.upper) == ("failed", failed)
+        assert "ZeroDivisionError" in status.why
+        assert "'id': 2" in status.why
+        p.push("notes", [{"text": "nothing to do with it"}])
+        p.commit()
+        assert rows_of(p, "share") == [(1, 2)]
+        p.push("orders", [order(2, 10)])
+        p.commit()
+        assert rows_of(p, "share") == [(1, 2), (2, 10), (3, 25)]
+        assert all(one.state == "running" for one in p.status().collections)
+
+
+def test_j12_it_stays_failed_across_restarts_and_is_not_taken_for_new() -> None:
+    kept = storage()
+    with open_pipeline(kept, engine(*VIEWS)) as p:
+        p.push("orders", [order(1, 50)])
+        p.commit()
+        p.push("orders", [order(2, 0)])
+        p.commit()
+        crash(p)
+    with open_pipeline(kept, engine(*VIEWS)) as p:
+        assert rows_of(p, "share") == [(1, 2)]
+        assert p.view("share").time == 1
+        p.push("orders", deletes=[2])
+        p.commit()
+        assert rows_of(p, "share") == [(1, 2)]
+        assert p.view("share").time == p.time
+        crash(p)
+    with open_pipeline(kept, engine(*VIEWS)) as p:
+        p.push("orders", [order(3, 100)])
+        p.commit()
+        assert rows_of(p, "share") == [(1, 2), (3, 1)]
+
+
+def test_j12_a_view_that_fails_when_it_is_added_does_not_keep_the_others_from_starting() -> None:
+    kept = storage()
+    with open_pipeline(kept, engine("revenue")) as p:
+        p.push("orders", [order(1, 0)])
+        p.commit()
+    with open_pipeline(kept, engine(*VIEWS)) as p:
+        assert rows_of(p, "revenue") == [("ann", 0)]
+        with pytest.raises(InvalidInput, match="ZeroDivisionError"):
+            p.view("share").to_arrow()
+        p.push("orders", [order(1, 20)])
+        p.commit()
+        assert rows_of(p, "share") == [(1, 5)]
+
+
+def test_a_view_is_tried_again_on_request_and_not_more_often_than_asked() -> None:
+    with open_pipeline(storage(), engine(*VIEWS), settings=Settings(retry_view_s=1e9)) as p:
+        p.push("orders", [order(1, 0)])
+        p.commit()
+        p.push("orders", [order(2, 0)])
+        p.commit()  # the first try, which fails
+        p.push("orders", [order(1, 1), order(2, 2)])
+        p.commit()
+        assert rows_of(p, "share") == []
+        p.retry("share")
+        assert rows_of(p, "share") == [(1, 100), (2, 50)]
+        with pytest.raises(InvalidInput, match="has not failed"):
+            p.retry("share")

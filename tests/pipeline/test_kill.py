@@ -1,0 +1,75 @@
+"""J1: a process is killed again and again while data flows. It comes back each time, and in the end all is right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from evertide.sources.chance import Chance
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import rows_of
+from tests.pipeline.worker import joined, open_worker, total
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def worker(storage: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.pipeline.worker", str(storage), kind]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run_and_kill(storage: Path, kind: str, lines: int) -> tuple[int, list[int]]:
+    """Where it began, and what it acknowledged until it was killed."""
+    with worker(storage, kind) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline().split()
+        assert first[:1] == ["running"], first
+        told = [process.stdout.readline().strip() for _ in range(lines)]
+        process.kill()
+        told += [line.strip() for line in process.stdout if line.endswith("\n")]
+    assert not any(line.startswith("error") for line in told), told
+    return int(first[1]), [int(line) for line in told if line not in ("", "-")]
+
+
+def check(storage: Path, kind: str, at_least: int) -> None:
+    with open_worker(storage, kind) as p:
+        assert p.time >= at_least
+        assert p.status().state == "running"
+        tables = {name: p.view(name).to_pylist() for name in ("north", "south")}
+        both = sorted((tuple(row.values()) for row in joined(tables)), key=repr)
+        assert rows_of(p, "both") == both
+        assert rows_of(p, "total") == [tuple(total(tables)[0].values())]
+        assert isinstance(p.engine, SmallEngine) == (kind == "small")
+
+
+def cycles(storage: Path, kind: str, count: int, seed: int) -> None:
+    chance = Chance(seed)
+    used: list[int] = []
+    for _ in range(count):
+        began, acknowledged = run_and_kill(storage, kind, chance.below(12))
+        if used:
+            assert began >= used[-1], "what was acknowledged is gone"
+        assert acknowledged == list(range(began + 1, began + 1 + len(acknowledged))), "a number was used twice"
+        used += acknowledged
+    check(storage, kind, used[-1] if used else 0)
+
+
+def test_j1_fifteen_times_killed_and_restarted(tmp_path: Path) -> None:
+    cycles(tmp_path / "s", "small", 15, 1)
+
+
+@pytest.mark.timeout(300)
+def test_j1_killed_and_restarted_with_spark(tmp_path: Path, spark: object) -> None:
+    """Few, as each start costs seconds; the check at the end is by the session that all tests share."""
+    cycles(tmp_path / "s", "spark", 2, 2)

@@ -1,0 +1,183 @@
+"""A pipeline as its user sees it: push, commit, read; and what is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+
+from evertide.errors import Conflict, InvalidInput
+from evertide.pipeline.tables import ERRORS
+from tests.pipeline.kit import ORDERS, Row, engine, open_pipeline, rows_of, storage
+
+
+def order(number: int, customer: str | None = "ann", amount: int | None = 10) -> Row:
+    return {"id": number, "customer": customer, "amount": amount}
+
+
+def test_views_hold_what_they_hold_without_input_from_the_first_moment_on() -> None:
+    with open_pipeline(storage()) as p:
+        assert p.time == 0
+        assert rows_of(p, "counts") == [(0, 0)]
+        assert rows_of(p, "revenue") == []
+
+
+def test_a_transaction_shows_in_all_views_at_once_and_at_its_time() -> None:
+    with open_pipeline(storage()) as p:
+        p.push("orders", [order(1), order(2, "bob", 5)])
+        p.push("notes", pa.table({"text": ["hello"]}))
+        assert rows_of(p, "counts") == [(0, 0)]
+        first = p.commit()
+        p.push("orders", [order(1, "ann", 30)], deletes=[2])
+        second = p.commit()
+        assert (first, second) == (1, 2)
+        assert rows_of(p, "counts") == [(1, 1)]
+        assert rows_of(p, "revenue") == [("ann", 30)]
+        assert p.view("revenue").as_of(first).to_pylist() == [
+            {"customer": "ann", "amount": 10},
+            {"customer": "bob", "amount": 5},
+        ]
+        assert p.view("counts").as_of(first).to_pylist() == [{"orders": 2, "notes": 1}]
+
+
+def test_changes_are_told_transaction_by_transaction() -> None:
+    with open_pipeline(storage()) as p:
+        p.push("orders", [order(1)])
+        first = p.commit()
+        p.push("orders", [order(1, "ann", 11)])
+        p.commit()
+        found = [(row["amount"], row["__time"], row["__diff"]) for row in p.view("revenue").changes(first).to_pylist()]
+        assert found == [(10, 2, -1), (11, 2, 1)]
+        assert p.view("revenue").changes(p.time).num_rows == 0
+
+
+def test_nothing_pushed_is_no_transaction() -> None:
+    with open_pipeline(storage()) as p:
+        assert p.commit() == 0
+        p.push("orders", [])
+        assert p.commit() == 0
+
+
+def test_u5_the_last_change_of_a_key_wins_and_unknown_deletes_are_nothing() -> None:
+    """Without choosing the last row of each key, the table holds two rows for key 1."""
+    with open_pipeline(storage()) as p:
+        p.push("orders", [order(1), order(2)])
+        p.push("orders", [order(1, "bob", 7)], deletes=[2, 99])
+        p.push("orders", [order(3)])
+        p.push("orders", deletes=[3])
+        p.push("orders", [order(3, None, None)])
+        p.commit()
+        assert rows_of(p, "orders") == [(1, "bob", 7), (3, None, None)]
+        p.push("orders", deletes=[1])
+        p.push("orders", [order(1, "eve", 1)])
+        p.commit()
+        assert rows_of(p, "orders") == [(1, "eve", 1), (3, None, None)]
+
+
+def test_a_table_without_a_key_takes_rows_as_they_come() -> None:
+    with open_pipeline(storage()) as p:
+        p.push("notes", [{"text": "a"}, {"text": "a"}, {"text": None}])
+        p.commit()
+        p.push("notes", deletes=[{"text": "a"}, {"text": "b"}])
+        p.commit()
+        assert rows_of(p, "notes") == [("a",), (None,)]
+        p.push("notes", [{"text": "b"}], deletes=[{"text": "b"}, {"text": "b"}, {"text": "a"}, {"text": "a"}])
+        p.commit()
+        assert rows_of(p, "notes") == [(None,)]
+
+
+def test_a_transaction_over_several_tables_is_whole_or_nothing() -> None:
+    with open_pipeline(storage()) as p:
+        with suppress(ZeroDivisionError), p.transaction() as failing:
+            failing.push("orders", [order(1)])
+            failing.push("notes", [{"text": str(1 // 0)}])
+        with p.transaction() as kept:
+            kept.push("orders", [order(2)])
+            kept.push("notes", [{"text": "x"}])
+        p.commit()
+        assert rows_of(p, "counts") == [(1, 1)]
+        p.push("orders", [order(3)])
+        p.abort()
+        assert p.commit() == 1
+
+
+def test_j10_a_producer_that_repeats_itself_is_heard_once() -> None:
+    """Also across a restart: who said what is part of the position. Without it, the order is there twice in `notes`."""
+    kept = storage()
+    with open_pipeline(kept) as p:
+        for _ in range(2):
+            with p.transaction("till-1", 1) as pushed:
+                pushed.push("notes", [{"text": "sold"}])
+            p.commit()
+    with open_pipeline(kept) as p:
+        for sequence in (1, 2, 2):
+            with p.transaction("till-1", sequence) as pushed:
+                pushed.push("notes", [{"text": f"sold {sequence}"}])
+            p.commit()
+        assert rows_of(p, "notes") == [("sold 2",), ("sold",)]
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "why"),
+    [
+        ("order", [order(1)], "rows can be pushed to"),
+        ("orders", [{"id": 1, "customers": "x"}], "customers"),
+        ("orders", [order(1), {"customer": "x"}], "id"),
+        ("orders", [{"id": "one", "customer": "x", "amount": 1}], "one"),
+        ("orders", [{"id": 1, "customer": "x", "amount": 2**63}], "amount"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(table: str, rows: list[Row], why: str) -> None:
+    with open_pipeline(storage()) as p:
+        with pytest.raises(InvalidInput, match=why):
+            p.push(table, rows)
+        assert p.commit() == 0
+
+
+def test_unknown_collections_and_times_are_refused() -> None:
+    with open_pipeline(storage()) as p:
+        with pytest.raises(InvalidInput, match="no such collection"):
+            p.view("nothing")
+        with pytest.raises(InvalidInput, match="time 7 is not there yet"):
+            p.view("revenue").as_of(7).to_arrow()
+        assert p.view("REVENUE").name == "revenue"
+        assert rows_of(p, ERRORS) == []
+
+
+def test_a_second_pipeline_on_the_same_storage_is_refused_with_who_holds_it() -> None:
+    kept = storage()
+    with open_pipeline(kept), pytest.raises(Conflict, match="runs it"):
+        open_pipeline(kept)
+    open_pipeline(kept).close()
+
+
+def test_a_paused_pipeline_takes_no_transaction() -> None:
+    with open_pipeline(storage()) as p:
+        p.pause()
+        p.push("orders", [order(1)])
+        with pytest.raises(Conflict, match="paused"):
+            p.commit()
+        assert p.status().state == "paused"
+        p.resume()
+        assert p.commit() == 1
+
+
+def test_a_closed_pipeline_says_so() -> None:
+    p = open_pipeline(storage())
+    p.close()
+    p.close()
+    with pytest.raises(InvalidInput, match="closed"):
+        p.push("orders", [order(1)])
+
+
+def test_large_pushes_are_staged_in_fragments() -> None:
+    with open_pipeline(storage(), engine("counts")) as p:
+        rows = pa.table({"text": ["x" * 1000] * 9_000})
+        with p.transaction() as pushed:
+            for _ in range(3):
+                pushed.push("notes", rows)
+            assert len(pushed.fragments) >= 2
+        p.commit()
+        assert rows_of(p, "counts") == [(0, 27_000)]
+        assert ORDERS.name in p.definition.tables

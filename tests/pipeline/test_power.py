@@ -1,0 +1,129 @@
+"""The power goes at every storage operation of a pipeline: transactions, checkpoints, compaction, collection.
+
+After each cut: the machine boots, a new process opens the pipeline, and finds what was acknowledged, or that and the
+one transaction under way. Then it does what is left of the same work, whose repeats it recognises, and ends with what
+a run that was never disturbed ends with, exactly. An engine without Spark stands in for the real one, with real state.
+
+A sample of the operations in `make test`, as each costs two pipelines; `EVERTIDE_POWER=full` tries all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from evertide.pipeline.pipeline import Pipeline
+from evertide.store import LocalBlob
+from evertide.store.open import Storage
+from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut
+from evertide.testing.cuts import SURVIVORS
+from tests.pipeline.kit import SETTINGS, Row, engine, open_pipeline, rows_of
+
+FULL = os.environ.get("EVERTIDE_POWER") == "full"
+SMALL = replace(SETTINGS, inline_bytes_max=1, rollup_every_diffs=5, retry_view_s=1e9)
+TTL_S = 60.0
+VIEWS = ("revenue", "counts", "share")
+
+
+def order(number: int, customer: str, amount: int) -> Row:
+    return {"id": number, "customer": customer, "amount": amount}
+
+
+PUSHES: list[dict[str, tuple[list[Row], list[int]]]] = [
+    {"orders": ([order(1, "ann", 10), order(2, "bob", 20)], []), "notes": ([{"text": "a"}], [])},
+    {"orders": ([order(1, "ann", 15)], [2])},
+    {"notes": ([{"text": "b"}, {"text": "b"}], [])},
+    {"orders": ([order(3, "cid", 30), order(4, "ann", 40)], [1])},
+    {"orders": ([order(3, "ann", 33)], []), "notes": ([{"text": "c"}], [])},
+    {"orders": ([order(5, "eve", 5)], [4])},
+]
+
+
+def opened(disk: SimulatedDisk) -> Pipeline:
+    storage = Storage(LocalBlob(disk.root, disk.files), disk.meta, "disk")
+    return open_pipeline(storage, engine(*VIEWS), runtime=disk.runtime, settings=SMALL)
+
+
+def push(p: Pipeline, number: int) -> None:
+    with p.transaction("till", number) as pushed:
+        for table, (rows, deletes) in PUSHES[number - 1].items():
+            pushed.push(table, rows, deletes=deletes)
+    p.commit()
+
+
+def work(p: Pipeline, acknowledge: Callable[[int], None] = lambda _: None) -> None:
+    """All of it, whatever was done before."""
+    for number in range(1, len(PUSHES) + 1):
+        push(p, number)
+        acknowledge(number)
+        if number in (2, 4, 5):
+            p.checkpoint()
+        if number in (3, 5):
+            for shard in p._runner.members.all().values():
+                shard.compact(p._writer)
+                shard.collect(p._writer, p._hosts.checkpoints.pinned)
+            while p._runner.machine.maintain():
+                pass
+            p._checkpointing.collect()
+
+
+def content(p: Pipeline) -> dict[str, list[tuple[object, ...]]]:
+    return {name: rows_of(p, name) for name in ("orders", "notes", *VIEWS)}
+
+
+def expected() -> list[dict[str, list[tuple[object, ...]]]]:
+    """After each number of pushes, on a disk that never fails."""
+    p = opened(SimulatedDisk(ManualRuntime(seed=5)))
+    found = [content(p)]
+    for number in range(1, len(PUSHES) + 1):
+        push(p, number)
+        found.append(content(p))
+    return found
+
+
+def workload(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
+    work(opened(disk), acknowledge)
+
+
+def checked(ends: list[dict[str, list[tuple[object, ...]]]]) -> Callable[[SimulatedDisk, list[int]], None]:
+    def check(disk: SimulatedDisk, acknowledged: list[int]) -> None:
+        disk.runtime.advance_s(TTL_S + 1)
+        p = opened(disk)
+        done = acknowledged[-1] if acknowledged else 0
+        assert content(p) in ends[done : done + 2], f"after {done} pushes that were acknowledged"
+        work(p)
+        assert content(p) == ends[-1]
+        numbers = [bound.time for bound in p._hosts.journal.records(p._hosts.checkpoints.entries()[-1].time)]
+        assert numbers == sorted(set(numbers))
+        p.close()
+
+    return check
+
+
+def build() -> SimulatedDisk:
+    return SimulatedDisk(ManualRuntime(seed=1))
+
+
+SAMPLES: list[tuple[Survivors, int]] = [("none", 29), ("all", 191), ("names", 173), (1, 157), (2, 181)]
+
+
+@pytest.mark.parametrize(("survivors", "every"), [(kind, 1) for kind in SURVIVORS] if FULL else SAMPLES, ids=str)
+def test_power_cut_at_every_operation(survivors: Survivors, every: int) -> None:
+    cases = every_cut(build, workload, checked(expected()), survivors=[survivors], every=every, repeatable=False)
+    assert cases > 9
+
+
+def test_rows_that_are_told_before_they_are_bound_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement that comes before the transaction is durable is lost with the power (I7)."""
+
+    def hasty(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
+        p = opened(disk)
+        for number in range(1, 4):
+            acknowledge(number)
+            push(p, number)
+
+    with pytest.raises(CutsFailed, match="that were acknowledged"):
+        every_cut(build, hasty, checked(expected()), survivors=["none"], every=61, repeatable=False)

@@ -1,0 +1,283 @@
+"""After a crash, or with a damaged checkpoint: the pipeline comes back where it was, or says why it cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from evertide.errors import BlobMissing, Diverged, InvalidInput, RecordDamaged, StorageFull
+from evertide.pipeline.pipeline import Pipeline
+from evertide.store.faulty import Fault, Faults, FaultyMeta
+from evertide.store.memory import MemoryBlob, MemoryMeta
+from evertide.store.meta import Guard, Stale, Write
+from evertide.store.open import Storage
+from evertide.store.paths import PIPELINE, state_prefix
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import (
+    NOTES,
+    ORDERS,
+    VIEWS,
+    Row,
+    crash,
+    engine,
+    kept_less,
+    open_pipeline,
+    rows_of,
+    storage,
+)
+
+
+def order(number: int, amount: int) -> Row:
+    return {"id": number, "customer": f"c{number % 3}", "amount": amount}
+
+
+def fill(p: Pipeline, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        p.push("orders", [order(number % 5, number)])
+        p.commit()
+
+
+def check(p: Pipeline) -> None:
+    """All views equal what their functions make of the tables."""
+    tables = {name: p.view(name).to_pylist() for name in ("orders", "notes")}
+    made = p.engine
+    assert isinstance(made, SmallEngine)
+    for view in made.small_views:
+        expected = sorted((tuple(row.values()) for row in view.function(tables)), key=repr)
+        assert rows_of(p, view.name) == expected
+
+
+@pytest.mark.parametrize("with_checkpoint", [False, True])
+def test_j6_numbers_go_on_after_a_restart(with_checkpoint: bool) -> None:
+    kept = storage()
+    with open_pipeline(kept) as p:
+        fill(p, 1, 4)
+        if not with_checkpoint:
+            crash(p)
+        else:
+            p.checkpoint()
+    with open_pipeline(kept) as p:
+        assert p.time == 4
+        fill(p, 5, 2)
+        assert p.time == 6
+        check(p)
+
+
+def test_a_crash_after_every_transaction_and_checkpoint() -> None:
+    kept = storage()
+    for number in range(8):
+        p = open_pipeline(kept)
+        check(p)
+        assert p.time == number * 2
+        fill(p, number * 2, 1)
+        if number % 3 == 1:
+            p.checkpoint()
+        fill(p, number * 2 + 1, 1)
+        crash(p)
+
+
+class FullMeta(MemoryMeta):
+    """No room, as long as it says so; else the one behind it."""
+
+    def __init__(self, behind: MemoryMeta) -> None:
+        super().__init__()
+        self._log = behind._log
+        self.is_full = False
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        if self.is_full:
+            raise StorageFull(path="meta", why="no room")
+        return super().commit(writes, guards)
+
+
+def bound_only(kept: Storage, rows: list[Row]) -> None:
+    """A process that dies between bind and commit."""
+    p = open_pipeline(kept)
+    p.push("orders", rows)
+    p._pushes.offer_up(p._pushed)
+    inputs, _ = p._intake.input()
+    p._runner.bind(inputs)
+    crash(p)
+
+
+def test_what_was_bound_is_completed(caplog: pytest.LogCaptureFixture) -> None:
+    kept = storage()
+    with open_pipeline(kept) as p:
+        fill(p, 1, 2)
+    bound_only(kept, [order(7, 70)])
+    with open_pipeline(kept) as p:
+        assert p.time == 3
+        assert (7, "c1", 70) in rows_of(p, "orders")
+        check(p)
+
+
+def test_j3_what_was_staged_and_not_bound_is_dropped_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Without `drop_unbound` the fragment stays for ever."""
+    kept = storage()
+    p = open_pipeline(kept)
+    with p.transaction() as pushed:
+        pushed.push("orders", [order(1, 1)])
+    crash(p)
+    with open_pipeline(kept) as p, caplog.at_level(logging.WARNING):
+        p._checkpointing.collect()
+        assert not list(kept.blob.list("journal"))
+        assert p.time == 0
+        assert "push" in caplog.text
+
+
+def test_j9_a_bound_fragment_that_is_gone_is_an_error_that_names_it() -> None:
+    kept = storage()
+    bound_only(kept, [order(1, 1)])
+    [entry] = list(kept.blob.list("journal"))
+    kept.blob.delete(entry.key)
+    with pytest.raises(BlobMissing, match=entry.key):
+        open_pipeline(kept)
+
+
+def test_u4_an_append_that_happened_and_was_not_heard_of_is_not_made_again() -> None:
+    """The commit arrives, its answer does not, and the process dies: the next one finds the transaction done."""
+    blob, meta = MemoryBlob(), MemoryMeta()
+    with open_pipeline(Storage(blob, meta, "m")) as p:
+        fill(p, 1, 1)
+    p = open_pipeline(Storage(blob, meta, "m"))
+    p.push("notes", [{"text": "once"}])
+    real = p._runner.commit
+    p._runner.commit = lambda: None  # type: ignore[method-assign]
+    p._pushes.offer_up(p._pushed)
+    inputs, batches = p._intake.input()
+    p._runner.complete(p._runner.bind(inputs), batches)
+    real()
+    crash(p)
+    with open_pipeline(Storage(blob, meta, "m")) as p:
+        assert p.time == 2
+        assert rows_of(p, "notes") == [("once",)]
+
+
+def test_the_answer_of_a_commit_is_lost_and_it_is_read_back() -> None:
+    blob, meta = MemoryBlob(), MemoryMeta()
+    with open_pipeline(Storage(blob, meta, "m")) as p:
+        fill(p, 1, 1)
+        for number in range(2, 12):
+            faults = Faults.scripted(writes=[Fault.DONE] * (number % 4) + [Fault.DONE_LOST])
+            p._runner.meta = p._hosts.journal._meta = FaultyMeta(meta, faults)
+            fill(p, number, 1)
+        check(p)
+        assert p.time == 11
+
+
+def test_c5_missing_state_is_damage_and_an_older_checkpoint_is_used_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    """Taken for a new view, it would be computed without a word."""
+    kept = storage()
+    with open_pipeline(kept) as p:
+        fill(p, 1, 10)
+        first = p.checkpoint()
+        fill(p, 11, 10)
+        second = p.checkpoint()
+        assert second.number > first.number
+        named = {file.key for file in p._hosts.checkpoints.read(second).files}
+        named -= {file.key for file in p._hosts.checkpoints.read(first).files}
+        gone = next(key for key in named if key.startswith(state_prefix("").rstrip("/")))
+        crash(p)
+    kept.blob.delete(gone)
+    with caplog.at_level(logging.ERROR), open_pipeline(kept) as p:
+        check(p)
+        assert p.time == 20
+    assert gone in caplog.text
+
+
+def test_no_checkpoint_left_all_state_is_rebuilt_from_the_tables_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    kept = storage()
+    with open_pipeline(kept) as p:
+        fill(p, 1, 10)
+    for entry in [*kept.blob.list("state"), *kept.blob.list("checkpoints")]:
+        if not entry.key.endswith("manifest.json"):
+            kept.blob.delete(entry.key)
+    with caplog.at_level(logging.WARNING), open_pipeline(kept) as p:
+        check(p)
+        fill(p, 11, 3)
+        check(p)
+    assert "no checkpoint is intact" in caplog.text
+
+
+def test_rebuilt_state_that_comes_to_something_else_than_the_shard_is_told() -> None:
+    kept = storage()
+    with open_pipeline(kept) as p:
+        fill(p, 1, 4)
+    for entry in [*kept.blob.list("state"), *kept.blob.list("checkpoints")]:
+        if not entry.key.endswith("manifest.json"):
+            kept.blob.delete(entry.key)
+    other = replace(VIEWS["revenue"], function=lambda _: [{"customer": "nobody", "amount": 1}])
+    with pytest.raises(Diverged, match="revenue"):
+        open_pipeline(kept, SmallEngine([ORDERS, NOTES], [other, VIEWS["counts"]]))
+
+
+def test_j11_a_replay_that_comes_to_something_else_is_told_and_commits_nothing() -> None:
+    """Without comparing digests the view goes on from a state that its shard does not have."""
+    kept = storage()
+    p = open_pipeline(kept)
+    fill(p, 1, 3)
+    crash(p)
+    other = replace(VIEWS["revenue"], function=lambda tables: [{"customer": "x", "amount": len(tables["orders"])}])
+    wrong = SmallEngine([ORDERS, NOTES], [other, VIEWS["counts"]])
+    with pytest.raises(Diverged, match="revenue") as found:
+        open_pipeline(kept, wrong)
+    assert found.value.time == 1
+    with open_pipeline(kept) as p:
+        assert p.time == 3
+        check(p)
+
+
+def test_the_record_of_what_is_declared_is_gone() -> None:
+    kept = storage()
+    with open_pipeline(kept) as p:
+        fill(p, 1, 1)
+    head = kept.meta.head(PIPELINE)
+    assert head is not None
+    kept.meta.commit([Write(PIPELINE, head.seqno, None)])
+    with pytest.raises(RecordDamaged, match="fsck"):
+        open_pipeline(kept)
+
+
+def test_tables_that_are_not_kept_are_replayed_from_their_input() -> None:
+    """Pushed rows of a table without a shard are in the journal; it is kept as long as a checkpoint may need it."""
+    kept = storage()
+    made = engine("revenue", tables=(kept_less(ORDERS), NOTES))
+    p = open_pipeline(kept, made)
+    for number in range(1, 6):
+        p.push("orders", [order(number % 3, number)])
+        p.commit()
+        if number == 2:
+            p.checkpoint()
+    expected = rows_of(p, "revenue")
+    with pytest.raises(InvalidInput, match="not kept"):
+        p.view("orders").to_arrow()
+    crash(p)
+    with open_pipeline(kept, made) as p:
+        assert rows_of(p, "revenue") == expected
+        p.push("orders", [order(1, 100)], deletes=[0])
+        p.commit()
+        assert rows_of(p, "revenue") == [("c1", 100), ("c2", 5)]
+
+
+def test_c10_a_full_disk_stops_the_transaction_and_loses_nothing() -> None:
+    """What was computed is committed once there is room; without keeping it, the state would take it twice."""
+    blob, meta = MemoryBlob(), MemoryMeta()
+    p = open_pipeline(Storage(blob, meta, "m"))
+    fill(p, 1, 2)
+
+    full = FullMeta(meta)
+    for member in p._runner.members.all().values():
+        member.log.meta = full
+    full.is_full = True
+    p.push("orders", [order(9, 9)])
+    with pytest.raises(StorageFull):
+        p.commit()
+    assert p.time == 2
+    full.is_full = False
+    assert p.advance() is None
+    assert p.time == 3
+    check(p)
+    p.close()

@@ -1,0 +1,120 @@
+"""Pipelines as they are: on Spark, on a disk, from a script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import evertide as et
+from evertide.errors import InvalidInput
+from evertide.pipeline.reading import View
+from tests.pipeline.kit import crash
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SHOP = """
+CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount INT, PRIMARY KEY (id));
+CREATE TABLE changes (name STRING, city STRING, at INT, gone BOOLEAN);
+CREATE STREAMING TABLE customers;
+CREATE FLOW f AS AUTO CDC INTO customers FROM STREAM changes KEYS (name)
+APPLY AS DELETE WHEN gone SEQUENCE BY at COLUMNS * EXCEPT (at, gone);
+CREATE MATERIALIZED VIEW revenue AS
+SELECT c.city, sum(o.amount) AS total, max(o.amount) AS top
+FROM orders o LEFT JOIN customers c ON o.customer = c.name GROUP BY c.city;
+CREATE MATERIALIZED VIEW shares AS SELECT id, 100 / amount AS share FROM orders;
+"""
+
+
+def rows(view: View) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in view.to_pylist()), key=repr)
+
+
+def test_a_shop_from_its_first_order_to_a_changed_script(spark: SparkSession, tmp_path: Path) -> None:
+    storage = tmp_path / "shop.evertide"
+    with et.Pipeline.open(SHOP, storage, spark=spark) as p:
+        p.push("orders", [{"id": 1, "customer": "ann", "amount": 20}, {"id": 2, "customer": "bob", "amount": 5}])
+        p.push("changes", [{"name": "ann", "city": "Oslo", "at": 1, "gone": False}])
+        p.commit()
+        assert rows(p.view("revenue")) == [("Oslo", 20, 20), (None, 5, 5)]
+        p.push("changes", [{"name": "bob", "city": "Rome", "at": 7, "gone": None}])
+        p.push("orders", spark.createDataFrame([(1, "ann", 21)], "id BIGINT, customer STRING, amount INT"))
+        p.commit()
+        p.push("orders", pa.table({"id": [3], "customer": ["eve"], "amount": pa.array([0], pa.int32())}))
+        t = p.commit()
+        [failed] = [one for one in p.status().collections if one.state == "failed"]
+        assert failed.name == "shares"
+        assert "DIVIDE_BY_ZERO" in failed.why
+        assert "100 / amount" in failed.why
+        assert "'id': 3" in failed.why
+        assert rows(p.view("revenue").as_of(t - 1)) == [("Oslo", 21, 21), ("Rome", 5, 5)]
+        asked = p.query("SELECT count(*) AS n, max(share) AS m FROM shares JOIN orders USING (id)", as_of=t - 1)
+        assert asked.to_pylist() == [{"n": 2, "m": 20.0}]
+        assert p.view("customers").to_df().count() == 2
+        assert {view.name for each in p.explain() for view in each.views} >= {"revenue", "customers"}
+        crash(p)
+    with et.Pipeline.open(SHOP, storage, spark=spark) as p:
+        assert p.time == t
+        p.push("orders", deletes=[3])
+        p.push("changes", [{"name": "ann", "city": "Oslo", "at": 9, "gone": True}])
+        p.commit()
+        assert rows(p.view("shares")) == [(1, 100 / 21), (2, 20.0)]
+        assert rows(p.view("revenue")) == [("Rome", 5, 5), (None, 21, 21)]
+
+    @et.materialized_view
+    def spenders(session: SparkSession) -> DataFrame:
+        return session.table("orders").where("amount > 10").select("customer")
+
+    script = tmp_path / "shop.sql"
+    script.write_text(SHOP.replace("sum(o.amount) AS total", "sum(o.amount) AS total, count(*) AS n"))
+    with et.Pipeline.open(script, storage, spark=spark, functions=[spenders]) as p:
+        assert p.hydrated(60)
+        assert rows(p.view("revenue")) == [("Rome", 5, 1, 5), (None, 21, 1, 21)]
+        p.push("orders", [{"id": 2, "customer": "bob", "amount": 50}])
+        p.commit()
+        assert Counter(rows(p.view("spenders"))) == Counter([("ann",), ("bob",)])
+        with pytest.raises(InvalidInput, match="nothing_like_it"):
+            p.query("SELECT * FROM nothing_like_it")
+
+
+def test_files_are_read_once_and_bad_rows_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    """A directory with CSV files, over a restart."""
+    (tmp_path / "in").mkdir()
+    script = tmp_path / "files.sql"
+    script.write_text("""
+        CREATE TABLE sales (id BIGINT NOT NULL, amount INT, PRIMARY KEY (id)) USING csv
+        OPTIONS (path 'in', header 'true', settle_ms '0');
+        CREATE MATERIALIZED VIEW total AS SELECT sum(amount) AS total, count(*) AS n FROM sales;
+    """)
+    storage = tmp_path / "s"
+    (tmp_path / "in" / "a.csv").write_text("id,amount\n1,10\n2,ten\n3,30\n")
+
+    def settled(p: et.Pipeline) -> None:
+        for _ in range(4):
+            p.commit()
+
+    with et.Pipeline.open(script, storage, spark=spark) as p:
+        settled(p)
+        assert rows(p.view("total")) == [(40, 2)]
+        [letter] = p.view("evertide_errors").to_pylist()
+        assert (letter["table"], letter["line"]) == ("sales", 3)
+        assert letter["place"].endswith("a.csv")
+        assert "ten" in letter["raw"]
+    (tmp_path / "in" / "b.csv").write_text("id,amount\n2,20\n")
+    with et.Pipeline.open(script, storage, spark=spark) as p:
+        settled(p)
+        assert rows(p.view("total")) == [(60, 3)]
+        assert p.view("evertide_errors").to_pylist() == []
+
+
+def test_a_script_that_cannot_be_read_is_refused_with_its_path(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no-such\.sql"):
+        et.Pipeline.open("no-such.sql", tmp_path / "s", spark=spark)
+    with pytest.raises(InvalidInput, match="line 1"):
+        et.Pipeline.open("CREATE TABLE t (a INT) USING nothing;", tmp_path / "s", spark=spark)
+    with et.Pipeline.open("CREATE TABLE t (a INT);", tmp_path / "s", spark=spark) as p:
+        assert p.commit() == 0

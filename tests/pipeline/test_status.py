@@ -1,0 +1,102 @@
+"""S: what is wrong shows, with since when, why, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from evertide.errors import BlobMissing
+from evertide.testing import ManualRuntime
+from tests.pipeline.kit import SETTINGS, Row, crash, open_pipeline, rows_of, storage
+
+
+def order(number: int) -> Row:
+    return {"id": number, "customer": "ann", "amount": 10}
+
+
+def test_s1_a_transaction_that_is_bound_and_does_not_get_anywhere() -> None:
+    """Within ten seconds it is `stalled`, with the shards that wait, for which time, and who holds it."""
+    runtime = ManualRuntime()
+    with open_pipeline(storage(), runtime=runtime) as p:
+        p.push("orders", [order(1)])
+        p._pushes.offer_up(p._pushed)
+        inputs, _ = p._intake.input()
+        p._runner.bind(inputs)
+        assert p.status().state == "running"
+        runtime.advance_s(10)
+        status = p.status()
+        assert status.state == "stalled"
+        for name in ("orders", "revenue", "counts"):
+            assert name in status.why
+        assert "transaction 1 is bound" in status.why
+        assert "process" in status.why
+        assert status.remedy
+        assert p.advance() == 1
+        assert p.status().state == "running"
+
+
+def test_s2_a_part_that_is_gone_freezes_the_pipeline_and_is_named() -> None:
+    kept = storage()
+    settings = SETTINGS.__class__(inline_bytes_max=1)
+    p = open_pipeline(kept, settings=settings)
+    p.push("notes", [{"text": "a"}])
+    p.commit()
+    [entry] = [each for each in kept.blob.list("parts") if "notes" in each.key]
+    kept.blob.delete(entry.key)
+    p.push("notes", deletes=[{"text": "a"}])
+    with pytest.raises(BlobMissing, match=entry.key):
+        p.commit()
+    status = p.status()
+    assert status.state == "frozen"
+    assert entry.key in status.why
+    with pytest.raises(BlobMissing):
+        p.push("notes", [{"text": "b"}])
+    crash(p)
+
+
+def test_u1_what_lies_below_the_upper_is_computed_and_not_written() -> None:
+    """The shards stand at 11, the state at 5: the times between are taken in, nothing of them is appended again."""
+    kept = storage()
+    p = open_pipeline(kept)
+    for number in range(1, 11):
+        p.push("orders", [order(number)])
+        p.commit()
+        if number == 4:
+            p.checkpoint()
+    uppers = {name: shard.log.read() for name, shard in p._runner.members.all().items()}
+    crash(p)
+    p = open_pipeline(kept)
+    for name, before in uppers.items():
+        after = p._runner.members.shard(name).log.read().state
+        assert after.upper == before.state.upper == 11
+        assert [batch.digest for batch in after.batches] == [batch.digest for batch in before.state.batches]
+    p.push("orders", [order(11)])
+    assert p.commit() == 11
+    assert rows_of(p, "counts") == [(11, 0)]
+    p.close()
+
+
+def test_j5_a_checkpoint_lies_between_two_transactions() -> None:
+    with open_pipeline(storage()) as p:
+        p.push("orders", [order(1)])
+        p._pushes.offer_up(p._pushed)
+        inputs, batches = p._intake.input()
+        bound = p._runner.bind(inputs)
+        commit, p._runner.commit = p._runner.commit, lambda: None  # type: ignore[method-assign]
+        p._runner.complete(bound, batches)  # computed, and not yet committed
+        p._runner.commit = commit  # type: ignore[method-assign]
+        entry = p.checkpoint()
+        assert entry.time == 2
+        assert p.time == 1
+
+
+def test_status_tells_of_sources_collections_and_checkpoints() -> None:
+    with open_pipeline(storage()) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+        status = p.status()
+        assert (status.state, status.time, status.bound) == ("running", 1, 1)
+        assert {one.name: one.upper for one in status.collections} == dict.fromkeys(
+            ["orders", "notes", "revenue", "counts", "evertide_errors"], 2
+        )
+        assert status.checkpoints == ((1, 1),)
+        assert [one.name for one in status.sources] == ["push"]

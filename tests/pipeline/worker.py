@@ -1,0 +1,96 @@
+"""A process that runs a pipeline until somebody kills it.
+
+    python -m tests.pipeline.worker STORAGE [spark|small] [TRANSACTIONS]
+
+It says on its output, line by line, what it acknowledged: the number of each transaction after its commit.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from evertide.errors import EvertideError
+from evertide.pipeline.engine import DeclaredTable, Engine
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.spark_engine import SparkEngine
+from evertide.plan.session import open_session
+from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
+from evertide.store.open import open_storage
+from evertide.testing.small_engine import SmallEngine, SmallView
+
+SETTINGS = Settings(
+    transaction_rows_max=40,
+    checkpoint_interval_s=0.5,
+    maintenance_interval_s=0.2,
+    collection_interval_s=0.6,
+    inline_bytes_max=512,
+    rollup_every_diffs=8,
+)
+OPTIONS = {"rows_per_transaction": "17", "columns.id.distinct": "50", "columns.amount.max": "1000"}
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("amount", pa.int64())])
+SCRIPT = """
+CREATE TABLE north (id BIGINT NOT NULL, amount BIGINT, PRIMARY KEY (id)) USING datagen
+OPTIONS (seed '1', rows_per_transaction '17', `columns.id.distinct` '50', `columns.amount.max` '1000');
+CREATE TABLE south (id BIGINT NOT NULL, amount BIGINT, PRIMARY KEY (id)) USING datagen
+OPTIONS (seed '2', rows_per_transaction '17', `columns.id.distinct` '50', `columns.amount.max` '1000');
+CREATE MATERIALIZED VIEW both AS SELECT n.id, n.amount AS n, s.amount AS s FROM north n JOIN south s ON n.id = s.id;
+CREATE MATERIALIZED VIEW total AS
+SELECT sum(amount) AS amount, count(*) AS rows FROM (TABLE north UNION ALL TABLE south);
+"""
+
+
+def joined(tables: object) -> list[dict[str, object]]:
+    assert isinstance(tables, dict)
+    south = {row["id"]: row["amount"] for row in tables["south"]}
+    return [
+        {"id": row["id"], "n": row["amount"], "s": south[row["id"]]} for row in tables["north"] if row["id"] in south
+    ]
+
+
+def total(tables: object) -> list[dict[str, object]]:
+    assert isinstance(tables, dict)
+    rows = [*tables["north"], *tables["south"]]
+    amounts = [row["amount"] for row in rows if row["amount"] is not None]
+    return [{"amount": sum(amounts) if amounts else None, "rows": len(rows)}]
+
+
+BOTH = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("s", pa.int64())])
+TOTAL = pa.schema([("amount", pa.int64()), ("rows", pa.int64())])
+
+
+def small_engine() -> SmallEngine:
+    tables = [
+        DeclaredTable(name, SCHEMA, ("id",), "datagen", {**OPTIONS, "seed": seed})
+        for name, seed in (("north", "1"), ("south", "2"))
+    ]
+    reads = ("north", "south")
+    return SmallEngine(tables, [SmallView("both", BOTH, reads, joined), SmallView("total", TOTAL, reads, total)])
+
+
+def open_worker(storage: Path, kind: str) -> Pipeline:
+    runtime = SystemRuntime()
+    engine: Engine = small_engine() if kind == "small" else SparkEngine(open_session(), SCRIPT)
+    opened = open_storage(storage, runtime=runtime, settings=SETTINGS)
+    return Pipeline(engine, opened, base=storage, runtime=runtime, settings=SETTINGS)
+
+
+def main(storage: str, kind: str = "small", transactions: str = "1000000") -> None:
+    with open_worker(Path(storage), kind) as p:
+        print(f"running {p.time}", flush=True)
+        for _ in range(int(transactions)):
+            t = p.advance()
+            print("-" if t is None else t, flush=True)
+            if t is not None and t % 7 == 0:
+                p.checkpoint()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except EvertideError as error:
+        print(f"error {error}", flush=True)
+        sys.exit(error.exit_code)

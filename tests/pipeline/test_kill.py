@@ -13,14 +13,14 @@ import pytest
 from evertide.sources.chance import Chance
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import rows_of
-from tests.pipeline.worker import joined, open_worker, total
+from tests.pipeline.worker import DEFAULT, SMALL, open_worker
 
 ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def worker(storage: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.pipeline.worker", str(storage), kind]
+def worker(storage: Path, kind: str, views: str, faults: float) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.pipeline.worker", str(storage), kind, views, str(faults)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     with process:
         try:
@@ -29,9 +29,11 @@ def worker(storage: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def run_and_kill(storage: Path, kind: str, lines: int) -> tuple[int, list[int]]:
+def run_and_kill(
+    storage: Path, kind: str, lines: int, views: str = DEFAULT, faults: float = 0.0
+) -> tuple[int, list[int]]:
     """Where it began, and what it acknowledged until it was killed."""
-    with worker(storage, kind) as process:
+    with worker(storage, kind, views, faults) as process:
         assert process.stdout is not None
         first = process.stdout.readline().split()
         assert first[:1] == ["running"], first
@@ -42,14 +44,16 @@ def run_and_kill(storage: Path, kind: str, lines: int) -> tuple[int, list[int]]:
     return int(first[1]), [int(line) for line in told if line not in ("", "-")]
 
 
-def check(storage: Path, kind: str, at_least: int) -> None:
-    with open_worker(storage, kind) as p:
+def check(storage: Path, kind: str, at_least: int, views: str = DEFAULT) -> None:
+    """All views equal what plain Python makes of the tables."""
+    with open_worker(storage, kind, views) as p:
+        assert p.hydrated(120)
         assert p.time >= at_least
-        assert p.status().state == "running"
+        assert p.status().state == "running", p.status().why
         tables = {name: p.view(name).to_pylist() for name in ("north", "south")}
-        both = sorted((tuple(row.values()) for row in joined(tables)), key=repr)
-        assert rows_of(p, "both") == both
-        assert rows_of(p, "total") == [tuple(total(tables)[0].values())]
+        for view in (SMALL[name] for name in views.split(",")):
+            expected = sorted((tuple(row.values()) for row in view.function(tables)), key=repr)
+            assert rows_of(p, view.name) == expected
         assert isinstance(p.engine, SmallEngine) == (kind == "small")
 
 

@@ -1,13 +1,16 @@
 """A process that runs a pipeline until somebody kills it.
 
-    python -m tests.pipeline.worker STORAGE [spark|small] [TRANSACTIONS]
+    python -m tests.pipeline.worker STORAGE [spark|small] [VIEWS] [FAULTS]
 
-It says on its output, line by line, what it acknowledged: the number of each transaction after its commit.
+VIEWS are names of views with commas in between, `both-2` being another definition of `both`. FAULTS is the share of
+storage calls that fail, in one of the ways they can. It says on its output, line by line, what it acknowledged: the
+number of each transaction after its commit.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +22,7 @@ from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.session import open_session
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
+from evertide.store.faulty import Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import open_storage
 from evertide.testing.small_engine import SmallEngine, SmallView
 
@@ -37,10 +41,20 @@ CREATE TABLE north (id BIGINT NOT NULL, amount BIGINT, PRIMARY KEY (id)) USING d
 OPTIONS (seed '1', rows_per_transaction '17', `columns.id.distinct` '50', `columns.amount.max` '1000');
 CREATE TABLE south (id BIGINT NOT NULL, amount BIGINT, PRIMARY KEY (id)) USING datagen
 OPTIONS (seed '2', rows_per_transaction '17', `columns.id.distinct` '50', `columns.amount.max` '1000');
-CREATE MATERIALIZED VIEW both AS SELECT n.id, n.amount AS n, s.amount AS s FROM north n JOIN south s ON n.id = s.id;
-CREATE MATERIALIZED VIEW total AS
-SELECT sum(amount) AS amount, count(*) AS rows FROM (TABLE north UNION ALL TABLE south);
 """
+QUERIES = {
+    "both": "SELECT n.id, n.amount AS n, s.amount AS s FROM north n JOIN south s ON n.id = s.id",
+    "both-2": "SELECT n.id, n.amount AS n, -s.amount AS s FROM north n JOIN south s ON n.id = s.id",
+    "total": "SELECT sum(amount) AS amount, count(*) AS rows FROM (TABLE north UNION ALL TABLE south)",
+    "highest": "SELECT id, amount FROM north ORDER BY amount DESC NULLS LAST, id LIMIT 3",
+}
+DEFAULT = "both,total"
+
+
+def script(views: str) -> str:
+    """The tables, and these views."""
+    made = [f"CREATE MATERIALIZED VIEW {name.split('-')[0]} AS {QUERIES[name]};" for name in views.split(",")]
+    return "\n".join([SCRIPT, *made])
 
 
 def joined(tables: object) -> list[dict[str, object]]:
@@ -58,30 +72,50 @@ def total(tables: object) -> list[dict[str, object]]:
     return [{"amount": sum(amounts) if amounts else None, "rows": len(rows)}]
 
 
+def negated(tables: object) -> list[dict[str, object]]:
+    return [{**row, "s": None if row["s"] is None else -row["s"]} for row in joined(tables)]  # type: ignore[operator]
+
+
+def highest(tables: object) -> list[dict[str, object]]:
+    assert isinstance(tables, dict)
+    known = sorted(tables["north"], key=lambda row: (row["amount"] is None, -(row["amount"] or 0), row["id"]))
+    return [{"id": row["id"], "amount": row["amount"]} for row in known[:3]]
+
+
 BOTH = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("s", pa.int64())])
 TOTAL = pa.schema([("amount", pa.int64()), ("rows", pa.int64())])
 
 
-def small_engine() -> SmallEngine:
+SMALL = {
+    "both": SmallView("both", BOTH, ("north", "south"), joined),
+    "both-2": SmallView("both", BOTH, ("north", "south"), negated, version=2),
+    "total": SmallView("total", TOTAL, ("north", "south"), total),
+    "highest": SmallView("highest", SCHEMA, ("north",), highest),
+}
+
+
+def small_engine(views: str) -> SmallEngine:
     tables = [
         DeclaredTable(name, SCHEMA, ("id",), "datagen", {**OPTIONS, "seed": seed})
         for name, seed in (("north", "1"), ("south", "2"))
     ]
-    reads = ("north", "south")
-    return SmallEngine(tables, [SmallView("both", BOTH, reads, joined), SmallView("total", TOTAL, reads, total)])
+    return SmallEngine(tables, [SMALL[name] for name in views.split(",")])
 
 
-def open_worker(storage: Path, kind: str) -> Pipeline:
+def open_worker(storage: Path, kind: str, views: str = DEFAULT, faults: float = 0.0) -> Pipeline:
     runtime = SystemRuntime()
-    engine: Engine = small_engine() if kind == "small" else SparkEngine(open_session(), SCRIPT)
+    engine: Engine = small_engine(views) if kind == "small" else SparkEngine(open_session(), script(views))
     opened = open_storage(storage, runtime=runtime, settings=SETTINGS)
+    if faults:
+        some = Faults.seeded(runtime, faults)
+        opened = replace(opened, blob=FaultyBlob(opened.blob, some), meta=FaultyMeta(opened.meta, some))
     return Pipeline(engine, opened, base=storage, runtime=runtime, settings=SETTINGS)
 
 
-def main(storage: str, kind: str = "small", transactions: str = "1000000") -> None:
-    with open_worker(Path(storage), kind) as p:
+def main(storage: str, kind: str = "small", views: str = DEFAULT, faults: str = "0") -> None:
+    with open_worker(Path(storage), kind, views, float(faults)) as p:
         print(f"running {p.time}", flush=True)
-        for _ in range(int(transactions)):
+        while True:
             t = p.advance()
             print("-" if t is None else t, flush=True)
             if t is not None and t % 7 == 0:

@@ -60,7 +60,9 @@ class Publication:
 
     def claim(self) -> int:
         """Step 1: a number that was never used."""
-        there = directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
+        there = self.place.reading(
+            lambda: directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
+        )
         while True:
             known = self.place.reading(lambda: registered(self.place.meta))
             seqno, catalog = self._catalog()

@@ -11,12 +11,14 @@ The order, each step durable before the next (I11, I12):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Set
 
 from evertide.checkpoint.collection import Collected
 from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
+from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
@@ -24,6 +26,8 @@ from evertide.store.paths import PIPELINE, Name
 from evertide.store.retry import reading
 
 __all__ = ["HOLD", "Checkpointing"]
+
+logger = logging.getLogger(__name__)
 
 HOLD = "checkpoint"
 """The name of the hold that keeps the shards readable from the oldest checkpoint on."""
@@ -47,7 +51,10 @@ class Checkpointing:
         state = self._draft(runner.definition)
         self.last = runner.checkpoints.publish(state, runner.writer, runner.settings.checkpoints_kept)
         self._generation = state.generation
-        self.let_go()
+        try:
+            self.let_go()
+        except (Unavailable, OutcomeUnknown) as error:  # the checkpoint is there; the next one lets go of more
+            logger.warning("what checkpoint %d makes superfluous is still there: %s", self.last.number, error)
         return self.last
 
     def let_go(self) -> None:

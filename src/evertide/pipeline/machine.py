@@ -1,8 +1,9 @@
 """The state of a pipeline between two transactions, and the step from one to the next.
 
 State is what the tables hold by key (`Tables`) and what the views' operators keep (cohorts). It is a function of the
-tables' shards; `time` is the first transaction that it does not hold. A step moves all of it on, or, if it raises,
-nothing that is not named: a cohort that has taken a transaction does not take it again.
+tables' shards; `time` is the first transaction that it does not hold. A step moves all of it on. If storage does not
+answer in the middle of it, the same step may be made again: a cohort that has taken the transaction does not take it
+twice. Where it cannot be told what was taken, the machine is `broken`, and has to be restored.
 
 A view that a row makes fail leaves its cohort, and the step goes on without it (`failures`): one bad row must not stop
 what does not depend on it (J12).
@@ -16,13 +17,16 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import ViewFailed
+from evertide.errors import Damaged, StorageForbidden, StorageFull, ViewFailed
 from evertide.flow.circuit import new_names
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
 from evertide.pipeline.engine import Cohort, Engine, StatePart, StateStore, parts_of, taken
 from evertide.pipeline.tables import Tables
+from evertide.runtime import Runtime
+from evertide.settings import Settings
 from evertide.store.blob import Blob
+from evertide.store.retry import PatientBlob
 
 __all__ = ["CohortState", "Machine", "MachineState", "culprit", "state_store"]
 
@@ -55,15 +59,27 @@ class Machine:
     time: int
     failures: list[ViewFailed] = field(default_factory=list)
     """Of the last step."""
+    broken: BaseException | None = None
+    _given: dict[int, dict[str, pa.Table]] = field(default_factory=dict)
+    """What cohorts gave that have taken the transaction under way, by their place."""
 
     def step(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> dict[str, pa.Table]:
         """Take a transaction: deltas of tables in, deltas of the views out."""
-        self.failures = []
-        found: dict[str, pa.Table] = {}
-        for cohort in self.cohorts:
-            found |= self._taken(cohort, deltas)
+        if self.broken is not None:
+            raise Damaged(path="state of the pipeline", why=f"it was left by half: {self.broken}") from self.broken
+        if not self._given:
+            self.failures = []
+        for at, cohort in enumerate(self.cohorts):
+            if at not in self._given:
+                self._given[at] = self._taken(cohort, deltas)
+        try:
+            self.tables.settle(deltas, errors)
+        except BaseException as error:
+            self.broken = error
+            raise
+        found = {name: delta for given in self._given.values() for name, delta in given.items()}
+        self._given = {}
         self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
-        self.tables.settle(deltas, errors)
         self.time += 1
         return found
 
@@ -71,6 +87,9 @@ class Machine:
         while cohort.views:
             try:
                 return cohort.step(deltas)
+            except (Damaged, StorageFull, StorageForbidden) as error:  # a circuit may have taken a part of it
+                self.broken = error
+                raise
             except ViewFailed as error:
                 row = culprit(cohort, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
@@ -105,8 +124,9 @@ class Machine:
         return any(done)
 
 
-def state_store(blob: Blob, writer: str) -> StateStore:
-    return StateStore(blob, RowGroupCache(_CACHE_BYTES), new_names(writer))
+def state_store(blob: Blob, writer: str, runtime: Runtime, settings: Settings) -> StateStore:
+    """Storage that is away for a moment is waited for, as a step may have been taken by half."""
+    return StateStore(PatientBlob(blob, runtime, settings), RowGroupCache(_CACHE_BYTES), new_names(writer))
 
 
 def culprit(cohort: Cohort, deltas: Mapping[str, pa.Table]) -> str:

@@ -60,6 +60,7 @@ from evertide.shard.shard import Shards
 from evertide.sources.contract import Source
 from evertide.store.meta import Meta
 from evertide.store.paths import PIPELINE
+from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
 __all__ = ["Hosts", "OnProgress", "open_runner", "positions"]
@@ -88,7 +89,7 @@ class Hosts:
 
 
 def open_runner(hosts: Hosts) -> Runner:
-    _, known = read_definition(hosts.meta)
+    _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
     evolution = evolved(known, hosts.engine)  # refuses before anything is changed
     runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution)
     _evolve(runner, evolution)

@@ -178,10 +178,10 @@ class Pipeline:
             self._check_open()
             try:
                 return self._advanced()
-            except Unavailable:
-                raise  # nothing happened, or what was computed waits to be committed
             except EvertideError as error:
-                self._error = (error, self._runtime.wall_s())
+                # If storage is away, nothing happened, or what was computed waits to be committed.
+                if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
+                    self._error = (error, self._runtime.wall_s())
                 raise
 
     def run(
@@ -346,7 +346,7 @@ class Pipeline:
             runtime=runtime,
             settings=settings,
             engine=self.engine,
-            store=state_store(storage.blob, writer.id),
+            store=state_store(storage.blob, writer.id, runtime, settings),
             sources=self._sources(base, journal, writer),
             progress=progress,
         )
@@ -356,8 +356,9 @@ class Pipeline:
         self._checkpointing = Checkpointing(self._runner)
         self.collections = Collections(lambda: self._runner.members, self._frame)
         self._backfill(threads=threads)
-        if self._checkpointing.is_due():
-            self._checkpointing.checkpoint()
+        with self._turn:
+            if self._checkpointing.is_due():
+                self._checkpointing.checkpoint()
         if threads:
             self._threads.append(Maintenance(shards, writer, checkpoints.pinned).start())
             self._threads.append(Upkeep(self._runner, self._checkpointing, self._turn).start())
@@ -475,6 +476,9 @@ class Pipeline:
 
     def _give_up(self) -> None:
         self._is_closed = True
+        self._stopping.set()
+        if self._backfilling is not None:
+            self._backfilling.join()
         for thread in reversed(self._threads):
             thread.stop()
         runner = getattr(self, "_runner", None)

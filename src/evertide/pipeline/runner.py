@@ -40,6 +40,7 @@ from evertide.shard.digest import ZERO, add, digest, to_hex
 from evertide.shard.part import Part
 from evertide.sources.contract import Rows, Source
 from evertide.store.meta import Meta, Write
+from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
 __all__ = ["Doing", "Runner"]
@@ -192,7 +193,7 @@ class Runner:
 
     def change(self, **changes: object) -> None:
         """Another definition, in force from one moment on for everybody (I16)."""
-        number, _ = read_definition(self.meta)
+        number, _ = reading(lambda: read_definition(self.meta), self.runtime, self.settings)
         definition = msgspec.structs.replace(
             self.definition, generation=self.definition.generation + 1, change=self.runtime.new_id(), **changes
         )

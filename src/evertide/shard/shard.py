@@ -40,7 +40,7 @@ from evertide.shard.state import Created, Entry, Finalized, ShardState
 from evertide.store.blob import Blob
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import check_shard, hold_key, shard_key
-from evertide.store.retry import commit_settled
+from evertide.store.retry import commit_settled, reading
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 
@@ -174,7 +174,8 @@ class Shards:
     def names(self) -> list[str]:
         """All shards, finalized ones too."""
         prefix = shard_key("")
-        return [key.removeprefix(prefix) for key in self.meta.heads(prefix)]
+        found = reading(lambda: self.meta.heads(prefix), self.runtime, self.settings)
+        return [key.removeprefix(prefix) for key in found]
 
     def append_together(self, appends: Sequence[tuple[Shard, Changes, int, int]], writer: Writer) -> None:
         """Append to several shards in one commit: all or none (I4)."""

@@ -10,16 +10,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.blob import Blob
+from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Stale, Write
 
-__all__ = ["Patience", "commit_fresh", "commit_settled", "put_settled", "reading", "truncate_sometimes"]
+__all__ = [
+    "Patience",
+    "PatientBlob",
+    "commit_fresh",
+    "commit_settled",
+    "put_settled",
+    "reading",
+    "truncate_sometimes",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -127,3 +135,40 @@ def _is_there(meta: Meta, write: Write) -> bool:
         return meta.head(write.key) is None
     found = meta.scan(write.key, after=write.expected)
     return bool(found) and found[0].seqno == write.expected + 1 and found[0].data == write.data
+
+
+class PatientBlob:
+    """A blob whose calls are tried again while storage does not answer."""
+
+    def __init__(self, blob: Blob, runtime: Runtime, settings: Settings) -> None:
+        self._blob = blob
+        self._runtime = runtime
+        self._settings = settings
+
+    def get(self, key: str) -> bytes:
+        return reading(lambda: self._blob.get(key), self._runtime, self._settings)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return reading(lambda: self._blob.get_range(key, offset, length), self._runtime, self._settings)
+
+    def put(self, key: str, data: bytes) -> None:
+        put_settled(self._blob, key, data, self._runtime, self._settings)
+
+    def delete(self, key: str) -> bool:
+        """Idempotent, so that an unknown outcome is simply tried again; then whether it was there is not known."""
+        patience: Patience | None = None
+        while True:
+            try:
+                return self._blob.delete(key)
+            except (Unavailable, OutcomeUnknown) as error:
+                patience = patience or Patience(self._runtime, self._settings)
+                patience.after(error)
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        return iter(reading(lambda: [*self._blob.list(prefix)], self._runtime, self._settings))
+
+    def unfinished(self, prefix: str) -> Iterator[str]:
+        return iter(reading(lambda: [*self._blob.unfinished(prefix)], self._runtime, self._settings))
+
+    def path(self, key: str) -> str:
+        return self._blob.path(key)

@@ -1,0 +1,46 @@
+"""Pipelines under load, for a share of `EVERTIDE_SOAK_MINUTES`: kills, storage that fails, scripts that change.
+
+Each round is a storage of its own: a worker is started with some views, killed after some transactions, and started
+again with other views, with or without faults; in the end all views are compared with a recomputation.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evertide.sources.chance import Chance
+from tests.pipeline.test_kill import check, run_and_kill
+from tests.soak.test_soak import soak
+
+SCRIPTS = ("both,total", "both-2,total", "total", "total,highest", "both,total,highest")
+
+
+def one_round(storage: Path, kind: str, kills: int, seed: int) -> str:
+    chance = Chance(seed)
+    last, views = 0, SCRIPTS[0]
+    for _ in range(kills):
+        views = SCRIPTS[chance.below(len(SCRIPTS))]
+        faults = 0.02 if chance.below(3) == 0 else 0.0
+        began, acknowledged = run_and_kill(storage, kind, chance.below(30), views, faults)
+        assert began >= last, "what was acknowledged is gone"
+        last = acknowledged[-1] if acknowledged else began
+    check(storage, kind, last, views)
+    return f"{kind}, {kills} kills, {last} transactions"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_pipelines_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: object) -> None:
+    def once(number: int) -> str:
+        kind, kills = ("spark", 3) if number % 5 == 0 else ("small", 12)
+        return one_round(tmp_path / str(number), kind, kills, os.getpid() * 1000 + number)
+
+    soak("pipeline", capsys, once)
+
+
+def test_a_short_round(tmp_path: Path) -> None:
+    """In every test run: views change, storage fails, the process is killed."""
+    one_round(tmp_path / "s", "small", 4, 3)

@@ -4,16 +4,18 @@
 PYTHON ?=
 # How long `make soak` runs.
 MINUTES ?= 10
+# For `make demo`: ARGS="--rate 5000".
+ARGS ?=
 
 VENV = .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: help setup check test bench soak lock clean
+.PHONY: help setup check test bench demo soak lock clean
 .NOTPARALLEL:
 
 help: ## Say what can be made
-	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10]"
+	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10] [ARGS=...]"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-6s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## Make .venv as requirements.lock says, if it is not so yet
@@ -41,6 +43,10 @@ test: setup ## Run the tests
 bench: setup ## Measure
 	@sh tools/preflight.sh java
 	$(BIN)/python -m bench
+
+demo: setup ## Run a live demo: an auction house and its views; end it with Ctrl-C
+	@sh tools/preflight.sh java
+	$(BIN)/evertide demo $(ARGS)
 
 soak: setup ## Run the soak test for MINUTES
 	@sh tools/preflight.sh java

@@ -482,8 +482,11 @@ class Pipeline:
         for thread in reversed(self._threads):
             thread.stop()
         runner = getattr(self, "_runner", None)
+        if runner is not None and self._pushed.rows:
+            logger.warning("%d rows that were pushed were never committed, and are dropped", self._pushed.rows)
         for source in runner.sources.values() if runner is not None else ():
-            source.close()
+            with suppress(EvertideError):
+                source.close()
         with suppress(EvertideError):
             self._writer.unregister()
         if runner is not None:

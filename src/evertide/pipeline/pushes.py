@@ -9,6 +9,7 @@ Position: how many push transactions were bound, and per producer its last numbe
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,6 +26,8 @@ from evertide.sources.rows import rows_of
 from evertide.store.writers import Writer
 
 __all__ = ["PUSH", "PushTransaction", "Pushes"]
+
+logger = logging.getLogger(__name__)
 
 PUSH = "push"
 """The name of the source; tables without a connector are fed by it."""
@@ -166,5 +169,8 @@ class Pushes:
             self._ready = [pushed for pushed in self._ready if pushed not in several]
 
     def close(self) -> None:
+        if self._ready:
+            rows = sum(pushed.rows for pushed in self._ready)
+            logger.warning("%d rows that were pushed were never committed, and are dropped", rows)
         for pushed in self._ready:
             pushed.abort()

@@ -15,6 +15,7 @@ __all__ = ["Upkeep"]
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.2
+_PATIENCE_S = 2.0
 
 
 class Upkeep(Ticker):
@@ -47,7 +48,8 @@ class Upkeep(Ticker):
         runtime, settings = self._runner.runtime, self._runner.settings
         if runtime.monotonic_s() - self._collected_at_s < settings.collection_interval_s:
             return
-        if self._turn.acquire(blocking=False):  # between two transactions only: a look-up may read what is released
+        # Between two transactions only, as a look-up may read what is released; a busy pipeline is waited for.
+        if self._turn.acquire(timeout=_PATIENCE_S):
             try:
                 self._checkpointing.collect()
                 self._collected_at_s = runtime.monotonic_s()

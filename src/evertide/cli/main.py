@@ -1,0 +1,90 @@
+"""The command `evertide`: what there is, and how it starts and ends.
+
+Commands come from modules that import no pyspark at their top: those that need Spark import it when they run.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from evertide import __version__
+from evertide.cli import asking, demonstration, keeping, looking, running
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="evertide",
+    help="Incremental SQL views on Apache Spark that survive anything.",
+    epilog="Start with: evertide demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _say_version(value: bool) -> None:  # noqa: FBT001 - typer's way
+    if value:
+        typer.echo(f"evertide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def evertide(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Incremental SQL views on Apache Spark that survive anything."""
+
+
+app.command("run")(running.run)
+app.command("push")(running.push)
+app.command("checkpoint")(running.checkpoint)
+app.command("demo")(demonstration.demo)
+app.command("status")(looking.status)
+app.command("explain")(asking.explain)
+app.command("query")(asking.query)
+app.command("subscribe")(asking.subscribe)
+app.command("journal")(looking.journal)
+app.command("checkpoints")(looking.checkpoints)
+app.command("export")(keeping.export)
+app.command("import")(keeping.import_)
+app.command("fsck")(keeping.fsck)
+app.command("gc")(keeping.gc)
+
+
+def main() -> None:
+    """What the console script calls. A command line that is not understood is told as errors are."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(standalone_mode=False, prog_name="evertide")
+    except TyperException as error:
+        _tell(error)
+        sys.exit(error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM ends a command as Ctrl-C does: in order."""
+    raise KeyboardInterrupt
+
+
+def _tell(error: TyperException) -> None:
+    message = error.format_message()
+    remedy = "See `evertide --help`, or `evertide COMMAND --help`."
+    if "--json" in sys.argv:
+        sys.stderr.write(json.dumps({"error_code": "usage", "message": message, "remedy": remedy}) + "\n")
+    elif message.startswith("Usage:"):  # nothing was asked for: that is the help
+        sys.stderr.write(f"{message}\n")
+    else:
+        sys.stderr.write(f"evertide: {message} {remedy}\n")

@@ -1,0 +1,146 @@
+"""`run`, `push`, `checkpoint`: commands that open the pipeline themselves, so one at a time on a storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from evertide.cli.live import Watch
+from evertide.cli.opened import opened, stopped_by_signals
+from evertide.cli.options import Json, Master, Meta, Script, ScriptOption, Storage
+from evertide.cli.output import Output, guarded
+from evertide.cli.rows import Format, rows_of_file
+from evertide.errors import SourceFailed
+from evertide.settings import Settings
+
+if TYPE_CHECKING:
+    from evertide.pipeline.pipeline import Pipeline
+
+__all__ = ["checkpoint", "push", "run"]
+
+
+@guarded
+def run(
+    *,
+    script: Script,
+    storage: Storage,
+    meta: Meta = None,
+    master: Master = None,
+    transactions: Annotated[
+        int | None, typer.Option("--transactions", metavar="N", min=1, help="End after so many more.")
+    ] = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when sources have nothing more.")] = False,
+    checkpoint_every: Annotated[
+        float, typer.Option("--checkpoint-every", metavar="SECONDS", help="If anything changed.")
+    ] = Settings().checkpoint_interval_s,
+    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what is wrong.")] = False,
+    is_json: Json = False,
+) -> None:
+    """Run the pipeline of a script at a storage, which is made if it is not there.
+
+    It goes on where it was, whatever ended it. Ctrl-C and SIGTERM end it after the transaction under way, with a
+    checkpoint.
+
+    Example: evertide run shop.sql --storage shop.evertide
+    """
+    output = Output(is_json=is_json)
+    settings = Settings(checkpoint_interval_s=checkpoint_every)
+    with opened(script, storage, output, meta=meta, master=master, settings=settings) as pipeline:
+        _opened(output, pipeline, is_quiet=is_quiet)
+        watch = Watch(pipeline, output, is_quiet=is_quiet)
+        with stopped_by_signals(pipeline, output), watch.drawn():
+            pipeline.run(transactions=transactions, until_idle=until_idle, told=watch.told)
+        stalled = [source for source in pipeline.status().sources if source.problem is not None]
+        entry = pipeline.checkpoint()
+        _ended(output, watch, {"number": entry.number, "time": entry.time}, is_quiet=is_quiet)
+    if until_idle and stalled and stalled[0].problem is not None:
+        source = stalled[0]
+        raise SourceFailed(source=source.name, where="--until-idle", why=stalled[0].problem.why)
+
+
+def _opened(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:
+    definition = pipeline.definition
+    if is_quiet:
+        return
+    if output.is_json:
+        views, tables = list(definition.views), list(definition.tables)
+        output.line({"event": "opened", "time": pipeline.time, "tables": tables, "views": views})
+    else:
+        count = f"{len(definition.tables)} tables, {len(definition.views)} views"
+        output.say(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}"))
+
+
+def _ended(output: Output, watch: Watch, checkpoint: dict[str, int], *, is_quiet: bool) -> None:
+    if is_quiet:
+        return
+    if output.is_json:
+        counts = {"transactions": watch.transactions, "rows": watch.rows}
+        output.line({"event": "stopped", "time": watch.pipeline.time, **counts, "checkpoint": checkpoint})
+    else:
+        output.say(watch.line())
+        for problem in watch.problems():
+            output.say(problem)
+        output.say(Text(f"stopped, with checkpoint {checkpoint['number']} at time {checkpoint['time']}"))
+
+
+@guarded
+def push(
+    *,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table without a connector.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CSV with a header, JSON lines or Parquet; - for stdin.")
+    ],
+    storage: Storage,
+    script: ScriptOption,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="What the file holds, if its name does not say it.")
+    ] = None,
+    deletes: Annotated[bool, typer.Option("--delete", help="The file holds keys, or rows, to delete.")] = False,
+    meta: Meta = None,
+    master: Master = None,
+    is_json: Json = False,
+) -> None:
+    """Push the rows of a file into a table, as one transaction; all of them, or none.
+
+    Example: evertide push orders orders.csv --storage shop.evertide --script shop.sql
+    """
+    output = Output(is_json=is_json)
+    with opened(script, storage, output, meta=meta, master=master) as pipeline:
+        rows = 0
+        try:
+            for batch in rows_of_file(pipeline.engine.tables, table, file, form, is_delete=deletes):
+                pipeline.push(table, () if deletes else batch, deletes=batch if deletes else ())
+                rows += batch.num_rows
+        except BaseException:
+            pipeline.abort()
+            raise
+        time = pipeline.commit()
+    if is_json:
+        output.document({"table": table, "rows": rows, "time": time})
+    else:
+        output.say(Text(f"{rows:,} rows {'deleted from' if deletes else 'pushed into'} {table}, at time {time}"))
+
+
+@guarded
+def checkpoint(
+    *,
+    storage: Storage,
+    script: ScriptOption,
+    meta: Meta = None,
+    master: Master = None,
+    is_json: Json = False,
+) -> None:
+    """Make a checkpoint, if anything happened since the last one. A running pipeline does this by itself.
+
+    Example: evertide checkpoint --storage shop.evertide --script shop.sql
+    """
+    output = Output(is_json=is_json)
+    with opened(script, storage, output, meta=meta, master=master, must_exist=True) as pipeline:
+        entry: Any = pipeline.checkpoint()
+    if is_json:
+        output.document({"number": entry.number, "time": entry.time, "made_at_s": entry.made_at_s})
+    else:
+        output.say(Text(f"checkpoint {entry.number} at time {entry.time}"))

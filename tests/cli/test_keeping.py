@@ -1,0 +1,110 @@
+"""`fsck`, `gc`, `export`, `import`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.kit import document, evertide, lines, made, one_error, open_small, order
+
+
+def test_fsck_of_a_sound_storage(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    result = evertide("fsck", "--storage", tmp_path / "s", "--json")
+    found = document(result)
+    assert result.exit_code == 0
+    assert found["is_sound"] is True
+    assert found["problems"] == []
+    assert found["checkpoints"] == 2
+    assert evertide("fsck", "--storage", tmp_path / "s").stdout.startswith("sound: ")
+
+
+def _damage(storage: Path) -> Path:
+    """A state file of the newest checkpoint, cut short."""
+    newest = max((storage / "checkpoints").iterdir())
+    victim = next(file for file in sorted(newest.iterdir()) if file.name != "manifest.json")
+    victim.write_bytes(victim.read_bytes()[:-1])
+    return victim
+
+
+def test_fsck_names_what_is_damaged_and_ends_with_8(tmp_path: Path) -> None:
+    """Without the look at every byte, a checkpoint that cannot be restored would pass."""
+    victim = _damage(made(tmp_path / "s"))
+    result = evertide("fsck", "--storage", tmp_path / "s", "--json")
+    assert result.exit_code == 8
+    assert [one["path"] for one in document(result)["problems"]] == [str(victim)]
+    said = evertide("fsck", "--storage", tmp_path / "s")
+    assert said.exit_code == 8
+    assert "blob_damaged" in said.stdout
+    assert "1 problems" in said.stdout
+
+
+def test_fsck_repairs_and_the_pipeline_goes_on(tmp_path: Path) -> None:
+    _damage(made(tmp_path / "s"))
+    result = evertide("fsck", "--storage", tmp_path / "s", "--repair", "--json")
+    assert (result.exit_code, document(result)["is_sound"]) == (0, True)
+    assert document(result)["repaired"]
+    assert evertide("fsck", "--storage", tmp_path / "s").exit_code == 0
+    with open_small(tmp_path / "s") as p:
+        p.push("orders", [order(9)])
+        assert p.commit() == 4
+
+
+def test_a_repair_beside_a_running_pipeline_is_refused(tmp_path: Path) -> None:
+    with open_small(tmp_path / "s"):
+        assert "pid" in one_error(evertide("fsck", "--storage", tmp_path / "s", "--repair"), 3)
+
+
+def test_gc_deletes_what_nobody_names_and_nothing_else(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    orphan = tmp_path / "s" / "state" / "nobody" / "0000000000000000-00000001.parquet"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"?")
+    found = document(evertide("gc", "--storage", tmp_path / "s", "--json"))
+    assert found["deleted"]["state"] == ["state/nobody/0000000000000000-00000001.parquet"]
+    assert not orphan.exists()
+    assert evertide("fsck", "--storage", tmp_path / "s").exit_code == 0
+    assert evertide("gc", "--storage", tmp_path / "s").stdout.endswith("0 files deleted\n")
+
+
+def test_gc_that_cannot_read_its_evidence_deletes_nothing_and_says_so(tmp_path: Path) -> None:
+    """I12: with the refusal swallowed this would end with 0."""
+    made(tmp_path / "s")
+    newest = max((tmp_path / "s" / "checkpoints").iterdir())
+    (newest / "manifest.json").write_bytes(b"{")
+    result = evertide("gc", "--storage", tmp_path / "s", "--json")
+    assert result.exit_code == 8
+    assert document(result)["count"] == 0
+    assert document(result)["refused"][0]["error_code"] == "record_damaged"
+
+
+def test_gc_beside_a_running_pipeline_is_refused(tmp_path: Path) -> None:
+    with open_small(tmp_path / "s"):
+        assert "stop that one first" in one_error(evertide("gc", "--storage", tmp_path / "s"), 3)
+
+
+def test_an_exported_checkpoint_is_a_storage_again(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    number = document(evertide("checkpoints", "--storage", tmp_path / "s", "--json"))[0]["number"]
+    archive = tmp_path / "shop.tar"
+    done = document(evertide("export", str(number), archive, "--storage", tmp_path / "s", "--json"))
+    assert (done["number"], done["time"], done["bytes"]) == (number, 4, archive.stat().st_size)
+    assert evertide("import", archive, "--storage", tmp_path / "copy").exit_code == 0
+    told = lines(evertide("subscribe", "revenue", "--storage", tmp_path / "copy", "--no-follow", "--json"))
+    assert [line["row"] for line in told[:-1]] == [{"customer": "ann", "amount": 2}, {"customer": "bob", "amount": 4}]
+    with open_small(tmp_path / "copy") as p:
+        p.push("orders", [order(9)])
+        assert p.commit() == 4
+
+
+def test_exports_and_imports_that_cannot_be(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    archive = tmp_path / "shop.tar"
+    assert "there is none" in one_error(evertide("export", "99", archive, "--storage", tmp_path / "s"), 2)
+    archive.write_bytes(b"mine")
+    assert "--force" in one_error(evertide("export", "1", archive, "--storage", tmp_path / "s"), 2)
+    assert archive.read_bytes() == b"mine"
+    assert "needs an empty place" in one_error(evertide("import", archive, "--storage", tmp_path / "s"), 2)
+    missing = one_error(evertide("import", tmp_path / "none.tar", "--storage", tmp_path / "new", "--json"), 2)
+    assert json.loads(missing)["where"].endswith("none.tar")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,166 @@
+"""`status`, `journal`, `checkpoints`: from the storage alone, and how errors are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from evertide.cli import main as command
+from evertide.journal.records import Input
+from evertide.pipeline.opening import positions
+from evertide.pipeline.reader import Reader
+from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
+from evertide.store.open import open_storage
+from tests.cli.kit import document, evertide, lines, made, one_error, open_small, order
+
+
+def test_status_of_a_pipeline_that_nobody_runs(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    found = document(evertide("status", "--storage", tmp_path / "s", "--json"))
+    assert (found["state"], found["why"]) == ("stopped", "nobody runs it")
+    assert (found["time"], found["bound"], found["pid"]) == (3, 3, 0)
+    by_name = {one["name"]: one for one in found["collections"]}
+    assert by_name["orders"]["kind"] == "table"
+    assert by_name["orders"]["rows"] == 3
+    assert (by_name["revenue"]["kind"], by_name["revenue"]["upper"]) == ("view", 4)
+    assert found["checkpoints"][0]["time"] == 4
+    assert [source["name"] for source in found["sources"]] == ["push"]
+
+
+def test_status_for_people_names_collections_sources_and_checkpoints(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    result = evertide("status", "--storage", tmp_path / "s")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("stopped since 20")
+    for word in ("orders", "revenue", "evertide_errors", "push", "Checkpoints"):
+        assert word in result.stdout
+
+
+def test_status_tells_who_runs_it_without_disturbing_them(tmp_path: Path) -> None:
+    with open_small(tmp_path / "s") as p:
+        found = document(evertide("status", "--storage", tmp_path / "s", "--json"))
+        assert (found["state"], found["host"], found["pid"]) == ("running", socket.gethostname(), os.getpid())
+        p.push("orders", [order(1)])
+        assert p.commit() == 1  # not fenced
+
+
+def test_status_of_a_view_that_failed_says_why(tmp_path: Path) -> None:
+    with open_small(tmp_path / "s", "revenue", "share") as p:
+        p.push("orders", [order(1, amount=0)])
+        p.commit()
+    found = document(evertide("status", "--storage", tmp_path / "s", "--json"))
+    share = next(one for one in found["collections"] if one["name"] == "share")
+    assert share["state"] == "failed"
+    assert "ZeroDivisionError" in share["why"]
+    assert "ZeroDivisionError" in evertide("status", "--storage", tmp_path / "s").stdout
+
+
+def test_s1_a_transaction_that_is_bound_and_does_not_come_is_a_stall(tmp_path: Path) -> None:
+    """Without the look at what is bound, status would say `running` for ever."""
+    with open_small(tmp_path / "s") as p:
+        runner = p._runner
+        runner.bind({name: Input(position, position) for name, position in positions(runner).items()})
+        with Reader.open(tmp_path / "s", settings=Settings(stall_after_s=1e-6)) as reader:
+            found = reader.status()
+        assert (found.state, found.time, found.bound) == ("stalled", 0, 1)
+        assert "transaction 1 is bound and not committed" in found.why
+        with Reader.open(tmp_path / "s") as reader:
+            assert reader.status().state == "running"
+    assert "1 transactions are bound" in evertide("status", "--storage", tmp_path / "s").stdout
+
+
+def test_a_storage_that_no_pipeline_ran_on(tmp_path: Path) -> None:
+    open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=Settings()).close()
+    found = document(evertide("status", "--storage", tmp_path / "s", "--json"))
+    assert (found["state"], found["time"]) == ("stopped", -1)
+    assert found["why"] == "no pipeline ever ran on this storage"
+    assert "no pipeline ever ran" in one_error(evertide("subscribe", "v", "--storage", tmp_path / "s"), 2)
+
+
+def test_the_journal_tells_each_transaction_and_only_those_asked_for(tmp_path: Path) -> None:
+    made(tmp_path / "s", 4)
+    found = lines(evertide("journal", "--storage", tmp_path / "s", "--json", "--from", "2", "--to", "3"))
+    assert [(line["time"], line["rows"], line["committed"]) for line in found] == [(2, 1, True), (3, 1, True)]
+    assert found[0]["moved"] == ["push"]
+    assert "push" in evertide("journal", "--storage", tmp_path / "s").stdout
+
+
+def test_the_checkpoints_newest_first(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    found = document(evertide("checkpoints", "--storage", tmp_path / "s", "--json"))
+    assert [one["time"] for one in found] == [4, 1]
+    assert all(one["bytes"] > 0 and one["files"] > 0 for one in found)
+    assert len(evertide("checkpoints", "--storage", tmp_path / "s").stdout.splitlines()) == 3
+
+
+def test_no_storage_is_one_line_with_the_remedy_and_none_is_made(tmp_path: Path) -> None:
+    line = one_error(evertide("status", "--storage", tmp_path / "s"), 2)
+    assert line.startswith("evertide: The input is not valid")
+    assert "there is no storage" in line
+    assert "Correct it" in line
+    assert not (tmp_path / "s").exists()
+    (tmp_path / "s").mkdir()
+    one_error(evertide("journal", "--storage", tmp_path / "s"), 2)
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_errors_as_json_have_code_message_remedy_and_facts(tmp_path: Path) -> None:
+    found = json.loads(one_error(evertide("status", "--storage", tmp_path / "s", "--json"), 2))
+    assert found["error_code"] == "invalid_input"
+    assert found["where"] == str(tmp_path / "s")
+    assert found["message"]
+    assert found["remedy"]
+
+
+@pytest.mark.parametrize(("content", "code", "kind"), [(None, 8, "record_damaged"), (b"9\n", 9, "unsupported_format")])
+def test_the_exit_code_is_that_of_the_kind(tmp_path: Path, content: bytes | None, code: int, kind: str) -> None:
+    path = made(tmp_path / "s") / "FORMAT"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    found = json.loads(one_error(evertide("status", "--storage", tmp_path / "s", "--json"), code))
+    assert found["error_code"] == kind
+
+
+def _main(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["evertide", *args])
+    monkeypatch.setattr("evertide.cli.main.signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    return int(ended.value.code or 0)
+
+
+def test_a_command_line_that_is_not_understood(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(monkeypatch, "status") == 2
+    assert capsys.readouterr().err.startswith("evertide: Missing option '--storage'")
+    assert _main(monkeypatch, "nothing", "--json") == 2
+    assert json.loads(capsys.readouterr().err)["error_code"] == "usage"
+
+
+def test_version_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("evertide 0.")
+    assert _main(monkeypatch, "run", "--help") == 0
+    assert "Example: evertide run shop.sql" in capsys.readouterr().out
+
+
+def test_errors_of_commands_reach_the_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert _main(monkeypatch, "status", "--storage", str(tmp_path / "s")) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_page_of_commands_has_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    names = {str(one.name) for one in command.app.registered_commands}
+    assert names == set(re.findall(r"`evertide ([a-z]+)", page))

@@ -1,0 +1,80 @@
+"""How values, errors and differences are told."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+import typer
+
+from evertide.cli.demonstration import demo_script
+from evertide.cli.output import bytes_text, guarded, plain, value_text
+from evertide.cli.recompute import compared
+from evertide.errors import CheckpointDamaged, Conflict, EvertideError, Fenced
+
+
+def test_json_keeps_what_it_can_and_tells_the_rest_as_text() -> None:
+    row = {"d": Decimal("1.10"), "t": datetime(2026, 1, 2, tzinfo=UTC), "b": b"\x00", "n": float("nan"), "x": (1, None)}
+    found = json.loads(json.dumps(plain(row), allow_nan=False))
+    assert found == {"d": "1.10", "t": "2026-01-02T00:00:00+00:00", "b": "AA==", "n": "nan", "x": [1, None]}
+    assert (value_text(None), value_text({"a": Decimal(1)}), value_text(2.5)) == ("NULL", '{"a": "1"}', "2.5")
+
+
+def test_sizes_are_told_in_units() -> None:
+    assert [bytes_text(size) for size in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+        "0 B",
+        "1,023 B",
+        "1.0 KiB",
+        "5.0 MiB",
+        "3.0 TiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Conflict(where="a\nb", why="two\nlines"),
+        Fenced(writer="w", why="gone"),
+        CheckpointDamaged(path="p", why="w", files="f"),
+    ],
+)
+def test_every_error_is_one_line_with_its_exit_code(error: EvertideError, capsys: pytest.CaptureFixture[str]) -> None:
+    @guarded
+    def failing(*, is_json: bool) -> None:
+        raise error
+
+    for is_json in (False, True):
+        with pytest.raises(typer.Exit) as ended:
+            failing(is_json=is_json)
+        assert ended.value.exit_code == error.exit_code
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+    assert json.loads(err)["error_code"] == error.error_code
+
+
+def test_an_interruption_is_told_and_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    @guarded
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as ended:
+        interrupted()
+    assert (ended.value.exit_code, capsys.readouterr().err) == (130, "evertide: interrupted\n")
+
+
+def test_multisets_are_compared_with_counts_and_floats_nearly() -> None:
+    held = pa.table({"k": [1, 1, 2], "x": [0.1 + 0.2, float("nan"), 5.0]})
+    assert compared("v", held, pa.table({"key": [2, 1, 1], "y": [5.0, 0.3, float("nan")]})).is_same
+    found = compared("v", held, pa.table({"k": [1, 2, 2], "x": [0.3, 5.0, 5.0]}))
+    assert (found.surplus, found.missing) == (((1, "NaN"),), ((2, 5.0),))
+    assert not compared("v", held, held.slice(1)).is_same
+    assert not compared("v", held, pa.table({"k": [1, 1, 2], "x": [0.3001, float("nan"), 5.0]})).is_same
+
+
+def test_the_demo_runs_at_the_rate_asked_for() -> None:
+    assert "rate '0'" in demo_script(0)
+    assert "rate '2000'" in demo_script(2000)
+    assert "rate '2000'" not in demo_script(1.5)

@@ -1,0 +1,82 @@
+"""Real processes: beside each other, ended by Ctrl-C, SIGTERM and `kill -9`. Few, as each starts a Spark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cli.kit import document, evertide, one_error, spawned
+
+SCRIPT = """
+CREATE TABLE bid (auction BIGINT NOT NULL, price BIGINT NOT NULL) USING nexmark OPTIONS (rate '300');
+CREATE MATERIALIZED VIEW best AS SELECT auction, max(price) AS price FROM bid GROUP BY auction;
+"""
+
+
+@contextmanager
+def running(*args: str | Path) -> Iterator[subprocess.Popen[str]]:
+    with spawned(*args) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(process: subprocess.Popen[str], event: str, time: int = 0) -> dict[str, Any]:
+    """The first line of this kind, at that time or later."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        told: dict[str, Any] = json.loads(line)
+        if told["event"] == event and told["time"] >= time:
+            return told
+    assert process.stderr is not None
+    raise AssertionError(process.stderr.read())
+
+
+def test_a_running_pipeline_is_looked_at_beside_it_and_ended_by_ctrl_c_with_a_checkpoint(tmp_path: Path) -> None:
+    script, storage = tmp_path / "made.sql", tmp_path / "s"
+    script.write_text(SCRIPT)
+    with running("run", script, "--storage", storage, "--json") as first:
+        until(first, "transaction")
+        status = document(evertide("status", "--storage", storage, "--json"))
+        assert (status["state"], status["pid"]) == ("running", first.pid)
+        assert f"process {first.pid} on" in one_error(evertide("run", script, "--storage", storage), 3)
+        with running("subscribe", "best", "--storage", storage, "--json") as reader:
+            assert reader.stdout is not None
+            told = [json.loads(reader.stdout.readline()) for _ in range(40)]
+            assert {line["diff"] for line in told if "diff" in line} >= {1}
+            while "complete" not in told[-1] or told[-1]["complete"] < status["time"] + 2:
+                told.append(json.loads(reader.stdout.readline()))  # it follows
+            reader.send_signal(signal.SIGINT)
+            assert reader.wait(60) == 0
+        first.send_signal(signal.SIGINT)
+        stopped = until(first, "stopped")
+        assert first.wait(120) == 0
+    assert stopped["checkpoint"]["time"] == stopped["time"] + 1
+    status = document(evertide("status", "--storage", storage, "--json"))
+    assert (status["state"], status["why"], status["time"]) == ("stopped", "nobody runs it", stopped["time"])
+    assert evertide("fsck", "--storage", storage).exit_code == 0
+
+
+def test_the_demo_goes_on_after_kill_9_and_all_views_are_right_in_the_end(tmp_path: Path) -> None:
+    storage = tmp_path / "demo.evertide"
+    with running("demo", "--storage", storage, "--transactions", "5", "--rate", "0", "--json") as first:
+        assert until(first, "opened")["time"] == 0
+        killed = until(first, "transaction", 2)["time"]
+        first.kill()
+        first.wait(60)
+    status = document(evertide("status", "--storage", storage, "--json"))
+    assert status["state"] == "stopped"
+    assert f"process {first.pid} on" in status["why"]
+    with running("demo", "--storage", storage, "--transactions", "2", "--rate", "100", "--json") as second:
+        assert until(second, "opened")["time"] >= killed
+        checked = until(second, "checked", killed + 2)
+        assert second.wait(120) == 0
+    assert len(checked["views"]) == 9
+    assert all(view["is_same"] for view in checked["views"])
+    assert all(view["rows"] > 0 for view in checked["views"])

@@ -230,3 +230,22 @@ def test_only_some_views_with_what_they_read(spark: SparkSession) -> None:
     circuit = Circuit(spark, FAILING, only=["ratios"])
     assert circuit.step(of(6, 3))["ratios"].column("r").to_pylist() == [2.0]
     assert [*circuit.views] == ["ratios"]
+
+
+@pytest.mark.parametrize("rows_small", [0, 10_000])
+def test_settings_that_decide_results_count_wherever_rows_are_computed(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows_small: int
+) -> None:
+    """In tasks, too: Spark hands settings to them only on its own way of running a query."""
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", rows_small)
+    session = spark.newSession()
+    session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+    session.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    script = """CREATE TABLE t (a INT, s STRING);
+    CREATE MATERIALIZED VIEW v AS
+    SELECT t.a, map(t.a, 1, u.a, 2) AS m, to_timestamp(t.s, 'yyyy-MM-dd') AS at FROM t JOIN t u ON t.s = u.s;"""
+    schema = pa.schema([("a", pa.int32()), ("s", pa.string()), pa.field(DIFF, pa.int64(), nullable=False)])
+    row = {"a": 1, "s": "2020-01-01 trailing", DIFF: 1}
+    [found] = Circuit(session, script).step({"t": pa.Table.from_pylist([row], schema)})["v"].to_pylist()
+    assert found["m"] == [(1, 2)]
+    assert found["at"].isoformat().startswith("2020-01-01T00:00:00")

@@ -159,5 +159,5 @@ def batch(table: DeclaredTable, rows: list[Row], faults: Sequence[Fault] = (), d
 def with_sources(*sources: ScriptedSource) -> Iterator[None]:
     """Pipelines that are opened in the block have these sources."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evertide.pipeline.pipeline.open_sources", lambda *_, **__: list(sources))
+        patch.setattr("evertide.pipeline.feeds.open_sources", lambda *_, **__: list(sources))
         yield

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evertide.errors import BlobMissing
+from evertide.pipeline.status import Status, read_status
+from evertide.runtime import SystemRuntime
+from evertide.shard.shard import Shards
 from evertide.testing import ManualRuntime
 from tests.pipeline.kit import SETTINGS, Row, crash, open_pipeline, rows_of, storage
 
@@ -100,3 +103,33 @@ def test_status_tells_of_sources_collections_and_checkpoints() -> None:
         )
         assert status.checkpoints == ((1, 1),)
         assert [one.name for one in status.sources] == ["push"]
+
+
+def test_s2_what_ended_a_pipeline_is_told_by_its_storage_alone() -> None:
+    """Also after the process is gone; without the record, others would only see that nobody runs it."""
+    kept = storage()
+    p = open_pipeline(kept, settings=SETTINGS.__class__(inline_bytes_max=1))
+    shards = Shards(kept.blob, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
+
+    def status() -> Status:
+        return read_status(kept, shards, p._hosts.journal, p._hosts.checkpoints)
+
+    assert status().state == "running"
+    p.push("notes", [{"text": "a"}])
+    p.commit()
+    [entry] = [each for each in kept.blob.list("parts") if "notes" in each.key]
+    data = kept.blob.get(entry.key)
+    kept.blob.delete(entry.key)
+    p.push("notes", deletes=[{"text": "a"}])
+    with pytest.raises(BlobMissing):
+        p.commit()
+    assert status().state == "frozen"
+    crash(p)
+    found = status()
+    assert (found.state, found.problems[0].error_code) == ("frozen", "blob_missing")
+    assert entry.key in found.why
+    kept.blob.put(entry.key, data)
+    with open_pipeline(kept) as p:
+        assert status().state == "running"
+        assert rows_of(p, "notes") == []
+    assert status().state == "stopped"

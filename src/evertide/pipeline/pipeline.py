@@ -10,7 +10,7 @@ This is the face of the package. What it rests on, a module each:
     engine, spark_engine     what computes views
     definition               what the storage knows of the pipeline, and how that may change
     tables, machine          state, and the step from one transaction to the next
-    inputs, pushes           where rows come from
+    feeds, pushes, intake    where rows come from
     runner                   bind, compute, commit
     opening, hydration       from a storage to a running pipeline; views from scratch
     checkpointing            checkpoints, and letting go
@@ -42,12 +42,14 @@ from evertide.journal.records import Bound
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.engine import Engine
+from evertide.pipeline.feeds import open_feeds
+from evertide.pipeline.health import Health, tell
 from evertide.pipeline.hydration import Backfill
 from evertide.pipeline.intake import Intake
 from evertide.pipeline.machine import state_store
 from evertide.pipeline.opening import Hosts, OnProgress, open_runner, positions
 from evertide.pipeline.ownership import take_over
-from evertide.pipeline.pushes import PUSH, Pushes, PushTransaction
+from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.reading import Collections, View
 from evertide.pipeline.script import read_script
 from evertide.pipeline.spark_engine import SparkEngine
@@ -61,10 +63,8 @@ from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.maintenance import Maintenance
 from evertide.shard.shard import Shards
-from evertide.sources.contract import Rows, Source, TableDeclaration
-from evertide.sources.registry import open_sources
+from evertide.sources.contract import Rows, Source
 from evertide.store.open import Storage, open_storage
-from evertide.store.writers import Writer
 
 __all__ = ["Pipeline"]
 
@@ -96,14 +96,19 @@ class Pipeline:
         self._tried_s: dict[str, float] = {}
         self._opened_s = runtime.wall_s()
         self._threads: list[Any] = []
+        self._told = ("", "")
         self._pushed: PushTransaction
         self._backfilling: threading.Thread | None = None
         self._writer = take_over(storage.meta, runtime=runtime, settings=settings)
+        self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
         try:
             self._start(base, progress or _silent, threads=threads)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, EvertideError):
+                self._tell(problem(error, runtime.wall_s()))
             self._give_up()
             raise
+        self._tell(self._foremost())
 
     @classmethod
     def open(
@@ -183,6 +188,8 @@ class Pipeline:
                 if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
                     self._error = (error, self._runtime.wall_s())
                 raise
+            finally:
+                self._tell(self._foremost())
 
     def run(
         self,
@@ -282,15 +289,12 @@ class Pipeline:
 
     def status(self) -> Status:
         members, journal = self._runner.members, self._hosts.journal
-        found = [] if self._error is None else [problem(*self._error)]
         stalled = stall(self.storage.meta, journal, members, self._runtime, self.settings)
-        found += [stalled] if stalled else []
-        found += [*self._intake.stalled.values(), *self._beside()]
-        state = found[0].state if found else "paused" if self._is_paused else "running"
-        first = found[0] if found else Problem(state, "", "", "", self._opened_s)
+        found = self._problems() if stalled is None else [*self._problems(), stalled]
+        first = self._foremost() if found == self._problems() else found[0]
         where = positions(self._runner)
         return Status(
-            state=state,
+            state=first.state,
             since_s=first.since_s,
             why=first.why,
             remedy=first.remedy,
@@ -319,6 +323,8 @@ class Pipeline:
                     self._runner.commit()
                     if self._checkpointing.is_due():
                         self._checkpointing.checkpoint()
+                if self._error is None:
+                    self._tell(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
             finally:
                 self._give_up()
 
@@ -335,6 +341,7 @@ class Pipeline:
         shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
         journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
         checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings)
         if threads:
             self._threads.append(Heart(settings, shards.leases, writer).start())
         self._hosts = Hosts(
@@ -347,7 +354,7 @@ class Pipeline:
             settings=settings,
             engine=self.engine,
             store=state_store(storage.blob, writer.id, runtime, settings),
-            sources=self._sources(base, journal, writer),
+            sources=sources,
             progress=progress,
         )
         self._runner = open_runner(self._hosts)
@@ -376,25 +383,13 @@ class Pipeline:
             except EvertideError as error:
                 logger.exception("the views %s could not be computed", views)
                 self._error = (error, self._runtime.wall_s())
+                self._tell(self._foremost())
 
         if threads:
             self._backfilling = threading.Thread(target=run, name="evertide-backfill", daemon=True)
             self._backfilling.start()
         else:
             backfill.run()
-
-    def _sources(self, base: Path, journal: Journal, writer: Writer) -> dict[str, Source]:
-        declared = {
-            name: TableDeclaration(
-                name, table.schema, table.key, table.connector, table.options, table.where, table.defaults
-            )
-            for name, table in self.engine.tables.items()
-        }
-        opened = open_sources(list(declared.values()), runtime=self._runtime, base=base)
-        fed = {table for source in opened for table in source.tables}
-        pushed = {name: one for name, one in declared.items() if name not in fed}
-        self._pushes = Pushes(pushed, journal, writer, self.settings, lambda: journal.upper)
-        return {PUSH: self._pushes, **{source.name: source for source in opened}}
 
     def _advanced(self) -> int | None:
         self._runner.commit()  # what waits from before
@@ -413,6 +408,23 @@ class Pipeline:
         self._intake.acknowledge(bound, is_staged=False)
         self._retry_touched({rows.table for _, rows in batches or ()})
         return bound.time
+
+    def _problems(self) -> list[Problem]:
+        """The worst first."""
+        return [*([problem(*self._error)] if self._error is not None else []), *self._intake.stalled.values()]
+
+    def _foremost(self) -> Problem:
+        state = "paused" if self._is_paused else "running"
+        return next(iter(self._problems()), Problem(state, "", "", "", self._opened_s))
+
+    def _tell(self, now: Problem) -> None:
+        """For those who ask the storage; only when it is news."""
+        if (now.state, now.why) != self._told:
+            self._told = (now.state, now.why)
+            health = Health(
+                self._writer.id, now.state, now.since_s, self._runtime.new_id(), now.error_code, now.why, now.remedy
+            )
+            tell(self.storage.meta, health, self._runtime, self.settings)
 
     def _retry_touched(self, tables: set[str]) -> None:
         now_s = self._runtime.monotonic_s()
@@ -444,17 +456,6 @@ class Pipeline:
             return None
         self._intake.goes_on("")
         return t
-
-    def _beside(self) -> list[Problem]:
-        """What the threads beside the transactions could not do."""
-        found = []
-        for thread in self._threads:
-            errors = getattr(thread, "errors", None) or {}
-            error = getattr(thread, "error", None)
-            for one in [*errors.values(), *([error] if isinstance(error, EvertideError) else [])]:
-                told = problem(one, self._runtime.wall_s())
-                found.append(Problem("degraded", told.error_code, told.why, told.remedy, told.since_s))
-        return [one for one in found if one.state != "degraded"]
 
     def _source(self, source: Source, position: str) -> SourceStatus:
         stalled = self._intake.stalled.get(source.name)

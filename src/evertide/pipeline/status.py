@@ -20,6 +20,7 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError
 from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
+from evertide.pipeline.health import Health, read_health
 from evertide.pipeline.members import Members
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.ownership import holder, is_gone
@@ -41,6 +42,10 @@ __all__ = [
     "read_status",
     "stall",
 ]
+
+
+_ENDED = ("failed", "diverged", "frozen")
+"""States that no process goes on from by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +140,12 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
     lives = held is not None and not is_gone(meta, held, runtime, settings)
     head = journal.head()
     stalled = stall(meta, journal, members, runtime, settings) if lives and members is not None else None
+    said = _said(reading(lambda: read_health(meta), runtime, settings), held if lives else None)
     if held is not None and lives:
-        first = stalled or Problem("running", "", "", "", held.registered_at_s)
+        first = stalled or said or Problem("running", "", "", "", held.registered_at_s)
     else:
         why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
-        first = Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
+        first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
     return Status(
         state=first.state,
         since_s=first.since_s,
@@ -152,10 +158,19 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         sources=tuple(SourceStatus(name, (), position, "") for name, position in journal.positions().items()),
         collections=collection_statuses(members) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
-        problems=(stalled,) if stalled else (),
+        problems=(first,) if first.error_code else (),
         host=held.host if held and lives else "",
         pid=held.pid if held and lives else 0,
     )
+
+
+def _said(health: Health | None, held: Registration | None) -> Problem | None:
+    """What the process that lives says of itself; or, of one that ended, the error that it ended with."""
+    if health is None or (held is not None and health.writer != held.writer):
+        return None
+    if held is None and health.state not in _ENDED:
+        return None
+    return Problem(health.state, health.error_code, health.why, health.remedy, health.since_s)
 
 
 def _stopped(held: Registration | None, committed: int, bound: int) -> str:

@@ -17,6 +17,7 @@ Meta keys:
     journal                 per transaction, its input
     committed               per transaction, what it came to
     pipeline                what the pipeline of this storage declares
+    health                  how the process that runs it fares, or fared last
     checkpoints             the catalog of checkpoints
     restoring/<writer>      the checkpoint that a writer reads at the moment
     storage                 that FORMAT and this Meta belong together
@@ -34,6 +35,7 @@ __all__ = [
     "COMMITTED",
     "FORMAT",
     "GENERATION",
+    "HEALTH",
     "JOURNAL",
     "META_FILE",
     "PIPELINE",
@@ -68,6 +70,7 @@ STORAGE = "storage"
 JOURNAL = "journal"
 COMMITTED = "committed"
 PIPELINE = "pipeline"
+HEALTH = "health"
 CHECKPOINTS = "checkpoints"
 
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")

@@ -1,0 +1,49 @@
+"""How a process that runs a pipeline fares, in its own words, for those who ask the storage.
+
+Where it lies: Meta key `health`, version 1; only the newest record counts. It is written when the state changes, and
+it is a courtesy: if it cannot be written the pipeline goes on, and nothing ever rests on it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from evertide.errors import EvertideError
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.meta import Meta, Write
+from evertide.store.paths import HEALTH
+from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.sealed import seal, unseal
+
+__all__ = ["Health", "read_health", "tell"]
+
+logger = logging.getLogger(__name__)
+
+
+class Health(msgspec.Struct, frozen=True):
+    writer: str
+    state: str
+    since_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from another's."""
+    error_code: str = ""
+    why: str = ""
+    remedy: str = ""
+
+
+def tell(meta: Meta, health: Health, runtime: Runtime, settings: Settings) -> None:
+    try:
+        head = reading(lambda: meta.head(HEALTH), runtime, settings)
+        number = head.seqno if head else 0
+        commit_settled(meta, [Write(HEALTH, number, seal(health))], (), runtime, settings)
+        truncate_sometimes(meta, HEALTH, number + 1)
+    except EvertideError as error:
+        logger.warning("the storage could not be told that the pipeline is %s: %s", health.state, error)
+
+
+def read_health(meta: Meta) -> Health | None:
+    record = meta.head(HEALTH)
+    return unseal(record.data, Health, meta.path(HEALTH)) if record else None

@@ -1,4 +1,4 @@
-"""The README's example works as printed, twice, and its commands exist."""
+"""The examples of README and docs work as printed, also the second time, and the commands they name exist."""
 
 from __future__ import annotations
 
@@ -15,11 +15,25 @@ def _run(example: str, where: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", example], cwd=where, capture_output=True, text=True, check=False)
 
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def _examples(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+BLOCKS = _examples((ROOT / "docs" / "building-blocks.md").read_text())
+
+
+def test_the_pipeline_goes_on_where_it_was(tmp_path: Path) -> None:
+    [example] = _examples(README)
+    for _ in range(2):
+        done = _run(example, tmp_path)
+        assert done.returncode == 0, done.stderr
+        content, changes = done.stdout.splitlines()
+        assert content == "[{'customer': 'ann', 'total': Decimal('27.00'), 'top': Decimal('20.00')}]"
+        assert changes.count("'__diff': -1") == 2
 
 
 def test_the_view_is_maintained(tmp_path: Path) -> None:
-    done = _run(EXAMPLES[0], tmp_path)
+    done = _run(BLOCKS[0], tmp_path)
     assert done.returncode == 0, done.stderr
     first, second, *explained = done.stdout.splitlines()
     assert first.count("'__diff': 1") == 2
@@ -29,7 +43,7 @@ def test_the_view_is_maintained(tmp_path: Path) -> None:
 
 
 def test_the_shard_example_works_and_a_second_run_is_told_so(tmp_path: Path) -> None:
-    [_, example] = EXAMPLES
+    [_, example] = BLOCKS
 
     first = _run(example, tmp_path)
 

@@ -12,15 +12,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.spark_engine import SparkEngine
+from evertide.plan.session import Session
 from evertide.store import LocalBlob
 from evertide.store.open import Storage
 from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut
 from evertide.testing.cuts import SURVIVORS
 from tests.pipeline.kit import SETTINGS, Row, engine, open_pipeline, rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FULL = os.environ.get("EVERTIDE_POWER") == "full"
 SMALL = replace(SETTINGS, inline_bytes_max=1, rollup_every_diffs=5, retry_view_s=1e9)
@@ -127,3 +134,43 @@ def test_rows_that_are_told_before_they_are_bound_would_be_seen(monkeypatch: pyt
 
     with pytest.raises(CutsFailed, match="that were acknowledged"):
         every_cut(build, hasty, checked(expected()), survivors=["none"], every=61, repeatable=False)
+
+
+SPARK_SHOP = """
+CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, PRIMARY KEY (id));
+CREATE TABLE notes (text STRING);
+CREATE MATERIALIZED VIEW revenue AS SELECT customer, sum(amount) AS amount FROM orders GROUP BY customer;
+CREATE MATERIALIZED VIEW counts AS
+SELECT (SELECT count(*) FROM orders) AS orders, (SELECT count(*) FROM notes) AS notes;
+CREATE MATERIALIZED VIEW share AS SELECT id, 100 DIV amount AS share FROM orders WHERE amount IS NOT NULL;
+"""
+
+
+def test_power_cuts_with_spark_itself(spark: SparkSession) -> None:
+    """The same work on the real engine, cut at a few points: what it ends with is what the small engine ends with."""
+
+    def made(disk: SimulatedDisk) -> Pipeline:
+        kept = Storage(LocalBlob(disk.root, disk.files), disk.meta, "disk")
+        shop = SparkEngine(Session(spark, is_own=False), SPARK_SHOP)
+        return Pipeline(shop, kept, base=Path(), runtime=disk.runtime, settings=SMALL, threads=False)
+
+    ends = expected()
+
+    def check(disk: SimulatedDisk, acknowledged: list[int]) -> None:
+        disk.runtime.advance_s(TTL_S + 1)
+        p = made(disk)
+        done = acknowledged[-1] if acknowledged else 0
+        assert content(p) in ends[done : done + 2]
+        work(p)
+        assert content(p) == ends[-1]
+        p.close()
+
+    cases = every_cut(
+        build,
+        lambda disk, acknowledge: work(made(disk), acknowledge),
+        check,
+        survivors=["none"],
+        every=600 if not FULL else 50,
+        repeatable=False,
+    )
+    assert cases >= 4

@@ -281,3 +281,28 @@ def test_c10_a_full_disk_stops_the_transaction_and_loses_nothing() -> None:
     assert p.time == 3
     check(p)
     p.close()
+
+
+@pytest.mark.parametrize("gone", ["state", "checkpoints"])
+def test_c11_the_older_of_two_checkpoints_always_finds_its_journal_and_its_times(gone: str) -> None:
+    """With the journal cut at the newer one, or times folded up to it, the way back would be closed."""
+    kept = storage()
+    with open_pipeline(kept, engine("revenue", tables=(kept_less(ORDERS), NOTES))) as p:
+        for number in range(1, 30):
+            p.push("orders", [order(number % 5, number)])
+            p.commit()
+            if number % 6 == 0:
+                p.checkpoint()
+                for shard in p._runner.members.all().values():
+                    shard.compact(p._writer)
+                p._checkpointing.collect()
+        expected = rows_of(p, "revenue")
+        newest, older = p._hosts.checkpoints.entries()
+        files = {file.key for file in p.checkpoint_files(newest)} - {file.key for file in p.checkpoint_files(older)}
+        crash(p)
+    for key in files:
+        if key.startswith(gone) and not key.endswith("manifest.json"):
+            kept.blob.delete(key)
+    with open_pipeline(kept, engine("revenue", tables=(kept_less(ORDERS), NOTES))) as p:
+        assert p.time == 29
+        assert rows_of(p, "revenue") == expected

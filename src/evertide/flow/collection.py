@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.flow.arrangement import Arrangement
 from evertide.flow.bags import settled
+from evertide.flow.groups import group_rows
 from evertide.plan.columns import column_name
 from evertide.plan.nodes import Attribute, Node
 from evertide.shard.changes import DIFF
@@ -55,7 +57,7 @@ class Collection:
         return self.arrangements[key, columns].lookup(keys)
 
     def is_scan_cheaper(self, key: tuple[str, ...], keys: int, columns: tuple[str, ...]) -> bool:
-        """For very many keys, taking all rows is cheaper than choosing; rows beside the cone do no harm."""
+        """For very many keys, reading all rows and choosing then is cheaper than looking for each key."""
         kept = self.arrangements.get((key, columns))
         return kept is not None and keys > max(kept.rows, _KEYS_FEW)
 
@@ -115,8 +117,19 @@ class Leaf:
                 keys = keys.filter(pc.is_valid(keys.column(column)))
         if self.collection.is_scan_cheaper(columns, keys.num_rows, self.columns):
             self.took_all = True
-            return self.scan()
+            return _with_keys(self.scan(), columns, keys)
         return self.collection.lookup(columns, keys, self.columns)
 
     def scan(self) -> pa.Table:
         return self.collection.scan(self.columns)
+
+
+def _with_keys(rows: pa.Table, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
+    """Those that have one of the keys. Others would do no harm here, but all their partners would be fetched, too."""
+    schema = pa.schema([pa.field(column, keys.schema.field(column).type) for column in columns])
+    both = [pa.Table.from_arrays(each.select(list(columns)).columns, schema=schema) for each in (keys, rows)]
+    numbers, first = group_rows(pa.concat_tables(both))
+    is_wanted = np.zeros(len(first), np.bool_)
+    is_wanted[numbers[: keys.num_rows]] = True
+    chosen = is_wanted[numbers[keys.num_rows :]]
+    return rows if chosen.all() else rows.filter(pa.array(chosen))

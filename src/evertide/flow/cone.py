@@ -95,11 +95,20 @@ class Cone:
         if node.join == "Inner":
             partners = _both(self._partners(left, right, by, a), self._partners_back(left, right, by, b))
             return _both(_both(a, b), partners)
-        # Constants are in no leaf, and yet there: what they meet under a touched key must be there as a whole.
+        # Constants are in no leaf, and yet there: what they meet under a touched key must be there as a whole, and
+        # stands for them, so that whoever is above knows that they are touched.
+        stands: Touched = {}
         if has_constant(self._cut, left):
             b = _both(b, self._alike(right, by.right, by, b))
+            stands = _both(stands, b)
         if has_constant(self._cut, right):
             a = _both(a, self._alike(left, by.left, by, a))
+            stands = _both(stands, a)
+        return _both(stands, self._touched_outer(node, a, b))
+
+    def _touched_outer(self, node: Join, a: Touched, b: Touched) -> Touched:
+        left, right = node.children
+        by = self._cut.joins[id(node)]
         if node.join == "RightOuter":
             rights = _both(b, self._partners(left, right, by, a))
             return _both(rights, self._partners_back(left, right, by, rights))

@@ -30,3 +30,20 @@ WITH q AS (SELECT y AS y, max(d) OVER (PARTITION BY y) AS n FROM (SELECT DISTINC
 
 CREATE MATERIALIZED VIEW collected_beside_distinct AS
 SELECT count(DISTINCT b) AS n, array_join(sort_array(collect_list(c)), '-') AS z FROM r;
+
+CREATE MATERIALIZED VIEW subqueries_without_from AS
+SELECT (SELECT count(*) FROM r) AS r, (SELECT max(id) FROM s) AS s, (SELECT count(*) FROM t WHERE v > 1) AS t;
+
+CREATE MATERIALIZED VIEW constants_before_tables AS
+SELECT v.k, r.a, s.e FROM VALUES (0), (1), (2), (NULL) AS v(k) LEFT JOIN r ON r.a = v.k LEFT JOIN s ON s.b = v.k;
+
+CREATE MATERIALIZED VIEW constants_without_partners AS
+SELECT v.k FROM VALUES (0), (1), (2) AS v(k)
+WHERE NOT EXISTS (SELECT 1 FROM r WHERE r.a = v.k) AND EXISTS (SELECT 1 FROM s WHERE s.b = v.k OR s.id = v.k);
+
+CREATE MATERIALIZED VIEW constants_behind_tables AS
+SELECT r.a, v.k, t.v FROM r RIGHT JOIN VALUES (0), (1) AS v(k) ON r.b = v.k FULL JOIN t ON t.k = v.k;
+
+CREATE MATERIALIZED VIEW constant_with_scalars AS
+SELECT v.k, (SELECT sum(a) FROM r WHERE r.b = v.k) AS a, (SELECT count(*) FROM t) AS n, (SELECT max(e) FROM s) AS e
+FROM VALUES (0), (1) AS v(k);

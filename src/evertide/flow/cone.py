@@ -27,8 +27,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.flow.trace import Cut, JoinKeys, has_constant
-from evertide.plan.nodes import Aggregate, Constant, Join, Node, TopK, Union, Window
+from evertide.flow.trace import Cut, JoinKeys, has_constant, has_leaf
+from evertide.plan.nodes import Aggregate, Join, Node, TopK, Union, Window
 from evertide.shard.changes import DIFF
 
 __all__ = ["Cone", "LeafRows"]
@@ -171,10 +171,10 @@ class Cone:
         """All rows that make up the rows of `node` with one of the keys there; with any, if keys is None."""
         if keys is not None and keys.num_rows == 0:
             return {}
+        if not has_leaf(self._cut, node):
+            return {}
         if self._cut.is_leaf(node):
             return self._fetch(self._cut.leaf_number(node), attributes, keys)
-        if isinstance(node, Constant):
-            return {}
         if isinstance(node, Union):
             places = [node.ids.index(attribute) for attribute in attributes]
             found: Touched = {}

@@ -10,7 +10,7 @@ import pyarrow as pa
 from evertide.flow.bags import before_and_after, settled
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
-from evertide.flow.trace import Cut, has_constant, trace
+from evertide.flow.trace import Cut, has_constant, has_leaf, trace
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Constant, Expand, Generate, Join, Node, TopK, Union, Window
 from evertide.shard.changes import DIFF
@@ -100,9 +100,9 @@ def own_demands(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
         left, right = node.children
         by = cut.joins[id(node)]
         is_outer = node.join != "Inner"
-        if _has_leaf(cut, right) or (is_outer and has_constant(cut, right)):
+        if has_leaf(cut, right) or (is_outer and has_constant(cut, right)):
             yield from _matched(cut, left, by.left)
-        if _has_leaf(cut, left) or (is_outer and has_constant(cut, left)):
+        if has_leaf(cut, left) or (is_outer and has_constant(cut, left)):
             yield from _matched(cut, right, by.right)
     elif isinstance(node, Aggregate | Window | TopK):
         keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()
@@ -117,12 +117,10 @@ def _own(cut: Cut, node: Node) -> Iterator[Node]:
             yield from _own(cut, child)
 
 
-def _has_leaf(cut: Cut, node: Node) -> bool:
-    return cut.is_leaf(node) or any(_has_leaf(cut, child) for child in node.children)
-
-
 def _matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """As `Cone` walks."""
+    if not has_leaf(cut, node):
+        return
     if cut.is_leaf(node):
         leaf = cut.leaf_number(node)
         yield leaf, attributes
@@ -142,5 +140,5 @@ def _matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tupl
         else:
             yield from _matched(cut, right, attributes)
             yield from _matched(cut, left, by.left)
-    elif not isinstance(node, Constant):
+    else:
         yield from _matched(cut, node.children[0], tuple(node.passed[at] for at in attributes))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from evertide.plan.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
 
-__all__ = ["Cut", "JoinKeys", "cut_plan", "has_constant", "trace"]
+__all__ = ["Cut", "JoinKeys", "cut_plan", "has_constant", "has_leaf", "trace"]
 
 _LEFT_ONLY = frozenset(("LeftSemi", "LeftAnti", "LeftOuter", "Existence", "LeftSingle"))
 
@@ -123,8 +123,8 @@ def _is_one_leaf(cut: Cut, node: Node, attributes: Iterable[int]) -> bool:
 
 
 def _make_leaf(cut: Cut, node: Node) -> None:
-    """Constants are no leaves: they never change, so that nothing is ever looked up in them."""
-    if not cut.is_leaf(node) and any(isinstance(below, Scan) for below in walk(node)):
+    """Constants are no leaves: they never change, so that nothing is ever looked up in them. But their sums are."""
+    if not cut.is_leaf(node) and any(isinstance(below, Scan) or _is_own_collection(below) for below in walk(node)):
         cut.leaves.append(node)
 
 
@@ -201,3 +201,8 @@ def has_constant(cut: Cut, node: Node) -> bool:
     if cut.is_leaf(node):
         return False
     return isinstance(node, Constant) or any(has_constant(cut, child) for child in node.children)
+
+
+def has_leaf(cut: Cut, node: Node) -> bool:
+    """Whether anything in it can ever change: keys of what is made of constants alone lead nowhere."""
+    return cut.is_leaf(node) or any(has_leaf(cut, child) for child in node.children)

@@ -2,6 +2,7 @@
 
 A query is grown from relations, each a SELECT with named columns of a known kind, over one or two smaller relations:
 
+    (none)      a table, or a few constant rows
     select      columns computed of each row, rows that meet a condition, subqueries in either
     join        of every kind, by keys, by other conditions, by both, or by none
     group       functions of groups: plain, DISTINCT, FILTER; HAVING; ROLLUP, CUBE and GROUPING SETS
@@ -49,6 +50,13 @@ class _Relation:
     """By their names in `sql`."""
 
 
+_CONSTANTS = _Relation(
+    "SELECT CAST(k AS BIGINT) AS k, w FROM VALUES (0, 'a'), (1, ''), (2, NULL), (NULL, 'b') AS v(k, w)",
+    (Column("k", "whole"), Column("w", "text")),
+)
+"""Rows that no table has: they are there before the first transaction, and stay."""
+
+
 class _Queries:
     def __init__(self, schemas: Mapping[str, pa.Schema], chance: Chance) -> None:
         self.chance = chance
@@ -83,6 +91,8 @@ class _Queries:
         return [left.pop(self.chance.below(len(left))) for _ in range(count)]
 
     def _table(self) -> _Relation:
+        if not self.chance.below(8):
+            return _CONSTANTS
         name = self._one(list(self._schemas))
         found = [(field.name, kind) for field in self._schemas[name] if (kind := _kind_of(field.type))]
         casts = {"whole": "CAST({0} AS BIGINT)", "decimal": "CAST({0} AS DECIMAL(20, 4))"}
@@ -112,7 +122,7 @@ class _Queries:
         if not self.chance.below(3):
             conditions.append(self._subquery_condition(columns))
         if not self.chance.below(4):
-            shown.append(self._scalar_subquery(columns))
+            shown += [self._scalar_subquery(columns) for _ in range(1 + self.chance.below(2))]
         return self._made(shown, f"FROM {source}{_where(conditions)}")
 
     def _subquery_condition(self, outer: Sequence[Column]) -> str:

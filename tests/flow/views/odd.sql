@@ -47,3 +47,8 @@ SELECT r.a, v.k, t.v FROM r RIGHT JOIN VALUES (0), (1) AS v(k) ON r.b = v.k FULL
 CREATE MATERIALIZED VIEW constant_with_scalars AS
 SELECT v.k, (SELECT sum(a) FROM r WHERE r.b = v.k) AS a, (SELECT count(*) FROM t) AS n, (SELECT max(e) FROM s) AS e
 FROM VALUES (0), (1) AS v(k);
+
+CREATE MATERIALIZED VIEW groups_of_constants AS
+SELECT w, count(DISTINCT c) AS n, (SELECT count(*) FROM r) AS r FROM
+(SELECT w, percentile(k, 0.5) AS p, count(DISTINCT k) AS c FROM VALUES (0, 'a'), (1, ''), (2, NULL) AS v(k, w) GROUP BY ROLLUP (w))
+GROUP BY w;

@@ -71,6 +71,9 @@ class Settings:
     push_buffer_bytes: int = 8 * 1024 * 1024
     """Pushed rows that wait in memory; beyond this they are staged as a fragment."""
 
+    request_bytes_max: int = 64 * 1024 * 1024
+    """The body of one HTTP request; it is held in memory while it is taken apart."""
+
     checkpoint_interval_s: float = 60.0
     """How often a running pipeline makes a checkpoint, if anything changed."""
 

@@ -62,6 +62,10 @@ def _show(output: Output, found: Status) -> None:
         rows = [(source.name, position_text(source.position)) for source in found.sources]
         output.say()
         output.say(table_of("Sources", ("source", "position"), rows))
+    if found.sinks:
+        told = [(one.name, one.collection, one.connector, one.last, one.behind) for one in found.sinks]
+        output.say()
+        output.say(table_of("Sinks", ("sink", "of", "connector", "last", "behind"), told, right=("last", "behind")))
     if found.checkpoints:
         numbered = ", ".join(f"{number} at time {time}" for number, time in found.checkpoints)
         output.say()

@@ -9,15 +9,13 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evertide.errors import EvertideError
+from evertide.plain import one_line, plain, plain_error
 
 __all__ = [
     "STATE_COLOURS",
@@ -121,23 +120,12 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def _tell(error: EvertideError, *, is_json: bool) -> None:
-    text = json.dumps(error_plain(error), ensure_ascii=False) if is_json else f"evertide: {_one_line(str(error))}"
+    text = json.dumps(error_plain(error), ensure_ascii=False) if is_json else f"evertide: {one_line(str(error))}"
     sys.stderr.write(f"{text}\n")
 
 
 def error_plain(error: EvertideError) -> dict[str, Any]:
-    """Facts of the same name as a key of ours do not occur."""
-    return {
-        "error_code": error.error_code,
-        "message": f"{error.what}: {_one_line(error.why)}" if hasattr(error, "why") else error.what,
-        "remedy": error.remedy,
-        "exit_code": error.exit_code,
-        **plain(error.facts),
-    }
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return {**plain_error(error), "exit_code": error.exit_code}
 
 
 class _Handler(logging.Handler):
@@ -147,7 +135,7 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
-        self._console.print(Text(f"evertide: {level}: {_one_line(record.getMessage())}", "yellow"))
+        self._console.print(Text(f"evertide: {level}: {one_line(record.getMessage())}", "yellow"))
 
 
 def _log_to(console: Console) -> None:
@@ -210,29 +198,6 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], 
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return made
-
-
-def plain(value: Any) -> Any:
-    """As JSON has it: decimals as texts, so that no digit is lost; times as ISO 8601; bytes as base64."""
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)  # NaN and infinities are no JSON
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return _scalar_text(value)
-
-
-def _scalar_text(value: Any) -> str:
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return f"{value.total_seconds()} s" if isinstance(value, timedelta) else str(value)
 
 
 def value_text(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +15,12 @@ from evertide.cli.opened import opened, stopped_by_signals
 from evertide.cli.options import Json, Master, Meta, Script, ScriptOption, Storage
 from evertide.cli.output import Output, guarded
 from evertide.cli.rows import Format, rows_of_file
-from evertide.errors import SourceFailed
+from evertide.errors import SinkFailed, SourceFailed
 from evertide.settings import Settings
 
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
+    from evertide.server.serving import Server
 
 __all__ = ["checkpoint", "push", "run"]
 
@@ -36,6 +39,9 @@ def run(
     checkpoint_every: Annotated[
         float, typer.Option("--checkpoint-every", metavar="SECONDS", help="If anything changed.")
     ] = Settings().checkpoint_interval_s,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Take requests by HTTP; port 0 is any free one.")
+    ] = None,
     is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what is wrong.")] = False,
     is_json: Json = False,
 ) -> None:
@@ -48,17 +54,52 @@ def run(
     """
     output = Output(is_json=is_json)
     settings = Settings(checkpoint_interval_s=checkpoint_every)
-    with opened(script, storage, output, meta=meta, master=master, settings=settings) as pipeline:
+    with (
+        _address(listen) as server,
+        opened(script, storage, output, meta=meta, master=master, settings=settings) as pipeline,
+    ):
         _opened(output, pipeline, is_quiet=is_quiet)
         watch = Watch(pipeline, output, is_quiet=is_quiet)
-        with stopped_by_signals(pipeline, output), watch.drawn():
+        served = _served(server, pipeline, output, is_quiet=is_quiet) if server else nullcontext()
+        with stopped_by_signals(pipeline, output), served, watch.drawn():
             pipeline.run(transactions=transactions, until_idle=until_idle, told=watch.told)
         stalled = [source for source in pipeline.status().sources if source.problem is not None]
+        behind = [sink for sink in pipeline.status().sinks if sink.state in ("stalled", "failed")]
         entry = pipeline.checkpoint()
         _ended(output, watch, {"number": entry.number, "time": entry.time}, is_quiet=is_quiet)
     if until_idle and stalled and stalled[0].problem is not None:
         source = stalled[0]
         raise SourceFailed(source=source.name, where="--until-idle", why=stalled[0].problem.why)
+    if until_idle and behind and behind[0].problem is not None:
+        raise SinkFailed(sink=behind[0].name, where="--until-idle", why=behind[0].problem.why)
+
+
+@contextmanager
+def _address(listen: str | None) -> Iterator[Server | None]:
+    """Taken before Spark is started, so that what is wrong with it is said at once."""
+    if listen is None:
+        yield None
+        return
+    from evertide.server.serving import Server  # noqa: PLC0415 - only who listens waits for it
+
+    with Server(listen) as server:
+        yield server
+
+
+@contextmanager
+def _served(server: Server, pipeline: Pipeline, output: Output, *, is_quiet: bool) -> Iterator[None]:
+    """In the end, requests under way are answered; the pipeline is still open then."""
+    from evertide.server.app import make_app  # noqa: PLC0415 - pyspark
+
+    server.start(make_app(pipeline))
+    try:
+        if output.is_json and not is_quiet:
+            output.line({"event": "listening", "time": pipeline.time, "address": server.address})
+        elif not is_quiet:
+            output.say(Text(f"listening at {server.address}"))
+        yield
+    finally:
+        server.stop()
 
 
 def _opened(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:

@@ -2,7 +2,7 @@
 
 A *push transaction* holds rows for one table or several; all of them become part of one transaction, or none. It may
 carry the name of a producer and a sequence number: a request that is repeated, because its answer was lost, is then
-recognised and not taken twice (J10). Per producer, numbers must go up.
+recognised and not taken twice (J10). Per producer, numbers must go up: it waits for an answer before the next one.
 
 Position: how many push transactions were bound, and per producer its last number with the time that bound it.
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import InvalidInput
+from evertide.errors import EvertideError, InvalidInput
 from evertide.journal.journal import Journal
 from evertide.journal.records import Fragment, Staged
 from evertide.settings import Settings
@@ -49,6 +50,10 @@ class PushTransaction:
         self._bytes = 0
         self.fragments: list[Staged] = []
         self.rows = 0
+        self.time: int | None = None
+        """The time that bound it, once that is durable: from then on it is not lost any more."""
+        self.is_repeated = False
+        """Whether it was bound by an earlier one of the same producer and number, and so is not taken again."""
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         """Rows by upsert and rows, or keys, to delete. What does not fit the table is refused as a whole."""
@@ -105,6 +110,9 @@ class Pushes:
         self._lock = threading.Lock()
         self._ready: list[PushTransaction] = []
         self._offered: list[PushTransaction] = []
+        self._echoes: list[PushTransaction] = []
+        """Repeats of what is offered with them: neither bound nor repeated until the bind is durable."""
+        self._offered_time = 0
 
     def declaration(self, table: str) -> TableDeclaration:
         found = self._declarations.get(table.lower())
@@ -125,30 +133,46 @@ class Pushes:
 
     def drop(self, fragments: list[Staged]) -> None:
         if fragments:
-            self._journal.drop(fragments, self._writer)
+            try:
+                self._journal.drop(fragments, self._writer)
+            except EvertideError as error:  # nothing names them, and whoever gave them is told of something else
+                logger.warning("staged rows are left for collection: %s", error)
 
-    def bound_at(self, position: str, producer: str, sequence: int) -> int | None:
+    @staticmethod
+    def bound_at(at: _Position, producer: str, sequence: int) -> int | None:
         """The time that bound this number of a producer, or a later one; None if it is new."""
-        last = msgspec.json.decode(position, type=_Position).producers.get(producer)
+        last = at.producers.get(producer)
         return last[1] if last is not None and sequence <= last[0] else None
+
+    @contextmanager
+    def taking(self, pushed: PushTransaction) -> Iterator[None]:
+        """Whoever is told of an error gives it again: unless it is bound by then, it must not be taken later on."""
+        try:
+            yield
+        except BaseException:
+            if pushed.time is None:
+                self._forget([pushed])
+                self.drop(pushed.fragments)
+            raise
 
     def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - whoever commits wants all of it
         with self._lock:
-            self._offered = list(self._ready)
+            ready = list(self._ready)
         at = msgspec.json.decode(position, type=_Position)
         time, producers = self._next_time(), dict(at.producers)
-        taken, repeated = [], []
-        for pushed in self._offered:
-            last = producers.get(pushed.producer)
-            if pushed.producer and last is not None and pushed.sequence <= last[0]:
-                repeated.append(pushed)
-                continue
-            if pushed.producer:
+        taken: list[PushTransaction] = []
+        echoes: list[PushTransaction] = []
+        for pushed in ready:
+            if not pushed.producer:
+                taken.append(pushed)
+            elif (bound := self.bound_at(at, pushed.producer, pushed.sequence)) is not None:
+                self._repeats([pushed], bound)
+            elif pushed.producer in producers and pushed.sequence <= producers[pushed.producer][0]:
+                echoes.append(pushed)
+            else:
                 producers[pushed.producer] = (pushed.sequence, time)
-            taken.append(pushed)
-        for pushed in repeated:
-            self.drop(pushed.fragments)
-            self._forget([pushed])
+                taken.append(pushed)
+        self._offered, self._echoes, self._offered_time = taken, echoes, time
         if not taken:
             return None
         after = msgspec.json.encode(_Position(at.pushes + len(taken), producers)).decode()
@@ -161,8 +185,17 @@ class Pushes:
         yield Rows(fragment.table, self._journal.load(fragment))
 
     def acknowledge(self, position: str) -> None:  # noqa: ARG002 - whatever was offered last is bound
+        for pushed in self._offered:
+            pushed.time = self._offered_time
         self._forget(self._offered)
-        self._offered = []
+        self._repeats(self._echoes, self._offered_time)
+        self._offered, self._echoes = [], []
+
+    def _repeats(self, several: Iterable[PushTransaction], bound: int) -> None:
+        for pushed in several:
+            pushed.time, pushed.is_repeated = bound, True
+            self._forget([pushed])
+            self.drop(pushed.fragments)
 
     def _forget(self, several: list[PushTransaction]) -> None:
         with self._lock:

@@ -1,0 +1,125 @@
+"""`Server`: an app behind a socket, in a thread beside the pipeline.
+
+1. The address is taken when the server is made, long before there is a pipeline: what is wrong with it is said at once.
+   Connections are refused until `start`.
+2. `stop` takes no new requests, and answers those under way, for up to half a minute: then it cuts them off. The
+   pipeline is closed after that, not before.
+3. It has no signal handlers: whoever runs the pipeline has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from ipaddress import ip_address
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from evertide.errors import InvalidInput
+
+__all__ = ["LOOPBACK", "Server"]
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+_STOP_LIMIT_S = 30
+
+
+class Server:
+    def __init__(self, listen: str = f"{LOOPBACK}:0") -> None:
+        """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 is any that is free."""
+        self._listen = listen
+        host, port = _parsed(listen)
+        self._socket = _bound(listen, host, port)
+        self._uvicorn: _Uvicorn | None = None
+        self._thread: threading.Thread | None = None
+        self.host, self.port = self._socket.getsockname()[:2]
+        if not ip_address(self.host).is_loopback:
+            logger.warning("whoever reaches %s may read and write: there is no authentication yet", self.address)
+
+    @property
+    def address(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    def start(self, app: ASGIApp) -> Self:
+        """Connections are taken when this returns."""
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_LIMIT_S,
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._thread = threading.Thread(
+            target=self._uvicorn.run_until_stopped, args=(self._socket,), name="evertide-http", daemon=True
+        )
+        self._thread.start()
+        self._uvicorn.is_settled.wait()
+        if self._uvicorn.error is not None:
+            raise InvalidInput(where=f"address {self._listen!r}", why=str(self._uvicorn.error))
+        return self
+
+    def stop(self) -> None:
+        """May be called twice, and before `start`."""
+        if self._uvicorn is not None and self._thread is not None:
+            self._uvicorn.should_exit = True
+            self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_settled = threading.Event()
+        """It has started, or cannot."""
+        self.error: OSError | None = None
+
+    def run_until_stopped(self, bound: socket.socket) -> None:
+        try:
+            self.run([bound])
+        except OSError as error:  # somebody else listened first at an address that both had bound
+            self.error = error
+        finally:
+            self.is_settled.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_settled.set()
+
+
+def _parsed(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InvalidInput(where=f"address {listen!r}", why="expected HOST:PORT, with a port from 0 to 65535")
+    return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
+
+
+def _bound(listen: str, host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidInput(where=f"address {listen!r}", why=f"the host is not known: {error}") from error
+    made = socket.socket(family, kind, proto)
+    try:
+        # A port that was used a moment ago may be used again; one that somebody listens at may not.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(where)
+    except OSError as error:
+        made.close()
+        why = f"{error.strerror}: choose another port, or 0 for any that is free"
+        raise InvalidInput(where=f"address {listen!r}", why=why) from error
+    return made

@@ -1,0 +1,101 @@
+"""Health, status and checkpoints, and that they are there whatever the pushes do."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from evertide.errors import SourceFailed
+from evertide.pipeline.definition import Away
+from evertide.pipeline.pipeline import Pipeline
+from evertide.plain import plain
+from evertide.server import looking, pushing
+from tests.pipeline.kit import ORDERS, ScriptedSource, engine, kept_less, open_pipeline, storage, with_sources
+from tests.server.kit import order, served, shop
+
+ROWS = "/v1/tables/orders/rows"
+
+
+def test_a_running_pipeline_is_active_and_tells_its_whole_status() -> None:
+    with shop() as (p, client):
+        client.post(ROWS, [order(1)])
+        health = client.get("/v1/health")
+        assert (health.status, health.body) == (200, {"status": "active"})
+        status = client.get("/v1/status").body
+        assert status.keys() == plain(p.status()).keys()
+        assert (status["state"], status["time"], status["bound"]) == ("running", 1, 1)
+        assert {one["name"]: one["upper"] for one in status["collections"]}["revenue"] == 2
+        p.pause()
+        paused = client.get("/v1/health")
+        assert (paused.status, paused.body["status"]) == (200, "paused")
+
+
+def test_a_source_that_stalls_is_said_and_does_not_take_the_service_down() -> None:
+    source = ScriptedSource("files", ("notes",))
+    source.error = SourceFailed(source="files", where="/in", why="no such directory")
+    with with_sources(source), open_pipeline(storage()) as p, served(p) as client:
+        assert client.post(ROWS, [order(1)]).status == 200
+        health = client.get("/v1/health")
+        assert (health.status, health.body["status"], health.body["error_code"]) == (200, "stalled", "source_failed")
+        assert "no such directory" in health.body["why"]
+
+
+def test_views_that_are_still_computed_are_named() -> None:
+    with shop() as (p, client):
+        views = dict(p.definition.views)
+        away = Away("hydrating", 0, "it is computed from the tables", 0.0)
+        views["revenue"] = msgspec.structs.replace(views["revenue"], away=away)
+        p._runner.members = p._runner.members.moved(msgspec.structs.replace(p.definition, views=views))
+        health = client.get("/v1/health")
+        assert (health.status, health.body) == (202, {"status": "hydrating", "views": ["revenue"]})
+
+
+def test_checkpoints_are_listed_and_made() -> None:
+    with shop() as (_, client):
+        before = client.get("/v1/checkpoints").body["checkpoints"]
+        client.post(ROWS, [order(1)])
+        made = client.post("/v1/checkpoints").body
+        assert made.keys() == {"number", "time", "made_at_s"}
+        assert made["time"] == 2
+        assert client.get("/v1/checkpoints").body["checkpoints"][0] == {"number": made["number"], "time": 2}
+        assert made["number"] > before[0]["number"]
+        assert client.post("/v1/checkpoints").body == made, "nothing happened since"
+
+
+def test_health_is_told_while_more_pushes_wait_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if pushes wait in the threads that everything else runs in."""
+    monkeypatch.setattr(pushing, "_THREADS", 50)
+    with shop() as (p, client), ThreadPoolExecutor(60) as threads:
+        with p._turn:
+            asked = [threads.submit(client.post, ROWS, [order(number)]) for number in range(60)]
+            while len(p._pushes._ready) < 50:
+                threading.Event().wait(0.01)
+            assert client.get("/v1/health").status == 200
+        assert {each.result().status for each in asked} == {200}
+
+
+def test_storage_that_does_not_answer_is_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails without a limit: whoever asks waits for as long as storage is given to come back."""
+    monkeypatch.setattr(looking.Looking.__init__, "__defaults__", (0.1,))
+    over = threading.Event()
+
+    def hang(_: Any) -> None:
+        over.wait(20)
+
+    with shop() as (_, client), monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "status", hang)
+        try:
+            health = client.get("/v1/health")
+            assert (health.status, health.body["error_code"]) == (503, "unavailable")
+        finally:
+            over.set()
+
+
+def test_the_tables_of_a_pipeline_need_not_be_kept() -> None:
+    with open_pipeline(storage(), engine("revenue", tables=(kept_less(ORDERS),))) as p, served(p) as client:
+        assert client.post(ROWS, [order(1)]).status == 200
+        assert [row["amount"] for row in p.view("revenue").to_pylist()] == [10]

@@ -1,0 +1,330 @@
+"""Rows by HTTP: every form of them, what is refused and how, repeats, and storage that fails beneath."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.errors import OutcomeUnknown, StorageFull, Unavailable
+from evertide.journal.journal import Journal
+from evertide.pipeline.runner import Runner
+from evertide.server.bodies import whole_json
+from evertide.settings import Settings
+from evertide.sources.chance import Chance
+from tests.pipeline.kit import crash, open_pipeline, rows_of, storage
+from tests.server.kit import Client, numbered, order, served, shop
+
+ROWS = "/v1/tables/orders/rows"
+LINES = {"Content-Type": "application/x-ndjson"}
+ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
+ALL = [(1, "ann", 10), (2, "bob", 20)]
+
+
+def stream(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (json.dumps([order(1), order(2, "bob", 20)]).encode(), {"Content-Type": "application/json; charset=utf-8"}),
+        (json.dumps({"rows": [order(1), order(2, "bob", 20)]}).encode(), {}),
+        (b'{"id": 1, "customer": "ann", "amount": 10}\r\n\n{"id":2,"customer":"bob","amount":2e1}', LINES),
+        (stream(pa.table({"id": [1, 2], "Amount": pa.array([10, 20], pa.int32()), "customer": ["ann", "bob"]})), ARROW),
+    ],
+    ids=["array", "object", "lines", "arrow"],
+)
+def test_rows_in_every_form(body: bytes, headers: dict[str, str]) -> None:
+    with shop() as (p, client):
+        answer = client.post(ROWS, body, headers)
+        assert (answer.status, answer.body) == (200, {"time": 1, "rows": 2})
+        assert rows_of(p, "orders") == ALL
+        assert rows_of(p, "revenue") == [("ann", 10), ("bob", 20)]
+
+
+def test_deletes_come_with_rows_or_alone() -> None:
+    with shop() as (p, client):
+        client.post(ROWS, [order(1), order(2)])
+        assert client.post(ROWS, {"rows": [order(3)], "deletes": [1, {"id": 9}]}).body == {"time": 2, "rows": 3}
+        assert client.post(ROWS, {"deletes": [{"id": 2}]}).body == {"time": 3, "rows": 1}
+        assert rows_of(p, "orders") == [(3, "ann", 10)]
+
+
+def test_several_tables_are_one_transaction() -> None:
+    with shop() as (p, client):
+        tables = {"orders": {"rows": [order(1)], "deletes": [7]}, "notes": [{"text": "a"}, {"text": "b"}]}
+        assert client.post("/v1/transactions", {"tables": tables}).body == {"time": 1, "rows": 4}
+        assert rows_of(p, "counts") == [(1, 2)]
+        bad = {"orders": {"rows": [order(2)]}, "notes": {"rows": [{"text": 5}]}}
+        answer = client.post("/v1/transactions", {"tables": bad})
+        assert (answer.status, answer.body["where"]) == (400, "table 'notes', row 1, column 'text'")
+        assert rows_of(p, "counts") == [(1, 2)], "half of it was taken"
+        assert client.post("/v1/transactions", {"tables": {}}).body == {"time": 1, "rows": 0}
+
+
+def test_no_rows_make_no_transaction() -> None:
+    with shop() as (p, client):
+        for body, headers in ((b"[]", {}), (b"{}", {}), (b"\n", LINES)):
+            assert client.post(ROWS, body, headers).body == {"time": 0, "rows": 0}
+        assert p.time == 0
+
+
+@pytest.fixture(scope="module")
+def unmoved() -> Iterator[Client]:
+    """For requests that are refused: in the end, none of them has made a transaction."""
+    with shop() as (p, client):
+        yield client
+        assert p.time == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "where", "why"),
+    [
+        (b'[{"id": 1},\n {"id": }]', {}, "body, line 2, column 9", "invalid character"),
+        (b'[{"id": 1}', {}, "body, line 1, column 11", "truncated"),
+        (b"", {}, "body, line 1, column 1", "truncated"),
+        (b'["\xff"]', {}, "body, line 1, column 3", "UTF-8"),
+        (b"[" * 100_000, {}, "body, line 1", "nested"),
+        (b'{"id": 1}\n{"id": 2}\n{"id"; 3}\n', LINES, "body, line 3, column 6", "expected ':'"),
+        (b"nonsense" * 9, ARROW, "body", "no Arrow stream"),
+        (stream(pa.table({"id": [1, 2]}))[:-40], ARROW, "body", "no Arrow stream"),
+        (b'{"id": 1}', {}, "body", "neither a list of rows nor"),
+        (b'{"rows": 5}', {}, "table 'orders'", "no list of rows"),
+        (b"[5]", {}, "table 'orders', row 1", "no mapping"),
+        (b'[{"id": 1}, {"id": "x"}]', {}, "table 'orders', row 2, column 'id'", "'x' is no BIGINT"),
+        (b'[{"id": 1.5}]', {}, "table 'orders', row 1, column 'id'", "'1.5' is no BIGINT"),
+        (b'[{"amount": 1}]', {}, "table 'orders', row 1, column 'id'", "NULL, but it is part of the key"),
+        (b'[{"id": 1, "x": 1}]', {}, "table 'orders', row 1", "'x' is no column"),
+        (b"[]", {"Evertide-Producer": "a"}, "header Evertide-Sequence", "''"),
+        (b"[]", {"Evertide-Sequence": "1"}, "header Evertide-Producer", "''"),
+        (b"[]", numbered("a", -1), "header Evertide-Sequence", "'-1'"),
+        (b"[]", numbered("a", 2**63), "header Evertide-Sequence", "2^63"),
+        (b"[]", numbered("a" * 201, 1), "header Evertide-Producer", "200"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(
+    unmoved: Client, body: bytes, headers: dict[str, str], where: str, why: str
+) -> None:
+    answer = unmoved.post(ROWS, body, headers)
+    assert (answer.status, answer.body["error_code"], answer.body["where"]) == (400, "invalid_input", where)
+    assert why in answer.body["why"]
+    assert "nothing was changed" in answer.body["remedy"]
+
+
+def test_a_table_that_is_not_there_and_bodies_that_are_not_for_it() -> None:
+    with shop() as (_, client):
+        answer = client.post("/v1/tables/nope/rows", [order(1)])
+        assert (answer.status, answer.body["where"]) == (400, "table 'nope'")
+        for given in ({"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": ""}):
+            answer = client.post(ROWS, [order(1)], given)
+            assert (answer.status, answer.body["error_code"]) == (415, "unsupported_media_type")
+        assert client.post("/v1/transactions", b"", LINES).status == 415
+        bad: list[Any] = [[], {"tables": 5}, {"tables": {}, "more": 1}, {"tables": {"orders": {"rwos": []}}}]
+        for body in bad:
+            assert client.post("/v1/transactions", body).status == 400
+
+
+def test_a_body_beyond_the_limit_is_refused_before_it_is_read() -> None:
+    settings = Settings(request_bytes_max=1000)
+    with shop(settings=settings) as (p, client):
+        told = {"Content-Type": "application/json", "Content-Length": "1001"}
+        answer = client.ask("POST", ROWS, headers=told)  # and nothing follows
+        assert (answer.status, answer.body["error_code"]) == (413, "body_too_large")
+        assert "1000" in answer.body["message"]
+        assert "several requests" in answer.body["remedy"]
+        chunks = (b" " * 600 for _ in range(2))  # without a length that could be looked at
+        answer = client.ask("POST", ROWS, chunks, {"Content-Type": "application/json"}, encode_chunked=True)
+        assert answer.status == 413
+        assert client.post(ROWS, [order(1)]).status == 200
+        assert p.time == 1
+
+
+def test_j10_a_repeated_request_is_answered_with_the_time_that_bound_it() -> None:
+    """Fails if the headers are not handed on: the note would be there twice."""
+    store = storage()
+    with shop(store) as (p, client):
+        notes = "/v1/tables/notes/rows"
+        assert client.post(notes, [{"text": "a"}], numbered("till", 7)).body == {"time": 1, "rows": 1}
+        client.post(notes, [{"text": "b"}])
+        again = client.post(notes, [{"text": "a"}], numbered("till", 7))
+        assert (again.status, again.body) == (200, {"time": 1, "rows": 1, "is_repeated": True})
+        assert client.post(notes, [{"text": "a"}], numbered("other", 7)).body == {"time": 3, "rows": 1}
+        crash(p)
+    with shop(store) as (p, client):
+        assert client.post(notes, [{"text": "a"}], numbered("till", 7)).body["time"] == 1
+        assert client.post(notes, [{"text": "c"}], numbered("till", 8)).body == {"time": 4, "rows": 1}
+        assert rows_of(p, "notes") == [("a",), ("a",), ("b",), ("c",)]
+
+
+def test_j10_a_request_repeated_while_the_first_is_under_way_is_taken_once() -> None:
+    """Fails if only what is bound already is looked at: all four of them would be taken together."""
+    with shop() as (p, client), ThreadPoolExecutor(4) as threads:
+        with p._turn:  # a transaction is under way
+            asked = [
+                threads.submit(client.post, "/v1/tables/notes/rows", [{"text": "a"}], numbered("till", 1))
+                for _ in range(4)
+            ]
+            until(lambda: len(p._pushes._ready) == 4)
+        answers = [each.result().body for each in asked]
+        assert {answer["time"] for answer in answers} == {1}
+        assert sorted(answer.get("is_repeated", False) for answer in answers) == [False, True, True, True]
+        assert rows_of(p, "notes") == [("a",)]
+
+
+def test_j10_a_repeat_of_what_could_not_be_bound_is_not_bound_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a repeat of what is only offered counts as bound: it would be answered as taken, and never is."""
+    away = raising(Unavailable(path="journal", why="away"))
+    with shop() as (p, client), ThreadPoolExecutor(2) as threads, monkeypatch.context() as patch:
+        patch.setattr(Journal, "bind", away)
+        with p._turn:
+            asked = [
+                threads.submit(client.post, "/v1/tables/notes/rows", [{"text": "a"}], numbered("till", 1))
+                for _ in range(2)
+            ]
+            until(lambda: len(p._pushes._ready) == 2)
+        assert [each.result().status for each in asked] == [503, 503]
+        patch.undo()
+        assert client.post("/v1/tables/notes/rows", [{"text": "a"}], numbered("till", 1)).body == {"time": 1, "rows": 1}
+
+
+def test_requests_that_wait_for_the_same_turn_are_taken_together() -> None:
+    with shop() as (p, client), ThreadPoolExecutor(8) as threads:
+        with p._turn:
+            asked = [threads.submit(client.post, ROWS, [order(number)]) for number in range(8)]
+            until(lambda: len(p._pushes._ready) == 8)
+        assert {each.result().body["time"] for each in asked} == {1}
+        assert len(rows_of(p, "orders")) == 8
+
+
+def test_twenty_producers_at_once_that_repeat_themselves_end_exact() -> None:
+    with shop() as (p, client), ThreadPoolExecutor(20) as threads:
+        told = list(threads.map(lambda producer: producer_of(client, producer), range(20)))
+        assert rows_of(p, "notes") == sorted([(f"{a}-{b}",) for a in range(20) for b in range(6)], key=repr)
+        for times in told:
+            assert times == sorted(times)
+            assert times[-1] <= p.time
+
+
+def producer_of(client: Client, producer: int) -> list[int]:
+    chance, times = Chance(producer), []
+    for sequence in range(6):
+        rows, headers = [{"text": f"{producer}-{sequence}"}], numbered(f"till-{producer}", sequence)
+        answers = [client.post("/v1/tables/notes/rows", rows, headers) for _ in range(1 + chance.below(2))]
+        assert {answer.status for answer in answers} == {200}
+        assert len({answer.body["time"] for answer in answers}) == 1
+        times.append(answers[0].body["time"])
+    return times
+
+
+def test_an_answer_tells_the_time_that_bound_it_also_beside_a_running_pipeline() -> None:
+    """Fails if the number of the last transaction is told: others are made beside."""
+    with shop() as (p, client), ThreadPoolExecutor(9) as threads:
+        made: list[int] = []
+        running = threads.submit(p.run, told=lambda time, _: made.append(time))
+        answers = list(threads.map(lambda n: (n, client.post(ROWS, [order(n)]).body["time"]), range(40)))
+        until(lambda: len(made) == p.time)
+        p.stop()
+        running.result()
+        changes = p.view("orders").changes().to_pylist()
+        assert {(row["id"], row["__time"]) for row in changes} == set(answers)
+        assert made == list(range(1, p.time + 1)), "each is told once, whoever made it"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StorageFull(path="journal", why="full"), 507), (Unavailable(path="journal", why="away"), 503)],
+)
+def test_what_could_not_be_bound_is_not_taken_later_either(
+    error: Unavailable, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if it stays with the pipeline: the client, who was told that nothing happened, gives it again."""
+    with shop() as (p, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "bind", raising(error))
+            answer = client.post("/v1/tables/notes/rows", [{"text": "a"}])
+        assert (answer.status, answer.body["error_code"]) == (status, error.error_code)
+        assert answer.headers["retry-after"] == "1"
+        assert client.post("/v1/tables/notes/rows", [{"text": "a"}]).body == {"time": 1, "rows": 1}
+        assert rows_of(p, "notes") == [("a",)]
+        assert len(list(p.storage.blob.list("journal/"))) == 1, "what was staged for the first one is still there"
+
+
+def test_i7_what_is_bound_is_taken_also_if_its_transaction_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a bound push is answered as an error: the client would give it again, and it would be there twice."""
+    with shop() as (p, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "complete", raising(Unavailable(path="parts", why="away")))
+            answer = client.post("/v1/tables/notes/rows", [{"text": "a"}])
+            assert (answer.status, answer.body["time"]) == (202, 1)
+            assert answer.body["problem"]["error_code"] == "unavailable"
+            again = client.post("/v1/tables/notes/rows", [{"text": "b"}], numbered("till", 1))
+            assert again.status == 503, "it could not even be bound"
+        assert client.post("/v1/tables/notes/rows", [{"text": "b"}], numbered("till", 1)).body == {"time": 2, "rows": 1}
+        assert rows_of(p, "notes") == [("a",), ("b",)]
+
+
+def test_an_outcome_that_nobody_knows_is_said_and_a_repeat_after_the_restart_is_taken_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, bind = storage(), Journal.bind
+
+    def bound_and_not_heard_of(journal: Journal, *given: Any) -> Any:
+        bind(journal, *given)
+        raise OutcomeUnknown(path="journal", why="no answer")
+
+    rows = [{"text": "a"}]
+    with open_pipeline(store) as p, served(p) as client:
+        monkeypatch.setattr(Journal, "bind", bound_and_not_heard_of)
+        answer = client.post("/v1/tables/notes/rows", rows, numbered("till", 1))
+        assert (answer.status, answer.body["error_code"]) == (504, "outcome_unknown")
+        assert client.get("/v1/health").status == 503
+        monkeypatch.undo()
+        crash(p)
+    with shop(store) as (p, client):
+        assert client.post("/v1/tables/notes/rows", rows, numbered("till", 1)).body["is_repeated"]
+        assert rows_of(p, "notes") == [("a",)]
+
+
+def test_a_paused_pipeline_takes_nothing_and_half_a_transaction_of_others_is_left_alone() -> None:
+    with shop() as (p, client):
+        p.push("orders", [order(5)])
+        assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
+        assert rows_of(p, "orders") == [(1, "ann", 10)], "what somebody else has not committed was committed"
+        p.pause()
+        answer = client.post(ROWS, [order(2)])
+        assert (answer.status, answer.body["error_code"]) == (409, "conflict")
+        p.resume()
+        p.commit()
+        assert rows_of(p, "orders") == [(1, "ann", 10), (5, "ann", 10)], "what was refused was taken"
+
+
+def test_decimals_keep_every_digit() -> None:
+    assert whole_json(b'[{"a": 0.1000000000000000055511151231257827}]') == [
+        {"a": "0.1000000000000000055511151231257827"}
+    ]
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: Any, **__: Any) -> Iterator[None]:
+        raise error
+
+    return fail
+
+
+def until(condition: Any) -> None:
+    waiting = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it did not come")

@@ -1,0 +1,65 @@
+"""`evertide run --listen`, on the Spark that all tests share."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.server.serving import Server
+from tests.cli.kit import SHOP, evertide, lines, one_error, order
+from tests.server.kit import Answer, Client
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.sql"
+    path.write_text(SHOP)
+    return path
+
+
+def test_an_address_that_cannot_be_had_is_refused_before_spark_starts(tmp_path: Path, script: Path) -> None:
+    assert "HOST:PORT" in one_error(evertide("run", script, "--storage", tmp_path / "s", "--listen", "here"), 2)
+    with Server() as taken:
+        taken._socket.listen()
+        listen = f"127.0.0.1:{taken.port}"
+        line = one_error(evertide("run", script, "--storage", tmp_path / "s", "--listen", listen), 2)
+        assert "choose another port" in line
+    assert not (tmp_path / "s").exists()
+
+
+def test_rows_that_are_pushed_by_http_are_transactions_of_the_run(
+    tmp_path: Path, script: Path, spark: SparkSession
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(patient, Client("127.0.0.1", port))
+        listen = ("--listen", f":{port}", "--transactions", "1", "--json")
+        result = evertide("run", script, "--storage", tmp_path / "s", *listen)
+        answer = asked.result()
+    assert (answer.status, answer.body) == (200, {"time": 1, "rows": 1})
+    told = {line["event"]: line for line in lines(result)}
+    assert list(told) == ["opened", "listening", "transaction", "stopped"]
+    assert told["listening"]["address"] == f"http://127.0.0.1:{port}"
+    assert (told["transaction"]["time"], told["transaction"]["rows"]) == (1, 1)
+    assert told["stopped"]["checkpoint"]["time"] == 2
+    found = lines(evertide("subscribe", "revenue", "--storage", tmp_path / "s", "--no-follow", "--json"))
+    assert [line["row"] for line in found if "row" in line] == [{"customer": "ann", "amount": 10}]
+
+
+def patient(client: Client) -> Answer:
+    """As soon as somebody listens."""
+    for _ in range(1200):
+        try:
+            return client.post("/v1/tables/orders/rows", [order(1)])
+        except ConnectionRefusedError:
+            threading.Event().wait(0.05)
+    raise AssertionError("nobody listens")

@@ -1,0 +1,176 @@
+"""`Server`: addresses, starting and stopping beside a pipeline; and a process that is killed while rows are pushed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.server.app import make_app
+from evertide.server.serving import LOOPBACK, Server
+from evertide.sources.chance import Chance
+from tests.cli.kit import open_small
+from tests.pipeline.kit import open_pipeline, rows_of, storage
+from tests.server.kit import Client, numbered, order, served
+
+ROOT = Path(__file__).parents[2]
+ROWS = "/v1/tables/orders/rows"
+
+
+@pytest.mark.parametrize("listen", ["8080", "localhost", "host:http", "a:b:70000", ":-1", "127.0.0.1:", ""])
+def test_an_address_that_is_none_is_refused(listen: str) -> None:
+    with pytest.raises(InvalidInput, match="HOST:PORT"):
+        Server(listen)
+
+
+def test_an_address_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"192\.0\.2\.1"):
+        Server("192.0.2.1:0")
+    with pytest.raises(InvalidInput, match="the host is not known"):
+        Server("no-such-host.invalid:0")
+
+
+def test_a_port_that_is_taken_is_refused_and_one_just_left_is_not() -> None:
+    with open_pipeline(storage()) as p:
+        with Server(":0").start(make_app(p)) as first:
+            assert (first.host, first.address) == (LOOPBACK, f"http://127.0.0.1:{first.port}")
+            with pytest.raises(InvalidInput, match=f"{first.port}.*choose another port"):
+                Server(f"127.0.0.1:{first.port}")
+            assert Client(first.host, first.port).get("/v1/health").status == 200
+        with Server(f"127.0.0.1:{first.port}").start(make_app(p)) as second:
+            assert Client(second.host, second.port).get("/v1/health").status == 200
+
+
+def test_of_two_that_bound_the_same_port_one_listens() -> None:
+    with open_pipeline(storage()) as p, Server() as first, Server(f"127.0.0.1:{first.port}") as second:
+        first.start(make_app(p))
+        with pytest.raises(InvalidInput, match="address"):
+            second.start(make_app(p))
+
+
+def test_ipv6_has_its_brackets() -> None:
+    try:
+        server = Server("[::1]:0")
+    except InvalidInput:
+        pytest.skip("this machine has no IPv6")
+    with server, open_pipeline(storage()) as p:
+        assert server.start(make_app(p)).address == f"http://[::1]:{server.port}"
+        assert Client(server.host, server.port).get("/v1/health").status == 200
+
+
+def test_other_machines_are_let_in_only_if_asked_and_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with Server() as server:
+        assert server.host == LOOPBACK
+        assert not caplog.records
+    with Server("0.0.0.0:0"):
+        assert "no authentication" in caplog.text
+
+
+def test_nobody_is_let_in_before_the_start_and_nobody_changes_the_signals() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Server() as server:
+        with pytest.raises(ConnectionRefusedError):
+            Client(server.host, server.port).get("/v1/health")
+        with open_pipeline(storage()) as p:
+            server.start(make_app(p))
+            assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+            server.stop()
+            server.stop()
+            with pytest.raises(ConnectionRefusedError):
+                Client(server.host, server.port).get("/v1/health")
+
+
+def test_a_request_under_way_is_answered_before_the_server_stops() -> None:
+    """Fails if `stop` does not wait for the thread: the answer is cut off."""
+    with open_pipeline(storage()) as p, ThreadPoolExecutor(2) as threads:
+        server = Server().start(make_app(p))
+        client = Client(server.host, server.port)
+        idle = http.client.HTTPConnection(server.host, server.port)
+        idle.request("GET", "/v1/health")
+        idle.getresponse().read()
+        with p._turn:
+            asked = threads.submit(client.post, ROWS, [order(1)])
+            while not p._pushes._ready:
+                threading.Event().wait(0.01)
+            stopping = threads.submit(server.stop)
+            threading.Event().wait(0.3)
+            assert not stopping.done()
+        assert asked.result().body == {"time": 1, "rows": 1}
+        stopping.result()  # a connection that is kept open, and asks for nothing, holds nobody up
+        idle.close()
+
+
+def test_a_client_that_goes_away_in_the_middle_of_its_body_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with open_pipeline(storage()) as p, Server().start(make_app(p)) as server:
+        for _ in range(3):
+            with socket.create_connection((server.host, server.port)) as gone:
+                head = f"POST {ROWS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999\r\n"
+                gone.sendall(f"{head}\r\n[".encode())
+        assert Client(server.host, server.port).post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
+        server.stop()
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@contextmanager
+def worker(path: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    command = [sys.executable, "-m", "tests.server.worker", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            where = process.stdout.readline().split()
+            assert where, process.stderr.read()
+            yield process, Client(where[0], int(where[1]))
+        finally:
+            process.kill()
+
+
+def test_j10_killed_in_the_middle_of_pushes_each_is_taken_once_in_the_end(tmp_path: Path) -> None:
+    """Clients repeat what was not answered, as they must. Fails if the number of a request is not bound with its rows:
+    a push that was bound, and whose answer the kill cut off, is there twice."""
+    chance, clients = Chance(3), 4
+    answered: dict[int, dict[int, int]] = {client: {} for client in range(clients)}
+
+    def pushing(client: Client, producer: int) -> None:
+        while True:
+            sequence = len(answered[producer])
+            try:
+                answer = client.post(
+                    "/v1/tables/notes/rows",
+                    [{"text": f"{producer}-{sequence}"}],
+                    numbered(f"till-{producer}", sequence),
+                )
+            except (OSError, http.client.HTTPException, json.JSONDecodeError):
+                return
+            assert answer.status == 200, answer
+            answered[producer][sequence] = answer.body["time"]
+
+    for _ in range(4):
+        with worker(tmp_path / "s") as (process, client), ThreadPoolExecutor(clients) as threads:
+            asked = [threads.submit(pushing, client, producer) for producer in range(clients)]
+            threading.Event().wait(0.2 + chance.below(400) / 1000)
+            process.kill()
+            for each in asked:
+                each.result()
+    with open_small(tmp_path / "s") as p, served(p) as client:
+        for producer, done in answered.items():  # the one that each of them never heard of
+            row = [{"text": f"{producer}-{len(done)}"}]
+            answer = client.post("/v1/tables/notes/rows", row, numbered(f"till-{producer}", len(done)))
+            done[len(done)] = answer.body["time"]
+        changes = p.view("notes").to_pylist()
+        expected = [f"{producer}-{sequence}" for producer, done in answered.items() for sequence in done]
+        assert sorted(row["text"] for row in changes) == sorted(expected)
+        assert len(expected) > 4 * clients
+        assert rows_of(p, "counts") == [(0, len(expected))]
+        assert max(max(done.values()) for done in answered.values()) <= p.time

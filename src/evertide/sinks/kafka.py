@@ -1,0 +1,173 @@
+"""The Kafka sink: each transaction as one Kafka transaction, exactly once.
+
+    brokers, topic, envelope 'upsert' | 'debezium' | 'append', kafka.*      docs/kafka.md has them all
+
+| envelope | a record |
+|---|---|
+| upsert | key: the key's columns; value: the row, or none if it is gone. The default of collections with a key |
+| debezium | before, after and op; after a delete a record without a value, if there is a key |
+| append | {"op": "insert" or "delete", "diff": how often, "row": {...}}; the default without a key |
+
+Where the number lies: in the header `evertide-time` of each record, beside `evertide-sink` with the token.
+
+1. *Open*: `init_transactions` under the token's transactional id fences out the predecessor, and ends what it left: a
+   transaction whose commit had begun is completed, any other is aborted, so that readers never see it.
+2. *Last* is the newest number among the last committed records of ours in each partition (`kafka_end`). Records expire;
+   so delivery keeps the number, too.
+3. *Write*: begin, all records, commit. Whatever goes wrong ends this producer (`SinkFailed`): the next one opens, finds
+   out what was committed, and goes on from there. So an unknown outcome is read back (I14).
+
+Records of a key are in one partition, by Java's own hash of it; without a key, those of equal rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+from confluent_kafka import KafkaError, KafkaException
+
+from evertide.brokers import AWAY, Brokers, cause, describe, read_brokers
+from evertide.errors import InvalidInput, SinkFailed
+from evertide.secrets import Secrets
+from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.kafka_end import newest_number, topic_ends
+from evertide.sinks.kafka_records import SINK_HEADER, TIME_HEADER, Maker, Record, maker, unfit_columns
+
+__all__ = ["KafkaSink", "prepare_kafka"]
+
+_ENVELOPES = ("upsert", "debezium", "append")
+_OPEN_LIMIT_S = 30.0
+_PATIENCE_S = 8.0
+"""For one answer. Then the sink says so, and is opened again."""
+
+_POLL_S = 0.05
+Headers = list[tuple[str, str | bytes | None]]
+_PRODUCER: Mapping[str, Any] = {
+    "linger.ms": 5,
+    "partitioner": "murmur2_random",
+    "transaction.timeout.ms": 120_000,  # so long readers wait for a transaction whose writer is gone for good
+}
+
+
+def prepare_kafka(declaration: SinkDeclaration) -> Prepared:
+    secrets = Secrets(declaration.base)
+    options = declaration.reading_options(secrets)
+    brokers = read_brokers(options, declaration.options, secrets)
+    topic = options.required("topic", "revenue")
+    envelope = options.choice("envelope", _ENVELOPES, "upsert" if declaration.key else "append")
+    options.choice("format", ("json",), "json")
+    options.end()
+    if envelope == "upsert" and not declaration.key:
+        why = f"is 'upsert', and {declaration.collection!r} has no key: name its columns as the option 'key'"
+        raise options.refusal("envelope", why)
+    unfit = unfit_columns(declaration, envelope)
+    if unfit:
+        raise InvalidInput(where=options.where, why=unfit)
+    made = maker(declaration, envelope)
+    return Prepared(
+        lambda token: KafkaSink(declaration, brokers, topic, made, token),
+        lambda: _probe(brokers, topic, options.where),
+    )
+
+
+def _probe(brokers: Brokers, topic: str, where: str) -> None:
+    brokers.probe(topic, where)
+
+
+class KafkaSink:
+    def __init__(self, declaration: SinkDeclaration, brokers: Brokers, topic: str, made: Maker, token: str) -> None:
+        self.name = declaration.name
+        self._brokers = brokers
+        self._topic = topic
+        self._maker = made
+        self._token = token
+        self._id = token if token.startswith("evertide") else f"evertide-{token}"
+        self._where = f"topic {topic} at {brokers.address}"
+        try:
+            self._open()
+        except KafkaException as error:
+            raise self._failed(error) from error
+
+    def _open(self) -> None:
+        self._partitions = describe(self._brokers.admin(), self._topic).partitions
+        ours = {name: value for name, value in _PRODUCER.items() if name not in self._brokers.properties}
+        self._producer = self._brokers.producer(transactional_id=self._id, **ours)
+        self._producer.init_transactions(_OPEN_LIMIT_S)
+        self._consumer = self._brokers.consumer(
+            group_id=self._id,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            enable_partition_eof=True,
+            fetch_wait_max_ms=50,  # so long an end of a partition takes to be told
+        )
+        self._last = self._found()
+
+    @property
+    def remembers(self) -> bool:
+        """Records expire, but a topic to which nothing was ever written is another one than ours."""
+        return self._is_untouched
+
+    def last(self) -> int | None:
+        return self._last
+
+    def _found(self) -> int | None:
+        ends = topic_ends(self._consumer, self._topic, range(self._partitions))
+        self._is_untouched = not any(high for _, high in ends.values())
+        return newest_number(self._consumer, self._topic, ends, self._token)
+
+    def write(self, time: int, changes: pa.Table) -> None:
+        if self._last is not None and time <= self._last:
+            return
+        try:
+            self._producer.begin_transaction()
+            headers: Headers = [(TIME_HEADER, str(time).encode()), (SINK_HEADER, self._token.encode())]
+            for record in self._maker(changes, time, self._unfit):
+                self._send(record, headers)
+            self._flush()
+            self._producer.commit_transaction(_PATIENCE_S)
+        except KafkaException as error:
+            raise self._failed(error) from error
+        self._last = time
+
+    def _send(self, record: Record, headers: Headers) -> None:
+        to: dict[str, Any] = {} if record.key is not None else {"partition": self._spread(record.spread)}
+        while True:
+            try:
+                self._producer.produce(self._topic, record.value, record.key, headers=headers, **to)
+            except BufferError:  # the queue is full: some must go out first
+                self._producer.poll(_POLL_S)
+            else:
+                self._producer.poll(0)
+                return
+
+    def _flush(self) -> None:
+        """As long as something goes out."""
+        left = len(self._producer)
+        while left:
+            before, left = left, self._producer.flush(_PATIENCE_S)
+            if left >= before:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the records were not taken"))  # noqa: SLF001 - its name
+
+    def _spread(self, content: bytes) -> int:
+        return xxhash.xxh3_64_intdigest(content) % self._partitions
+
+    def _unfit(self, why: str) -> SinkFailed:
+        return SinkFailed(sink=self.name, where=self._where, why=why)
+
+    def _failed(self, error: KafkaException) -> SinkFailed:
+        known = cause(error)
+        why = self._brokers.said(known)
+        if known.fatal():
+            why = f"{why}: somebody else writes for this sink now, or what it wrote cannot be kept"
+        elif known.code() in AWAY:
+            why = f"{why}; it connects again by itself"
+        return SinkFailed(sink=self.name, where=self._where, why=why)
+
+    def close(self) -> None:
+        """A transaction that is under way is left for the broker or the successor to abort."""
+        self._consumer.close()
+        self._producer.purge()
+        self._producer.flush(0)

@@ -1,0 +1,75 @@
+"""A look at the end of a topic: the newest transaction of a sink among the last committed records.
+
+Numbers increase in each partition, so that the last record of ours in a partition has its largest. What lies after it
+may be much: records of others, and of transactions that were aborted. So each partition is looked at from ever further
+back, until one of ours is found, or its beginning is reached, or `_LOOK_BACK_MAX`; then what delivery recorded counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from evertide.sinks.kafka_records import SINK_HEADER, TIME_HEADER
+
+__all__ = ["newest_number", "topic_ends"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_BACK = 200
+"""Offsets. Marks of transactions are among them."""
+
+_FURTHER = 20
+_LOOK_BACK_MAX = 2_000_000
+_ANSWER_S = 10.0
+_WAIT_S = 0.05
+_ROUNDS = 600
+"""So often nothing may come before the broker is given up."""
+
+
+def topic_ends(consumer: Consumer, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Of each partition the first offset, and the one after the last."""
+    asked = [TopicPartition(topic, number) for number in partitions]
+    return {one.partition: consumer.get_watermark_offsets(one, timeout=_ANSWER_S) for one in asked}
+
+
+def newest_number(consumer: Consumer, topic: str, ends: Mapping[int, tuple[int, int]], token: str) -> int | None:
+    """None if none of the records is ours. `KafkaException` if the broker does not say."""
+    newest: dict[int, int] = {}
+    look_back = _LOOK_BACK
+    left = {number for number, (low, high) in ends.items() if high > low}
+    while left:
+        begins = {number: max(ends[number][0], ends[number][1] - look_back) for number in left}
+        newest |= _numbers(consumer, topic, begins, token.encode())
+        left = {number for number in left if number not in newest and begins[number] > ends[number][0]}
+        if left and look_back >= _LOOK_BACK_MAX:
+            logger.warning("topic %s: none of the last %d records of %s is ours", topic, look_back, sorted(left))
+            break
+        look_back *= _FURTHER
+    return max(newest.values(), default=None)
+
+
+def _numbers(consumer: Consumer, topic: str, begins: Mapping[int, int], token: bytes) -> dict[int, int]:
+    """Of each partition the last number of ours from there on, if there is any."""
+    consumer.assign([TopicPartition(topic, number, offset) for number, offset in begins.items()])
+    found: dict[int, int] = {}
+    left, rounds = set(begins), _ROUNDS
+    while left:
+        came = consumer.consume(10_000, _WAIT_S)
+        rounds -= not came
+        if rounds < 0:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the end of the topic did not come"))  # noqa: SLF001
+        for message in came:
+            error, number = message.error(), int(message.partition() or 0)
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
+                    left.discard(number)
+                continue
+            headers: dict[str, Any] = dict(message.headers() or ())
+            if headers.get(SINK_HEADER) == token:
+                found[number] = int(headers[TIME_HEADER])
+    consumer.unassign()
+    return found

@@ -1,0 +1,128 @@
+"""The changes of a transaction as records of a topic, in each envelope. Keys and values are JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.errors import SinkFailed
+from evertide.plain import plain
+from evertide.shard.changes import DIFF
+from evertide.sinks.contract import SinkDeclaration
+
+__all__ = ["SINK_HEADER", "TIME_HEADER", "Maker", "Record", "maker", "unfit_columns"]
+
+TIME_HEADER = "evertide-time"
+SINK_HEADER = "evertide-sink"
+
+Row = dict[str, Any]
+Unfit = Callable[[str], SinkFailed]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    key: bytes | None
+    value: bytes | None
+    spread: bytes = b""
+    """Without a key, what decides on the partition."""
+
+
+Maker = Callable[[pa.Table, int, Unfit], Iterator[Record]]
+
+
+def maker(declaration: SinkDeclaration, envelope: str) -> Maker:
+    if envelope == "append":
+        return _appended
+    if envelope == "upsert":
+        return partial(_upserted, declaration.key)
+    return partial(_changed, declaration)
+
+
+def unfit_columns(declaration: SinkDeclaration, envelope: str) -> str:
+    """Why the collection cannot be written so; empty if it can."""
+    for name in declaration.key if envelope != "append" else ():
+        kind = declaration.schema.field(name).type
+        if kinds.is_floating(kind) or kinds.is_nested(kind):
+            return f"the column {name!r} is of type {kind}: in a key, equal values must be written alike"
+    return ""
+
+
+def _rows(changes: pa.Table) -> Iterator[tuple[Row, int]]:
+    """As JSON has them, and how often."""
+    diffs = changes[DIFF].to_pylist()
+    table = changes.drop_columns([DIFF])
+    is_text_map = all(kinds.is_string(key) for field in table.schema for key in _map_keys(field.type))
+    rows = table.to_pylist(maps_as_pydicts="strict" if is_text_map else None)
+    for row, diff in zip(rows, diffs, strict=True):
+        yield plain(_spans(row)), diff
+
+
+def _map_keys(kind: Any) -> Iterator[Any]:
+    if kinds.is_map(kind):
+        yield kind.key_type
+    for at in range(kind.num_fields):
+        yield from _map_keys(kind.field(at).type)
+
+
+def _spans(value: Any) -> Any:
+    """Durations as '1 02:03:04.5', which a table takes back."""
+    if isinstance(value, timedelta):
+        micros = value // timedelta(microseconds=1)
+        seconds, micros_left = divmod(abs(micros), 1_000_000)
+        clock = f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros_left:06}"
+        return f"{'-' if micros < 0 else ''}{seconds // 86400} {clock}"
+    if isinstance(value, dict):
+        return {name: _spans(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spans(each) for each in value]
+    return value
+
+
+def _appended(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[Record]:
+    for row, diff in _rows(changes):
+        said = {"op": "insert" if diff > 0 else "delete", "diff": abs(diff), "row": row}
+        yield Record(None, msgspec.json.encode(said), msgspec.json.encode(row))
+
+
+def _by_key(key: Sequence[str], changes: pa.Table, unfit: Unfit) -> dict[bytes, tuple[Row | None, Row | None]]:
+    """What each key had before, and has after, in the order of their first appearance."""
+    found: dict[bytes, tuple[Row | None, Row | None]] = {}
+    for row, diff in _rows(changes):
+        told = msgspec.json.encode({name: row[name] for name in key})
+        before, after = found.get(told, (None, None))
+        if abs(diff) != 1 or (before if diff < 0 else after) is not None:
+            raise unfit(f"the key {told.decode()} has several rows: {', '.join(key)} does not tell rows apart")
+        found[told] = (row, after) if diff < 0 else (before, row)
+    return found
+
+
+def _upserted(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[Record]:
+    for told, (_, after) in _by_key(key, changes, unfit).items():
+        yield Record(told, None if after is None else msgspec.json.encode(after))
+
+
+def _changed(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[Record]:
+    at_ms = int(declaration.runtime.wall_s() * 1000)
+    source = {"connector": "evertide", "collection": declaration.collection, "sink": declaration.name, "time": time}
+
+    def said(before: Row | None, after: Row | None) -> bytes:
+        op = "c" if before is None else "d" if after is None else "u"
+        return msgspec.json.encode({"before": before, "after": after, "op": op, "source": source, "ts_ms": at_ms})
+
+    if not declaration.key:
+        for row, diff in _rows(changes):
+            made = said(None, row) if diff > 0 else said(row, None)
+            for _ in range(abs(diff)):
+                yield Record(None, made, msgspec.json.encode(row))
+        return
+    for told, (before, after) in _by_key(declaration.key, changes, unfit).items():
+        yield Record(told, said(before, after))
+        if after is None:
+            yield Record(told, None)

@@ -1,0 +1,219 @@
+"""Debezium's envelope: what was done to a row of a database.
+
+    {"before": {...} | null, "after": {...} | null, "op": "c" | "u" | "d" | "r" | "m" | "t", "source": {...}, ...}
+
+It comes as it is, or as `payload` beside the `schema` that describes it. Dates, times and decimals come as numbers or
+bytes, and only their schema says so; they become what the table has. Without a schema, numbers in columns of dates and
+times cannot be told, and are faults: let Debezium write them as texts, or with schemas.
+
+1. c, r: the row is there. u: the old one is not, the new one is. d: the old one is not.
+2. In a table with a key, `before` counts only if its key is another one; so it may be missing.
+3. Without a key an update or a delete needs the whole `before`: in PostgreSQL, REPLICA IDENTITY FULL.
+4. m, a message, changes nothing. t, a truncation, cannot be said of single rows: `Truncated` stalls the source.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+from evertide.sources.contract import DELETE, UPSERT, TableDeclaration
+from evertide.sources.schema_registry import Unreadable
+from evertide.sources.values import shown
+
+__all__ = ["Semantics", "Truncated", "changes", "payload"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NONE: Mapping[str, Callable[[Any], Any]] = {}
+
+
+class Truncated(Exception):
+    """The table was emptied upstream."""
+
+
+def payload(found: Any) -> Any:
+    """Without the wrapper that has the schema."""
+    if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
+        return found["payload"]
+    return found
+
+
+def changes(
+    found: Any, declaration: TableDeclaration, semantics: Semantics, schema: Any = None
+) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
+    """What a record does, in order. None stands for the row that the record's key names."""
+    inner = payload(found)
+    if not isinstance(inner, dict) or "op" not in inner:
+        raise Unreadable(f"{shown(inner)} is no change of Debezium: expected before, after and op")
+    described = found.get("schema") if inner is not found else schema
+    made = semantics.of(described)
+    op, before, after = inner["op"], _row(inner, "before", made), _row(inner, "after", made)
+    if op in ("c", "r", "u"):
+        if after is None:
+            raise Unreadable(f"the operation {op!r} without 'after'")
+        if op == "u" and _goes(before, after, declaration):
+            yield DELETE, before
+        yield UPSERT, after
+    elif op == "d":
+        if before is None and not declaration.key:
+            raise Unreadable("a delete without 'before', in a table without a key: set REPLICA IDENTITY FULL")
+        yield DELETE, before
+    elif op == "t":
+        raise Truncated
+    elif op != "m":
+        raise Unreadable(f"{shown(op)} is no operation: expected c, r, u, d, m or t")
+
+
+def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaration: TableDeclaration) -> bool:
+    """Whether the old row has to be taken away by itself."""
+    if declaration.key:
+        return before is not None and any(
+            before.get(name) is not None and before[name] != after.get(name) for name in declaration.key
+        )
+    if before is None:
+        raise Unreadable("an update without 'before', in a table without a key: set REPLICA IDENTITY FULL")
+    return True
+
+
+def _row(inner: Mapping[str, Any], name: str, made: Mapping[str, Callable[[Any], Any]]) -> Mapping[str, Any] | None:
+    row = inner.get(name)
+    if row is None or isinstance(row, dict) is False:
+        if row is not None:
+            raise Unreadable(f"{name!r} is {shown(row)}: expected an object")
+        return None
+    if not made:
+        return dict(row)
+    try:
+        return {
+            column: made[column](value) if column in made and value is not None else value
+            for column, value in row.items()
+        }
+    except (ValueError, TypeError, OverflowError, ArithmeticError) as error:
+        raise Unreadable(f"{name!r} does not match its schema: {error}") from error
+
+
+@dataclass(slots=True)
+class Semantics:
+    """What the fields of rows mean, by their schema; the last schema is remembered, as it seldom changes."""
+
+    _last: tuple[Any, Mapping[str, Callable[[Any], Any]]] | None = None
+    """Both at once, as several threads decode."""
+
+    def of(self, schema: Any) -> Mapping[str, Callable[[Any], Any]]:
+        if schema is None:
+            return _NONE
+        last = self._last
+        if last is None or (schema is not last[0] and schema != last[0]):
+            last = self._last = (schema, _conversions(schema))
+        return last[1]
+
+
+def _conversions(schema: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """By column, from the field `after` of an envelope's schema: Connect's own, or Avro's."""
+    if not isinstance(schema, dict):
+        return _NONE
+    fields = schema.get("fields") or ()
+    for one in fields:
+        if one.get("field", one.get("name")) in ("after", "before"):
+            found = _columns(one)
+            if found is not None:
+                return found
+    return _NONE
+
+
+def _columns(field: Mapping[str, Any]) -> Mapping[str, Callable[[Any], Any]] | None:
+    made: dict[str, Callable[[Any], Any]] = {}
+    kind = _not_null(field.get("type"))
+    inside = field.get("fields") if "fields" in field else kind.get("fields") if isinstance(kind, dict) else None
+    if inside is None:
+        return None  # a name that refers to the other field's record
+    for one in inside:
+        described = _not_null(one.get("type"))
+        described = described if isinstance(described, dict) else one
+        name = described.get("connect.name") or described.get("name") or ""
+        parameters = described.get("connect.parameters") or described.get("parameters") or {}
+        convert = _KNOWN.get(name)
+        if name == "org.apache.kafka.connect.data.Decimal":
+            convert = _decimal(int(parameters.get("scale", 0)))
+        if convert is not None:
+            made[one.get("field", one.get("name"))] = convert
+    return made
+
+
+def _not_null(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return next((one for one in kind if one != "null"), None)
+    return kind
+
+
+def _decimal(scale: int) -> Callable[[Any], Any]:
+    """The unscaled number, as big-endian bytes; in JSON as base64."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, Decimal):
+            return value
+        content = base64.b64decode(value, validate=True) if isinstance(value, str) else value
+        return Decimal(int.from_bytes(content, "big", signed=True)).scaleb(-scale)
+
+    return made
+
+
+def _span(value: int, unit_us: float) -> timedelta:
+    if unit_us >= 1:
+        return timedelta(microseconds=value * unit_us)
+    micros, rest = divmod(value, round(1 / unit_us))
+    if rest:
+        raise ValueError(f"{value} ns is finer than a microsecond")
+    return timedelta(microseconds=micros)
+
+
+def _since_1970(unit_us: float) -> Callable[[Any], Any]:
+    def made(value: Any) -> Any:
+        if not isinstance(value, int):
+            return value
+        return _EPOCH + _span(value, unit_us)
+
+    return made
+
+
+def _without_zone(unit_us: float) -> Callable[[Any], Any]:
+    inner = _since_1970(unit_us)
+
+    def made(value: Any) -> Any:
+        found = inner(value)
+        return found.replace(tzinfo=None) if isinstance(found, datetime) else found
+
+    return made
+
+
+def _day(value: Any) -> Any:
+    return date(1970, 1, 1) + timedelta(days=value) if isinstance(value, int) else value
+
+
+def _of_day(unit_us: float) -> Callable[[Any], Any]:
+    def made(value: Any) -> Any:
+        if not isinstance(value, int):
+            return value
+        found: time = (_EPOCH + _span(value, unit_us)).time()
+        return found
+
+    return made
+
+
+_KNOWN: Mapping[str, Callable[[Any], Any]] = {
+    "io.debezium.time.Date": _day,
+    "org.apache.kafka.connect.data.Date": _day,
+    "io.debezium.time.Timestamp": _without_zone(1000),
+    "org.apache.kafka.connect.data.Timestamp": _without_zone(1000),
+    "io.debezium.time.MicroTimestamp": _without_zone(1),
+    "io.debezium.time.NanoTimestamp": _without_zone(0.001),
+    "io.debezium.time.Time": _of_day(1000),
+    "org.apache.kafka.connect.data.Time": _of_day(1000),
+    "io.debezium.time.MicroTime": _of_day(1),
+    "io.debezium.time.NanoTime": _of_day(0.001),
+}
+"""By the name that a field's schema has. Times with a zone come as texts, and need nothing."""

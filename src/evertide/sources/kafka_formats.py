@@ -1,0 +1,159 @@
+"""What the bytes of a key or a value mean: JSON, Avro, CSV or a plain text.
+
+A format turns bytes into a mapping by name, or a bare value, or says why it cannot (`Unreadable`). The values of CSV
+and of a plain text are texts, which become values when their column is known; so `is_text` tells how they are taken.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import fastavro
+import msgspec
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.shard.conform import type_fields
+from evertide.sources.kinds import is_variant
+from evertide.sources.schema_registry import SchemaRegistry, Unreadable
+from evertide.sources.values import Number
+
+__all__ = ["AvroFormat", "CsvFormat", "Format", "JsonFormat", "TextFormat"]
+
+_MAGIC = 0
+_AVRO_HEAD = 5
+
+
+class Format(Protocol):
+    @property
+    def is_text(self) -> bool: ...
+
+    def decode(self, content: bytes) -> Any:
+        """A mapping by name, or a bare value. `Unreadable` if it is neither."""
+        ...
+
+
+class JsonFormat:
+    """Numbers stay as they are written if a column needs that, which takes longer."""
+
+    is_text = False
+
+    def __init__(self, schema: pa.Schema) -> None:
+        is_exact = any(_needs_exact(field.type) for field in schema)
+        self._decoder = msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
+
+    def decode(self, content: bytes) -> Any:
+        try:
+            return self._decoder.decode(content)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise Unreadable(f"it is not JSON: {error}") from error
+
+
+def _needs_exact(kind: Any) -> bool:
+    if kinds.is_decimal(kind) or is_variant(kind) or kinds.is_float32(kind):
+        return True
+    return any(_needs_exact(field.type) for field in type_fields(kind))
+
+
+class TextFormat:
+    """A key that is one text."""
+
+    is_text = True
+
+    def decode(self, content: bytes) -> Any:
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise Unreadable("it is not UTF-8") from error
+
+
+@dataclass(frozen=True, slots=True)
+class AvroFormat:
+    """The registry's wire format: a zero, four bytes with the schema's number, and the datum."""
+
+    registry: SchemaRegistry
+    is_text: bool = False
+
+    def decode(self, content: bytes) -> Any:
+        schema = self.registry.schema(_schema_number(content))
+        stream = io.BytesIO(content)
+        stream.seek(_AVRO_HEAD)
+        try:
+            found = fastavro.schemaless_reader(stream, schema, None)
+        except Exception as error:  # of bytes that are no such datum it raises whatever comes up
+            raise Unreadable(f"it does not match its schema: {type(error).__name__} {error}") from error
+        if stream.tell() != len(content):
+            raise Unreadable(f"{len(content) - stream.tell()} bytes are left after the datum of its schema")
+        return found
+
+    def schema_of(self, content: bytes) -> Any:
+        return self.registry.schema(_schema_number(content))
+
+
+def _schema_number(content: bytes) -> int:
+    if len(content) < _AVRO_HEAD or content[0] != _MAGIC:
+        raise Unreadable("it is not in the schema registry's format: expected a zero and the number of a schema first")
+    return int.from_bytes(content[1:_AVRO_HEAD], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """One record of RFC 4180, its fields being these columns in order. An unquoted `null_value` is NULL."""
+
+    columns: Sequence[str]
+    delimiter: str = ","
+    null_value: str = ""
+    is_text: bool = True
+
+    def decode(self, content: bytes) -> Any:
+        try:
+            text = content.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise Unreadable("it is not UTF-8") from error
+        if '"' in text:
+            fields = self._quoted(text)
+        elif "\n" in text:
+            raise Unreadable("it has several lines: expected one record")
+        else:
+            fields = [None if one == self.null_value else one for one in text.split(self.delimiter)]
+        if len(fields) != len(self.columns):
+            raise Unreadable(f"{len(fields)} fields, expected {len(self.columns)}")
+        return dict(zip(self.columns, fields, strict=True))
+
+    def _quoted(self, text: str) -> list[str | None]:
+        fields: list[str | None] = []
+        at = 0
+        while True:
+            if text[at : at + 1] == '"':
+                field, at = _unquoted(text, at + 1)
+                fields.append(field)
+                if text[at : at + 1] not in ("", self.delimiter):
+                    raise Unreadable(f"{text[at]!r} after a quoted field: expected {self.delimiter!r} or the end")
+            else:
+                end = text.find(self.delimiter, at)
+                end = len(text) if end < 0 else end
+                field = text[at:end]
+                if '"' in field or "\n" in field:
+                    raise Unreadable("a quote or a line end in a field that is not quoted")
+                fields.append(None if field == self.null_value else field)
+                at = end
+            if at >= len(text):
+                return fields
+            at += 1
+
+
+def _unquoted(text: str, at: int) -> tuple[str, int]:
+    """The field that begins here, after its quote, and where it ends."""
+    pieces = []
+    while True:
+        end = text.find('"', at)
+        if end < 0:
+            raise Unreadable("a quoted field does not end")
+        pieces.append(text[at:end])
+        if text[end + 1 : end + 2] != '"':
+            return "".join(pieces), end + 1
+        pieces.append('"')
+        at = end + 2

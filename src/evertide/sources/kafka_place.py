@@ -1,0 +1,97 @@
+"""Where a source of kind `kafka` stands, and what a fragment of it names.
+
+Where it lies: as JSON in the position of the source, and in `Place.where`. Version 1 of each. A position has the next
+offset of each partition, and the id of the topic, so that a topic that was made anew is not taken for the old one. A
+fragment has a range of offsets per partition, with how many records the range held when it was offered and a checksum
+of them: offsets have gaps (records of transactions that were aborted, marks, what was compacted), so that the offsets
+alone do not say it. What expired before it was read is named in the fragment that passed over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from confluent_kafka import Message
+
+from evertide.errors import RecordDamaged, UnsupportedFormat
+
+__all__ = ["START", "Piece", "Range", "Records", "position_text", "read_position", "records_of"]
+
+_VERSION = 1
+
+
+class _Position(msgspec.Struct, frozen=True):
+    version: int
+    topic_id: str
+    next: dict[int, int]
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    partition: int
+    first: int
+    last: int
+    """The first offset that does not belong to it."""
+    records: int
+    checksum: str
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    topic_id: str
+    ranges: tuple[Range, ...]
+    lost: tuple[tuple[int, int, int], ...] = ()
+    """Partition, first and last offset that expired unread, and were passed over as the option on_expired asks."""
+
+
+def position_text(topic_id: str, following: Mapping[int, int]) -> str:
+    return msgspec.json.encode(_Position(_VERSION, topic_id, dict(sorted(following.items())))).decode()
+
+
+START = position_text("", {})
+
+
+@lru_cache(maxsize=8)
+def read_position(position: str) -> tuple[str, Mapping[int, int]]:
+    """The topic's id, empty before the first offer, and the next offset of each partition."""
+    where = "the position of a source of Kafka"
+    try:
+        found = msgspec.json.decode(position, type=_Position)
+    except msgspec.MsgspecError as error:
+        raise RecordDamaged(path=where, why=str(error)) from error
+    if found.version != _VERSION:
+        raise UnsupportedFormat(path=where, found=found.version, supported=_VERSION)
+    return found.topic_id, found.next
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records of one partition, in order, column by column."""
+
+    partition: int
+    messages: Sequence[Message]
+    offsets: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+
+    def checksum(self) -> str:
+        """XXH3-128 of offsets, keys and values. None and empty differ."""
+        state: Any = xxhash.xxh3_128()
+        state.update(np.array(self.offsets, "<i8").tobytes())
+        for column in (self.keys, self.values):
+            sizes = [-1 if each is None else len(each) for each in column]
+            state.update(np.array(sizes, "<i8").tobytes())
+            state.update(b"".join(each for each in column if each))
+        return str(state.hexdigest())
+
+    def range(self, first: int) -> Range:
+        return Range(self.partition, first, self.offsets[-1] + 1, len(self.offsets), self.checksum())
+
+
+def records_of(partition: int, messages: Sequence[Message]) -> Records:
+    offsets: list[Any] = [message.offset() for message in messages]
+    return Records(partition, messages, offsets, [each.key() for each in messages], [each.value() for each in messages])

@@ -1,0 +1,272 @@
+"""Records of a partition as rows of the table: what an envelope says, column by column.
+
+| envelope | a record is |
+|---|---|
+| append | a row |
+| upsert | the row of its key from now on; without a value, the end of it |
+| debezium | a change of a row in a database: before, after, and what was done |
+
+1. The columns of the table's key come from the record's key if it has a format (`key_format`), else from the value.
+2. A record that cannot be read is a fault at its offset. If its key could be read, the fault is the key's (U6).
+3. A value is taken into Arrow column by column; names of columns are found whatever their case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.sources.columns import Column, from_texts, from_values
+from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
+from evertide.sources.debezium import Semantics, changes, payload
+from evertide.sources.defaults import default_of
+from evertide.sources.fit import Reason, faulty_rows, fit
+from evertide.sources.kafka_formats import AvroFormat, Format
+from evertide.sources.kafka_place import Records
+from evertide.sources.schema_registry import Unreadable
+from evertide.sources.values import shown
+
+__all__ = ["Decoder", "Envelope", "RawRows"]
+
+Row = dict[str, Any]
+
+
+class Decoder(Protocol):
+    def rows(self, records: Records, place: str) -> Rows: ...
+
+
+@dataclass(slots=True)
+class _Entries:
+    """Rows as they are found, each with the number of its record; those that are bad, too."""
+
+    ops: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    reasons: dict[int, Reason] = field(default_factory=dict)
+
+    def add(self, at: int, op: int, row: Row) -> None:
+        self.ops.append(op)
+        self.rows.append(row)
+        self.at.append(at)
+
+    def fault(self, at: int, why: str, key: Row) -> None:
+        self.reasons[len(self.rows)] = Reason(why)
+        self.add(at, UPSERT, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Decodes records of one table."""
+
+    declaration: TableDeclaration
+    kind: str
+    """append, upsert or debezium."""
+    value: Format
+    key: Format | None
+    ignore_extra: bool = False
+    semantics: Semantics = field(default_factory=Semantics)
+
+    def rows(self, records: Records, place: str) -> Rows:
+        entries = self._plain(records) or self._entries(records)
+        ops = np.array(entries.ops, np.int8)
+        fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons)
+        return faulty_rows(
+            self.declaration,
+            fitted,
+            place,
+            lambda row: records.offsets[entries.at[row]],
+            lambda row: _raw(records, entries.at[row]),
+        )
+
+    def _plain(self, records: Records) -> _Entries | None:
+        """The usual case in one go: rows without keys of their own, all of them good."""
+        if self.kind == "debezium" or self.key is not None or None in records.values:
+            return None
+        decode, own = self.value.decode, frozenset(self.declaration.schema.names)
+        try:
+            rows = [decode(value) for value in records.values]  # type: ignore[arg-type]
+        except Unreadable:
+            return None
+        if not all(type(row) is dict and own.issuperset(row) for row in rows):
+            return None
+        return _Entries([UPSERT] * len(rows), rows, list(range(len(rows))))
+
+    def _entries(self, records: Records) -> _Entries:
+        entries = _Entries()
+        for at, (key, value) in enumerate(zip(records.keys, records.values, strict=True)):
+            known: Row = {}
+            try:
+                known = self._key(key)
+                self._take(entries, at, known, value)
+            except Unreadable as error:
+                entries.fault(at, str(error), known)
+        return entries
+
+    def _key(self, content: bytes | None) -> Row:
+        if self.key is None:
+            return {}
+        if content is None:
+            if self.kind == "debezium":
+                return {}
+            raise Unreadable("it has no key")
+        try:
+            row = self._key_row(self.key.decode(content))
+        except Unreadable as error:
+            raise Unreadable(f"key: {error}") from error
+        missing = next((name for name in self.declaration.key if row.get(name) is None), None)
+        if missing is not None and self.kind != "debezium":
+            raise Unreadable(f"key: the column {missing!r} is not there")
+        return row
+
+    def _key_row(self, found: Any) -> Row:
+        columns = self.declaration.key
+        found = payload(found) if self.kind == "debezium" else found
+        if not isinstance(found, Mapping):
+            if len(columns) != 1:
+                raise Unreadable(f"{shown(found)} is no object: expected one with the columns {', '.join(columns)}")
+            found = {columns[0]: found}
+        return {name: value for name, value in self._named(found, ignore_extra=True).items() if name in columns}
+
+    def _take(self, entries: _Entries, at: int, key: Row, content: bytes | None) -> None:
+        if content is None:
+            if self.kind == "append":
+                raise Unreadable("it has no value, and the envelope is 'append'")
+            if key:
+                entries.add(at, DELETE, key)
+            elif self.kind == "upsert":
+                raise Unreadable("it has neither value nor key")
+            return
+        found = self.value.decode(content)
+        if self.kind == "debezium":
+            for op, row in self._changes(found, content, key):
+                entries.add(at, op, row)
+        else:
+            entries.add(at, UPSERT, {**self._row(found), **key})
+
+    def _changes(self, found: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
+        """A row that does not fit is still the key's, so names are matched first."""
+        made = []
+        schema = self.value.schema_of(content) if isinstance(self.value, AvroFormat) else None
+        for op, row in changes(found, self.declaration, self.semantics, schema):
+            if row is None and not key:
+                raise Unreadable("a delete without 'before', and without a key")
+            made.append((op, {**key} if row is None else self._row(row)))
+        return made
+
+    def _row(self, found: Any) -> Row:
+        if not isinstance(found, dict):
+            raise Unreadable(f"{shown(found)} is no object: expected one with the table's columns")
+        own = frozenset(self.declaration.schema.names)
+        return found if own.issuperset(found) else self._named(found, ignore_extra=self.ignore_extra)
+
+    def _named(self, found: Mapping[str, Any], *, ignore_extra: bool) -> Row:
+        known = {name.lower(): name for name in self.declaration.schema.names}
+        row: Row = {}
+        for name, value in found.items():
+            own = known.get(name.lower())
+            if own is None:
+                if not ignore_extra:
+                    why = f"{shown(name)} is no column of the table; declare it, or set the option ignore_extra"
+                    raise Unreadable(why)
+            elif own in row:
+                raise Unreadable(f"the column {own!r} is there twice")
+            else:
+                row[own] = value
+        return row
+
+    def _columns(self, rows: Sequence[Row]) -> dict[str, Column]:
+        return {one.name: self._column(one.name, one.type, rows) for one in self.declaration.schema}
+
+    def _column(self, name: str, kind: Any, rows: Sequence[Row]) -> Column:
+        default = default_of(self.declaration, name)
+        values = [row.get(name, default) for row in rows]
+        is_key = self.key is not None and name in self.declaration.key and self.kind != "debezium"
+        is_text = self.key.is_text if is_key and self.key is not None else self.value.is_text
+        if is_text and all(value is None or isinstance(value, str) for value in values):
+            return from_texts(pa.array(values, pa.string()), kind)
+        return from_values(values, kind)
+
+
+def _raw(records: Records, at: int) -> str:
+    content = records.values[at]
+    if content is None:
+        content = records.keys[at] or b""
+    return content.decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True, slots=True)
+class RawRows:
+    """Records as they are: `key`, `value`, `timestamp`, `headers`, `partition`, `offset`, `topic`, as far as the table
+    has such columns."""
+
+    declaration: TableDeclaration
+    topic: str
+    kind: str = "append"
+
+    NAMES = ("key", "value", "timestamp", "headers", "partition", "offset", "topic")
+
+    def rows(self, records: Records, place: str) -> Rows:
+        count = len(records.offsets)
+        ops = np.full(count, UPSERT, np.int8)
+        if self.kind == "upsert":
+            ops[[at for at, value in enumerate(records.values) if value is None]] = DELETE
+        found = {one.name: self._column(one, records) for one in self.declaration.schema}
+        fitted = fit(self.declaration, found, ops)
+        return faulty_rows(
+            self.declaration, fitted, place, lambda row: records.offsets[row], lambda row: _raw(records, row)
+        )
+
+    def _column(self, column: Any, records: Records) -> Column:
+        name = column.name.lower()
+        count = len(records.offsets)
+        made: dict[str, Callable[[], list[Any]]] = {
+            "key": lambda: list(records.keys),
+            "value": lambda: list(records.values),
+            "timestamp": lambda: [_timestamp(one) for one in records.messages],
+            "headers": lambda: [_headers(one, column.type) for one in records.messages],
+            "partition": lambda: [records.partition] * count,
+            "offset": lambda: list(records.offsets),
+            "topic": lambda: [self.topic] * count,
+        }
+        values = made[name]()
+        if name == "timestamp":
+            return Column(pa.array(values, pa.timestamp("ms", "UTC")).cast(column.type))
+        if name in ("key", "value") and pa.types.is_string(column.type):
+            return _texts(values)
+        return from_values(values, column.type)
+
+
+def _texts(values: Sequence[bytes | None]) -> Column:
+    made: list[str | None] = []
+    misfits: dict[int, str] = {}
+    for at, value in enumerate(values):
+        try:
+            made.append(None if value is None else value.decode())
+        except UnicodeDecodeError:
+            made.append(None)
+            misfits[at] = "it is not UTF-8, which a STRING needs: declare it as BINARY"
+    return Column(pa.array(made, pa.string()), misfits)
+
+
+def _timestamp(message: Any) -> int | None:
+    _, at_ms = message.timestamp()
+    return at_ms if at_ms >= 0 else None
+
+
+def _headers(message: Any, kind: Any) -> Any:
+    """Of headers with the same name the last, in a map; all of them, in a list."""
+    found = message.headers() or []
+    if pa.types.is_map(kind):
+        is_text = pa.types.is_string(kind.item_type)
+        return {name: _header(value, is_text=is_text) for name, value in found}
+    names = [one.name for one in kind.value_type]
+    is_text = pa.types.is_string(kind.value_type.field(1).type)
+    return [dict(zip(names, (name, _header(value, is_text=is_text)), strict=True)) for name, value in found]
+
+
+def _header(value: bytes | None, *, is_text: bool) -> Any:
+    return value.decode(errors="replace") if is_text and value is not None else value

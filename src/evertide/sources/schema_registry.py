@@ -1,0 +1,103 @@
+"""Schemas by number, from a schema registry: the few questions that a reader of Avro has.
+
+    GET /schemas/ids/{id}                           the schema, and what it refers to
+    GET /subjects/{subject}/versions/{version}      a schema that another refers to
+
+A schema never changes under its number, so each is asked for once. A number that the registry does not know makes a
+record that cannot be read (`Unreadable`); a registry that does not answer stalls the source (`RegistryAway`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import Request, urlopen
+
+import fastavro
+
+__all__ = ["RegistryAway", "SchemaRegistry", "Unreadable"]
+
+_LIMIT_S = 5.0
+_ACCEPTED = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+class Unreadable(Exception):
+    """Why a key or a value cannot be read."""
+
+
+class RegistryAway(Exception):
+    """Why the registry cannot be asked."""
+
+
+class SchemaRegistry:
+    def __init__(self, url: str, auth: str = "") -> None:
+        """`auth` is `user:password`, for basic authentication."""
+        self._url = url.rstrip("/")
+        self._headers = {"Accept": _ACCEPTED}
+        if auth:
+            self._headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
+        self._known: dict[int, Any] = {}
+
+    def probe(self) -> None:
+        """Whether somebody answers."""
+        self._asked("/schemas/types")
+
+    def schema(self, number: int) -> Any:
+        """As fastavro has it parsed."""
+        if number not in self._known:
+            found = self._asked(f"/schemas/ids/{number}")
+            if found is None:
+                raise Unreadable(f"the schema registry has no schema {number}")
+            kind = found.get("schemaType", "AVRO")
+            if kind != "AVRO":
+                raise Unreadable(f"the schema {number} is of the kind {kind}: expected AVRO")
+            self._known[number] = self._parsed(found, {})
+        return self._known[number]
+
+    def _parsed(self, found: Mapping[str, Any], named: dict[str, Any]) -> Any:
+        for other in found.get("references") or ():
+            path = f"/subjects/{quote(other['subject'], safe='')}/versions/{other['version']}"
+            referred = self._asked(path)
+            if referred is None:
+                raise Unreadable(f"the schema registry lacks {other['subject']!r}, version {other['version']}")
+            self._parsed(referred, named)
+        try:
+            return fastavro.parse_schema(_plain(json.loads(found["schema"])), named_schemas=named)
+        except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
+            raise Unreadable(f"its schema cannot be read: {type(error).__name__} {error}") from error
+
+    def _asked(self, path: str) -> Any:
+        """None if it is not there."""
+        request = Request(f"{self._url}{path}", headers=self._headers)  # noqa: S310 - http or https, as `check_url` saw
+        try:
+            with urlopen(request, timeout=_LIMIT_S) as answer:  # noqa: S310 - the same
+                return json.loads(answer.read())
+        except HTTPError as error:
+            with error:
+                if error.code == 404:
+                    return None
+            raise RegistryAway(f"{self._url} answers {error.code} {error.reason}") from error
+        except URLError as error:
+            raise RegistryAway(f"{self._url} does not answer: {error.reason}") from error
+        except (OSError, ValueError) as error:
+            raise RegistryAway(f"{self._url} does not answer as a schema registry: {error}") from error
+
+
+def is_url(url: str) -> bool:
+    """One that may be asked. User and password belong into an option of their own."""
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+
+
+def _plain(schema: Any) -> Any:
+    """Without the logical type uuid: its text is what a table has."""
+    if isinstance(schema, list):
+        return [_plain(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_uuid = schema.get("logicalType") == "uuid"
+    return {name: _plain(value) for name, value in schema.items() if not (is_uuid and name == "logicalType")}

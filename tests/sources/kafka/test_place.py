@@ -1,0 +1,47 @@
+"""What the journal keeps of a topic: positions and fragments, as they are stored."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from evertide.errors import RecordDamaged, UnsupportedFormat
+from evertide.sources.kafka_place import START, Piece, Range, Records, position_text, read_position
+
+POSITION = '{"version":1,"topic_id":"RQeEICEMTyqZi5uOKQGrIw","next":{"0":17,"1":4,"10":0}}'
+PIECE = '{"topic_id":"id","ranges":[[0,5,17,3,"abc"]],"lost":[[1,2,4]]}'
+
+
+def test_positions_are_read_as_they_were_written() -> None:
+    """Of storages that exist: what changes here needs another version."""
+    assert position_text("RQeEICEMTyqZi5uOKQGrIw", {1: 4, 10: 0, 0: 17}) == POSITION
+    assert read_position(POSITION) == ("RQeEICEMTyqZi5uOKQGrIw", {0: 17, 1: 4, 10: 0})
+    assert START == '{"version":1,"topic_id":"","next":{}}'
+
+
+def test_fragments_are_read_as_they_were_written() -> None:
+    piece = Piece("id", (Range(0, 5, 17, 3, "abc"),), ((1, 2, 4),))
+    assert msgspec.json.encode(piece).decode() == PIECE
+    assert msgspec.json.decode(PIECE, type=Piece) == piece
+
+
+def test_a_position_that_is_damaged_or_of_another_version_is_never_guessed() -> None:
+    with pytest.raises(RecordDamaged):
+        read_position('{"version":1,"next":')
+    with pytest.raises(UnsupportedFormat):
+        read_position(POSITION.replace('"version":1', '"version":2'))
+
+
+def test_a_checksum_tells_offsets_keys_and_values_apart() -> None:
+    base: tuple[list[int], list[bytes | None], list[bytes | None]] = ([1, 2], [b"a", None], [b"b", b"c"])
+    others = [
+        ([1, 3], [b"a", None], [b"b", b"c"]),
+        ([1, 2], [b"a", b""], [b"b", b"c"]),
+        ([1, 2], [b"", b"a"], [b"b", b"c"]),
+        ([1, 2], [b"a", None], [b"bc", b""]),
+        ([1, 2], [b"a", None], [b"b", None]),
+        ([1, 2], [b"ab", None], [b"", b"c"]),
+    ]
+    sums = {Records(0, (), *columns).checksum() for columns in (base, *others)}  # type: ignore[arg-type]
+    assert len(sums) == 1 + len(others)
+    assert Records(0, (), *base).checksum() == "18a850e2d1c02e155b4a949ff4947b61"

@@ -9,13 +9,13 @@ Both are functions of the shards: they are saved in checkpoints, and can be buil
 3. A row that does not fit goes to the dead letters, with its place and the reason. If its key could be read, the key
    has no row from then on, as the old one is known to be wrong; the next good change, or a delete, takes the dead
    letter back (U6).
+4. A table that is truncated loses all its rows, and the dead letters of its keys; what comes after counts.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,15 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.flow.arrangement import Arrangement
-from evertide.flow.groups import group_rows
 from evertide.flow.manifest import Manifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
+from evertide.pipeline.gathered import Gathered, Letter, completed, gathered, json_text
 from evertide.pipeline.names import ERRORS, path_name
 from evertide.shard.changes import DIFF, net
 from evertide.shard.columns import Longs
 from evertide.shard.digest import digest, to_hex
-from evertide.sources.contract import DELETE, OP, UPSERT, Fault, Rows
+from evertide.sources.contract import DELETE, UPSERT, Fault, Rows
 
 __all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "path_name"]
 
@@ -49,9 +49,6 @@ ERRORS_SCHEMA = pa.schema(
 )
 _ERRORS_KEY = ("table", "key")
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
-_OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
-_FAULT = 2
-"""Beside `UPSERT` and `DELETE`: what came for the key could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +104,18 @@ class Tables:
             given[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest(batch))
         found, errors = {}, []
         for name, several in by_table.items():
-            gathered = _gathered(self._table(name), several)
-            delta = self._delta(gathered, content)
+            made = self._gathered(name, several)
+            delta = self._delta(made, content)
             if delta.num_rows:
                 found[name] = delta
-            errors.append(self._errors_delta(gathered))
+            errors.append(self._errors_delta(made))
         empty = pa.schema([*ERRORS_SCHEMA, _DIFF_FIELD]).empty_table()
         contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in given.items()}
         return TableDeltas(found, net(pa.concat_tables([empty, *errors]), ERRORS), contents)
+
+    def _gathered(self, name: str, several: Sequence[tuple[str, Rows]]) -> Gathered:
+        made = gathered(self._table(name), several)
+        return completed(made, self._by_key[name].lookup) if made.table.key else made
 
     def has(self, name: str) -> bool:
         return name in self._tables
@@ -141,144 +142,50 @@ class Tables:
         done = [kept.maintain() for kept in self.kept()]
         return any(done)
 
-    def _delta(self, gathered: _Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
-        table = gathered.table
+    def _delta(self, made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
+        table = made.table
         if not table.key:
-            return _unkeyed_delta(gathered, content)
-        last = gathered.last
-        old = self._by_key[table.name].lookup(gathered.keys_once)
-        rows = gathered.rows.take(pa.array(last[gathered.ops[last] == UPSERT]))
-        new = pa.Table.from_arrays(rows.columns, schema=table.schema)
+            return _unkeyed_delta(made, content)
+        kept = self._by_key[table.name]
+        old = kept.scan() if made.is_truncated else kept.lookup(made.keys_once)
+        new = made.upserts
         return net(
             pa.concat_tables([_with_diffs(old, -_diffs(old)), _with_diffs(new, np.ones(new.num_rows, np.int64))]),
             table.name,
         )
 
-    def _errors_delta(self, gathered: _Gathered) -> pa.Table:
-        new = _with_diffs(_letters(gathered), np.ones(len(gathered.faults), np.int64))
-        if not gathered.table.key or not self._errors.rows:
+    def _errors_delta(self, made: Gathered) -> pa.Table:
+        letters = made.standing
+        new = _with_diffs(_letters(made.table, letters), np.ones(len(letters), np.int64))
+        if not made.table.key or not self._errors.rows:
             return new
-        texts = _key_texts(gathered.keys_once)
-        names = [gathered.table.name] * len(texts)
-        fields = [ERRORS_SCHEMA.field(column) for column in _ERRORS_KEY]
-        old = self._errors.lookup(pa.Table.from_arrays([pa.array(names), pa.array(texts)], schema=pa.schema(fields)))
+        if made.is_truncated:
+            all_old = self._errors.scan()
+            of_keys = pc.and_(pc.equal(all_old.column("table"), made.table.name), all_old.column("key").is_valid())
+            old = all_old.filter(of_keys)
+        else:
+            texts = _key_texts(made.keys_once)
+            names = [made.table.name] * len(texts)
+            schema = pa.schema([ERRORS_SCHEMA.field(column) for column in _ERRORS_KEY])
+            old = self._errors.lookup(pa.Table.from_arrays([pa.array(names), pa.array(texts)], schema=schema))
         return pa.concat_tables([_with_diffs(old, -_diffs(old)), new])
 
 
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """All that came for one table, in order. Of a fault whose key is known there is a row, too, with that key."""
-
-    table: DeclaredTable
-    rows: pa.Table
-    ops: Longs
-    faults: tuple[tuple[str, Fault], ...]
-
-    @property
-    def _groups(self) -> tuple[Longs, Longs]:
-        return group_rows(self.rows.select(list(self.table.key)))
-
-    @property
-    def last(self) -> Longs:
-        """The last row of each key, in order of the keys' first appearance."""
-        numbers, first = self._groups
-        found = np.empty(len(first), np.int64)
-        found[numbers] = np.arange(len(numbers))  # of several assignments to one place the last stays
-        return found
-
-    @property
-    def keys_once(self) -> pa.Table:
-        table = self.table
-        _, first = self._groups
-        schema = pa.schema([table.schema.field(column) for column in table.key])
-        return pa.Table.from_arrays(self.rows.select(list(table.key)).take(pa.array(first)).columns, schema=schema)
-
-
-def _gathered(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> _Gathered:
-    pieces: list[pa.Table] = []
-    faults: list[tuple[str, Fault]] = []
-    schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD])
-    for source, batch in batches:
-        rows, bad = _checked(table, _aligned(batch.rows, schema), source)
-        known = sorted([*batch.faults, *bad], key=lambda fault: fault.after)
-        faults += [(source, fault) for fault in known]
-        keyed = [fault for fault in known if fault.key is not None] if table.key else []
-        pieces.append(_interleaved(table, rows, keyed))
-    rows = pa.concat_tables(pieces)
-    ops = rows.column(OP).to_numpy().astype(np.int64)
-    return _Gathered(table, rows.drop_columns([OP]), ops, tuple(faults))
-
-
-def _aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows that were staged before the table got further columns have none of those."""
-    if rows.schema.names == schema.names:
-        return pa.Table.from_arrays(rows.columns, schema=schema)
-    have = set(rows.schema.names)
-    columns = [
-        rows.column(field.name) if field.name in have else pa.nulls(rows.num_rows, field.type) for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _checked(table: DeclaredTable, rows: pa.Table, source: str) -> tuple[pa.Table, list[Fault]]:
-    """The rows, those with a NULL where the table allows none as faults: their place stays taken, by nothing."""
-    ops = rows.column(OP).to_numpy()
-    bad = np.zeros(rows.num_rows, np.bool_)
-    why = np.full(rows.num_rows, -1)
-    for at, field in enumerate(table.schema):
-        column = rows.column(at)
-        if field.nullable or not column.null_count:
-            continue
-        missing = column.is_null().to_numpy()
-        if field.name not in table.key:
-            missing = missing & (ops == UPSERT)
-        why[missing & ~bad] = at
-        bad |= missing
-    if not bad.any():
-        return rows, []
-    faults = [
-        _null_fault(table, rows, int(at), table.schema.field(int(why[at])).name, source) for at in np.flatnonzero(bad)
-    ]
-    kept = np.cumsum(~bad)
-    faults = [replace(fault, after=int(kept[fault.after])) for fault in faults]
-    return rows.filter(pa.array(~bad)), faults
-
-
-def _null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, source: str) -> Fault:
-    row = rows.slice(at, 1).drop_columns([OP]).to_pylist()[0]
-    key = {name: row[name] for name in table.key}
-    return Fault(
-        table=table.name,
-        place=source,
-        line=at + 1,
-        reason=f"column {column!r} is NULL, and the table allows none",
-        raw=_text(row),
-        key=key if key and None not in key.values() else None,
-        after=at,
-    )
-
-
-def _interleaved(table: DeclaredTable, rows: pa.Table, faults: Sequence[Fault]) -> pa.Table:
-    """Rows, and for each fault one that has only its key, in their order."""
-    if not faults:
-        return rows
-    keys = [{**{name: fault.key[name] for name in table.key}, OP: _FAULT} for fault in faults if fault.key is not None]
-    marks = pa.Table.from_pylist(keys, rows.schema)
-    places = np.concatenate([np.arange(rows.num_rows) * 2 + 1, [fault.after * 2 for fault in faults]])
-    return pa.concat_tables([rows, marks]).take(pa.array(np.argsort(places, kind="stable")))
-
-
-def _unkeyed_delta(gathered: _Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
-    table, ops = gathered.table, gathered.ops
-    rows = pa.Table.from_arrays(gathered.rows.columns, schema=table.schema)
+def _unkeyed_delta(made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
+    table, ops = made.table, made.ops
+    rows = pa.Table.from_arrays(made.rows.columns, schema=table.schema)
     delta = net(_with_diffs(rows, np.where(ops == UPSERT, 1, -1)), table.name)
-    if not (ops == DELETE).any() or not (_diffs(delta) < 0).any():
+    if not made.is_truncated and (not (ops == DELETE).any() or not (_diffs(delta) < 0).any()):
         return delta
     if not table.is_kept:
         why = "it has no key and is not kept, so that nobody knows which rows it has to delete"
         raise InvalidInput(where=f"table {table.name!r}", why=why)
+    before = content(table.name)
+    if made.is_truncated:
+        added = delta.filter(pc.greater(delta.column(DIFF), 0))
+        return net(pa.concat_tables([_with_diffs(before, -_diffs(before)), added]), table.name)
     taken = delta.filter(pc.less(delta.column(DIFF), 0))
-    return net(pa.concat_tables([delta, _excess(taken, content(table.name), table.name)]), table.name)
+    return net(pa.concat_tables([delta, _excess(taken, before, table.name)]), table.name)
 
 
 def _excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
@@ -288,40 +195,32 @@ def _excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
     return _with_diffs(below, -_diffs(below))
 
 
-def _letters(gathered: _Gathered) -> pa.Table:
-    keys = _fault_keys(gathered)
+def _letters(table: DeclaredTable, letters: Sequence[Letter]) -> pa.Table:
     rows = [
         {
-            "table": gathered.table.name,
-            "key": key,
-            "source": source,
-            "place": fault.place,
-            "line": fault.line,
-            "reason": fault.reason,
-            "raw": fault.raw,
+            "table": table.name,
+            "key": _fault_key(table, letter.fault),
+            "source": letter.source,
+            "place": letter.fault.place,
+            "line": letter.fault.line,
+            "reason": letter.fault.reason,
+            "raw": letter.fault.raw,
         }
-        for (source, fault), key in zip(gathered.faults, keys, strict=True)
+        for letter in letters
     ]
     return pa.Table.from_pylist(rows, ERRORS_SCHEMA)
 
 
-def _fault_keys(gathered: _Gathered) -> list[str | None]:
-    """As the table's own types write them, so that they are found again by a good row."""
-    table = gathered.table
+def _fault_key(table: DeclaredTable, fault: Fault) -> str | None:
+    """As the table's own types write it, so that it is found again by a good row."""
+    if not table.key or fault.key is None:
+        return None
     schema = pa.schema([table.schema.field(column) for column in table.key])
-    texts: list[str | None] = []
-    for _, fault in gathered.faults:
-        key = fault.key if table.key else None
-        texts.append(None if key is None else _key_texts(pa.Table.from_pylist([dict(key)], schema))[0])
-    return texts
+    return _key_texts(pa.Table.from_pylist([dict(fault.key)], schema))[0]
 
 
 def _key_texts(keys: pa.Table) -> list[str]:
-    return [_text(row) for row in keys.to_pylist()]
-
-
-def _text(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, default=str, ensure_ascii=False)
+    return [json_text(row) for row in keys.to_pylist()]
 
 
 def _digest(batch: Rows) -> int:

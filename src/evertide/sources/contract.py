@@ -15,13 +15,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from evertide.journal.records import Fragment
+from evertide.journal.records import Fragment, Staged
 
-__all__ = ["DELETE", "OP", "UPSERT", "Fault", "Limit", "Offer", "Rows", "Source", "TableDeclaration"]
+__all__ = [
+    "DELETE",
+    "OP",
+    "SAME",
+    "TRUNCATE",
+    "UPSERT",
+    "Fault",
+    "Limit",
+    "Offer",
+    "Rows",
+    "Source",
+    "Staging",
+    "TableDeclaration",
+    "Waiting",
+]
 
 OP = "__op"
 """The column beside a table's own that says what a row does, as int8."""
@@ -31,6 +45,14 @@ UPSERT = 0
 
 DELETE = 1
 """The row is there no more. In a table with a key, only the key's columns count; the others may be NULL."""
+
+TRUNCATE = 2
+"""From here on the table is empty: what it held goes, and so does what came before it. No column counts."""
+
+SAME = "__same"
+"""A column that rows may have beside `__op`, as text: for an upsert whose source does not repeat every value, the JSON
+list of the columns that are as they were under its key; `{"moved": [...]}` if they were under the key that the row just
+before it deletes. Those columns are NULL in the row. Only in a table with a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,26 @@ class Rows:
     table: str
     rows: pa.Table
     faults: Sequence[Fault] = ()
+
+
+class Staging(Protocol):
+    """For a source whose rows are there only once: they are made durable before they are offered. Any thread may."""
+
+    def stage(self, table: str, rows: pa.Table) -> Staged: ...
+
+    def load(self, fragment: Staged) -> pa.Table: ...
+
+    def drop(self, fragments: Sequence[Staged]) -> None:
+        """Give up what was not bound."""
+        ...
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """A source that may have seen something which it cannot offer yet: it is not idle then."""
+
+    @property
+    def is_waiting(self) -> bool: ...
 
 
 class Source(Protocol):

@@ -1,0 +1,91 @@
+"""The connector `postgres`: tables of a PostgreSQL server, by logical replication.
+
+    CREATE TABLE orders (id BIGINT NOT NULL, amount DECIMAL(10, 2), PRIMARY KEY (id))
+    USING postgres OPTIONS (url '${ENV:PGURL}', table 'public.orders', slot 'evertide')
+
+| option | meaning |
+|---|---|
+| table | schema and name on the server; the table's own name in `public` |
+| url | `postgresql://user:password@host:port/database`, or instead of it, or beside it: |
+| host, port, dbname, user, password, sslmode, sslrootcert, sslcert, sslkey | as libpq has them |
+| slot | the replication slot, which is made if it is not there; `evertide` |
+| publication | made, with these tables, if it is not there; the slot's name |
+| snapshot | `initial`: begin with what the tables hold; `none`: only with what changes from now on; `initial` |
+| idle_interval | seconds after which an idle slot is moved on; 10 |
+| fragment_rows | rows that are staged together; 50000 |
+
+All tables with the same slot are one source, which has the slot's name: their transactions arrive whole, and in the
+order of their commits. Options but `table` are those of the source: they may be given at any of its tables, and must
+not contradict. Values may name secrets: `${ENV:NAME}`, `${FILE:path}`.
+
+`evertide.sources.postgres_feed` receives, `..._transactions` puts transactions together, `..._catalog` says what is
+refused, `..._types` what fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from evertide.errors import InvalidInput
+from evertide.options import Options
+from evertide.runtime import Runtime
+from evertide.secrets import Secrets
+from evertide.sources.contract import Source, Staging, TableDeclaration
+
+__all__ = ["open_postgres", "postgres_name"]
+
+_LIBPQ = ("url", "host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
+_SLOT = re.compile(r"[a-z0-9_]{1,63}")
+_DEFAULT_SLOT = "evertide"
+
+
+def postgres_name(declaration: TableDeclaration) -> str:
+    """Of the source that a table belongs to: the slot."""
+    given = {name.lower(): value for name, value in declaration.options.items()}
+    slot = given.get("slot", _DEFAULT_SLOT)
+    if not _SLOT.fullmatch(slot) or slot == "push":
+        where = f"{declaration.where}, table {declaration.name!r}"
+        why = f"the option 'slot' is {slot!r}: expected 1 to 63 small letters, digits and underscores, and not 'push'"
+        raise InvalidInput(where=where, why=why)
+    return slot
+
+
+def open_postgres(
+    name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path, staging: Staging
+) -> Source:
+    where = f"{tables[0].where}, table {tables[0].name!r}"
+    if find_spec("psycopg") is None:
+        raise InvalidInput(where=where, why="the connector 'postgres' needs psycopg: pip install 'evertide[postgres]'")
+    from evertide.sources.postgres_source import open_source  # noqa: PLC0415 - psycopg is an extra
+
+    secrets = Secrets(base)
+    options = Options(_together(tables), connector="postgres", where=where, secrets=secrets)
+    return open_source(
+        name,
+        {table.name: (table, _remote(table)) for table in tables},
+        {part: options.text(part) for part in _LIBPQ if options.text(part)},
+        options,
+        secrets,
+        runtime,
+        staging,
+    )
+
+
+def _remote(declaration: TableDeclaration) -> str:
+    given = {option.lower(): value for option, value in declaration.options.items()}
+    return given.get("table") or declaration.name
+
+
+def _together(tables: Sequence[TableDeclaration]) -> Mapping[str, str]:
+    """The options of the source. What contradicts is not shown: it may be a password."""
+    given: dict[str, str] = {}
+    for declaration in tables:
+        for option, value in declaration.options.items():
+            if option.lower() != "table" and given.setdefault(option.lower(), value) != value:
+                where = f"{declaration.where}, table {declaration.name!r}"
+                why = f"the option {option!r} is another one at a table with the same slot: give this one another slot"
+                raise InvalidInput(where=where, why=why)
+    return given

@@ -1,0 +1,255 @@
+"""What a server must have for tables to be fed from it: looked at before anything starts, and at each connection.
+
+1. The server: version 14 or newer, `wal_level` logical, a user that may replicate.
+2. The table: there, ordinary or partitioned, logged; every column that is declared, with a type that fits. The key is
+   unique there, and the replica identity has it, so that deletes name it. A table without a key needs all columns in
+   the identity.
+3. The publication, if it is there: it has the table, whole, and publishes all that happens. If it is not, the user may
+   make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from evertide.errors import InvalidInput
+from evertide.sources.contract import TableDeclaration
+from evertide.sources.kinds import sql_name
+from evertide.sources.postgres_server import OLDEST_VERSION, TableName, find_slot
+from evertide.sources.postgres_types import PgType, fits
+
+__all__ = ["RemoteColumn", "Target", "check_server", "checked_tables"]
+
+_UNLIKE_ARRAYS = ("int2vector", "oidvector")
+_COLUMNS = (
+    "SELECT attname, atttypid::bigint, atttypmod, attgenerated FROM pg_attribute"
+    " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+)
+_TYPE = (
+    "SELECT typname, typtype, typbasetype::bigint, typelem::bigint, typcategory, typdelim, format_type(oid, NULL)"
+    " FROM pg_type WHERE oid = %s"
+)
+_INDEXES = """
+SELECT i.indisprimary, i.indisreplident, ARRAY(
+    SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number WHERE k.place <= i.indnkeyatts)
+FROM pg_index i WHERE i.indrelid = %s
+AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL"""
+_TABLE = (
+    "SELECT c.oid::bigint, c.relkind, c.relpersistence, c.relreplident,"
+    " has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT'),"
+    " pg_has_role(c.relowner, 'USAGE')"
+    " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteColumn:
+    """A column that is declared, and what it is upstream."""
+
+    name: str
+    remote: str
+    kind: Any
+    type: PgType
+    signature: str
+    """Type and modifier, as the stream names them: another one is another column."""
+    is_key: bool
+    is_nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    declaration: TableDeclaration
+    name: TableName
+    columns: tuple[RemoteColumn, ...]
+    is_partitioned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    oid: int
+    is_partitioned: bool
+    identity: str
+    is_owned: bool
+
+
+def check_server(connection: psycopg.Connection[Any], slot: str, where: str) -> None:
+    if connection.info.server_version < OLDEST_VERSION:
+        raise InvalidInput(where=where, why=f"the server is {connection.info.server_version}: 14 or newer is needed")
+    level = _one(connection, "SHOW wal_level")[0]
+    if level != "logical":
+        why = f"wal_level is {level!r}: logical replication needs ALTER SYSTEM SET wal_level = 'logical' and a restart"
+        raise InvalidInput(where=where, why=why)
+    encoding = _one(connection, "SHOW server_encoding")[0]
+    if encoding == "SQL_ASCII":
+        why = "the database has the encoding SQL_ASCII, so that nobody knows what its texts say"
+        raise InvalidInput(where=where, why=f"{why}: use one with a real encoding, such as UTF8")
+    found = find_slot(connection, slot)
+    database = _one(connection, "SELECT current_database()")[0]
+    if found is not None and (found.plugin != "pgoutput" or found.database != database):
+        why = f"the replication slot {slot!r} is there, of {found.plugin!r} in database {found.database!r}"
+        raise InvalidInput(where=where, why=f"{why}: give the tables another slot")
+
+
+def checked_tables(
+    connection: psycopg.Connection[Any],
+    tables: Sequence[tuple[TableDeclaration, TableName]],
+    publication: str,
+) -> list[Target]:
+    """`InvalidInput` names what is wrong, and what to do."""
+    targets = []
+    for declaration, name in tables:
+        where = f"{declaration.where}, table {declaration.name!r}"
+        table = _table(connection, name, where)
+        columns = _columns(connection, declaration, table, name, where)
+        _check_identity(connection, declaration, table, name, columns, where)
+        _check_publication(connection, publication, table, name, columns, where)
+        targets.append(Target(declaration, name, columns, table.is_partitioned))
+    return targets
+
+
+def _one(connection: psycopg.Connection[Any], query: str, values: Sequence[Any] = ()) -> Any:
+    row = connection.execute(query, values or None).fetchone()
+    return row or (None,)
+
+
+def _table(connection: psycopg.Connection[Any], name: TableName, where: str) -> _Table:
+    row = connection.execute(_TABLE, (name.schema, name.table)).fetchone()
+    if row is None:
+        raise InvalidInput(where=where, why=f"the server has no table {name}: create it, or correct the option 'table'")
+    oid, relation_kind, persistence, identity, is_readable, is_owned = row
+    if relation_kind not in ("r", "p") or persistence != "p":
+        why = f"{name} is no ordinary table: views, foreign, temporary and unlogged tables are not replicated"
+        raise InvalidInput(where=where, why=why)
+    if not is_readable:
+        raise InvalidInput(where=where, why=f"the user may not read {name}: GRANT SELECT ON {name} is needed")
+    return _Table(oid, relation_kind == "p", identity, is_owned)
+
+
+def _columns(
+    connection: psycopg.Connection[Any], declaration: TableDeclaration, table: _Table, name: TableName, where: str
+) -> tuple[RemoteColumn, ...]:
+    rows = connection.execute(_COLUMNS, (table.oid,)).fetchall()
+    there = {row[0]: row for row in rows}
+    found = []
+    for field in declaration.schema:
+        remote = _remote(field.name, there)
+        if remote is None:
+            listed = ", ".join(there)
+            raise InvalidInput(where=where, why=f"{name} has no column {field.name!r}; its columns are {listed}")
+        _, oid, modifier, generated = there[remote]
+        if generated:
+            why = f"the column {field.name!r} is generated, and not replicated: leave it out, and compute it in a view"
+            raise InvalidInput(where=where, why=why)
+        made = _type(connection, oid)
+        if not fits(made, field.type):
+            why = f"the column {field.name!r} is {made.shown} in {name}, and {sql_name(field.type)} cannot hold that"
+            raise InvalidInput(where=where, why=f"{why}; STRING can hold any type")
+        is_key = field.name in declaration.key
+        found.append(
+            RemoteColumn(
+                field.name, remote, field.type, made, f"{oid}:{modifier}", is_key, field.nullable and not is_key
+            )
+        )
+    return tuple(found)
+
+
+def _remote(name: str, there: Mapping[str, Any]) -> str | None:
+    if name in there:
+        return name
+    alike = [other for other in there if other.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _type(connection: psycopg.Connection[Any], oid: int) -> PgType:
+    name, kind, base, element, category, delimiter, shown = _one(connection, _TYPE, (oid,))
+    if kind == "d":
+        return _type(connection, base)
+    if category == "A" and element and name not in _UNLIKE_ARRAYS:
+        inner = _type(connection, element)
+        return PgType(name, shown, inner, _one(connection, _TYPE, (element,))[5])
+    return PgType(name, shown, None, delimiter)
+
+
+def _check_identity(  # noqa: PLR0917
+    connection: psycopg.Connection[Any],
+    declaration: TableDeclaration,
+    table: _Table,
+    name: TableName,
+    columns: Sequence[RemoteColumn],
+    where: str,
+) -> None:
+    key = {column.remote for column in columns if column.is_key}
+    full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
+    if not declaration.key:
+        if table.identity != "f":
+            why = f"without a PRIMARY KEY here, {name} must tell whole rows when it deletes them: {full}"
+            raise InvalidInput(where=where, why=f"{why}, or declare the key")
+        return
+    indexes = connection.execute(_INDEXES, (table.oid,)).fetchall()
+    listed = ", ".join(sorted(key))
+    if not any(set(names) <= key for _, _, names in indexes):
+        why = f"{name} has no primary key or unique index on ({listed}): its rows are not told apart by that"
+        raise InvalidInput(where=where, why=f"{why}; declare the key that the table has, or make the index")
+    identity = {name for names in _identity(table, indexes) for name in names}
+    if table.identity != "f" and not key <= identity:
+        why = f"the replica identity of {name} does not have the key ({listed}), so that deletes would not name it"
+        raise InvalidInput(where=where, why=f"{why}: {full}, or REPLICA IDENTITY USING INDEX a unique index on it")
+
+
+def _identity(table: _Table, indexes: Sequence[Any]) -> list[Sequence[str]]:
+    if table.identity == "d":
+        return [names for is_primary, _, names in indexes if is_primary]
+    return [names for _, is_identity, names in indexes if is_identity] if table.identity == "i" else []
+
+
+def _check_publication(  # noqa: PLR0917
+    connection: psycopg.Connection[Any],
+    publication: str,
+    table: _Table,
+    name: TableName,
+    columns: Sequence[RemoteColumn],
+    where: str,
+) -> None:
+    row = connection.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot FROM pg_publication"
+        " WHERE pubname = %s",
+        (publication,),
+    ).fetchone()
+    if row is None:
+        _check_may_publish(connection, publication, table, name, where)
+        return
+    if not row[0]:
+        why = f"the publication {publication!r} does not publish all that happens"
+        raise InvalidInput(
+            where=where, why=f"{why}: ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')"
+        )
+    if table.is_partitioned and not row[1]:
+        why = f"{name} is partitioned, and the publication {publication!r} tells of its partitions only"
+        raise InvalidInput(where=where, why=f"{why}: ALTER PUBLICATION ... SET (publish_via_partition_root = true)")
+    has = connection.execute(
+        "SELECT to_jsonb(t) -> 'attnames', to_jsonb(t) ->> 'rowfilter' FROM pg_publication_tables t"
+        " WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+        (publication, name.schema, name.table),
+    ).fetchone()
+    if has is None:
+        why = f"the publication {publication!r} does not have {name}: ALTER PUBLICATION {publication} ADD TABLE {name}"
+        raise InvalidInput(where=where, why=why)
+    missing = [column.remote for column in columns if has[0] is not None and column.remote not in has[0]]
+    if missing or has[1] is not None:
+        what = f"leaves out the columns {', '.join(missing)}" if missing else f"has only rows with {has[1]}"
+        why = f"the publication {publication!r} {what} of {name}: publish the whole table, or give another publication"
+        raise InvalidInput(where=where, why=why)
+
+
+def _check_may_publish(
+    connection: psycopg.Connection[Any], publication: str, table: _Table, name: TableName, where: str
+) -> None:
+    may = _one(connection, "SELECT has_database_privilege(current_database(), 'CREATE')")[0]
+    if not may or not table.is_owned:
+        why = f"there is no publication {publication!r}, and the user may not make one with {name}"
+        raise InvalidInput(where=where, why=f"{why}: let its owner CREATE PUBLICATION {publication} FOR TABLE {name}")

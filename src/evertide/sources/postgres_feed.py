@@ -1,0 +1,257 @@
+"""The thread that receives: it makes slot and snapshot, follows the stream, and comes back whatever ends a connection.
+
+A *session* is one connection's life. It goes on from where the queue ends, not from what is bound: what waits there
+needs no second journey (`evertide.sources.postgres_follower`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from evertide.errors import EvertideError, InvalidInput, SourceFailed
+from evertide.runtime import Runtime
+from evertide.sources.contract import Staging, TableDeclaration
+from evertide.sources.postgres_catalog import Target, check_server, checked_tables
+from evertide.sources.postgres_follower import Anew, FeedOptions, Follower
+from evertide.sources.postgres_messages import lsn_text
+from evertide.sources.postgres_positions import Position
+from evertide.sources.postgres_ready import Entry, Queue
+from evertide.sources.postgres_server import Server, TableName, check_slot, find_slot
+from evertide.sources.postgres_snapshot import chunks, ensure_publication, make_slot
+from evertide.sources.postgres_stream import Replication
+from evertide.sources.postgres_transactions import Columns, Done, Transactions
+
+__all__ = ["Feed"]
+
+logger = logging.getLogger(__name__)
+
+_MAKING_S = 5.0
+"""A slot that is not made within this time waits for somebody else."""
+_BACKOFF_S = (0.05, 5.0)
+
+
+class Feed:
+    def __init__(  # noqa: PLR0917
+        self,
+        server: Server,
+        tables: Sequence[tuple[TableDeclaration, TableName]],
+        options: FeedOptions,
+        queue: Queue,
+        staging: Staging,
+        runtime: Runtime,
+    ) -> None:
+        self._problem: SourceFailed | None = None
+        self._making_s: float | None = None
+        self.sent = 0
+        """Up to where the server says that it has sent everything."""
+        self._server = server
+        self._tables = tables
+        self._options = options
+        self._queue = queue
+        self._staging = staging
+        self._runtime = runtime
+        self._epoch = 0
+        self._failures = 0
+        self._stuck = 0
+        """The commit of a transaction that cannot be taken: only what lies beyond it ends the problem."""
+        self._thread: threading.Thread | None = None
+        self._busy: list[psycopg.Connection[Any]] = []
+
+    @property
+    def problem(self) -> SourceFailed | None:
+        making_s = self._making_s
+        if self._problem is None and making_s is not None and self._runtime.monotonic_s() - making_s > _MAKING_S:
+            why = "the server makes the replication slot, and waits for transactions that are open there: see"
+            return self._server.address.failed(f"{why} xact_start in pg_stat_activity; it goes on by itself")
+        return self._problem
+
+    @problem.setter
+    def problem(self, problem: SourceFailed | None) -> None:
+        self._problem = problem
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="evertide-postgres", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """The queue was closed: a statement that waits for others upstream is cancelled."""
+        thread = self._thread
+        while thread is not None and thread.is_alive():
+            thread.join(0.5)
+            if thread.is_alive():
+                for connection in self._busy:
+                    connection.cancel()
+
+    def check(self) -> list[Target]:
+        """What is refused before anything starts: `InvalidInput`. `psycopg.Error` if the server is not there."""
+        where = self._server.address.where
+        with self._server.connect() as connection:
+            check_server(connection, self._options.slot, where)
+            found = checked_tables(connection, self._tables, self._options.publication)
+        try:
+            with self._server.connect_for_replication() as connection:
+                connection.execute("IDENTIFY_SYSTEM")
+        except psycopg.Error as error:
+            if not self._server.answers():
+                raise
+            why = f"the server allows no replication: {self._server.address.said(error)}"
+            raise InvalidInput(where=where, why=f"{why}. ALTER USER ... REPLICATION lets a user do so") from None
+        return found
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._queue.is_closed:
+            try:
+                self._epoch = self._queue.epoch
+                self._busy, self._making_s = [], None
+                self._session()
+            except Anew:
+                continue
+            except psycopg.Error as error:
+                self._trouble(self._server.address.failed(f"it does not go on: {self._server.address.said(error)}"))
+            except InvalidInput as error:
+                self._trouble(SourceFailed(source=self._server.address.source, where=error.where, why=error.why))
+            except EvertideError as error:
+                self._trouble(error)
+            except Exception as error:  # a thread that dies in silence would be a silent stall (I13)
+                logger.exception("a bug in the source %r", self._server.address.source)
+                self._trouble(self._server.address.failed(f"a bug: {type(error).__name__}; see the log"))
+
+    def _trouble(self, error: EvertideError) -> None:
+        """Tell, and wait a little longer each time."""
+        address = self._server.address
+        self.problem = error if isinstance(error, SourceFailed) else address.failed(str(error))
+        logger.warning("source %r: %s", address.source, self.problem.why)
+        first, most = _BACKOFF_S
+        wait_s = min(most, first * 2**self._failures) * (0.5 + self._runtime.random() / 2)
+        self._failures = min(self._failures + 1, 20)
+        deadline_s = self._runtime.monotonic_s() + wait_s
+        while not self._queue.is_closed and self._runtime.monotonic_s() < deadline_s:
+            self._queue.wait(min(wait_s, 0.5))
+
+    def _session(self) -> None:
+        if self._queue.last.at == "start":
+            self._begin()
+        if self._queue.last.at in ("making", "snapshot"):
+            self._make()
+        self._follow()
+
+    def goes_on(self, beyond: int = 0) -> None:
+        """There is a connection, or everything up to there has come through it."""
+        if not self._stuck or beyond > self._stuck:
+            self.problem, self._failures, self._stuck = None, 0, 0
+
+    def _check_epoch(self) -> None:
+        if self._queue.is_closed or self._queue.epoch != self._epoch:
+            raise Anew
+
+    def _put(self, entry: Entry) -> None:
+        if not self._queue.put(entry, self._epoch):
+            raise Anew
+
+    def _begin(self) -> None:
+        """Say what will be done before it is done: a slot that is there afterwards is ours (or was given)."""
+        slot, address = self._options.slot, self._server.address
+        self.check()
+        with self._server.connect() as connection:
+            found = find_slot(connection, slot)
+        if found is not None and self._options.has_snapshot:
+            why = f"the replication slot {slot!r} is there already, and what the tables held before it is not known"
+            anew = f"drop it with SELECT pg_drop_replication_slot('{slot}'), or give another slot"
+            raise address.failed(f"{why}: {anew}; with the option snapshot 'none' only what it sends is taken")
+        self.goes_on()
+        if found is not None:
+            check_slot(address, found, slot, found.confirmed)
+            self._put(Entry(Position("stream", lsn_text(found.confirmed))))
+        else:
+            self._put(Entry(Position("making")))
+
+    def _make(self) -> None:
+        """Slot and first content, once the journal knows that they are made."""
+        wanted = self._queue.last
+        while self._queue.bound.at not in ("making", "snapshot"):
+            self._check_epoch()
+            self._queue.wait(0.5, lambda: self._queue.bound == wanted)
+        options = self._options
+        with self._server.connect() as connection:
+            ensure_publication(connection, options.publication, [name for _, name in self._tables])
+        self._making_s = self._runtime.monotonic_s()
+        with make_slot(self._server, options.slot, self._busy) as snapshot:
+            self._making_s = None
+            targets = checked_tables(snapshot.connection, self._tables, options.publication)
+            self.goes_on()
+            columns: Columns = {
+                str(target.name): {column.remote: column.signature for column in target.columns} for target in targets
+            }
+            at = Position("snapshot", lsn_text(snapshot.lsn), wanted.done, columns)
+            for target in targets if options.has_snapshot else ():
+                for rows in chunks(snapshot, target, options.room):
+                    while not self._queue.has_room():
+                        self._check_epoch()
+                        self._queue.wait(0.5)
+                    self._check_epoch()
+                    staged = self._staging.stage(target.declaration.name, rows)
+                    at = Position("snapshot", at.lsn, at.done + 1, columns)
+                    self._put(Entry(at, (staged,), staged.rows, staged.bytes))
+        self._put(Entry(at.streamed(snapshot.lsn)))
+
+    def looked_at(self) -> list[Target]:
+        """The tables, the publication and the slot as they are now."""
+        options, last = self._options, self._queue.last
+        with self._server.connect() as connection:
+            check_server(connection, options.slot, self._server.address.where)
+            slot = find_slot(connection, options.slot)
+            targets = checked_tables(connection, self._tables, options.publication)
+        check_slot(self._server.address, slot, options.slot, self._queue.bound.confirmed or last.number)
+        self._check_columns(targets, last.columns)
+        return targets
+
+    def _follow(self) -> None:
+        self._busy = []
+        options, targets, last = self._options, self.looked_at(), self._queue.last
+        transactions = Transactions(
+            self._server.address,
+            targets,
+            self._staging,
+            self._done,
+            after=last.number,
+            columns=last.columns,
+            room=options.room,
+        )
+        stream = Replication(self._server, options.slot, options.publication, last.number)
+        try:
+            self.goes_on()
+            Follower(self, stream, transactions, self._queue, self._runtime, options).run()
+        except SourceFailed:
+            self._stuck = transactions.commit_lsn
+            transactions.flush_whole()
+            raise
+        finally:
+            transactions.drop()
+            stream.close()
+
+    def _check_columns(self, targets: Sequence[Target], known: Columns) -> None:
+        """Against what was taken last: a table that came later has no first content, and a type may be another."""
+        address = self._server.address
+        for target in targets if known else ():
+            columns = known.get(str(target.name))
+            if columns is None:
+                why = f"the table {target.name} was added to a slot that is in use, and its first content is not read"
+                raise address.failed(f"{why}: give it a slot of its own in the script")
+            for column in target.columns:
+                if columns.get(column.remote, column.signature) != column.signature:
+                    why = f"table {target.name}: the type of the column {column.remote!r} was changed upstream"
+                    anew = "undo it, or give the table another slot in the script to read it anew"
+                    raise address.failed(f"{why}: {anew}")
+
+    def _done(self, done: Done) -> None:
+        self.goes_on(done.end_lsn)
+        position = self._queue.last.streamed(done.end_lsn, done.columns)
+        self._put(Entry(position, done.fragments, done.rows, done.bytes, done.commit_s))

@@ -1,0 +1,152 @@
+"""One stream, from its start to its end.
+
+What the server is told is the bound position, as the journal has it, and never more (I10). Status updates go out every
+second, also while nothing is read because the pipeline is behind.
+
+An idle slot: if all that was received is bound, the server's own position is offered like a transaction without rows,
+now and then. So the slot advances, and never stands beyond the journal; a slot that does was moved by somebody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import psycopg
+
+from evertide.runtime import Runtime
+from evertide.sources.postgres_catalog import Target
+from evertide.sources.postgres_messages import Keepalive, outer
+from evertide.sources.postgres_ready import Entry, Queue
+from evertide.sources.postgres_stream import Replication
+from evertide.sources.postgres_transactions import Room, Transactions
+
+__all__ = ["Anew", "FeedOptions", "Follower", "Listener"]
+
+_POLL_S = 0.05
+_STATUS_S = 1.0
+_SILENT_S = 300.0
+"""A server that is asked for an answer, and gives none for so long, is not there any more; it may be busy."""
+_CHECK_S = 30.0
+"""How often the catalog is looked at: of a table that leaves the publication the stream says nothing."""
+_ASKED_MANY = 3
+"""So often in a row a server asks for the same position only if it wants to end, and waits for us."""
+_MESSAGES = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    slot: str
+    publication: str
+    has_snapshot: bool
+    idle_interval_s: float
+    room: Room
+
+
+class Anew(Exception):
+    """The pipeline stands somewhere else, or is closing: the session is over."""
+
+
+class Listener(Protocol):
+    """Whoever wants to know how it goes."""
+
+    sent: int
+    """Up to where the server says that it has sent everything."""
+
+    def goes_on(self, beyond: int = 0) -> None: ...
+
+    def looked_at(self) -> list[Target]:
+        """Look at the catalog again: raises what is wrong."""
+        ...
+
+
+class Follower:
+    def __init__(  # noqa: PLR0917
+        self,
+        feed: Listener,
+        stream: Replication,
+        transactions: Transactions,
+        queue: Queue,
+        runtime: Runtime,
+        options: FeedOptions,
+    ) -> None:
+        self._feed = feed
+        self._stream = stream
+        self._transactions = transactions
+        self._queue = queue
+        self._runtime = runtime
+        self._options = options
+        self._epoch = queue.epoch
+        self._received = queue.last.number
+        self._safe = 0
+        """Everything that was committed before it has arrived."""
+        self._asked = 0
+        self._is_asked = False
+        now_s = runtime.monotonic_s()
+        self._heard_s = self._idle_s = self._looked_s = now_s
+        self._told_s = -1e9
+        self._told = -1
+
+    def run(self) -> None:
+        while True:
+            if self._queue.is_closed or self._queue.epoch != self._epoch:
+                raise Anew
+            if self._queue.has_room():
+                self._receive()
+            else:
+                self._queue.wait(_STATUS_S / 4)
+                self._heard_s = self._runtime.monotonic_s()
+            self._publish()
+            self._tell()
+            if self._runtime.monotonic_s() - self._looked_s >= _CHECK_S:
+                self._feed.looked_at()
+                self._looked_s = self._runtime.monotonic_s()
+
+    def _receive(self) -> None:
+        messages = self._stream.receive(_POLL_S, _MESSAGES)
+        for content in messages:
+            message = outer(content)
+            if isinstance(message, Keepalive):
+                self._keepalive(message)
+            else:
+                self._transactions.take(message.payload)
+                self._received = max(self._received, message.lsn)
+        now_s = self._runtime.monotonic_s()
+        if messages:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > _SILENT_S:
+            raise psycopg.OperationalError(f"the server has not said anything for {_SILENT_S:g} seconds")
+
+    def _keepalive(self, message: Keepalive) -> None:
+        if not self._transactions.is_between:
+            return
+        self._asked = self._asked + message.wants_reply if message.wal_end == self._safe else 0
+        self._safe = message.wal_end
+        self._received = max(self._received, message.wal_end)
+        self._feed.sent = max(self._feed.sent, message.wal_end)
+        self._feed.goes_on(message.wal_end)
+        self._is_asked = self._is_asked or message.wants_reply
+
+    def _publish(self) -> None:
+        """What is gathered, as soon as nothing else waits; and where the server is, if there is nothing at all."""
+        if not self._queue.is_empty or not self._transactions.is_between:
+            return
+        if self._transactions.has_batch:
+            self._transactions.flush()
+            return
+        ahead = max(self._safe, self._transactions.after)
+        now_s = self._runtime.monotonic_s()
+        is_due = now_s - self._idle_s >= self._options.idle_interval_s or self._asked >= _ASKED_MANY
+        last = self._queue.last
+        if is_due and ahead > last.number and self._queue.bound == last:
+            self._idle_s, self._asked = now_s, 0
+            if not self._queue.put(Entry(last.streamed(ahead)), self._epoch):
+                raise Anew
+
+    def _tell(self) -> None:
+        bound, now_s = self._queue.bound.confirmed, self._runtime.monotonic_s()
+        is_due = now_s - self._told_s >= _STATUS_S
+        if is_due or self._is_asked or bound != self._told:
+            self._stream.tell(self._received, bound, self._runtime.wall_s(), wants_reply=is_due)
+            self._told, self._is_asked = bound, False
+            self._told_s = now_s if is_due else self._told_s

@@ -1,0 +1,312 @@
+"""What PostgreSQL says on a replication connection: the outer messages of the stream, and those of `pgoutput` inside.
+
+Version 2 of pgoutput's protocol, which servers have from 14 on: big transactions may be *streamed* while they are still
+open, in pieces between `StreamStart` and `StreamStop`. In a piece every change carries the id of the subtransaction
+that it belongs to, and a part of a transaction may be taken back later (`StreamAbort`).
+
+Values are text as the server writes them, None for NULL, or `UNCHANGED`: a large value that an update left alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from evertide.errors import InvalidInput
+
+__all__ = [
+    "UNCHANGED",
+    "Begin",
+    "Change",
+    "Commit",
+    "Keepalive",
+    "Message",
+    "Relation",
+    "RelationColumn",
+    "StreamAbort",
+    "StreamCommit",
+    "StreamStart",
+    "StreamStop",
+    "Truncate",
+    "Value",
+    "WalData",
+    "decode",
+    "lsn_text",
+    "new_row",
+    "outer",
+    "parse_lsn",
+    "status_update",
+]
+
+_EPOCH_S = 946_684_800
+"""Seconds from 1970 to 2000, when PostgreSQL's time begins."""
+
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+_UINT = struct.Struct(">I")
+_BEGIN = struct.Struct(">QqI")
+_COMMIT = struct.Struct(">bQQq")
+_STREAM_COMMIT = struct.Struct(">IbQQq")
+_TWO_XIDS = struct.Struct(">II")
+_STREAM_START = struct.Struct(">Ib")
+_WAL = struct.Struct(">QQq")
+_KEEPALIVE = struct.Struct(">Qqb")
+_STATUS = struct.Struct(">cQQQqb")
+
+
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final = _Unchanged()
+Value = bytes | None | _Unchanged
+
+
+class Begin(msgspec.Struct, frozen=True):
+    commit_lsn: int
+    commit_s: float
+    xid: int
+
+
+class Commit(msgspec.Struct, frozen=True):
+    commit_lsn: int
+    end_lsn: int
+    commit_s: float
+
+
+class RelationColumn(msgspec.Struct, frozen=True):
+    name: str
+    type_oid: int
+    type_modifier: int
+    is_identity: bool
+
+
+class Relation(msgspec.Struct, frozen=True):
+    oid: int
+    name: tuple[str, str]
+    """Schema and table."""
+    identity: str
+    """d: the primary key, i: an index, f: all columns, n: nothing."""
+    columns: tuple[RelationColumn, ...]
+    xid: int = 0
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """`old` is None for an insert, and for an update that left the identity alone; `new` is None for a delete."""
+
+    relation: int
+    old: list[Value] | None
+    new: list[Value] | None
+    is_old_whole: bool = False
+    """`old` has all columns, not those of the identity only."""
+    xid: int = 0
+
+
+class Truncate(msgspec.Struct, frozen=True):
+    relations: tuple[int, ...]
+    xid: int = 0
+
+
+class StreamStart(msgspec.Struct, frozen=True):
+    xid: int
+
+
+class StreamStop(msgspec.Struct, frozen=True):
+    pass
+
+
+class StreamCommit(msgspec.Struct, frozen=True):
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_s: float
+
+
+class StreamAbort(msgspec.Struct, frozen=True):
+    xid: int
+    subxid: int
+
+
+Message = Begin | Commit | Relation | Change | Truncate | StreamStart | StreamStop | StreamCommit | StreamAbort
+
+
+class WalData(msgspec.Struct, frozen=True, gc=False):
+    lsn: int
+    payload: bytes
+
+
+class Keepalive(msgspec.Struct, frozen=True):
+    wal_end: int
+    """Everything that was committed up to there was sent."""
+    wants_reply: bool
+
+
+def parse_lsn(text: str) -> int:
+    high, _, low = text.partition("/")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+def lsn_text(lsn: int) -> str:
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def outer(content: bytes) -> WalData | Keepalive:
+    if content[:1] == b"w":
+        start, _, _ = _WAL.unpack_from(content, 1)
+        return WalData(start, content[25:])
+    if content[:1] == b"k":
+        end, _, reply = _KEEPALIVE.unpack_from(content, 1)
+        return Keepalive(end, bool(reply))
+    raise InvalidInput(where="replication stream", why=f"a message of the kind {content[:1]!r} is not known")
+
+
+def status_update(received: int, bound: int, wall_s: float, *, wants_reply: bool) -> bytes:
+    """Up to where it was received, and up to where it will never be asked for again."""
+    micros = int((wall_s - _EPOCH_S) * 1_000_000)
+    return _STATUS.pack(b"r", max(received, bound), bound, bound, micros, int(wants_reply))
+
+
+def new_row(content: bytes, *, is_streamed: bool) -> tuple[int, int, list[Value]] | None:
+    """The short way for nearly all changes: an insert, or an update without an old row. Xid, relation and values.
+
+    None if it is another message, or an update that leaves a value alone: then `decode` has the whole of it.
+    """
+    kind = content[0]
+    at = 5 if is_streamed else 1
+    if kind not in (0x49, 0x55) or content[at + 4] != 0x4E:  # I, U, N
+        return None
+    values, _ = _values(content, at + 5)
+    if kind == 0x55 and UNCHANGED in values:
+        return None
+    return _UINT.unpack_from(content, 1)[0] if is_streamed else 0, _UINT.unpack_from(content, at)[0], values
+
+
+def decode(content: bytes, *, is_streamed: bool) -> Message | None:
+    """One message of pgoutput; None if it is one that nobody needs. `is_streamed`: inside a piece of a stream."""
+    kind = content[:1]
+    if kind in b"IUD":
+        return _change(content, is_streamed=is_streamed)
+    found = _DECODERS.get(kind)
+    if found is not None:
+        return found(content, is_streamed)
+    if kind not in (b"O", b"Y", b"M"):  # origin, type, message of an application
+        raise InvalidInput(where="replication stream", why=f"a message of the kind {kind!r} is not known")
+    return None
+
+
+def _begin(content: bytes, _is_streamed: bool) -> Begin:  # noqa: FBT001 - all decoders are called alike
+    lsn, micros, xid = _BEGIN.unpack_from(content, 1)
+    return Begin(lsn, _seconds(micros), xid)
+
+
+def _commit(content: bytes, _is_streamed: bool) -> Commit:  # noqa: FBT001
+    _, lsn, end, micros = _COMMIT.unpack_from(content, 1)
+    return Commit(lsn, end, _seconds(micros))
+
+
+def _stream_start(content: bytes, _is_streamed: bool) -> StreamStart:  # noqa: FBT001
+    xid, _ = _STREAM_START.unpack_from(content, 1)
+    return StreamStart(xid)
+
+
+def _stream_stop(_content: bytes, _is_streamed: bool) -> StreamStop:  # noqa: FBT001
+    return StreamStop()
+
+
+def _stream_commit(content: bytes, _is_streamed: bool) -> StreamCommit:  # noqa: FBT001
+    xid, _, lsn, end, micros = _STREAM_COMMIT.unpack_from(content, 1)
+    return StreamCommit(xid, lsn, end, _seconds(micros))
+
+
+def _stream_abort(content: bytes, _is_streamed: bool) -> StreamAbort:  # noqa: FBT001
+    return StreamAbort(*_TWO_XIDS.unpack_from(content, 1))
+
+
+def _truncate(content: bytes, is_streamed: bool) -> Truncate:  # noqa: FBT001
+    xid, at = _xid(content, is_streamed=is_streamed)
+    (count,) = _INT.unpack_from(content, at)
+    return Truncate(struct.unpack_from(f">{count}I", content, at + 5), xid)
+
+
+def _relation(content: bytes, is_streamed: bool) -> Relation:  # noqa: FBT001
+    xid, at = _xid(content, is_streamed=is_streamed)
+    (oid,) = _UINT.unpack_from(content, at)
+    schema, at = _string(content, at + 4)
+    table, at = _string(content, at)
+    identity = content[at : at + 1].decode()
+    (count,) = _SHORT.unpack_from(content, at + 1)
+    at += 3
+    columns = []
+    for _ in range(count):
+        is_identity = bool(content[at] & 1)
+        name, at = _string(content, at + 1)
+        (type_oid,), (modifier,) = _UINT.unpack_from(content, at), _INT.unpack_from(content, at + 4)
+        at += 8
+        columns.append(RelationColumn(name, type_oid, modifier, is_identity))
+    return Relation(oid, (schema or "pg_catalog", table), identity, tuple(columns), xid)
+
+
+def _change(content: bytes, *, is_streamed: bool) -> Change:
+    xid, at = _xid(content, is_streamed=is_streamed)
+    (oid,) = _UINT.unpack_from(content, at)
+    at += 4
+    old: list[Value] | None = None
+    is_old_whole = False
+    mark = content[at : at + 1]
+    if mark in (b"K", b"O"):
+        is_old_whole = mark == b"O"
+        old, at = _values(content, at + 1)
+        mark = content[at : at + 1]
+    new = _values(content, at + 1)[0] if mark == b"N" else None
+    return Change(oid, old, new, is_old_whole, xid)
+
+
+def _values(content: bytes, at: int) -> tuple[list[Value], int]:
+    (count,) = _SHORT.unpack_from(content, at)
+    at += 2
+    values: list[Value] = []
+    append, length_at = values.append, _INT.unpack_from
+    for _ in range(count):
+        kind = content[at]
+        if kind == 0x74:  # t
+            begin = at + 5
+            at = begin + length_at(content, at + 1)[0]
+            append(content[begin:at])
+            continue
+        at += 1
+        if kind == 0x6E:  # n
+            append(None)
+        elif kind == 0x75:  # u
+            append(UNCHANGED)
+        else:
+            raise InvalidInput(where="replication stream", why=f"a value of the kind {chr(kind)!r} is not known")
+    return values, at
+
+
+def _xid(content: bytes, *, is_streamed: bool) -> tuple[int, int]:
+    return (_UINT.unpack_from(content, 1)[0], 5) if is_streamed else (0, 1)
+
+
+def _string(content: bytes, at: int) -> tuple[str, int]:
+    end = content.index(b"\0", at)
+    return content[at:end].decode(), end + 1
+
+
+def _seconds(micros: int) -> float:
+    return micros / 1_000_000 + _EPOCH_S
+
+
+_DECODERS: dict[bytes, Callable[[bytes, bool], Message]] = {
+    b"B": _begin,
+    b"C": _commit,
+    b"R": _relation,
+    b"T": _truncate,
+    b"S": _stream_start,
+    b"E": _stream_stop,
+    b"c": _stream_commit,
+    b"A": _stream_abort,
+}

@@ -1,0 +1,134 @@
+"""What was received, staged, and waits to be bound: filled by the thread that receives, emptied by the pipeline.
+
+1. Entries are in order; each ends at a position. The pipeline takes the first ones, and what is bound leaves.
+2. What was offered may be about to be bound: only the pipeline's own calls take anything out.
+3. If the pipeline stands somewhere else than expected (a peer was first), all of it is given up, and the thread begins
+   anew from there: `epoch` tells.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evertide.journal.records import Staged
+from evertide.runtime import Runtime
+from evertide.sources.contract import Limit, Staging
+from evertide.sources.postgres_positions import Position
+
+__all__ = ["Entry", "Queue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    after: Position
+    fragments: tuple[Staged, ...] = ()
+    rows: int = 0
+    bytes: int = 0
+    commit_s: float = 0.0
+
+
+class Queue:
+    def __init__(self, staging: Staging, runtime: Runtime, *, rows_max: int, bytes_max: int) -> None:
+        self._staging = staging
+        self._runtime = runtime
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._changed = threading.Condition()
+        self._entries: deque[Entry] = deque()
+        self._bound: Position | None = None
+        self._last: Position | None = None
+        self.epoch = 0
+        self.is_closed = False
+
+    # The pipeline's side
+
+    def reach(self, position: Position) -> None:
+        """This much is bound."""
+        with self._changed:
+            if position == self._bound:
+                return
+            known = next((at for at, entry in enumerate(self._entries, 1) if entry.after == position), 0)
+            for _ in range(known):
+                self._entries.popleft()
+            if not known:
+                self._give_up()
+                self._last = position
+                self.epoch += 1
+            self._bound = position
+            self._changed.notify_all()
+
+    def first(self, limit: Limit) -> list[Entry]:
+        """Within the limit, but at least one; without taking them out."""
+        found: list[Entry] = []
+        rows = size = 0
+        with self._changed:
+            for entry in self._entries:
+                rows, size = rows + entry.rows, size + entry.bytes
+                if found and (rows > limit.rows or size > limit.bytes):
+                    break
+                found.append(entry)
+        return found
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        with self._changed:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        fragments = [fragment for entry in self._entries for fragment in entry.fragments]
+        self._entries.clear()
+        if fragments:
+            self._staging.drop(fragments)
+
+    # The thread's side
+
+    @property
+    def bound(self) -> Position:
+        """Where the pipeline stands. Durable: it said so."""
+        assert self._bound is not None  # noqa: S101 - the thread is started once it is known
+        return self._bound
+
+    @property
+    def last(self) -> Position:
+        """Where the last entry ends, or the pipeline stands."""
+        with self._changed:
+            assert self._last is not None  # noqa: S101
+            return self._last
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._entries
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest transaction that waits was committed."""
+        with self._changed:
+            return next((entry.commit_s for entry in self._entries if entry.commit_s), None)
+
+    def has_room(self) -> bool:
+        with self._changed:
+            rows, size = sum(entry.rows for entry in self._entries), sum(entry.bytes for entry in self._entries)
+            return rows < self._rows_max and size < self._bytes_max
+
+    def put(self, entry: Entry, epoch: int) -> bool:
+        """False if the thread has to begin anew: then the fragments are dropped."""
+        with self._changed:
+            if epoch == self.epoch and not self.is_closed:
+                self._entries.append(entry)
+                self._last = entry.after
+                return True
+        self._staging.drop(entry.fragments)
+        return False
+
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Until something is bound, or it is closed, or time is up; and no longer than until something holds."""
+        with self._changed:
+            if not self.is_closed and not until():
+                self._runtime.wait_s(self._changed, seconds)

@@ -1,0 +1,113 @@
+"""What the tables hold when their slot is made: read once, without a gap or an overlap to the stream.
+
+The server makes the slot and a snapshot in one step: the snapshot has exactly the transactions that the slot will not
+send. All tables are read in it, by COPY, so many rows at a time. It lives as long as the connections do; if they end
+before all is read, slot and snapshot are made anew, and the tables begin from empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyarrow import csv
+
+from evertide.sources.contract import TRUNCATE, UPSERT
+from evertide.sources.postgres_catalog import Target
+from evertide.sources.postgres_messages import parse_lsn
+from evertide.sources.postgres_rows import staged_table
+from evertide.sources.postgres_server import Server, TableName
+from evertide.sources.postgres_transactions import Room
+
+__all__ = ["Snapshot", "chunks", "ensure_publication", "make_slot"]
+
+_CSV = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    lsn: int
+    """The stream goes on from here."""
+    connection: psycopg.Connection[Any]
+    """Sees the tables as they were there."""
+
+
+def ensure_publication(connection: psycopg.Connection[Any], publication: str, tables: list[TableName]) -> None:
+    found = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)).fetchone()
+    if found is None:
+        listed = sql.SQL(", ").join(table.identifier for table in tables)
+        made = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)")
+        connection.execute(made.format(sql.Identifier(publication), listed))
+
+
+@contextmanager
+def make_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) -> Iterator[Snapshot]:
+    """Made anew, if it is there: the journal says that it is ours, and that nothing of it was taken.
+
+    The server waits for all transactions that are open at that moment. `busy` gets the connections, so that somebody
+    else can end that.
+    """
+    with server.connect_for_replication() as maker, server.connect() as reader:
+        busy[:] = [maker, reader]
+        if reader.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (slot,)).fetchone():
+            reader.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        command = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput EXPORT_SNAPSHOT").format(sql.Identifier(slot))
+        made = maker.execute(command).fetchone()
+        assert made is not None  # noqa: S101 - the command answers with one row, or fails
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        reader.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(made[2])))
+        yield Snapshot(parse_lsn(made[1]), reader)
+
+
+def chunks(snapshot: Snapshot, target: Target, room: Room) -> Iterator[pa.Table]:
+    """The rows of a table as they are staged. The first empties the table of what it may have from before."""
+    names = sql.SQL(", ").join(sql.Identifier(column.remote) for column in target.columns)
+    only = sql.SQL("" if target.is_partitioned else "ONLY ")  # inheritance is none of a publication's business
+    query = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT csv)").format(names, only, target.name.identifier)
+    is_first = True
+    waiting: list[bytes] = []
+    size = 0
+    with snapshot.connection.cursor() as cursor, cursor.copy(query) as copy:
+        for row in copy:
+            waiting.append(bytes(row))
+            size += len(waiting[-1])
+            if len(waiting) >= room.rows or size >= room.bytes:
+                yield _chunk(target, waiting, is_first=is_first)
+                is_first, waiting, size = False, [], 0
+    if waiting or is_first:
+        yield _chunk(target, waiting, is_first=is_first)
+
+
+def _chunk(target: Target, rows: list[bytes], *, is_first: bool) -> pa.Table:
+    texts = _texts(target, rows)
+    ops = np.full(len(rows) + is_first, UPSERT, np.int8)
+    if is_first:
+        ops[0] = TRUNCATE
+        texts = [pa.concat_arrays([pa.nulls(1, pa.string()), column]) for column in texts]
+    return staged_table(target, texts, ops, {}, {}, "its first content")
+
+
+def _texts(target: Target, rows: list[bytes]) -> list[Any]:
+    """In CSV a text that is empty has quotes, and a NULL has none."""
+    names = [str(at) for at in range(len(target.columns))]
+    if not rows:
+        return [pa.array([], pa.string()) for _ in names]
+    content = b"".join(rows)
+    read = csv.read_csv(
+        pa.py_buffer(content),
+        csv.ReadOptions(use_threads=False, column_names=names, block_size=len(content) + 1),
+        _CSV,
+        csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    return [column.combine_chunks() for column in read.columns]

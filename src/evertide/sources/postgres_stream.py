@@ -1,0 +1,59 @@
+"""A replication connection: messages in, status updates out. It never waits for longer than it is told to.
+
+It is libpq's own interface, and not that of a driver for replication, as those confirm positions by themselves when the
+server asks for a sign of life: only what is bound may be confirmed (I10).
+"""
+
+from __future__ import annotations
+
+import select
+
+import psycopg
+from psycopg import pq, sql
+
+from evertide.sources.postgres_messages import lsn_text, status_update
+from evertide.sources.postgres_server import Server
+
+__all__ = ["Replication"]
+
+
+class Replication:
+    def __init__(self, server: Server, slot: str, publication: str, start: int) -> None:
+        """Begin to send what was committed after `start`. Streaming lets big transactions come while they are open."""
+        self._connection = server.connect_for_replication()
+        self._pq = self._connection.pgconn
+        command = sql.SQL(
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '2', publication_names {}, streaming 'on')"
+        )
+        quoted = sql.Identifier(publication).as_string(self._connection)
+        made = command.format(sql.Identifier(slot), sql.SQL(lsn_text(start)), sql.Literal(quoted))
+        result = self._pq.exec_(made.as_bytes(self._connection))
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            message = result.get_error_message()
+            self.close()
+            raise psycopg.OperationalError(message)
+        self._pq.nonblocking = 1
+
+    def receive(self, wait_s: float, most: int) -> list[bytes]:
+        """What is there, at most so many messages; waits for the first one only."""
+        found: list[bytes] = []
+        while len(found) < most:
+            size, content = self._pq.get_copy_data(1)
+            if size > 0:
+                found.append(bytes(content))
+                continue
+            if size < 0:
+                raise psycopg.OperationalError("the server ended the stream")
+            self._pq.flush()
+            ready, _, _ = select.select([self._pq.socket], [], [], 0 if found else wait_s)
+            if not ready:
+                break
+            self._pq.consume_input()
+        return found
+
+    def tell(self, received: int, bound: int, wall_s: float, *, wants_reply: bool) -> None:
+        self._pq.put_copy_data(status_update(received, bound, wall_s, wants_reply=wants_reply))
+        self._pq.flush()
+
+    def close(self) -> None:
+        self._connection.close()

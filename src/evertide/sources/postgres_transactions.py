@@ -1,0 +1,402 @@
+"""From messages to whole transactions: what was committed, in order, staged in fragments; nothing else.
+
+1. Small transactions come one after the other, and are gathered into a *batch*, so that a fragment holds many.
+2. A big one is staged piece by piece while it arrives. If it is *streamed*, it is open upstream, others come in
+   between, and it may be taken back, as a whole or by subtransactions: until its commit it is nobody's. Fragments with
+   rows of subtransactions that were taken back are written anew without them.
+3. A transaction that was bound already is a repeat, and dropped (J10).
+4. A relation that is not what it was ends the stream with an error, before any of its rows is taken. In a streamed
+   transaction it does so at its commit, as the change may be taken back, too.
+
+`drop` gives up all that is not whole: the server sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import SourceFailed
+from evertide.journal.records import Staged
+from evertide.sources.contract import Staging
+from evertide.sources.postgres_catalog import Target
+from evertide.sources.postgres_messages import (
+    Begin,
+    Change,
+    Commit,
+    Message,
+    Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Value,
+    decode,
+    new_row,
+)
+from evertide.sources.postgres_rows import XID, Buffer, Layout
+from evertide.sources.postgres_server import Address
+
+__all__ = ["Columns", "Done", "Room", "Transactions", "layout_of"]
+
+_LOOK_EVERY = 64
+"""Rows after which it is looked whether there are too many."""
+
+Columns = dict[str, dict[str, str]]
+"""By table, by column, its type as the stream names it: what the rows that were taken are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much is held in memory: of one fragment, and of all streamed transactions together."""
+
+    rows: int = 50_000
+    bytes: int = 8 * 1024 * 1024
+    open_bytes: int = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Whole transactions, one or many."""
+
+    end_lsn: int
+    commit_s: float
+    """When the first of them was committed."""
+    fragments: tuple[Staged, ...]
+    rows: int
+    bytes: int
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    fragment: Staged
+    xids: frozenset[int]
+
+
+class _Gathering:
+    """Rows of several tables, some of them staged already."""
+
+    def __init__(self, staging: Staging, room: Room) -> None:
+        self._staging = staging
+        self._room = room
+        self._buffers: dict[str, Buffer] = {}
+        self._pieces: list[_Piece] = []
+        self._mark: tuple[int, dict[str, int]] = (0, {})
+
+    def mark(self) -> None:
+        """What is here is whole."""
+        self._mark = (len(self._pieces), {name: len(buffer) for name, buffer in self._buffers.items()})
+
+    def cut(self) -> bool:
+        """Back to the mark. False if that cannot be: what came after it was staged together with what came before."""
+        pieces, lengths = self._mark
+        if len(self._pieces) != pieces:
+            return False
+        self._buffers = {name: buffer for name, buffer in self._buffers.items() if lengths.get(name)}
+        for name, buffer in self._buffers.items():
+            buffer.cut(lengths[name])
+        return True
+
+    @property
+    def bytes(self) -> int:
+        """In memory."""
+        return sum(buffer.bytes for buffer in self._buffers.values())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._pieces and not self._buffers
+
+    @property
+    def has_pieces(self) -> bool:
+        """Some of it is staged."""
+        return bool(self._pieces)
+
+    @property
+    def is_full(self) -> bool:
+        rows = sum(map(len, self._buffers.values()))
+        return rows >= self._room.rows or self.bytes >= self._room.bytes
+
+    def buffer(self, target: Target) -> Buffer:
+        name = target.declaration.name
+        if name not in self._buffers:
+            self._buffers[name] = Buffer(target)
+        return self._buffers[name]
+
+    def spill(self, without: Collection[int] = ()) -> None:
+        """Stage what is in memory."""
+        buffers, self._buffers = self._buffers, {}
+        for name, buffer in buffers.items():
+            rows = buffer.table(without)
+            if rows.num_rows:
+                self._pieces.append(_Piece(self._staging.stage(name, rows), buffer.xids.difference(without)))
+
+    def finish(self, aborted: Collection[int] = ()) -> tuple[Staged, ...]:
+        self.spill(aborted)
+        pieces, self._pieces = self._pieces, []
+        return tuple(kept for piece in pieces for kept in self._without(piece, aborted))
+
+    def _without(self, piece: _Piece, aborted: Collection[int]) -> list[Staged]:
+        if piece.xids.isdisjoint(aborted):
+            return [piece.fragment]
+        rows = self._staging.load(piece.fragment)
+        gone = pc.is_in(rows.column(XID), pa.array(sorted(aborted), pa.int64()))
+        left = rows.filter(pc.invert(gone))
+        made = [self._staging.stage(piece.fragment.table, left)] if left.num_rows else []
+        self._staging.drop([piece.fragment])
+        return made
+
+    def drop(self) -> None:
+        self._buffers = {}
+        pieces, self._pieces = self._pieces, []
+        self._staging.drop([piece.fragment for piece in pieces])
+
+
+@dataclass
+class _Streamed:
+    """A transaction that is open upstream."""
+
+    rows: _Gathering
+    layouts: dict[int, Layout | None] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+    error: SourceFailed | None = None
+
+
+class Transactions:
+    def __init__(
+        self,
+        address: Address,
+        targets: Collection[Target],
+        staging: Staging,
+        publish: Callable[[Done], None],
+        *,
+        after: int,
+        columns: Mapping[str, Mapping[str, str]],
+        room: Room,
+    ) -> None:
+        """`after` is the end of the last transaction that was taken, `columns` what its tables were then."""
+        self._address = address
+        self._targets = {(target.name.schema, target.name.table): target for target in targets}
+        self._staging = staging
+        self._publish = publish
+        self._room = room
+        self._after = after
+        self._columns: Columns = {name: dict(known) for name, known in columns.items()}
+        self._layouts: dict[int, Layout | None] = {}
+        self._batch = _Gathering(staging, room)
+        self._batch_s = 0.0
+        self._begun: Begin | None = None
+        self.commit_lsn = 0
+        """Of the transaction that arrived last: if there is an error, it is one of it."""
+        self._unlooked = 0
+        self._streamed: dict[int, _Streamed] = {}
+        self._stream: _Streamed | None = None
+
+    @property
+    def is_between(self) -> bool:
+        """No transaction has begun to arrive, but for those that are streamed."""
+        return self._begun is None and self._stream is None
+
+    @property
+    def has_batch(self) -> bool:
+        return not self._batch.is_empty
+
+    @property
+    def after(self) -> int:
+        """The end of the last transaction that arrived whole."""
+        return self._after
+
+    def take(self, content: bytes) -> None:
+        is_streamed = self._stream is not None
+        row = new_row(content, is_streamed=is_streamed)
+        if row is not None:
+            self._new_row(*row, len(content))
+        else:
+            self._message(decode(content, is_streamed=is_streamed))
+
+    def _message(self, message: Message | None) -> None:
+        match message:
+            case Change():
+                self._change(message)
+            case Begin():
+                self._begun, self.commit_lsn = message, message.commit_lsn
+                self._batch.mark()
+            case Commit():
+                self._commit(message)
+            case Relation():
+                self._relation(message)
+            case Truncate():
+                self._truncate(message)
+            case StreamStart():
+                new = _Streamed(_Gathering(self._staging, self._room))
+                self._stream = self._streamed.setdefault(message.xid, new)
+            case StreamStop():
+                self._stream = None
+                self._make_room()
+            case StreamCommit():
+                self._stream_commit(message)
+            case StreamAbort():
+                self._stream_abort(message)
+
+    def flush(self) -> None:
+        """Publish what is gathered, between two transactions."""
+        if self.has_batch:
+            self._published(self._batch.finish(), self._batch_s)
+            self._batch = _Gathering(self._staging, self._room)
+
+    def flush_whole(self) -> None:
+        """Publish what arrived before a transaction that cannot be taken."""
+        if self._begun is None or self._batch.cut():
+            self.flush()
+
+    def drop(self) -> None:
+        for gathering in (self._batch, *(streamed.rows for streamed in self._streamed.values())):
+            gathering.drop()
+        self._streamed, self._stream, self._begun = {}, None, None
+
+    def _published(self, fragments: tuple[Staged, ...], commit_s: float) -> None:
+        rows, size = sum(each.rows for each in fragments), sum(each.bytes for each in fragments)
+        columns = {name: dict(known) for name, known in self._columns.items()}
+        self._publish(Done(self._after, commit_s, fragments, rows, size, columns))
+
+    def _rows(self) -> _Gathering | None:
+        """Where rows go now; None: nowhere, as they were bound already."""
+        if self._stream is not None:
+            return self._stream.rows
+        is_repeat = self._begun is None or self._begun.commit_lsn < self._after
+        return None if is_repeat else self._batch
+
+    def _layout(self, oid: int) -> Layout | None:
+        """None: not a table of ours, or one that is not what it was, which its commit will tell."""
+        if self._stream is not None and oid in self._stream.layouts:
+            return self._stream.layouts[oid]
+        return self._layouts.get(oid)
+
+    def _new_row(self, xid: int, relation: int, values: list[Value], size: int) -> None:
+        rows, layout = self._rows(), self._layout(relation)
+        if rows is not None and layout is not None:
+            rows.buffer(layout.target).upsert(layout, values, size, xid)
+            self._spill_if_full(rows)
+
+    def _spill_if_full(self, rows: _Gathering) -> None:
+        self._unlooked += 1
+        if self._unlooked >= _LOOK_EVERY or self._room.rows < _LOOK_EVERY:
+            self._unlooked = 0
+            if rows.is_full:
+                rows.spill(() if self._stream is None else self._stream.aborted)
+
+    def _change(self, change: Change) -> None:
+        rows, layout = self._rows(), self._layout(change.relation)
+        if rows is None or layout is None:
+            return
+        if not rows.buffer(layout.target).change(layout, change):
+            why = f"a change of {layout.target.name} does not say which row it means"
+            raise self._address.failed(f"{why}: ALTER TABLE {layout.target.name} REPLICA IDENTITY FULL was taken back?")
+        self._spill_if_full(rows)
+
+    def _truncate(self, message: Truncate) -> None:
+        rows = self._rows()
+        for oid in message.relations:
+            layout = self._layout(oid)
+            if rows is not None and layout is not None:
+                rows.buffer(layout.target).truncate(message.xid)
+
+    def _commit(self, commit: Commit) -> None:
+        begun, self._begun = self._begun, None
+        if begun is None or commit.commit_lsn < self._after:
+            return
+        self._batch_s = self._batch_s if self.has_batch and self._batch_s else commit.commit_s
+        self._after = commit.end_lsn
+        if self._batch.is_empty:
+            self._batch_s = 0.0
+        elif self._batch.is_full or self._batch.has_pieces:
+            self.flush()
+
+    def _stream_commit(self, commit: StreamCommit) -> None:
+        self.commit_lsn = commit.commit_lsn
+        streamed = self._streamed.pop(commit.xid, None)
+        if streamed is None:
+            return
+        if commit.commit_lsn < self._after:
+            streamed.rows.drop()
+            return
+        if streamed.error is not None:
+            raise streamed.error
+        self.flush()
+        self._layouts |= streamed.layouts
+        self._columns |= streamed.columns
+        fragments = streamed.rows.finish(streamed.aborted)
+        self._after = commit.end_lsn
+        if fragments:
+            self._published(fragments, commit.commit_s)
+
+    def _stream_abort(self, abort: StreamAbort) -> None:
+        streamed = self._streamed.get(abort.xid)
+        if streamed is None:
+            return
+        if abort.subxid == abort.xid:
+            streamed.rows.drop()
+            del self._streamed[abort.xid]
+        else:
+            streamed.aborted.add(abort.subxid)
+
+    def _make_room(self) -> None:
+        """Streamed transactions may wait for long, and be many."""
+        several = sorted(self._streamed.values(), key=lambda one: -one.rows.bytes)
+        total = sum(one.rows.bytes for one in several)
+        for one in several:
+            if total <= self._room.open_bytes:
+                return
+            total -= one.rows.bytes
+            one.rows.spill(one.aborted)
+
+    def _relation(self, relation: Relation) -> None:
+        target = self._targets.get(relation.name)
+        layouts = self._layouts if self._stream is None else self._stream.layouts
+        if target is None:
+            layouts[relation.oid] = None
+            return
+        name = str(target.name)
+        try:
+            layout, known = layout_of(self._address, relation, target, self._columns.get(name))
+        except SourceFailed as error:
+            if self._stream is None:
+                raise
+            self._stream.error = error
+            layouts[relation.oid] = None
+            return
+        layouts[relation.oid] = layout
+        (self._columns if self._stream is None else self._stream.columns)[name] = known
+
+
+def layout_of(
+    address: Address, relation: Relation, target: Target, known: Mapping[str, str] | None
+) -> tuple[Layout, dict[str, str]]:
+    """And what the table is made of now. `known` is what it was made of before; None if nobody knows."""
+    there = {column.name: (place, column) for place, column in enumerate(relation.columns)}
+    where = f"table {target.name}"
+    anew = "undo it, or give the table another slot in the script to read it anew"
+    places, found = [], dict(known or {})
+    for column in target.columns:
+        if column.remote not in there:
+            if known is not None and (column.remote in known or not column.is_nullable):
+                raise address.failed(f"{where}: the column {column.remote!r} was dropped or renamed upstream: {anew}")
+            places.append(-1)  # it was added later, and has no value as yet
+            continue
+        place, given = there[column.remote]
+        signature = f"{given.type_oid}:{given.type_modifier}"
+        if (known or {}).get(column.remote, column.signature) != signature:
+            raise address.failed(f"{where}: the type of the column {column.remote!r} was changed upstream: {anew}")
+        if column.is_key and not (given.is_identity or relation.identity == "f"):
+            why = f"{where}: its replica identity lacks the key column {column.remote!r}"
+            raise address.failed(f"{why}: ALTER TABLE {target.name} REPLICA IDENTITY FULL")
+        places.append(place)
+        found[column.remote] = signature
+    if not target.declaration.key and relation.identity != "f":
+        raise address.failed(f"{where}: without a key it needs ALTER TABLE {target.name} REPLICA IDENTITY FULL")
+    return Layout(target, tuple(places)), found

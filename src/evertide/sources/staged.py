@@ -1,0 +1,52 @@
+"""Rows and faults of a source that stages them, as one table: what does not fit must be durable, too.
+
+Layout of a staged table: the columns of the rows, `__op`, `__same` if any row has it, and `__fault` if any row is one:
+as text, the JSON of its place, line, reason, raw and key; that row has no values. Columns that begin with `__` and are
+none of these are the source's own, and do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from evertide.sources.contract import OP, SAME, Fault, Rows
+
+__all__ = ["FAULT", "fault_text", "unpacked"]
+
+FAULT = "__fault"
+_OURS = (OP, SAME)
+
+
+class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    place: str
+    line: int
+    reason: str
+    raw: str
+    key: dict[str, Any] | None = None
+
+
+def fault_text(place: str, line: int, reason: str, raw: str, key: Mapping[str, object] | None) -> str:
+    made = _Fault(place, line, reason, raw, None if key is None else dict(key))
+    return msgspec.json.encode(made).decode()
+
+
+def unpacked(table: str, staged: pa.Table) -> Rows:
+    """Staged rows as a source gives them."""
+    wanted = [name for name in staged.schema.names if not name.startswith("__") or name in _OURS]
+    if FAULT not in staged.schema.names or staged.column(FAULT).null_count == staged.num_rows:
+        return Rows(table, staged.select(wanted))
+    texts = staged.column(FAULT)
+    is_bad = np.asarray(texts.is_valid())
+    before = np.cumsum(~is_bad)
+    faults = []
+    for at in np.flatnonzero(is_bad).tolist():
+        found = msgspec.json.decode(texts[at].as_py(), type=_Fault)
+        faults.append(
+            Fault(table, found.place, found.line, found.reason, found.raw, key=found.key, after=int(before[at]))
+        )
+    return Rows(table, staged.filter(pa.array(~is_bad)).select(wanted), faults)

@@ -1,0 +1,147 @@
+"""Tables fed from PostgreSQL, in a pipeline without Spark: what the tests of the source share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from evertide.journal.journal import Journal
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.tables import ERRORS
+from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
+from evertide.sources.postgres_messages import parse_lsn
+from evertide.sources.postgres_positions import Position
+from evertide.sources.postgres_source import PostgresSource
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
+from tests.sources.postgres.server import Database
+
+WAIT_S = 20.0
+ID = pa.field("id", pa.int64(), nullable=False)
+ORDERS = pa.schema([ID, ("customer", pa.string()), ("amount", pa.int64())])
+ORDERS_SQL = "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount bigint)"
+
+
+def table(
+    db: Database,
+    schema: pa.Schema = ORDERS,
+    name: str = "orders",
+    key: tuple[str, ...] = ("id",),
+    **options: str,
+) -> DeclaredTable:
+    given = {"url": db.dsn, "slot": db.slot, "idle_interval": "0.3", **options}
+    return DeclaredTable(name, schema, key, "postgres", given, where="shop.sql:1")
+
+
+class Feeding:
+    """A pipeline that a test moves on by itself."""
+
+    def __init__(
+        self,
+        db: Database,
+        *tables: DeclaredTable,
+        store: Storage | None = None,
+        settings: Settings = SETTINGS,
+        base: Path = Path(),
+    ) -> None:
+        self.db = db
+        self.declared = tables or (table(db),)
+        self.store = store or storage()
+        self.runtime = SystemRuntime()
+        self.settings = settings
+        self.base = base
+        self.pipeline: Pipeline = self._opened()
+
+    def _opened(self) -> Pipeline:
+        return open_pipeline(self.store, SmallEngine(self.declared, []), settings=self.settings, base=self.base)
+
+    @property
+    def source(self) -> PostgresSource:
+        return next(one for one in self.pipeline._runner.sources.values() if isinstance(one, PostgresSource))
+
+    @property
+    def position(self) -> Position:
+        return Position.of(self.pipeline._hosts.journal.positions()[self.source.name], self.source.name)
+
+    def rows(self, name: str = "orders") -> list[tuple[Any, ...]]:
+        return rows_of(self.pipeline, name)
+
+    def letters(self) -> list[tuple[Any, ...]]:
+        """Table, key and reason of the dead letters."""
+        return [(row[0], row[1], row[5]) for row in rows_of(self.pipeline, ERRORS)]
+
+    def until(self, is_so: Callable[[], bool], wait_s: float = WAIT_S) -> None:
+        """Make transactions until something holds; it must be so in time."""
+        deadline_s = self.runtime.monotonic_s() + wait_s
+        while not is_so():
+            assert self.runtime.monotonic_s() < deadline_s, f"{self.pipeline.status()}"
+            if self.pipeline.advance() is None:
+                self.runtime.sleep_s(0.01)
+
+    def wait(self, is_so: Callable[[], bool], wait_s: float = WAIT_S) -> None:
+        """Without making transactions."""
+        deadline_s = self.runtime.monotonic_s() + wait_s
+        while not is_so():
+            assert self.runtime.monotonic_s() < deadline_s
+            self.runtime.sleep_s(0.01)
+
+    def until_streaming(self) -> None:
+        query = "SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid"
+        slot = self.source.name
+        self.until(lambda: bool(self.db.rows(f"{query} WHERE s.slot_name = '{slot}' AND r.state = 'streaming'")))
+
+    def until_equal(self, query: str = "SELECT id, customer, amount FROM orders", name: str = "orders") -> None:
+        self.until(lambda: self.rows(name) == sorted(self.db.rows(query), key=repr))
+
+    def until_stalled(self, *words: str) -> str:
+        """Until the source stalls, with these words."""
+        self.until(lambda: self.source.name in self.pipeline._intake.stalled)
+        self.until(lambda: all(word in self.pipeline.status().why for word in words))
+        status = self.pipeline.status()
+        assert status.state == "stalled"
+        return status.why
+
+    def crash(self) -> None:
+        """The process is gone: its thread and connections, too. Nothing is told to anybody."""
+        source = self.source
+        source._queue.close()
+        source._feed.stop()
+        crash(self.pipeline)
+        in_use = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}' AND active"
+        self.wait(lambda: not self.db.rows(in_use))  # the server notices a little later
+
+    def again(self, *tables: DeclaredTable) -> None:
+        """Crash, and open the same storage."""
+        self.crash()
+        self.declared = tables or self.declared
+        self.pipeline = self._opened()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self.pipeline._is_closed:
+            self.pipeline.close(checkpoint=False)
+
+
+def bound_lsn(journal: Journal, source: str) -> int:
+    """What the journal says is bound; 0 while there is no stream."""
+    positions = journal.positions()
+    return Position.of(positions[source], source).confirmed if source in positions else 0
+
+
+def check_confirmed(db: Database, bound: int) -> int:
+    """The server never knows of more than the journal has (I10). Where it stands."""
+    slots = db.rows(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{db.slot}'")
+    if not slots or not bound:
+        return 0
+    confirmed = parse_lsn(slots[0][0])
+    assert confirmed <= bound, "the slot was told of something that is not bound"
+    return confirmed

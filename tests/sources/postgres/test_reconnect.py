@@ -1,0 +1,142 @@
+"""The network fails, the server restarts, the pipeline is slow: nothing is lost, and the status says what is wrong."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from evertide.runtime import SystemRuntime
+from evertide.sources.postgres_feed import Feed
+from tests.pipeline.kit import storage
+from tests.sources.postgres.kit import ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
+from tests.sources.postgres.server import Database, LogicalServer, running_logical
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[LogicalServer]:
+    """One that may be stopped."""
+    with running_logical(wal_sender_timeout="2s") as server:
+        yield server
+
+
+@pytest.fixture
+def own(own_server: LogicalServer, runtime: SystemRuntime) -> Iterator[Database]:
+    database = Database(own_server, f"t{runtime.new_id()}")
+    yield database
+    database.close()
+
+
+def test_connections_that_are_cut_again_and_again(db: Database) -> None:
+    db.run(ORDERS_SQL)
+    with Feeding(db, table(db, fragment_rows="100")) as f:
+        for number in range(8):
+            first = number * 500
+            db.run(f"INSERT INTO orders SELECT i, 'x', {number} FROM generate_series({first}, {first + 300}) i")
+            f.pipeline.advance()
+            db.cut()
+            f.pipeline.advance()
+            check_confirmed(db, bound_lsn(f.pipeline._hosts.journal, db.slot))
+        f.until_equal()
+        assert f.source.problems == ()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+def test_a_server_that_restarts(own: Database, how: signal.Signals) -> None:
+    """In order, or not. A server that ends in order waits for us to confirm all that it sent: so we do, soon."""
+    own.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
+    with Feeding(own, table(own, idle_interval="60")) as f:
+        f.until_equal()
+        own.run("INSERT INTO orders VALUES (2, 'b', 2)")
+        f.until_equal()
+        f.until_streaming()
+        own.run("CREATE TABLE elsewhere (id int)", "INSERT INTO elsewhere SELECT generate_series(1, 1000)")
+        own.connection.close()
+        stopping = _stopping(own.server, how)
+        f.until(lambda: not stopping.is_alive(), 15)
+        f.until_stalled("does not go on")
+        assert f.source.problems
+        own.server.start(wal_sender_timeout="2s")
+        own.reconnect()
+        own.run("INSERT INTO orders VALUES (3, 'c', 3)")
+        f.until_equal()
+        assert f.pipeline.status().state == "running"
+        assert f.source.problems == ()
+
+
+def _stopping(server: LogicalServer, how: signal.Signals) -> threading.Thread:
+    thread = threading.Thread(target=server.stop, args=(how,))
+    thread.start()
+    return thread
+
+
+def test_a_server_that_is_away_at_the_start_stalls_only_this_source(own: Database) -> None:
+    own.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
+    own.connection.close()
+    own.server.stop()
+    with Feeding(own) as f:
+        f.until_stalled(own.name)
+        own.server.start(wal_sender_timeout="2s")
+        own.reconnect()
+        f.until_equal()
+
+
+def test_a_pipeline_that_is_slow_does_not_lose_its_connection(own: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server ends connections that are silent for two seconds; for longer than that nothing is read here.
+
+    Without status updates while the queue is full, the stream would be begun again and again.
+    """
+    sessions = 0
+    follow = Feed._follow
+
+    def counted(self: Feed) -> None:
+        nonlocal sessions
+        sessions += 1
+        follow(self)
+
+    monkeypatch.setattr(Feed, "_follow", counted)
+    own.run(ORDERS_SQL)
+    with Feeding(own, table(own, fragment_rows="100")) as f:
+        f.until(lambda: f.position.at == "stream")
+        f.source._queue._rows_max = 1000
+        for number in range(15):
+            first = number * 2000
+            own.run(f"INSERT INTO orders SELECT i, repeat('x', 500), 1 FROM generate_series({first}, {first + 1999}) i")
+        f.runtime.sleep_s(3.5)
+        waiting = sum(entry.rows for entry in f.source._queue._entries)
+        assert waiting < 4000, "the queue is not bounded"
+        f.until(lambda: len(f.rows()) == 30_000)
+        assert sessions == 1
+
+
+def test_a_slot_that_cannot_be_made_yet_is_told_and_does_not_hold_up_the_end(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server waits for a transaction that somebody left open. In silence, nobody would know."""
+    monkeypatch.setattr("evertide.sources.postgres_feed._MAKING_S", 0.2)
+    db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
+    with psycopg.connect(db.dsn) as other:
+        other.execute("INSERT INTO orders VALUES (2, 'b', 2)")
+        with Feeding(db) as f:
+            f.until_stalled("waits for transactions that are open")
+            began_s = f.runtime.monotonic_s()
+        assert f.runtime.monotonic_s() - began_s < 5
+        with Feeding(db, store=storage()) as f:
+            f.until_stalled("waits for transactions that are open")
+            other.commit()
+            f.until_equal()
+
+
+def test_a_table_that_leaves_the_publication_is_noticed(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream says nothing of it: without a look at the catalog, its changes would be missing in silence."""
+    monkeypatch.setattr("evertide.sources.postgres_follower._CHECK_S", 0.2)
+    db.run(ORDERS_SQL, "CREATE TABLE lines (id bigint PRIMARY KEY, customer text, amount bigint)")
+    with Feeding(db, table(db), table(db, name="lines")) as f:
+        f.until_streaming()
+        db.run(f"ALTER PUBLICATION {db.slot} DROP TABLE lines")
+        f.until_stalled("does not have public.lines")
+        db.run(f"ALTER PUBLICATION {db.slot} ADD TABLE lines", "INSERT INTO lines VALUES (1, 'a', 1)")
+        f.until_equal("SELECT id, customer, amount FROM lines", "lines")

@@ -1,0 +1,175 @@
+"""What happens to rows upstream happens to the table: inserts, updates, deletes, truncates; in whole transactions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from evertide.sources.postgres_stream import Replication
+from tests.sources.postgres.kit import ID, ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
+from tests.sources.postgres.server import Database
+
+BODY = pa.schema([ID, ("body", pa.string()), ("note", pa.string())])
+LARGE = "string_agg(md5(i::text), '') FROM generate_series(1, 400) i"
+
+
+def test_first_content_then_changes(db: Database) -> None:
+    db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'ann', 10), (2, NULL, 20), (3, '', 30)")
+    with Feeding(db) as f:
+        f.until_equal()
+        db.run("INSERT INTO orders VALUES (4, 'dan', 1)", "UPDATE orders SET amount = 11 WHERE id = 1")
+        db.run("DELETE FROM orders WHERE id = 2", "UPDATE orders SET id = 30 WHERE id = 3")
+        f.until_equal()
+        assert [row[0] for row in f.rows()] == [1, 30, 4]
+        assert f.rows()[1] == (30, "", 30)
+
+
+def test_u5_the_last_change_of_a_key_wins(db: Database) -> None:
+    """In one upstream transaction. Without the order, a row that was deleted would be there, or two of one key."""
+    db.run(ORDERS_SQL)
+    with Feeding(db) as f, db.connection.transaction():
+        db.run("INSERT INTO orders VALUES (1, 'a', 1)", "UPDATE orders SET amount = 2", "DELETE FROM orders")
+        db.run("INSERT INTO orders VALUES (1, 'b', 3), (2, NULL, NULL)", "UPDATE orders SET id = 5 WHERE id = 2")
+        db.run("INSERT INTO orders VALUES (2, 'c', 4)", "DELETE FROM orders WHERE id = 99")
+    with Feeding(db, table(db, slot=f"{db.slot}_b")) as f:
+        f.until_equal()
+        with db.connection.transaction():
+            db.run("DELETE FROM orders WHERE id = 1", "INSERT INTO orders VALUES (1, 'd', 9)")
+            db.run("UPDATE orders SET id = 7 WHERE id = 2", "UPDATE orders SET id = 2 WHERE id = 5")
+        f.until_equal()
+        assert [row[0] for row in f.rows()] == [1, 2, 7]
+
+
+def test_truncate_empties_the_table_in_the_middle_of_a_transaction(db: Database) -> None:
+    db.run(ORDERS_SQL, "CREATE TABLE other (id bigint PRIMARY KEY)", "INSERT INTO other VALUES (1)")
+    db.run("INSERT INTO orders SELECT i, 'x', i FROM generate_series(1, 10) i")
+    other = table(db, pa.schema([ID]), "other")
+    with Feeding(db, table(db), other) as f:
+        f.until_equal()
+        with db.connection.transaction():
+            db.run("INSERT INTO orders VALUES (11, 'y', 1)", "TRUNCATE orders, other")
+            db.run("INSERT INTO orders VALUES (3, 'z', 2)")
+        f.until_equal()
+        f.until(lambda: f.rows("other") == [])
+        db.run("TRUNCATE orders")
+        f.until(lambda: f.rows() == [])
+
+
+def test_large_values_that_an_update_leaves_alone(db: Database) -> None:
+    """The stream does not repeat them. Without looking them up, each such update would make them NULL."""
+    db.run("CREATE TABLE orders (id bigint PRIMARY KEY, body text, note text)")
+    db.run("ALTER TABLE orders ALTER body SET STORAGE EXTERNAL")
+    db.run(*(f"INSERT INTO orders SELECT {key}, {LARGE}" for key in (1, 2, 3)))
+    query = "SELECT id, body, note FROM orders"
+    with Feeding(db, table(db, BODY)) as f:
+        f.until_equal(query)
+        db.run("UPDATE orders SET note = 'one' WHERE id = 1", "UPDATE orders SET id = 20 WHERE id = 2")
+        f.until_equal(query)
+        with db.connection.transaction():
+            db.run(f"INSERT INTO orders SELECT 4, {LARGE}", "UPDATE orders SET note = 'four' WHERE id = 4")
+            db.run("UPDATE orders SET note = 'three' WHERE id = 3", "UPDATE orders SET note = 'more' WHERE id = 3")
+            db.run("UPDATE orders SET id = 40 WHERE id = 4", "UPDATE orders SET id = 30, note = 'm' WHERE id = 3")
+            db.run("UPDATE orders SET note = 'last' WHERE id = 30")
+        f.until_equal(query)
+        assert all(len(row[1]) == 400 * 32 for row in f.rows())
+
+
+def test_large_values_with_the_whole_old_row(db: Database) -> None:
+    db.run("CREATE TABLE orders (id bigint PRIMARY KEY, body text, note text)")
+    db.run("ALTER TABLE orders ALTER body SET STORAGE EXTERNAL", "ALTER TABLE orders REPLICA IDENTITY FULL")
+    db.run(f"INSERT INTO orders SELECT 1, {LARGE}")
+    with Feeding(db, table(db, BODY)) as f:
+        f.until_equal("SELECT id, body, note FROM orders")
+        db.run("UPDATE orders SET note = 'one'", "UPDATE orders SET id = 2")
+        f.until_equal("SELECT id, body, note FROM orders")
+
+
+def test_a_table_without_a_key(db: Database) -> None:
+    db.run("CREATE TABLE notes (text text)", "ALTER TABLE notes REPLICA IDENTITY FULL")
+    db.run("INSERT INTO notes VALUES ('a'), ('a'), ('b'), (NULL)")
+    notes = table(db, pa.schema([("text", pa.string())]), "notes", key=())
+    with Feeding(db, notes) as f:
+        f.until_equal("SELECT text FROM notes", "notes")
+        db.run(
+            "DELETE FROM notes WHERE ctid = (SELECT min(ctid) FROM notes)",
+            "UPDATE notes SET text = 'c' WHERE text = 'b'",
+        )
+        f.until_equal("SELECT text FROM notes", "notes")
+        db.run("TRUNCATE notes", "INSERT INTO notes VALUES ('z')")
+        f.until_equal("SELECT text FROM notes", "notes")
+
+
+def test_tables_of_one_slot_are_one_source_and_see_whole_transactions(db: Database) -> None:
+    db.run(ORDERS_SQL, "CREATE TABLE lines (id bigint PRIMARY KEY, customer text, amount bigint)")
+    with Feeding(db, table(db), table(db, name="lines")) as f:
+        assert [*f.pipeline._runner.sources] == ["push", db.slot]
+        f.until(lambda: f.position.at == "stream")
+        for number in range(20):
+            with db.connection.transaction():
+                db.run(f"INSERT INTO orders VALUES ({number}, 'x', 1)", f"INSERT INTO lines VALUES ({number}, 'x', 1)")
+            f.pipeline.advance()
+            assert len(f.rows("orders")) == len(f.rows("lines"))
+        f.until(lambda: len(f.rows("lines")) == 20)
+
+
+def test_partitions_and_a_subset_of_columns_whatever_their_case(db: Database) -> None:
+    db.run('CREATE TABLE orders (id bigint, "Customer" text, hidden int, PRIMARY KEY (id)) PARTITION BY RANGE (id)')
+    db.run(
+        "CREATE TABLE low PARTITION OF orders FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE high PARTITION OF orders DEFAULT",
+    )
+    db.run("INSERT INTO orders VALUES (1, 'a', 1), (11, 'b', 2)")
+    with Feeding(db, table(db, pa.schema([ID, ("customer", pa.string())]))) as f:
+        f.until_equal('SELECT id, "Customer" FROM orders')
+        db.run("UPDATE orders SET id = 12 WHERE id = 1", "INSERT INTO orders VALUES (2, 'c', 3)")
+        f.until_equal('SELECT id, "Customer" FROM orders')
+
+
+def test_t5_an_idle_slot_advances_but_never_past_what_is_bound(db: Database) -> None:
+    """Upstream writes elsewhere. Without the offers of the server's position, the slot would keep all of its log."""
+    db.run(ORDERS_SQL, "CREATE TABLE elsewhere (id int)")
+    with Feeding(db) as f:
+        f.until(lambda: f.position.at == "stream")
+        for _ in range(3):
+            db.run("INSERT INTO elsewhere SELECT generate_series(1, 1000)")
+            wanted = db.value("SELECT pg_current_wal_flush_lsn()::text")
+            f.until(lambda wanted=wanted: db.value(f"SELECT '{db.confirmed()}'::pg_lsn >= '{wanted}'::pg_lsn"))  # type: ignore[misc]
+            check_confirmed(db, bound_lsn(f.pipeline._hosts.journal, db.slot))
+        f.until(lambda: f.source._queue.is_empty)
+        before = db.value("SELECT pg_current_wal_flush_lsn()::text")
+        db.run("INSERT INTO orders VALUES (1, 'a', 1)")
+        f.wait(lambda: not f.source._queue.is_empty)
+        db.run("INSERT INTO elsewhere SELECT generate_series(1, 1000)")
+        f.runtime.sleep_s(1.5)  # received, and not bound: nothing makes transactions
+        assert f.rows() == []
+        assert db.value(f"SELECT '{db.confirmed()}'::pg_lsn <= '{before}'::pg_lsn")
+        assert f.source.lag.bytes > 0
+        assert f.source.lag.seconds >= 1.0
+        f.until_equal()
+        f.until(lambda: f.source.lag.seconds == 0)
+
+
+def test_j10_a_transaction_that_was_bound_is_dropped_when_it_comes_again(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The crash came between bind and acknowledgement, and the server begins again where it was told last.
+
+    Without the comparison with the bound position the unkeyed rows would be there twice.
+    """
+    db.run("CREATE TABLE notes (text text)", "ALTER TABLE notes REPLICA IDENTITY FULL")
+    notes = table(db, pa.schema([("text", pa.string())]), "notes", key=(), idle_interval="100")
+    with Feeding(db, notes) as f:
+        f.until(lambda: f.position.at == "stream")
+        f.until_streaming()
+        monkeypatch.setattr("evertide.sources.postgres_stream.Replication.tell", lambda *_, **__: None)
+        told = db.confirmed()
+        for number in range(5):
+            db.run(f"INSERT INTO notes VALUES ('{number}')")
+        f.until_equal("SELECT text FROM notes", "notes")
+        assert db.confirmed() == told
+        monkeypatch.undo()
+        started = "evertide.sources.postgres_feed.Replication"
+        monkeypatch.setattr(started, lambda server, slot, publication, _: Replication(server, slot, publication, 0))
+        f.again()
+        db.run("INSERT INTO notes VALUES ('new')")
+        f.until_equal("SELECT text FROM notes", "notes")

@@ -9,6 +9,7 @@ import pytest
 
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
+from tests.servers.kafka import KafkaBroker, running_kafka
 from tests.servers.postgres import PostgresServer, running_postgres
 from tests.servers.s3 import S3Server, running_s3
 from tests.servers.spark import running_spark
@@ -31,6 +32,12 @@ def settings() -> Settings:
 def postgres_server() -> Iterator[PostgresServer]:
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[KafkaBroker]:
+    with running_kafka() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ Kinds differ only where a caller would act differently; the classes below a kind
     ├── OutcomeUnknown          "may have happened": read back before anything else
     ├── SourceFailed            a source cannot go on: it stalls, the others do not
     │   └── SourceChanged       it no longer says what it said
+    ├── SinkFailed              a sink cannot go on: it stalls, nothing else does
     ├── Diverged                a replay came to something else than what is recorded: stop, discard the state
     ├── ViewFailed              a view cannot be computed, because of a row: correct the row
     ├── Damaged                 storage no longer holds what it acknowledged: stop, repair or restore
@@ -47,6 +48,7 @@ __all__ = [
     "LeaseLost",
     "OutcomeUnknown",
     "RecordDamaged",
+    "SinkFailed",
     "SourceChanged",
     "SourceFailed",
     "StorageForbidden",
@@ -295,4 +297,16 @@ class ViewFailed(EvertideError):
 
     views: tuple[str, ...]
     time: int
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class SinkFailed(EvertideError):
+    error_code = "sink_failed"
+    exit_code = 13
+    what = "A sink cannot go on"
+    remedy = "Correct what it says; it is tried again by itself, from where it stands. Nothing else waits for it."
+
+    sink: str
+    where: str
     why: str

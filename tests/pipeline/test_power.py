@@ -133,7 +133,7 @@ def test_rows_that_are_told_before_they_are_bound_would_be_seen(monkeypatch: pyt
             push(p, number)
 
     with pytest.raises(CutsFailed, match="that were acknowledged"):
-        every_cut(build, hasty, checked(expected()), survivors=["none"], every=61, repeatable=False)
+        every_cut(build, hasty, checked(expected()), survivors=["none"], every=29, repeatable=False)
 
 
 SPARK_SHOP = """

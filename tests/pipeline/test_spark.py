@@ -87,18 +87,14 @@ def test_files_are_read_once_and_bad_rows_are_told(spark: SparkSession, tmp_path
     script = tmp_path / "files.sql"
     script.write_text("""
         CREATE TABLE sales (id BIGINT NOT NULL, amount INT, PRIMARY KEY (id)) USING csv
-        OPTIONS (path 'in', header 'true', settle_ms '0');
+        OPTIONS (path 'in', header 'true');
         CREATE MATERIALIZED VIEW total AS SELECT sum(amount) AS total, count(*) AS n FROM sales;
     """)
     storage = tmp_path / "s"
     (tmp_path / "in" / "a.csv").write_text("id,amount\n1,10\n2,ten\n3,30\n")
 
-    def settled(p: et.Pipeline) -> None:
-        for _ in range(4):
-            p.commit()
-
     with et.Pipeline.open(script, storage, spark=spark) as p:
-        settled(p)
+        p.run(until_idle=True)
         assert rows(p.view("total")) == [(40, 2)]
         [letter] = p.view("evertide_errors").to_pylist()
         assert (letter["table"], letter["line"]) == ("sales", 3)
@@ -106,7 +102,7 @@ def test_files_are_read_once_and_bad_rows_are_told(spark: SparkSession, tmp_path
         assert "ten" in letter["raw"]
     (tmp_path / "in" / "b.csv").write_text("id,amount\n2,20\n")
     with et.Pipeline.open(script, storage, spark=spark) as p:
-        settled(p)
+        p.run(until_idle=True)
         assert rows(p.view("total")) == [(60, 3)]
         assert p.view("evertide_errors").to_pylist() == []
 

@@ -38,7 +38,7 @@ def test_sources_are_named_by_themselves_whatever_else_is_declared() -> None:
 @pytest.mark.parametrize(
     ("declaration", "why"),
     [
-        (table("t", "kafak"), "'kafak' is no connector; there are csv, datagen, files, json, nexmark, parquet, push"),
+        (table("t", "kafak"), f"'kafak' is no connector; there are {', '.join(sorted([*CONNECTORS, 'push']))}"),
         (table("t", "push", path="x"), "'path': a table whose rows are pushed has no options"),
         (table("t", "files", path="x"), "the option 'format' is '': expected one of 'csv', 'json', 'parquet'"),
         (table("t", schema=pa.schema([("__op", pa.int8())]), key=()), "a column cannot be named '__op'"),
@@ -63,7 +63,7 @@ def test_paths_are_relative_to_the_script(tmp_path: Path) -> None:
         assert ids(source, offered(source)) == [5]
 
 
-@pytest.mark.parametrize("connector", sorted(CONNECTORS))
+@pytest.mark.parametrize("connector", sorted(set(CONNECTORS) - {"kafka", "postgres"}))  # these need servers
 def test_every_connector_keeps_the_contract(tmp_path: Path, connector: str) -> None:
     """Nothing new is None; a position may be acknowledged twice, or not at all; `start` is the same for all."""
     (tmp_path / "in").mkdir()

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
+from evertide.plan.properties import SinkProperties
 from evertide.store.blob import Blob
 from evertide.store.paths import Name
 
@@ -33,6 +34,7 @@ class DeclaredTable:
     """Script and line: for messages."""
     defaults: Mapping[str, str] = field(default_factory=dict)
     """By column, the SQL of the value that it has if none is given."""
+    sinks: tuple[SinkProperties, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class DeclaredView:
     """The same as long as the view computes the same."""
     reads: tuple[str, ...]
     """Tables and views that it reads itself."""
+    sinks: tuple[SinkProperties, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

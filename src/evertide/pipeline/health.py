@@ -7,6 +7,7 @@ it is a courtesy: if it cannot be written the pipeline goes on, and nothing ever
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +19,10 @@ from evertide.store.paths import HEALTH
 from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
-__all__ = ["Health", "read_health", "tell"]
+if TYPE_CHECKING:
+    from evertide.pipeline.status import Problem
+
+__all__ = ["Health", "Telling", "read_health", "tell"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,24 @@ def tell(meta: Meta, health: Health, runtime: Runtime, settings: Settings) -> No
         truncate_sometimes(meta, HEALTH, number + 1)
     except EvertideError as error:
         logger.warning("the storage could not be told that the pipeline is %s: %s", health.state, error)
+
+
+class Telling:
+    """Tells the storage how one process fares; only when it is news."""
+
+    def __init__(self, meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
+        self._meta = meta
+        self._writer = writer
+        self._runtime = runtime
+        self._settings = settings
+        self._told = ("", "")
+
+    def __call__(self, now: Problem) -> None:
+        if (now.state, now.why) != self._told:
+            self._told = (now.state, now.why)
+            change = self._runtime.new_id()
+            health = Health(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
+            tell(self._meta, health, self._runtime, self._settings)
 
 
 def read_health(meta: Meta) -> Health | None:

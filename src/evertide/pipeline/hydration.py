@@ -23,6 +23,7 @@ from evertide.pipeline.definition import Away, ViewRecord, shard_name
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.members import Members, at_time
 from evertide.pipeline.runner import Runner
+from evertide.pipeline.sink_record import held_by_sinks
 from evertide.pipeline.tables import Tables
 from evertide.shard.append import Append, append_together
 from evertide.shard.changes import DIFF
@@ -82,8 +83,15 @@ def _told(rows: pa.Table) -> str:
 
 
 class Backfill:
-    def __init__(self, runner: Runner, views: Collection[str], turn: AbstractContextManager[Any]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        views: Collection[str],
+        turn: AbstractContextManager[Any],
+        progress: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> None:
         """`turn` is taken for what must not happen beside a transaction."""
+        self._progress = progress
         self._runner = runner
         self._turn = turn
         self._left = list(views)
@@ -100,6 +108,7 @@ class Backfill:
             members = self._runner.members
             held = self._held(members)
         try:
+            self._progress("backfill", 0, len(self._left))
             self._compute(members)
             while self._runner.time - self._time > _FEW and not is_stopping():
                 self._catch_up(self._runner.time)
@@ -137,6 +146,7 @@ class Backfill:
             deltas, _ = self._runner.members.table_changes(time)
             self._append(self._step(deltas, time), time)
             self._time = time + 1
+            self._progress("catch up", self._time, upper)
 
     def _step(self, deltas: Mapping[str, pa.Table], time: int) -> dict[str, pa.Table]:
         while self._cohort is not None and self._left:
@@ -174,8 +184,10 @@ class Backfill:
         if self._cohort is not None and self._left:
             runner.machine.cohorts.append(self._cohort)
         runner.change(views=views)
+        self._progress("backfill", len(self._left), len(self._left))
+        held = held_by_sinks(runner.meta, runner.runtime, runner.settings)  # they end it when they have done with it
         for name in self._left:
-            if name in before and before[name].shard:
+            if name in before and before[name].shard and before[name].shard not in held:
                 runner.members.shard(before[name].shard).finalize(runner.writer)
         for name in self._away:
             if name in self._shards:

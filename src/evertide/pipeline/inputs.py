@@ -8,6 +8,7 @@ from evertide.errors import SourceChanged
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Staged
 from evertide.sources.contract import Rows, Source
+from evertide.sources.staged import unpacked
 
 __all__ = ["read_input"]
 
@@ -20,7 +21,7 @@ def read_input(
         for fragment in given.fragments:
             if isinstance(fragment, Staged):
                 if is_wanted(fragment.table):
-                    yield name, Rows(fragment.table, journal.load(fragment, time=bound.time))
+                    yield name, unpacked(fragment.table, journal.load(fragment, time=bound.time))
             else:
                 for rows in _known(sources, name, bound).read(fragment):
                     if is_wanted(rows.table):

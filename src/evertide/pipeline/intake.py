@@ -11,8 +11,8 @@ from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Input, Staged
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
-from evertide.pipeline.status import Problem
-from evertide.sources.contract import Limit, Rows
+from evertide.pipeline.status import Problem, SourceStatus
+from evertide.sources.contract import Limit, Rows, Source, Waiting
 
 __all__ = ["Intake"]
 
@@ -45,6 +45,11 @@ class Intake:
                 inputs[name] = Input(position, offer.after, offer.fragments)
         return inputs, batches
 
+    def is_idle(self) -> bool:
+        """Whether no source has anything left, as far as they know: not if storage or one of them only stalls."""
+        waiting = (source.is_waiting for source in self._runner.sources.values() if isinstance(source, Waiting))
+        return "" not in self.stalled and not any(waiting)
+
     def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:
         """What is staged is ours once it is bound; what can be read again, once the shards hold it (I10)."""
         for name, given in bound.inputs.items():
@@ -55,6 +60,10 @@ class Intake:
                 self._runner.sources[name].acknowledge(given.after)
             except SourceFailed as error:  # what it was to be told is durable, and is told again with the next
                 self.stalls(name, error)
+
+    def status(self, source: Source, position: str) -> SourceStatus:
+        stalled = self.stalled.get(source.name)
+        return SourceStatus(source.name, source.tables, position, stalled.state if stalled else "running", stalled)
 
     def stalls(self, name: str, error: EvertideError) -> None:
         known = self.stalled.get(name)

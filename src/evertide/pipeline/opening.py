@@ -52,6 +52,7 @@ from evertide.pipeline.hydration import (
 from evertide.pipeline.machine import Machine, MachineState
 from evertide.pipeline.members import Members
 from evertide.pipeline.runner import Runner
+from evertide.pipeline.sink_record import held_by_sinks
 from evertide.pipeline.tables import ERRORS_SCHEMA, Tables
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -254,10 +255,11 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
 
 
 def _end_strays(runner: Runner) -> None:
-    """Shards that no definition names: what a backfill or an evolution that was cut short left."""
+    """Shards that neither the definition nor a sink names: what a backfill or an evolution that was cut short left."""
     definition = runner.definition
     named = {*definition.members(), *(table.shard for table in definition.tables.values())}
     named |= {view.shard for view in definition.views.values()}
+    named |= held_by_sinks(runner.meta, runner.runtime, runner.settings)
     for name in runner.members.shards.names():
         if name not in named and not runner.members.shard(name).log.read().state.finalized:
             logger.warning("shard %s belongs to nothing: a computation that was cut short left it, and it ends", name)

@@ -14,6 +14,7 @@ This is the face of the package. What it rests on, a module each:
     runner                   bind, compute, commit
     opening, hydration       from a storage to a running pipeline; views from scratch
     checkpointing            checkpoints, and letting go
+    deliveries, delivery     what sinks get
     ownership, members       who runs it; its shards
     reading, status          looking at it, also from other processes
 
@@ -41,9 +42,10 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Bound
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.definition import Definition
+from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.feeds import open_feeds
-from evertide.pipeline.health import Health, tell
+from evertide.pipeline.health import Telling
 from evertide.pipeline.hydration import Backfill
 from evertide.pipeline.intake import Intake
 from evertide.pipeline.machine import state_store
@@ -52,8 +54,9 @@ from evertide.pipeline.ownership import take_over
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.reading import Collections, View
 from evertide.pipeline.script import read_script
+from evertide.pipeline.sink_record import SinkRecords
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.pipeline.status import Problem, SourceStatus, Status, collection_statuses, problem, stall
+from evertide.pipeline.status import Problem, Status, collection_statuses, problem, stall
 from evertide.pipeline.upkeep import Upkeep
 from evertide.plan.query import frame_of, query
 from evertide.plan.session import SparkSession, open_session
@@ -63,7 +66,7 @@ from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.maintenance import Maintenance
 from evertide.shard.shard import Shards
-from evertide.sources.contract import Rows, Source
+from evertide.sources.contract import Rows
 from evertide.store.open import Storage, open_storage
 
 __all__ = ["Pipeline"]
@@ -96,13 +99,13 @@ class Pipeline:
         self._tried_s: dict[str, float] = {}
         self._opened_s = runtime.wall_s()
         self._threads: list[Any] = []
-        self._told = ("", "")
         self._pushed: PushTransaction
         self._backfilling: threading.Thread | None = None
         self._writer = take_over(storage.meta, runtime=runtime, settings=settings)
+        self._tell = Telling(storage.meta, self._writer.id, runtime, settings)
         self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
         try:
-            self._start(base, progress or _silent, threads=threads)
+            self._start(base, progress or (lambda *_: None), threads=threads)
         except BaseException as error:
             if isinstance(error, EvertideError):
                 self._tell(problem(error, runtime.wall_s()))
@@ -167,13 +170,19 @@ class Pipeline:
     def commit(self) -> int:
         """Make a transaction of all that was pushed, and of what sources offer. Its number, or that of the last one."""
         with self._turn:
-            self._check_open()
-            if self._is_paused:
-                raise Conflict(where="commit", why="the pipeline is paused: resume it first")
+            self._check_going()
             self._pushes.offer_up(self._pushed)
             self._pushed = PushTransaction(self._pushes)
             made = self.advance()
             return self.time if made is None else made
+
+    def take(self, pushed: PushTransaction) -> int:
+        """Commit what a block pushed: its time. If this fails, it was not taken, or `pushed.time` says otherwise."""
+        with self._turn, self._pushes.taking(pushed):
+            while pushed.time is None or pushed.time > self.time:
+                self._check_going()
+                self.advance()
+            return pushed.time
 
     # Going on
 
@@ -200,21 +209,22 @@ class Pipeline:
     ) -> None:
         """Make transactions as sources bring input, and checkpoints now and then, until `stop` is called.
 
-        It ends by itself after so many transactions, or when there is no more input, if asked to. `told` gets the
-        number of each transaction, and how many seconds it took.
+        It ends by itself after so many transactions, or when there is no more input and sinks have all, if asked to.
+        `told` gets the number of each transaction, and how many seconds it took.
         """
-        made = 0
+        made, last = 0, self.time
         next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
         while not self._stopping.is_set() and (transactions is None or made < transactions):
             began_s = self._runtime.monotonic_s()
             t = None if self._is_paused else self._patiently()
-            if t is not None:
-                made += 1
+            for each in range(last + 1, self.time + 1):  # who pushes may have made some, too
+                made, last = made + 1, each
                 if told is not None:
-                    told(t, self._runtime.monotonic_s() - began_s)
-            elif until_idle and not self._is_paused and "" not in self._intake.stalled:
+                    told(each, self._runtime.monotonic_s() - began_s)
+            is_idle = t is None and not self._is_paused and self._intake.is_idle()
+            if until_idle and is_idle and self._deliveries.are_settled(self.time):
                 return
-            else:
+            if t is None:
                 self._stopping.wait(self.settings.transaction_interval_s)
             if self._runtime.monotonic_s() >= next_checkpoint_s:
                 try:
@@ -261,6 +271,10 @@ class Pipeline:
             self._backfilling.join(timeout_s)
         return not self.definition.away("hydrating")
 
+    def deliver_once(self) -> None:
+        """Give sinks what they have not got. Threads do so by themselves."""
+        self._deliveries.once()
+
     # Looking
 
     @property
@@ -302,10 +316,12 @@ class Pipeline:
             bound=journal.upper - 1,
             generation=self.definition.generation,
             holder=self._writer.id,
-            sources=tuple(self._source(source, where[name]) for name, source in self._runner.sources.items()),
+            sources=tuple(self._intake.status(source, where[name]) for name, source in self._runner.sources.items()),
             collections=collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in self._hosts.checkpoints.entries()),
             problems=tuple(found),
+            sinks=self._deliveries.statuses(self.time),
+            flushed=self._deliveries.tracker.position,
         )
 
     # Ending
@@ -341,6 +357,7 @@ class Pipeline:
         shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
         journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
         checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        sinks = PreparedSinks(self.engine, SinkRecords(storage.meta, writer, runtime, settings), base)
         self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings)
         if threads:
             self._threads.append(Heart(settings, shards.leases, writer).start())
@@ -361,7 +378,9 @@ class Pipeline:
         self._intake = Intake(self._runner)
         self._pushed = PushTransaction(self._pushes)
         self._checkpointing = Checkpointing(self._runner)
-        self.collections = Collections(lambda: self._runner.members, self._frame)
+        self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
+        self._deliveries = Deliveries(sinks, lambda: self._runner.members, self._turn)
+        self._threads.append(self._deliveries)
         self._backfill(threads=threads)
         with self._turn:
             if self._checkpointing.is_due():
@@ -369,13 +388,14 @@ class Pipeline:
         if threads:
             self._threads.append(Maintenance(shards, writer, checkpoints.pinned).start())
             self._threads.append(Upkeep(self._runner, self._checkpointing, self._turn).start())
+            self._deliveries.start()
 
     def _backfill(self, *, threads: bool) -> None:
         """Views that are new, beside the transactions."""
         views = self.definition.away("hydrating")
         if not views:
             return
-        backfill = Backfill(self._runner, views, self._turn)
+        backfill = Backfill(self._runner, views, self._turn, self._hosts.progress)
 
         def run() -> None:
             try:
@@ -417,26 +437,10 @@ class Pipeline:
         state = "paused" if self._is_paused else "running"
         return next(iter(self._problems()), Problem(state, "", "", "", self._opened_s))
 
-    def _tell(self, now: Problem) -> None:
-        """For those who ask the storage; only when it is news."""
-        if (now.state, now.why) != self._told:
-            self._told = (now.state, now.why)
-            health = Health(
-                self._writer.id, now.state, now.since_s, self._runtime.new_id(), now.error_code, now.why, now.remedy
-            )
-            tell(self.storage.meta, health, self._runtime, self.settings)
-
     def _retry_touched(self, tables: set[str]) -> None:
         now_s = self._runtime.monotonic_s()
-        due = [
-            name
-            for name, view in self.definition.views.items()
-            if view.away is not None
-            and view.away.state == "failed"
-            and self.definition.tables_under(name) & tables
-            and now_s - self._tried_s.get(name, -1e9) >= self.settings.retry_view_s
-            and view.away.time < self.time
-        ]
+        touched = self.definition.touched(tables, self.time)
+        due = [name for name in touched if now_s - self._tried_s.get(name, -1e9) >= self.settings.retry_view_s]
         if due:
             self._retry(due)
 
@@ -457,17 +461,15 @@ class Pipeline:
         self._intake.goes_on("")
         return t
 
-    def _source(self, source: Source, position: str) -> SourceStatus:
-        stalled = self._intake.stalled.get(source.name)
-        return SourceStatus(source.name, source.tables, position, stalled.state if stalled else "running", stalled)
-
     def _spark_engine(self) -> SparkEngine:
         if not isinstance(self.engine, SparkEngine):
             raise InvalidInput(where="Spark", why="this pipeline does not run on Spark")
         return self.engine
 
-    def _frame(self, rows: pa.Table) -> Any:
-        return frame_of(self.spark, rows)
+    def _check_going(self) -> None:
+        self._check_open()
+        if self._is_paused:
+            raise Conflict(where="commit", why="the pipeline is paused: resume it first")
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -493,7 +495,3 @@ class Pipeline:
         if runner is not None:
             self.engine.close()
             self.storage.close()
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    pass

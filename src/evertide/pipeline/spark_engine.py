@@ -76,11 +76,14 @@ class SparkEngine:
                 is_kept=statement.properties.get("evertide.keep", "all") == "all",
                 where=statement.where,
                 defaults={column.name: column.default for column in statement.columns if column.default},
+                sinks=self.program.sinks[statement.name],
             )
             for statement in self.program.table_statements
         }
         self.views = {
-            name: DeclaredView(name, _named(plan.output), prints.views[name], self.program.reads[name])
+            name: DeclaredView(
+                name, _named(plan.output), prints.views[name], self.program.reads[name], self.program.sinks[name]
+            )
             for name, plan in self.program.views.items()
         }
 

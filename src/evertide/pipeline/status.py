@@ -24,6 +24,7 @@ from evertide.pipeline.health import Health, read_health
 from evertide.pipeline.members import Members
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.ownership import holder, is_gone
+from evertide.pipeline.sink_record import SinkRecord, read_sinks
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
@@ -35,6 +36,7 @@ from evertide.store.writers import Registration
 __all__ = [
     "CollectionStatus",
     "Problem",
+    "SinkStatus",
     "SourceStatus",
     "Status",
     "collection_statuses",
@@ -84,6 +86,20 @@ class SourceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkStatus:
+    name: str
+    collection: str
+    connector: str
+    last: int | None
+    """The last transaction that was written to it."""
+    behind: int
+    """Transactions that it has not got; some of them may change nothing for it."""
+    state: str
+    """`running`, `waiting`, `lagging`, `stalled`, or `failed`; empty if another process asks."""
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     state: str
     since_s: float
@@ -102,6 +118,9 @@ class Status:
     host: str = ""
     pid: int = 0
     """Of the process that runs it, if another one asks."""
+    sinks: tuple[SinkStatus, ...] = ()
+    flushed: int = -1
+    """Up to this transaction, every sink has everything; without sinks, the last one."""
 
 
 def problem(error: EvertideError, since_s: float) -> Problem:
@@ -146,6 +165,8 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
     else:
         why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
         first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
+    recorded = {name: found for name, found in read_sinks(meta, runtime, settings).items() if found.record.is_declared}
+    sinks = tuple(_sink(name, found.record, journal.committed_upper - 1) for name, found in recorded.items())
     return Status(
         state=first.state,
         since_s=first.since_s,
@@ -161,6 +182,8 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         problems=(first,) if first.error_code else (),
         host=held.host if held and lives else "",
         pid=held.pid if held and lives else 0,
+        sinks=sinks,
+        flushed=min([journal.committed_upper - 1, *(found.record.position for found in recorded.values())]),
     )
 
 
@@ -171,6 +194,12 @@ def _said(health: Health | None, held: Registration | None) -> Problem | None:
     if held is None and health.state not in _ENDED:
         return None
     return Problem(health.state, health.error_code, health.why, health.remedy, health.since_s)
+
+
+def _sink(name: str, record: SinkRecord, time: int) -> SinkStatus:
+    """As it is recorded; an idle one may be further."""
+    last = None if record.written < 0 else record.written
+    return SinkStatus(name, record.collection, record.connector, last, time - record.position, "")
 
 
 def _stopped(held: Registration | None, committed: int, bound: int) -> str:

@@ -59,7 +59,12 @@ def _target(table: TableStatement, flow: FlowStatement, source: TableStatement) 
         f"WHERE {_RANK} = 1 AND NOT {_GONE}"
     )
     return ViewStatement(
-        name=table.name, query=query, is_materialized=True, properties={}, comment=table.comment, where=table.where
+        name=table.name,
+        query=query,
+        is_materialized=True,
+        properties=table.properties,
+        comment=table.comment,
+        where=table.where,
     )
 
 

@@ -14,7 +14,7 @@ from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.feeding import fed
 from evertide.plan.nodes import Attribute, Node
-from evertide.plan.properties import check_properties
+from evertide.plan.properties import SinkProperties, check_properties, sink_properties
 from evertide.plan.refusals import refuse_unmaintainable
 from evertide.plan.statements import TableStatement, ViewStatement, parse_script
 from evertide.plan.view_function import ViewFunction
@@ -35,6 +35,8 @@ class Program:
         self.views: dict[str, Node] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         """Per materialized view, the tables and materialized views that it reads itself."""
+        self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
+        """Per table and materialized view, where it is written to."""
         declared = fed(self.statements)
         self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
         for statement in declared:
@@ -56,6 +58,7 @@ class Program:
     def _add_table(self, statement: TableStatement) -> None:
         where = f"{statement.where}, table {statement.name!r}"
         check_properties(statement.properties, is_view=False, where=where)
+        self.sinks[statement.name] = sink_properties(statement.properties, where)
         with _told(where):
             self.catalog.add_table(statement)
         self.tables[statement.name] = tuple(
@@ -65,6 +68,10 @@ class Program:
     def _add_view(self, statement: ViewStatement | ViewFunction) -> None:
         where = f"{statement.where}, view {statement.name!r}"
         check_properties(statement.properties, is_view=True, where=where)
+        self.sinks[statement.name] = sink_properties(statement.properties, where)
+        if self.sinks[statement.name] and not statement.is_materialized:
+            why = "'evertide.sinks': only a materialized view has content of its own to write"
+            raise InvalidInput(where=where, why=why)
         with _told(where):
             query: Query = self.catalog.add_view(statement)
             refuse_unmaintainable(query, self.catalog)

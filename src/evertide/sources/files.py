@@ -65,6 +65,10 @@ class FilesSource:
         """Warnings for status, from the last look."""
         return self._directory.problems
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._directory.is_waiting
+
     def offer(self, position: str, limit: Limit) -> Offer | None:
         read = read_files(position)
         taken: dict[str, int] = {}

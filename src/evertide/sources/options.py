@@ -1,78 +1,14 @@
-"""The OPTIONS of a table, read by its connector: each is known and has a value that means something, or is refused."""
+"""The OPTIONS of a table, as its connector reads them (`evertide.options`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from evertide.errors import InvalidInput
+from evertide import options
 from evertide.sources.contract import TableDeclaration
 
 __all__ = ["Options"]
 
 
-class Options:
-    """Names count whatever their case. `end` refuses what nobody asked for, so that a misspelt option is not lost."""
-
+class Options(options.Options):
     def __init__(self, declaration: TableDeclaration) -> None:
-        self._declaration = declaration
-        self._given = {name.lower(): value for name, value in declaration.options.items()}
-        self._known: list[str] = []
-
-    @property
-    def where(self) -> str:
-        return f"{self._declaration.where}, table {self._declaration.name!r}"
-
-    def text(self, name: str, default: str = "") -> str:
-        self._known.append(name)
-        return self._given.get(name.lower(), default)
-
-    def required(self, name: str, example: str) -> str:
-        value = self.text(name)
-        if not value:
-            raise self.refusal(name, f"is missing: expected, say, {example!r}")
-        return value
-
-    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        value = self.text(name, default).lower()
-        if value not in choices:
-            raise self.refusal(name, f"is {value!r}: expected one of {', '.join(map(repr, choices))}")
-        return value
-
-    def boolean(self, name: str, *, default: bool) -> bool:
-        return self.choice(name, ("true", "false"), str(default).lower()) == "true"
-
-    def integer(self, name: str, default: int, *, least: int = 0) -> int:
-        value = self.text(name, str(default))
-        try:
-            number = int(value)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise self.refusal(name, f"is {value!r}: expected a whole number from {least} on")
-        return number
-
-    def number(self, name: str, default: float, *, most: float | None = None) -> float:
-        """Not negative."""
-        value = self.text(name, str(default))
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < float("inf") or (most is not None and number > most):
-            raise self.refusal(
-                name, f"is {value!r}: expected a number from 0{' on' if most is None else f' to {most:g}'}"
-            )
-        return number
-
-    def refusal(self, name: str, why: str) -> InvalidInput:
-        return InvalidInput(where=self.where, why=f"the option {name!r} {why}")
-
-    def end(self) -> None:
-        known = {name.lower() for name in self._known}
-        for name in self._given:
-            if name not in known:
-                listed = ", ".join(sorted(set(self._known)))
-                why = (
-                    f"{name!r} is no option of the connector {self._declaration.connector!r}; its options are {listed}"
-                )
-                raise InvalidInput(where=self.where, why=why)
+        where = f"{declaration.where}, table {declaration.name!r}"
+        super().__init__(declaration.options, connector=declaration.connector, where=where)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
 from evertide.errors import InvalidInput
 from evertide.runtime import Runtime
-from evertide.sources.contract import OP, Source, TableDeclaration
+from evertide.sources.contract import OP, Source, Staging, TableDeclaration
 from evertide.sources.datagen import open_datagen
 from evertide.sources.files import FORMATS, open_files
 from evertide.sources.nexmark import nexmark_name, open_nexmark
+from evertide.sources.postgres import open_postgres, postgres_name
 
 __all__ = ["CONNECTORS", "PUSHED", "Connector", "open_sources"]
 
@@ -26,10 +28,27 @@ PUSHED = ("", "push")
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    open: Callable[[str, Sequence[TableDeclaration], Runtime, Path], Source]
+    open: Callable[[str, Sequence[TableDeclaration], Runtime, Path], Source] | None
     """Given the source's name, its tables, and the directory that paths are relative to."""
     name: Callable[[TableDeclaration], str] = lambda declaration: declaration.name
     """Of the source that a table belongs to. Tables with the same one share it."""
+    open_staging: Callable[[str, Sequence[TableDeclaration], Runtime, Path, Staging], Source] | None = None
+    """Instead of `open`, for a source whose rows are there only once."""
+
+
+def _extra(place: str, extra: str) -> Callable[[str, Sequence[TableDeclaration], Runtime, Path], Source]:
+    """A connector whose packages may not be installed: `module:function`, imported when a table asks for it."""
+
+    def opened(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> Source:
+        module, _, function = place.partition(":")
+        try:
+            found: Callable[..., Source] = getattr(import_module(module), function)
+        except ModuleNotFoundError as error:
+            why = f"it needs the package {error.name!r}: pip install 'evertide[{extra}]'"
+            raise InvalidInput(where=f"{tables[0].where}, table {tables[0].name!r}", why=why) from error
+        return found(name, tables, runtime, base)
+
+    return opened
 
 
 CONNECTORS: Mapping[str, Connector] = MappingProxyType(
@@ -37,13 +56,21 @@ CONNECTORS: Mapping[str, Connector] = MappingProxyType(
         "datagen": Connector(open_datagen),
         "files": Connector(open_files),
         **dict.fromkeys(FORMATS, Connector(open_files)),
+        "kafka": Connector(_extra("evertide.sources.kafka:open_kafka", "kafka")),
         "nexmark": Connector(open_nexmark, nexmark_name),
+        "postgres": Connector(None, postgres_name, open_postgres),
     }
 )
 
 
-def open_sources(declarations: Sequence[TableDeclaration], *, runtime: Runtime, base: Path) -> list[Source]:
-    """In the order of their first tables. `base` is the script's directory."""
+def open_sources(
+    declarations: Sequence[TableDeclaration],
+    *,
+    runtime: Runtime,
+    base: Path,
+    staging: Callable[[str], Staging] | None = None,
+) -> list[Source]:
+    """In the order of their first tables. `base` is the script's directory; `staging` is that of a source's name."""
     groups: dict[str, list[TableDeclaration]] = {}
     for declaration in declarations:
         _check(declaration)
@@ -52,9 +79,22 @@ def open_sources(declarations: Sequence[TableDeclaration], *, runtime: Runtime, 
             groups.setdefault(name, []).append(declaration)
     for name, tables in groups.items():
         _check_shared(name, tables)
-    return [
-        CONNECTORS[tables[0].connector.lower()].open(name, tables, runtime, base) for name, tables in groups.items()
-    ]
+    return [_opened(name, tables, runtime, base, staging) for name, tables in groups.items()]
+
+
+def _opened(
+    name: str,
+    tables: Sequence[TableDeclaration],
+    runtime: Runtime,
+    base: Path,
+    staging: Callable[[str], Staging] | None,
+) -> Source:
+    connector = CONNECTORS[tables[0].connector.lower()]
+    if connector.open is not None:
+        return connector.open(name, tables, runtime, base)
+    if connector.open_staging is None or staging is None:
+        raise InvalidInput(where=f"source {name!r}", why="its rows have to be staged, and there is no journal here")
+    return connector.open_staging(name, tables, runtime, base, staging(name))
 
 
 def _check(declaration: TableDeclaration) -> None:

@@ -131,6 +131,11 @@ class Directory:
             settled.append(file)
         return settled
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last look found files that are yet to be read."""
+        return bool(self._looks)
+
     def forget(self, file: WatchedFile) -> None:
         """It changed while it was read: it has to settle again."""
         self._looks.pop(file.name, None)

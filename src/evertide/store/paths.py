@@ -18,6 +18,7 @@ Meta keys:
     committed               per transaction, what it came to
     pipeline                what the pipeline of this storage declares
     health                  how the process that runs it fares, or fared last
+    sink/<sink>             how far a sink durably is
     checkpoints             the catalog of checkpoints
     restoring/<writer>      the checkpoint that a writer reads at the moment
     storage                 that FORMAT and this Meta belong together
@@ -56,6 +57,7 @@ __all__ = [
     "rollup_key",
     "rollup_prefix",
     "shard_key",
+    "sink_key",
     "staged_key",
     "staged_prefix",
     "state_part_key",
@@ -164,6 +166,10 @@ def restoring_key(writer: str) -> str:
 
 def shard_key(shard: str) -> str:
     return f"shard/{shard}"
+
+
+def sink_key(sink: str) -> str:
+    return f"sink/{sink}"
 
 
 def rollup_key(shard: str) -> str:

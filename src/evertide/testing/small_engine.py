@@ -20,6 +20,7 @@ from evertide.flow.arrangement import Arrangement
 from evertide.flow.manifest import Manifest
 from evertide.flow.spine import ArrangementSettings
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
+from evertide.plan.properties import SinkProperties
 from evertide.shard.changes import DIFF, expand, net
 
 __all__ = ["SmallCohort", "SmallEngine", "SmallView"]
@@ -37,6 +38,7 @@ class SmallView:
     function: Callable[[Mapping[str, list[Row]]], Sequence[Row]]
     """Of the rows of the tables that it reads. What it raises makes the view fail."""
     version: int = 1
+    sinks: tuple[SinkProperties, ...] = ()
 
     def fingerprint(self, tables: Mapping[str, DeclaredTable]) -> str:
         """As of real views, the tables that it reads are part of it."""
@@ -142,7 +144,7 @@ class SmallEngine:
     @property
     def views(self) -> Mapping[str, DeclaredView]:
         return {
-            view.name: DeclaredView(view.name, view.schema, view.fingerprint(self.tables), view.reads)
+            view.name: DeclaredView(view.name, view.schema, view.fingerprint(self.tables), view.reads, view.sinks)
             for view in self.small_views
         }
 

@@ -1,0 +1,81 @@
+"""Options of a table's or a sink's connector: each is known and has a value that means something, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from evertide.errors import InvalidInput
+from evertide.secrets import Secrets
+
+__all__ = ["Options"]
+
+
+class Options:
+    """Names count whatever their case. `end` refuses what nobody asked for, so that a misspelt option is not lost."""
+
+    def __init__(self, given: Mapping[str, str], *, connector: str, where: str, secrets: Secrets | None = None) -> None:
+        """With `secrets`, values may name them; they are revealed when they are asked for, and hidden in messages."""
+        self.where = where
+        self._connector = connector
+        self._given = {name.lower(): value for name, value in given.items()}
+        self._secrets = secrets
+        self._known: list[str] = []
+
+    def text(self, name: str, default: str = "") -> str:
+        self._known.append(name)
+        value = self._given.get(name.lower(), default)
+        return value if self._secrets is None else self._secrets.reveal(value, f"{self.where}, option {name!r}")
+
+    def required(self, name: str, example: str) -> str:
+        value = self.text(name)
+        if not value:
+            raise self.refusal(name, f"is missing: expected, say, {example!r}")
+        return value
+
+    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
+        value = self.text(name, default).lower()
+        if value not in choices:
+            raise self.refusal(name, f"is {value!r}: expected one of {', '.join(map(repr, choices))}")
+        return value
+
+    def boolean(self, name: str, *, default: bool) -> bool:
+        return self.choice(name, ("true", "false"), str(default).lower()) == "true"
+
+    def integer(self, name: str, default: int, *, least: int = 0) -> int:
+        value = self.text(name, str(default))
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise self.refusal(name, f"is {value!r}: expected a whole number from {least} on")
+        return number
+
+    def number(self, name: str, default: float, *, most: float | None = None) -> float:
+        """Not negative."""
+        value = self.text(name, str(default))
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf") or (most is not None and number > most):
+            upto = " on" if most is None else f" to {most:g}"
+            raise self.refusal(name, f"is {value!r}: expected a number from 0{upto}")
+        return number
+
+    def others(self, prefix: str) -> dict[str, str]:
+        """Options whose names begin so, without the beginning: those that a connector hands on as they are."""
+        named = [name for name in self._given if name.startswith(prefix.lower())]
+        return {name[len(prefix) :]: self.text(name) for name in named}
+
+    def refusal(self, name: str, why: str) -> InvalidInput:
+        told = why if self._secrets is None else self._secrets.hide(why)
+        return InvalidInput(where=self.where, why=f"the option {name!r} {told}")
+
+    def end(self) -> None:
+        known = {name.lower() for name in self._known}
+        for name in self._given:
+            if name not in known:
+                listed = ", ".join(sorted(set(self._known)))
+                why = f"{name!r} is no option of the connector {self._connector!r}; its options are {listed}"
+                raise InvalidInput(where=self.where, why=why)

@@ -1,0 +1,304 @@
+"""Delivery to one sink: the collection's shard, transaction by transaction, from where the sink durably stands.
+
+What `step` does, each thing durable before the next (`evertide.pipeline.sink_record` has the record's rules):
+
+1. *Register*, once the collection has content: a hold on its shard, then the record with a new token.
+2. *Open* the sink, and compare what the target says it holds with what is recorded.
+3. *Move*, if the collection has another shard than the one that was delivered (the view was changed, or failed and was
+   computed anew): the record says where to, then new minus old is written as one transaction.
+4. *Begin* with the whole content as one transaction, or *go on* with the changes since, each transaction by itself.
+   Those without changes are passed over (J7). The record follows each write; the hold follows the record.
+
+A view that failed stands still, and so does its sink. Errors leave the sink closed: the next step opens it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import EvertideError, Fenced, SinkFailed
+from evertide.pipeline.members import Members
+from evertide.pipeline.sink_record import Recorded, SinkRecord, SinkRecords, hold_name
+from evertide.shard.changes import DIFF, TIME, net
+from evertide.shard.shard import Shard
+from evertide.shard.state import ShardState
+from evertide.sinks.contract import Prepared, Sink, SinkDeclaration
+
+__all__ = ["Delivery"]
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.5
+
+
+class Delivery:
+    """One thread at a time takes steps."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        declaration: SinkDeclaration,
+        prepared: Prepared,
+        recorded: Recorded | None,
+        records: SinkRecords,
+        members: Callable[[], Members],
+        turn: threading.RLock,
+    ) -> None:
+        """`turn` keeps definitions from changing; `recorded` is None for a sink that is new."""
+        self.declaration = declaration
+        self.name = declaration.name
+        self.waits_for = ""
+        """Why there is nothing to do, if that is not for want of transactions."""
+        self._prepared = prepared
+        self._number = recorded.number if recorded else 0
+        self._record = recorded.record if recorded and recorded.record.is_declared else None
+        self._records = records
+        self._members = members
+        self._turn = turn
+        self._writer = records.writer
+        self._sink: Sink | None = None
+        self._position = self._record.position if self._record else -1
+        self._held = -1
+        """The last number that the target has."""
+        self._kept_at_s = declaration.runtime.monotonic_s()
+
+    @property
+    def position(self) -> int:
+        """Up to this transaction it has everything; durable, but perhaps not recorded yet."""
+        return self._position
+
+    @property
+    def written(self) -> int:
+        return self._record.written if self._record else -1
+
+    def step(self) -> bool:
+        """Some of what there is to deliver. False if that is nothing, for now."""
+        try:
+            return self._step()
+        except BaseException:
+            self._close()
+            raise
+
+    def keep(self, after_s: float = 0.0) -> None:
+        """Record how far it is, where nothing was written to say so, and let go of the rest."""
+        record, now_s = self._record, self.declaration.runtime.monotonic_s()
+        if record is None or now_s - self._kept_at_s < after_s:
+            return
+        self._kept_at_s = now_s
+        if record.moving_to == "" and self._position > record.position:
+            record = self._write(position=self._position)
+        if record.moving_to == "" and record.position >= 0:
+            self._members().shard(record.shard).hold(hold_name(self.name), record.position)
+
+    def close(self) -> None:
+        """The orderly end."""
+        try:
+            self.keep()
+        except EvertideError as error:
+            logger.warning("how far sink %r is was not recorded: %s", self.name, error)
+        self._close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be something to do, or so long."""
+        shard = self._current()
+        if shard is None:
+            return
+        log = shard.log
+        log.meta.wait(log.key, log.read().seqno, timeout_s)
+
+    def _close(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - what was written is durable, and it is not used any more
+                logger.warning("sink %r did not close: %s", self.name, type(error).__name__)
+
+    def _current(self) -> Shard | None:
+        """The shard that the collection has now; None while it has none."""
+        members, collection = self._members(), self.declaration.collection
+        tables, views = members.definition.tables, members.definition.views
+        shard = views[collection].shard if collection in views else tables[collection].shard
+        return members.shard(shard) if shard else None
+
+    def _step(self) -> bool:
+        self.waits_for = ""
+        record = self._record or self._registered()
+        if record is None:
+            return False
+        sink = self._sink or self._opened(record)
+        current = self._current()
+        if record.moving_to == "" and current is not None and current.name != record.shard:
+            if self._position < 0:  # nothing of the old one was written
+                if self._registered() is not None:
+                    self._leave(record.shard)
+                return self._record is not record
+            record = self._moving(record, current)
+        if record.moving_to:
+            self._move(record, sink)
+            return True
+        if current is None:
+            self.waits_for = f"{self.declaration.collection!r} has no content yet"
+        if current is None or current.name != record.shard:
+            return False
+        return self._go_on(current, sink)
+
+    def _registered(self) -> SinkRecord | None:
+        if not self._turn.acquire(timeout=_PATIENCE_S):
+            return None
+        try:
+            shard, collection = self._current(), self.declaration.collection
+            if shard is None or shard.upper == 0:
+                self.waits_for = f"{collection!r} has no content yet"
+                return None
+            shard.hold(hold_name(self.name), shard.upper - 1)
+            token = self._record.token if self._record else f"evertide-{self.declaration.runtime.new_id()}"
+            return self._keep(SinkRecord(token, collection, self.declaration.connector, shard.name))
+        finally:
+            self._turn.release()
+
+    def _opened(self, record: SinkRecord) -> Sink:
+        sink = self._prepared.open(record.token)
+        try:
+            held = self._checked(record, sink)
+        except BaseException:
+            sink.close()
+            raise
+        self._sink = sink
+        self._held = max(held, record.written)
+        if not record.moving_to or held < record.moving_at:
+            self._position = max(self._position, held)
+        return sink
+
+    def _checked(self, record: SinkRecord, sink: Sink) -> int:
+        """What the target holds, if that can be."""
+        last = sink.last()
+        held = -1 if last is None else last
+        if sink.remembers and held < record.written:
+            why = f"the target no longer holds transaction {record.written}, which was written: it was replaced"
+            raise self._failed(f"{why}. Bring it back; or give the sink another name, and another target")
+        upper = self._members().shard(record.shard).upper
+        if held >= max(upper, record.moving_at + 1):
+            why = f"the target holds transaction {held}, and the pipeline stands at {upper - 1}"
+            raise self._failed(f"{why}: was the storage brought back from a backup? Give the sink another name")
+        return held
+
+    def _go_on(self, shard: Shard, sink: Sink) -> bool:
+        upper = shard.upper
+        if self._position + 1 >= upper:
+            return False
+        if self._position < 0:
+            with shard.snapshot(upper - 1) as found:
+                content = found.to_arrow()
+            self._deliver(sink, upper - 1, content)
+        else:
+            upper = _reach(shard.log.read().state, self._position + 1, shard.log.settings.transaction_rows_max)
+            for time, changes in _by_time(shard.changes(self._position + 1, upper)):
+                self._deliver(sink, time, changes)
+        self._position = upper - 1
+        if self._record is not None and self._record.position < 0:
+            self._write(position=self._position)
+        self.keep(shard.log.settings.beat_interval_s)
+        return self._position + 1 < shard.upper
+
+    def _deliver(self, sink: Sink, time: int, changes: pa.Table) -> None:
+        if changes.num_rows:
+            sink.write(time, self._fitted(changes))
+            self._position = self._held = time
+            self._write(position=time, written=time)
+
+    def _moving(self, record: SinkRecord, current: Shard) -> SinkRecord:
+        """Numbers increase: the difference is a transaction that the target does not have yet."""
+        time = current.upper - 1
+        if time <= self._held:
+            self.waits_for = f"the new content of {self.declaration.collection!r} goes with the next transaction"
+            return record
+        current.hold(hold_name(self.name), time)
+        return self._write(moving_to=current.name, moving_at=time)
+
+    def _move(self, record: SinkRecord, sink: Sink) -> None:
+        members = self._members()
+        old, new, time = members.shard(record.shard), members.shard(record.moving_to), record.moving_at
+        if self._held < time:
+            with old.snapshot(self._position) as before, new.snapshot(time) as after:
+                difference = self._difference(before.to_arrow(), after.to_arrow())
+            if difference.num_rows:
+                sink.write(time, difference)
+                self._held = time
+        self._position = time
+        self._write(shard=new.name, position=time, written=max(record.written, self._held), moving_to="", moving_at=-1)
+        self._leave(old.name)
+
+    def _leave(self, shard: str) -> None:
+        """It ends, if nobody else has it: this sink was the last that kept it."""
+        members = self._members()
+        old, definition = members.shard(shard), members.definition
+        old.release(hold_name(self.name))
+        named = {one.shard for one in definition.tables.values()} | {one.shard for one in definition.views.values()}
+        others = {
+            each for name, found in self._records.all().items() if name != self.name for each in found.record.shards
+        }
+        if shard not in named | others:
+            old.finalize(self._writer)
+
+    def _difference(self, before: pa.Table, after: pa.Table) -> pa.Table:
+        gone = self._fitted(before)
+        gone = gone.set_column(gone.num_columns - 1, gone.schema.field(DIFF), pc.negate(gone[DIFF]))
+        return net(pa.concat_tables([gone, self._fitted(after)]), self.name)
+
+    def _fitted(self, changes: pa.Table) -> pa.Table:
+        """With the columns that are declared: those that a collection got later are NULL in older rows."""
+        wanted = self.declaration.schema
+        have = changes.schema
+        for field in have:
+            if field.name != DIFF and (field.name not in wanted.names or wanted.field(field.name).type != field.type):
+                why = f"the column {field.name!r} of {self.declaration.collection!r} is gone, or of another type now"
+                raise self._failed(f"{why}: give the sink another name, and another target")
+        columns = [
+            changes[field.name] if field.name in have.names else pa.nulls(changes.num_rows, field.type)
+            for field in wanted
+        ]
+        return pa.Table.from_arrays([*columns, changes[DIFF]], schema=pa.schema([*wanted, have.field(DIFF)]))
+
+    def _write(self, **changed: object) -> SinkRecord:
+        if self._record is None:
+            raise Fenced(writer=self._writer.id, why=f"sink {self.name!r} was never registered")
+        return self._keep(msgspec.structs.replace(self._record, **changed))
+
+    def _keep(self, record: SinkRecord) -> SinkRecord:
+        found = self._records.write(self.name, self._number, record)
+        self._number, self._record = found.number, found.record
+        return found.record
+
+    def _failed(self, why: str) -> SinkFailed:
+        return SinkFailed(sink=self.name, where=f"{self.declaration.where}, {self.declaration.collection!r}", why=why)
+
+
+def _reach(state: ShardState, lower: int, rows_max: int) -> int:
+    """Up to where to read at once: about so many rows, and one batch at least."""
+    rows = 0
+    for batch in state.batches:
+        if batch.upper <= lower:
+            continue
+        rows += batch.rows
+        if rows >= rows_max:
+            return min(batch.upper, state.upper)
+    return state.upper
+
+
+def _by_time(changes: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """Transaction by transaction, each in an order that its content decides."""
+    if changes.num_rows == 0:
+        return
+    times = changes[TIME].to_numpy()
+    order = np.argsort(times, kind="stable")
+    ordered = changes.take(pa.array(order)).drop_columns([TIME])
+    starts = np.flatnonzero(np.diff(times[order], prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
+        yield int(times[order[start]]), ordered.slice(int(start), int(end - start))

@@ -1,0 +1,1 @@
+"""Progress: how far all consumers durably are."""

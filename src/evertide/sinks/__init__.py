@@ -1,0 +1,1 @@
+"""Sinks: where collections are written to, one module per connector behind one small contract."""

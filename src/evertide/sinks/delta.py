@@ -1,0 +1,283 @@
+"""The Delta sink: a plain Delta table that holds what the collection holds, for any engine to read.
+
+Each transaction is one Delta commit, in which rows that go are deleted and rows that come are added. The commit carries
+our number as an application transaction, under the sink's token:
+
+1. Before a write, the number in the table's log is compared: a transaction that is there is skipped (J7).
+2. Two commits with the same token cannot both be based on one version: the later one fails, whoever makes it. So a
+   predecessor that wakes late changes nothing (I9).
+3. The table is made by us, with the number -1. One that is there without our token is not touched.
+
+Rows are told apart by the key, if there is one; a key that does not tell them apart is an error, not a lost row.
+Without a key the table is a multiset: all copies of a row of which some go are taken out, and as many as should be left
+are put in. Taking rows out rewrites the files that hold them, as in every engine that writes Delta.
+
+Options: `path`, a directory or the URL of an object store; `option.<name>`, handed on to its client. On a local disk
+what was written is synced before it counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import TableNotFoundError
+
+from evertide.errors import InvalidInput, SinkFailed
+from evertide.secrets import Secrets
+from evertide.shard.changes import DIFF, expand, net
+from evertide.sinks.contract import Prepared, SinkDeclaration
+
+__all__ = ["DeltaSink", "prepare_delta"]
+
+_OP = "__op"
+_OUT, _IN = "out", "in"
+_UNUSABLE = " ,;{}()\n\t="
+"""Characters that engines refuse in the columns of a Delta table."""
+
+_SIMPLE = (
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    *(pa.string(), pa.binary(), pa.bool_(), pa.date32()),
+)
+
+
+class _Add(msgspec.Struct):
+    path: str
+
+
+class _Action(msgspec.Struct):
+    add: _Add | None = None
+
+
+def prepare_delta(declaration: SinkDeclaration) -> Prepared:
+    secrets = Secrets(declaration.base)
+    options = declaration.reading_options(secrets)
+    place = options.required("path", "./lake/orders")
+    client = options.others("option.")
+    options.end()
+    for field in declaration.schema:
+        if any(each in field.name for each in _UNUSABLE):
+            why = f"the column {field.name!r} has a name that a Delta table cannot have: give it another by AS"
+            raise InvalidInput(where=options.where, why=why)
+        if not _is_known(field.type):
+            why = f"the column {field.name!r} is of type {field.type}, which a Delta table cannot hold: cast it"
+            raise InvalidInput(where=options.where, why=why)
+    target = _Target(declaration, place, client, secrets)
+    return Prepared(target.open, target.probe)
+
+
+def _is_known(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_map(kind) or pa.types.is_struct(kind):
+        return all(_is_known(kind.field(at).type) for at in range(kind.num_fields))
+    if pa.types.is_timestamp(kind):
+        return kind.unit == "us" and kind.tz in (None, "UTC")
+    return kind in _SIMPLE or pa.types.is_decimal128(kind)
+
+
+class _Target:
+    def __init__(self, declaration: SinkDeclaration, place: str, client: dict[str, str], secrets: Secrets) -> None:
+        self.name = declaration.name
+        self.key = declaration.key
+        self.schema = declaration.schema
+        self.description = f"kept by Evertide: the collection {declaration.collection}"
+        self.root = None if "://" in place else declaration.base / place
+        self.place = place if self.root is None else str(self.root.absolute())
+        self._client = client or None
+        self._secrets = secrets
+
+    def probe(self) -> None:
+        with self.told():
+            if self.found() is not None:
+                raise self.failed("there is a table already, which this sink did not make: name a place of its own")
+
+    def open(self, token: str) -> DeltaSink:
+        with self.told():
+            table = self.found()
+            if table is None:
+                table = self._made(token)
+            elif table.transaction_version(token) is None:
+                raise self.failed("there is a table already, which this sink did not make: name a place of its own")
+            self._fit(table)
+            return DeltaSink(self, table, token)
+
+    def found(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.place, storage_options=self._client)
+        except TableNotFoundError:
+            return None
+
+    def _made(self, token: str) -> DeltaTable:
+        if self.root is not None and not self.root.absolute().parent.is_dir():
+            raise self.failed("the directory that it should lie in is not there")
+        return DeltaTable.create(
+            self.place,
+            self.schema,
+            mode="error",
+            description=self.description,
+            storage_options=self._client,
+            commit_properties=_numbered(token, -1),
+        )
+
+    def _fit(self, table: DeltaTable) -> None:
+        """Columns that are new are added, if they may be NULL; what else differs needs another table."""
+        wanted = DeltaSchema.from_arrow(self.schema).fields
+        have = table.schema().fields
+        if have != wanted[: len(have)] or not all(field.nullable for field in wanted[len(have) :]):
+            why = (
+                "the collection's columns are no longer those of the table: give the sink another name and another path"
+            )
+            raise self.failed(why)
+        if len(wanted) > len(have):
+            table.alter.add_columns(wanted[len(have) :])
+
+    def failed(self, why: str) -> SinkFailed:
+        return SinkFailed(sink=self.name, where=self._secrets.hide(self.place), why=self._secrets.hide(why))
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        try:
+            yield
+        except SinkFailed:
+            raise
+        except Exception as error:  # the package raises plain ones, too: all say what the target did wrong
+            text = str(error).partition("\n   0:")[0]
+            raise self.failed(f"{type(error).__name__}: {' '.join(text.split())}") from error
+
+
+class DeltaSink:
+    remembers = True
+
+    def __init__(self, target: _Target, table: DeltaTable, token: str) -> None:
+        self.name = target.name
+        self._target = target
+        self._table = table
+        self._token = token
+
+    def last(self) -> int | None:
+        with self._target.told():
+            number = self._number()
+        return None if number < 0 else number
+
+    def write(self, time: int, changes: pa.Table) -> None:
+        with self._target.told():
+            self._table.update_incremental()
+            if self._number() >= time:
+                return
+            removed = changes.filter(pc.less(changes[DIFF], 0))
+            added = changes.filter(pc.greater(changes[DIFF], 0))
+            if removed.num_rows == 0:
+                rows = expand(added, self.name)
+                write_deltalake(self._table, rows, mode="append", commit_properties=_numbered(self._token, time))
+            elif self._target.key:
+                self._merge(time, self._keyed(removed), expand(self._keyed(added), self.name), self._target.key)
+            else:
+                # All copies of the rows that are removed go; those that remain come again, with the new ones.
+                rest = self._rest(removed)
+                rows = expand(pa.concat_tables([rest, added]), self.name)
+                self._merge(time, removed, rows, tuple(self._target.schema.names))
+            self._sync()
+
+    def close(self) -> None:
+        pass
+
+    def _number(self) -> int:
+        number = self._table.transaction_version(self._token)
+        if number is None:
+            raise self._target.failed("the table was replaced by another one: name a place of its own")
+        return number
+
+    def _merge(self, time: int, out: pa.Table, rows: pa.Table, match: tuple[str, ...]) -> None:
+        """One commit: what matches a row of `out` goes, and `rows` come, which match nothing."""
+        source = pa.concat_tables([_marked(out.drop_columns([DIFF]), _OUT), _marked(rows, _IN)])
+        same = " AND ".join(f"(t.{_quoted(column)} IS NOT DISTINCT FROM s.{_quoted(column)})" for column in match)
+        merge = self._table.merge(
+            source,
+            f"{same} AND s.{_quoted(_OP)} = '{_OUT}'",
+            source_alias="s",
+            target_alias="t",
+            streamed_exec=False,  # so that files which hold none of these rows are skipped
+            commit_properties=_numbered(self._token, time),
+        )
+        columns = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names}
+        merge.when_matched_delete().when_not_matched_insert(columns, f"s.{_quoted(_OP)} = '{_IN}'").execute()
+
+    def _keyed(self, changes: pa.Table) -> pa.Table:
+        key = [*self._target.key]
+        once = pc.all(pc.equal(pc.abs(changes[DIFF]), 1)).as_py() is not False
+        if not once or changes.group_by(key).aggregate([]).num_rows != changes.num_rows:
+            raise self._target.failed(f"the key {key} does not tell the rows apart: name other columns, or none")
+        return changes
+
+    def _rest(self, removed: pa.Table) -> pa.Table:
+        """What is left of the rows that are removed. The table must hold at least as many."""
+        dataset = self._table.to_pyarrow_dataset(as_large_types=False)
+        rest = [removed]
+        for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_may_be(removed)):
+            rows = pa.Table.from_batches([batch]).cast(pa.schema([*removed.schema][:-1]))
+            counted = rows.append_column(removed.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
+            rest.append(_only(net(counted, self.name), removed, self.name))
+        left = net(pa.concat_tables(rest), self.name)
+        lacking = pc.sum(pc.less(left[DIFF], 0)).as_py()
+        if lacking:
+            why = f"{lacking} rows that are to be removed are not in the table: somebody else changed it"
+            raise self._target.failed(why)
+        return left
+
+    def _sync(self) -> None:
+        """The package does not. Data first, then the log, then their names."""
+        root = self._target.root
+        if root is None:
+            return
+        log = root / "_delta_log" / f"{self._table.version():020d}.json"
+        actions = [msgspec.json.decode(line, type=_Action) for line in log.read_bytes().splitlines()]
+        files = [root / action.add.path for action in actions if action.add is not None]
+        for path in (*files, log, log.parent, root):
+            _synced(path)
+
+
+def _numbered(token: str, time: int) -> CommitProperties:
+    return CommitProperties(app_transactions=[Transaction(token, time)])
+
+
+def _marked(rows: pa.Table, op: str) -> pa.Table:
+    return rows.append_column(pa.field(_OP, pa.string(), nullable=False), pa.repeat(pa.scalar(op), rows.num_rows))
+
+
+def _may_be(rows: pa.Table) -> pc.Expression | None:
+    """Which rows of the table are worth a look, by the first column that can be compared."""
+    for field in rows.schema:
+        if field.name != DIFF and (pa.types.is_integer(field.type) or pa.types.is_string(field.type)):
+            values = rows[field.name].combine_chunks().unique()
+            return pc.field(field.name).isin(values.drop_null()) | pc.field(field.name).is_null()
+    return None
+
+
+def _only(rows: pa.Table, wanted: pa.Table, where: str) -> pa.Table:
+    """The rows that are among the wanted ones: those that do not vanish if each of the wanted is there in excess."""
+    flood = np.full(wanted.num_rows, -(1 << 40), np.int64)
+    against = wanted.set_column(wanted.num_columns - 1, wanted.schema.field(DIFF), pa.array(flood))
+    mixed = net(pa.concat_tables([rows, against]), where)
+    diffs = mixed[DIFF].to_numpy()
+    at = np.flatnonzero((diffs < 0) & (diffs > -(1 << 40)))
+    found = mixed.take(pa.array(at))
+    return found.set_column(found.num_columns - 1, wanted.schema.field(DIFF), pa.array(diffs[at] + (1 << 40)))
+
+
+def _quoted(column: str) -> str:
+    return f"`{column.replace('`', '``')}`"
+
+
+def _synced(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,155 @@
+"""The files sink: a log of changes, one Parquet file per transaction.
+
+    <path>/_evertide.json                 whose log this is
+    <path>/00000000000000000007.parquet   the changes of transaction 7
+
+A file has the collection's columns, `__time` (the transaction) and `__diff` (how many of the row were added; negative:
+removed). Names sort as numbers do, so a reader that takes the files in order, and remembers the last, sees each
+transaction once. A file is there whole or not at all, and never changes (`evertide.store.blob`).
+
+Options: `path`, a directory, or `s3://bucket/prefix` with credentials in the environment. Whoever read files may delete
+them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evertide.errors import BlobMissing, EvertideError, SinkFailed
+from evertide.secrets import Secrets
+from evertide.shard.changes import DIFF, TIME
+from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.store.blob import Blob
+from evertide.store.local import LocalBlob
+from evertide.store.s3 import S3Blob
+
+__all__ = ["FilesSink", "prepare_files"]
+
+_MARK = "_evertide.json"
+_FILE = re.compile(r"(?P<number>[0-9]{20})\.parquet")
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    sink: str
+    collection: str
+    token: str
+
+
+def prepare_files(declaration: SinkDeclaration) -> Prepared:
+    options = declaration.reading_options(Secrets(declaration.base))
+    place = options.required("path", "./changes")
+    options.end()
+    target = _Target(declaration, place)
+    return Prepared(target.open, target.probe)
+
+
+class _Target:
+    def __init__(self, declaration: SinkDeclaration, place: str) -> None:
+        self._declaration = declaration
+        self._place = place if place.startswith("s3://") else str(declaration.base / place)
+
+    def probe(self) -> None:
+        """Nobody's files: a log of another sink is not gone on with."""
+        with self._told():
+            blob = self._blob()
+            if self._is_there() and (_found(blob) is not None or _numbers(blob)):
+                raise self._failed("there are files of another sink already: name a place of its own")
+
+    def open(self, token: str) -> FilesSink:
+        declaration = self._declaration
+        with self._told():
+            blob = self._blob()
+            if isinstance(blob, LocalBlob) and not self._is_there():
+                blob.make_root()
+            found = _found(blob)
+            if found is None and not _numbers(blob):
+                blob.put(_MARK, msgspec.json.encode(_Mark(declaration.name, declaration.collection, token)))
+            elif found is None or found.token != token:
+                raise self._failed("there are files of another sink already: name a place of its own")
+            return FilesSink(declaration.name, blob, self._place, is_new=found is None)
+
+    def _blob(self) -> Blob:
+        if self._place.startswith("s3://"):
+            parts = urlsplit(self._place)
+            return S3Blob(parts.netloc, parts.path)
+        root = Path(self._place)
+        if not root.parent.is_dir():
+            raise self._failed("the directory that it should lie in is not there")
+        return LocalBlob(root)
+
+    def _is_there(self) -> bool:
+        return self._place.startswith("s3://") or Path(self._place).exists()
+
+    def _failed(self, why: str) -> SinkFailed:
+        return SinkFailed(sink=self._declaration.name, where=self._place, why=why)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        with _as_failure(self._declaration.name, self._place):
+            yield
+
+
+class FilesSink:
+    def __init__(self, name: str, blob: Blob, place: str, *, is_new: bool) -> None:
+        self.name = name
+        self.remembers = is_new
+        """A log that we began knows all; in an older one, files may have been read and deleted."""
+        self._blob = blob
+        self._place = place
+        with _as_failure(name, place):
+            self._last = max(_numbers(blob), default=None)
+
+    def last(self) -> int | None:
+        return self._last
+
+    def write(self, time: int, changes: pa.Table) -> None:
+        if self._last is not None and time <= self._last:
+            return
+        with _as_failure(self.name, self._place):
+            self._blob.put(f"{time:020d}.parquet", _encoded(changes, time))
+        self._last = time
+
+    def close(self) -> None:
+        pass
+
+
+def _encoded(changes: pa.Table, time: int) -> bytes:
+    times = pa.array(np.full(changes.num_rows, time, np.int64))
+    told = changes.add_column(changes.schema.get_field_index(DIFF), pa.field(TIME, pa.int64(), nullable=False), times)
+    buffer = io.BytesIO()
+    pq.write_table(told, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _numbers(blob: Blob) -> list[int]:
+    found = (_FILE.fullmatch(entry.key) for entry in blob.list(""))
+    return [int(each["number"]) for each in found if each is not None]
+
+
+def _found(blob: Blob) -> _Mark | None:
+    try:
+        return msgspec.json.decode(blob.get(_MARK), type=_Mark)
+    except BlobMissing:
+        return None
+
+
+@contextmanager
+def _as_failure(sink: str, place: str) -> Iterator[None]:
+    try:
+        yield
+    except SinkFailed:
+        raise
+    except EvertideError as error:
+        raise SinkFailed(sink=sink, where=place, why=str(error)) from error
+    except msgspec.MsgspecError as error:
+        raise SinkFailed(sink=sink, where=place, why=f"{_MARK} cannot be read: {error}") from error

@@ -1,0 +1,141 @@
+"""The webhook sink: each transaction as an HTTP POST of JSON, at least once.
+
+    POST <url>
+    Content-Type: application/json
+    Idempotency-Key: <sink>-<token>-<transaction>-<request>
+
+    {"sink": "hook", "collection": "revenue", "transaction": 7, "request": 1, "requests": 1,
+     "changes": [{"diff": -1, "row": {"customer": "ann", "total": "10.00"}}, {"diff": 1, "row": {...}}]}
+
+A request may come again after a crash or a lost answer, with the same key and the same content: the receiver drops what
+it has. Requests come in order; a large transaction is several. Any answer of 2xx takes it. 408, 429, 5xx and no answer
+are tried again with growing waits; anything else, a redirection too, stalls the sink until somebody corrects it.
+
+Decimals are texts, times are in ISO 8601, binary is base64, and what JSON has no number for is "nan", "inf" or "-inf".
+Options: `url`, `timeout_s` (30), `rows` of one request at most (10,000), `header.<name>`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import SinkFailed
+from evertide.plain import plain
+from evertide.runtime import Runtime
+from evertide.secrets import Secrets
+from evertide.shard.changes import DIFF
+from evertide.sinks.contract import Prepared, SinkDeclaration
+
+__all__ = ["WebhookSink", "prepare_webhook"]
+
+_TRIES = 4
+_WAIT_S = 0.2
+_PASSING = {408, 425, 429}
+_SHOWN = 200
+
+
+def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
+    secrets = Secrets(declaration.base)
+    options = declaration.reading_options(secrets)
+    url = urlsplit(options.required("url", "https://example.org/hook"))
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise options.refusal("url", f"is {url.geturl()!r}: expected http://host/path or https://host/path")
+    if url.username is not None:
+        raise options.refusal("url", "has a user in it: say who calls by the option 'header.authorization'")
+    timeout_s = options.number("timeout_s", 30.0)
+    rows = options.integer("rows", 10_000, least=1)
+    headers = options.others("header.")
+    options.end()
+    for name, value in headers.items():
+        if not name.isascii() or not value.isprintable():
+            raise options.refusal(f"header.{name}", "cannot be sent: a header is one line of text")
+    call = _Call(url, headers, timeout_s or None, rows)
+    return Prepared(lambda token: WebhookSink(declaration, call, token, secrets))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    url: SplitResult
+    headers: Mapping[str, str]
+    timeout_s: float | None
+    rows: int
+
+
+class WebhookSink:
+    remembers = False
+
+    def __init__(self, declaration: SinkDeclaration, call: _Call, token: str, secrets: Secrets) -> None:
+        self.name = declaration.name
+        self._collection = declaration.collection
+        self._call = call
+        self._token = token
+        self._secrets = secrets
+        self._runtime: Runtime = declaration.runtime
+
+    def last(self) -> int | None:
+        """A receiver is not asked: what we recorded ourselves counts."""
+        return None
+
+    def write(self, time: int, changes: pa.Table) -> None:
+        requests = -(-changes.num_rows // self._call.rows)
+        for request in range(1, requests + 1):
+            some = changes.slice((request - 1) * self._call.rows, self._call.rows)
+            said = {
+                "sink": self.name,
+                "collection": self._collection,
+                "transaction": time,
+                "request": request,
+                "requests": requests,
+                "changes": [_change(row) for row in some.to_pylist(maps_as_pydicts="strict")],
+            }
+            self._post(f"{self.name}-{self._token}-{time}-{request}", msgspec.json.encode(said))
+
+    def close(self) -> None:
+        pass
+
+    def _post(self, key: str, body: bytes) -> None:
+        wait_s = _WAIT_S
+        for left in reversed(range(_TRIES)):
+            try:
+                status, answer = self._answer(key, body)
+            except (OSError, http.client.HTTPException) as error:
+                status, answer = 0, f"{type(error).__name__}: {error}"
+            if 200 <= status < 300:
+                return
+            if left == 0 or not (status == 0 or status in _PASSING or status >= 500):
+                told = answer if status == 0 else f"it answered {status}: {answer}"
+                where = self._secrets.hide(self._call.url.geturl())
+                raise SinkFailed(sink=self.name, where=where, why=self._secrets.hide(told))
+            self._runtime.sleep_s(wait_s * (0.5 + self._runtime.random()))
+            wait_s *= 2
+
+    def _answer(self, key: str, body: bytes) -> tuple[int, str]:
+        url, host = self._call.url, self._call.url.hostname or ""
+        if url.scheme == "https":
+            context = ssl.create_default_context()
+            called: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, url.port, timeout=self._call.timeout_s, context=context
+            )
+        else:
+            called = http.client.HTTPConnection(host, url.port, timeout=self._call.timeout_s)
+        path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        headers = {"content-type": "application/json", **self._call.headers, "idempotency-key": key}
+        try:
+            called.request("POST", path, body, headers)
+            answer = called.getresponse()
+            return answer.status, " ".join(answer.read(4 * _SHOWN).decode("utf-8", "replace").split())[:_SHOWN]
+        finally:
+            called.close()
+
+
+def _change(row: dict[str, Any]) -> dict[str, Any]:
+    diff = row.pop(DIFF)
+    return {"diff": diff, "row": plain(row)}

@@ -1,0 +1,180 @@
+"""A target in memory, and pipelines that write to it: what the tests of delivery share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.errors import SinkFailed
+from evertide.pipeline.pipeline import Pipeline
+from evertide.plan.properties import SinkProperties
+from evertide.settings import Settings
+from evertide.shard.changes import DIFF
+from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of
+
+__all__ = ["Bucket", "Killed", "Points", "die", "into", "is_right", "order", "shop", "sink", "told", "with_sink"]
+
+
+class Killed(BaseException):
+    """The process is gone at this point."""
+
+
+@dataclass
+class Points:
+    """The instants at which a process may die; it does at the chosen one."""
+
+    chosen: int = -1
+    passed: int = 0
+
+    def tick(self) -> None:
+        self.passed += 1
+        if self.passed == self.chosen:
+            raise Killed
+
+    @contextmanager
+    def around(self, *methods: str) -> Iterator[None]:
+        """Before and after each call of these: `module.Class.method`."""
+        with pytest.MonkeyPatch.context() as patch:
+            for method in methods:
+                place, _, name = method.rpartition(".")
+                module, _, owner = place.rpartition(".")
+                patch.setattr(method, self._ticking(getattr(getattr(import_module(module), owner), name)))
+            yield
+
+    def _ticking(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any, **named: Any) -> Any:
+            self.tick()
+            found = call(*given, **named)
+            self.tick()
+            return found
+
+        return called
+
+
+@dataclass
+class Bucket:
+    """A target that keeps what it got. Tests break it, and look inside."""
+
+    is_failing: bool = False
+    remembers: bool = True
+    token: str = ""
+    got: list[tuple[int, Counter[tuple[Any, ...]]]] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    opened: int = 0
+    declaration: SinkDeclaration | None = None
+    before: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+
+    @property
+    def numbers(self) -> list[int]:
+        return [time for time, _ in self.got]
+
+    def content(self) -> list[tuple[Any, ...]]:
+        total: Counter[tuple[Any, ...]] = Counter()
+        for _, delta in self.got:
+            for row, diff in delta.items():
+                total[row] += diff
+        assert min(total.values(), default=0) >= 0
+        return sorted(total.elements(), key=repr)
+
+    def open(self, token: str) -> _Opened:
+        if self.is_failing:
+            raise SinkFailed(sink="lake", where="bucket", why="it does not answer")
+        assert self.token in ("", token), "another sink's target"
+        self.token = token
+        self.opened += 1
+        return _Opened(self, self.remembers)
+
+
+@dataclass
+class _Opened:
+    bucket: Bucket
+    remembers: bool
+    name: str = "lake"
+
+    def last(self) -> int | None:
+        return max(self.bucket.numbers, default=None)
+
+    def write(self, time: int, changes: pa.Table) -> None:
+        bucket = self.bucket
+        if bucket.is_failing:
+            raise SinkFailed(sink="lake", where="bucket", why="it does not answer")
+        bucket.before()
+        assert changes.num_rows, "an empty transaction"
+        if time <= max(bucket.numbers, default=-1):
+            bucket.skipped.append(time)
+            return
+        rows = ({**each} for each in changes.to_pylist())
+        bucket.got.append((time, Counter({tuple(each.values()): diff for each in rows for diff in [each.pop(DIFF)]})))
+        bucket.after()
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def into(**buckets: Bucket) -> Iterator[None]:
+    """Pipelines that are opened in the block write to these, by the name of the sink."""
+
+    def prepare(declarations: Sequence[SinkDeclaration]) -> dict[str, Prepared]:
+        for one in declarations:
+            buckets[one.name].declaration = one
+        return {one.name: Prepared(buckets[one.name].open) for one in declarations}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evertide.pipeline.deliveries.prepare_sinks", prepare)
+        yield
+
+
+def sink(name: str = "lake", connector: str = "files", **options: str) -> SinkProperties:
+    return SinkProperties(name, connector, options, "shop.sql, line 3")
+
+
+def with_sink(view: SmallView, *sinks: SinkProperties, version: int = 1) -> SmallView:
+    return replace(view, sinks=sinks or (sink(),), version=version)
+
+
+def shop(
+    store: Storage,
+    *views: SmallView,
+    base: Path = Path(),
+    settings: Settings = SETTINGS,
+    threads: bool = False,
+    **options: Any,
+) -> Pipeline:
+    made = SmallEngine(options.pop("tables", (ORDERS, NOTES)), views or (with_sink(VIEWS["revenue"]),))
+    return open_pipeline(store, made, base=base, settings=settings, threads=threads, **options)
+
+
+def order(number: int, customer: str | None = "ann", amount: int | None = 10) -> Row:
+    return {"id": number, "customer": customer, "amount": amount}
+
+
+def told(pipeline: Pipeline, rows: list[Row] | None = None, deletes: list[Row] | None = None) -> int:
+    """One transaction of orders; without any, one that changes nothing for them."""
+    if rows or deletes:
+        pipeline.push("orders", rows or [], deletes=deletes or [])
+    else:
+        pipeline.push("notes", [{"text": "x"}])
+    return pipeline.commit()
+
+
+def die(pipeline: Pipeline) -> None:
+    """As `kill -9` does, and somebody noticed: nothing more is recorded."""
+    pipeline._writer.unregister()
+    pipeline._is_closed = True
+
+
+def is_right(pipeline: Pipeline, bucket: Bucket, view: str = "revenue") -> bool:
+    return bucket.content() == rows_of(pipeline, view)

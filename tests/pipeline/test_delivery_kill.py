@@ -1,0 +1,159 @@
+"""I9: the process dies at every point of delivery, and each target ends with each transaction once.
+
+Points are before and after every write to a target, every record of ours, and every change to a hold or a shard. After
+the death a new process opens the same storage and the same target, and goes on. A target in memory sees all points of a
+long history, in which the view is changed as well; real files and Delta tables see those of a short one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from evertide.pipeline.pipeline import Pipeline
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallView
+from tests.pipeline.kit import SETTINGS, VIEWS, Row, rows_of, storage
+from tests.pipeline.sink_kit import Bucket, Killed, Points, die, into, is_right, order, shop, sink, told, with_sink
+
+OURS = (
+    "evertide.pipeline.sink_record.SinkRecords.write",
+    "evertide.shard.shard.Shard.hold",
+    "evertide.shard.shard.Shard.release",
+    "evertide.shard.shard.Shard.finalize",
+)
+WRITES = {"files": "evertide.sinks.files.FilesSink.write", "delta": "evertide.sinks.delta.DeltaSink.write"}
+SMALL = replace(SETTINGS, compaction_fan_in=2)
+
+Step = tuple[list[Row], list[Row]]
+NOTHING: Step = ([], [])
+LONG: list[Step] = [
+    ([order(1), order(2, "bob", 20), order(3, None, None)], []),
+    NOTHING,
+    ([order(1, "ann", 5)], [{"id": 2}]),
+    ([order(4, "bob", 20)], []),
+]
+
+
+def doubled(view: SmallView) -> SmallView:
+    """The same columns, another content."""
+    return replace(
+        view,
+        function=lambda tables: [{**one, "amount": one["amount"] * 2} for one in view.function(tables)],
+        version=2,
+    )
+
+
+class Life:
+    """A pipeline that is opened again whenever it was killed."""
+
+    def __init__(self, kept: Storage, view: SmallView, base: Path = Path()) -> None:
+        self.kept, self.view, self.base = kept, view, base
+        self.p = self.opened()
+        self.deaths = 0
+
+    def opened(self) -> Pipeline:
+        return shop(self.kept, self.view, settings=SMALL, base=self.base)
+
+    def survives(self, act: Callable[[Pipeline], object]) -> None:
+        try:
+            act(self.p)
+        except Killed:
+            self.deaths += 1
+            die(self.p)
+            self.p = self.opened()
+            act(self.p)
+
+    def changed(self, view: SmallView) -> None:
+        self.p.close()
+        self.view = view
+        self.p = self.opened()
+
+    def step(self, step: Step) -> None:
+        told(self.p, *step)
+        self.survives(Pipeline.deliver_once)
+
+
+def history(points: Points, bucket: Bucket) -> int:
+    """How often it died: once, until all points were tried."""
+    view = with_sink(VIEWS["revenue"])
+    bucket.before = bucket.after = points.tick
+    life = Life(storage(), view)
+    with points.around(*OURS):
+        for at, step in enumerate(LONG):
+            life.step(step)
+            assert is_right(life.p, bucket), at
+        points.chosen, chosen = -1, points.chosen
+        life.changed(doubled(view))
+        points.chosen = chosen
+        for step in (NOTHING, LONG[0], LONG[2]):
+            life.step(step)
+            assert is_right(life.p, bucket)
+            for shard in life.p._runner.members.all().values():
+                shard.compact(life.p._writer)
+        life.survives(Pipeline.checkpoint)
+        life.step(LONG[0])
+    assert bucket.numbers == sorted(set(bucket.numbers))
+    assert bucket.skipped == []
+    ended = [shard for shard in life.p._runner.members.shards.names() if shard.startswith("revenue")]
+    finalized = [life.p._runner.members.shard(shard).log.read().state.finalized for shard in ended]
+    assert sorted(finalized) == [False, True]
+    life.p.close()
+    return life.deaths
+
+
+def test_i9_a_process_that_dies_at_any_point_delivers_each_transaction_once() -> None:
+    """Without `last`, what was written before the record would come twice; without the record of the move, it would not
+    be known which content a number stands for."""
+    points = Points()
+    with into(lake=(bucket := Bucket())):
+        assert history(points, bucket) == 0
+    undisturbed, last = bucket.got, points.passed
+    assert last > 50
+    for chosen in range(1, last + 1):
+        with into(lake=(bucket := Bucket())):
+            deaths = history(Points(chosen), bucket)
+        assert bucket.got == undisturbed, chosen
+        assert deaths <= 1
+    assert undisturbed[-1][0] == 8
+
+
+def content(base: Path, connector: str) -> list[tuple[object, ...]]:
+    if connector == "delta":
+        rows = DeltaTable(base / "target").to_pyarrow_table().to_pylist()
+        return sorted((tuple(row.values()) for row in rows), key=repr)
+    total: Counter[tuple[object, ...]] = Counter()
+    for row in pq.read_table(base / "target").to_pylist():
+        diff, _ = row.pop("__diff"), row.pop("__time")
+        total[tuple(row.values())] += diff
+    return sorted(total.elements(), key=repr)
+
+
+def real(points: Points, base: Path, connector: str) -> int:
+    view = with_sink(VIEWS["revenue"], sink("lake", connector, path="target"))
+    base.mkdir()
+    life = Life(storage(), view, base)
+    with points.around(*OURS[:1], WRITES[connector]):
+        for step in LONG:
+            life.step(step)
+            assert content(base, connector) == rows_of(life.p, "revenue")
+    [status] = life.p.status().sinks
+    assert (status.state, status.behind) == ("running", 0)
+    life.p.close()
+    return life.deaths
+
+
+@pytest.mark.parametrize("connector", sorted(WRITES))
+def test_i9_real_targets_hold_the_view_after_a_death_at_any_point(tmp_path: Path, connector: str) -> None:
+    """In particular between the write to the target and our own record of it: a second write would double rows."""
+    points = Points()
+    assert real(points, tmp_path / "0", connector) == 0
+    assert points.passed >= 12
+    for chosen in range(1, points.passed + 1):
+        assert real(Points(chosen), tmp_path / str(chosen), connector) == 1

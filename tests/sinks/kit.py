@@ -1,0 +1,120 @@
+"""What the tests of sinks share: a declaration, rows of all types, and changes of a collection at random."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.runtime import Runtime
+from evertide.shard.changes import DIFF, expand, net
+from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.registry import prepare_sinks
+from evertide.testing import ManualRuntime
+
+__all__ = ["SCHEMA", "Row", "changes", "declared", "next_changes", "prepared", "row", "same"]
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("name", pa.string()),
+        pa.field("ratio", pa.float64()),
+        pa.field("raw", pa.binary()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("local", pa.timestamp("us")),
+        pa.field("day", pa.date32()),
+        pa.field("small", pa.int8()),
+        pa.field("flag", pa.bool_()),
+        pa.field("items", pa.list_(pa.int64())),
+        pa.field("tags", pa.map_(pa.string(), pa.int64())),
+        pa.field("point", pa.struct([("x", pa.int64()), ("y", pa.string())])),
+    ]
+)
+_FLOATS = [1.5, float("nan"), 0.0, -0.0, float("inf"), None]
+
+
+def row(number: int | None, name: str | None = "a", ratio: float | None = 1.5) -> Row:
+    if number is None:
+        return dict.fromkeys(SCHEMA.names)
+    return {
+        "id": number,
+        "name": name,
+        "ratio": ratio,
+        "raw": b"\x00\xff",
+        "price": Decimal("12.30"),
+        "at": dt.datetime(2024, 2, 29, 12, 30, 1, 5, tzinfo=dt.UTC),
+        "local": dt.datetime(2024, 2, 29, 12, 30),  # noqa: DTZ001 - a time without zone is meant
+        "day": dt.date(1969, 12, 31),
+        "small": -3,
+        "flag": number % 2 == 0,
+        "items": [number, None],
+        "tags": [("k", number)],
+        "point": {"x": None, "y": name},
+    }
+
+
+def declared(
+    path: Path,
+    connector: str,
+    *,
+    schema: pa.Schema = SCHEMA,
+    key: tuple[str, ...] = (),
+    options: Mapping[str, str] | None = None,
+    runtime: Runtime | None = None,
+) -> SinkDeclaration:
+    given = {"path": "target"} if options is None else dict(options)
+    return SinkDeclaration(
+        "lake", "orders", schema, key, connector, given, "shop.sql, line 3", path, runtime or ManualRuntime()
+    )
+
+
+def prepared(declaration: SinkDeclaration) -> Prepared:
+    return prepare_sinks([declaration])[declaration.name]
+
+
+def changes(*rows: tuple[Row, int], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """As sinks get them."""
+    told = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)])
+    return net(pa.Table.from_pylist([{**one, DIFF: diff} for one, diff in rows], told))
+
+
+def next_changes(content: pa.Table, random: np.random.Generator, *, is_keyed: bool) -> pa.Table:
+    """Something that may follow a content: rows added, removed, updated; duplicates and NULLs if there is no key."""
+    present = [(each, each.pop(DIFF)) for each in content.to_pylist()]
+    given: list[tuple[Row, int]] = []
+    taken = {one["id"] for one, _ in present}
+    for one, count in present:
+        if random.random() < 0.4:
+            given.append((one, -1 if is_keyed else -int(random.integers(1, count + 1))))
+            if random.random() < 0.5:
+                update = row(one["id"], _one(random, ["b", "c", None]), _one(random, _FLOATS))
+                given.append((update, 1))
+    for _ in range(random.integers(0, 4)):
+        number = int(random.integers(1, 10))
+        if is_keyed and number in taken:
+            continue
+        taken.add(number)
+        new = row(number if is_keyed or random.random() < 0.8 else None, ratio=_one(random, _FLOATS))
+        given.append((new, 1 if is_keyed else int(random.integers(1, 3))))
+    return changes(*given)
+
+
+def _one(random: np.random.Generator, choices: Sequence[T]) -> T:
+    return choices[int(random.integers(len(choices)))]
+
+
+def same(found: pa.Table, content: pa.Table) -> bool:
+    """Whether a target holds what a collection holds: as a multiset, bit by bit."""
+    rows = found.select(content.schema.names[:-1]).cast(pa.schema([*content.schema][:-1]))
+    counted = rows.append_column(content.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
+    gone = content.set_column(content.num_columns - 1, content.schema.field(DIFF), pa.array(-content[DIFF].to_numpy()))
+    return bool(net(pa.concat_tables([counted, gone])).num_rows == 0) and expand(content).num_rows == rows.num_rows

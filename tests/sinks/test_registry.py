@@ -1,0 +1,133 @@
+"""Which sinks there are, how a script asks for them, and where secrets come from."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.plan.program import Program
+from evertide.plan.properties import SinkProperties, check_properties, sink_properties
+from evertide.secrets import Secrets
+from evertide.sinks.contract import SinkDeclaration
+from evertide.sinks.registry import CONNECTORS, prepare_sinks
+from tests.sinks.kit import SCHEMA, declared
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DELTA = {"evertide.sinks": "lake", "evertide.sink.lake.connector": "delta", "evertide.sink.lake.path": "x"}
+VIEW = "CREATE MATERIALIZED VIEW v TBLPROPERTIES ({}) AS SELECT 1 AS a"
+
+
+def test_sinks_are_properties_of_a_collection() -> None:
+    given = {
+        **DELTA,
+        "evertide.sinks": "lake, hook",
+        "evertide.sink.hook.connector": "WebHook",
+        "evertide.sink.hook.header.Authorization": "x",
+        "owner": "ann",
+    }
+    assert sink_properties(given, "shop.sql, line 3, view 'v'") == (
+        SinkProperties("lake", "delta", {"path": "x"}, "shop.sql, line 3"),
+        SinkProperties("hook", "webhook", {"header.authorization": "x"}, "shop.sql, line 3"),
+    )
+    assert sink_properties({"owner": "ann"}, "v") == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"evertide.sinks": "a b"}, "expected names"),
+        ({"evertide.sinks": ""}, "expected names"),
+        ({**DELTA, "evertide.sinks": "lake, lake"}, "each once"),
+        ({**DELTA, "evertide.sinks": "pond"}, "names no sink 'lake'; it names 'pond'"),
+        ({"evertide.sink.lake.path": "x"}, "names no sink 'lake'; it names none"),
+        ({"evertide.sinks": "lake"}, "needs 'evertide.sink.lake.connector'"),
+        ({"evertide.sink": "lake"}, r"no property 'evertide.sink'; known are .*'evertide.sinks'"),
+        ({**DELTA, "evertide.sink.lake": "x"}, "names no sink 'lake'"),
+    ],
+)
+def test_what_means_nothing_is_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        check_properties(given, is_view=True, where="v")
+
+
+def test_a_table_that_is_not_kept_has_nothing_to_write() -> None:
+    check_properties(DELTA, is_view=False, where="t")
+    with pytest.raises(InvalidInput, match="a table that is not kept cannot have sinks"):
+        check_properties({**DELTA, "evertide.keep": "none"}, is_view=False, where="t")
+
+
+def test_sinks_of_a_script_are_found_with_their_place(spark: SparkSession) -> None:
+    listed = ", ".join(f"'{name}' = '{value}'" for name, value in DELTA.items())
+    script = f"""CREATE TABLE t (a INT) TBLPROPERTIES ({listed.replace("lake", "pond")});
+    {VIEW.format(listed)}"""
+    program = Program(spark, script, "shop.sql")
+    assert program.sinks["t"][0].where == "shop.sql, line 1"
+    assert program.sinks["v"] == (SinkProperties("lake", "delta", {"path": "x"}, "shop.sql, line 2"),)
+    with pytest.raises(InvalidInput, match=r"shop.sql, line 1.*view 'v'.*names no sink 'pond'"):
+        Program(spark, VIEW.format(listed.replace("sink.lake", "sink.pond")), "shop.sql")
+
+
+def test_each_connector_can_be_found() -> None:
+    for name, place in CONNECTORS.items():
+        assert place.startswith("evertide.sinks."), name
+
+
+def test_connector_key_and_name_are_checked(tmp_path: Path) -> None:
+    files = declared(tmp_path, "files")
+    with pytest.raises(InvalidInput, match=r"shop.sql, line 3.*'ftp' is no connector that writes; there are .*files"):
+        prepare_sinks([replace(files, connector="ftp")])
+    with pytest.raises(InvalidInput, match="'orders' has a sink of that name already"):
+        prepare_sinks([files, replace(files, collection="others")])
+    with pytest.raises(InvalidInput, match=r"'key' is 'id, nme': expected some of 'id', 'name'"):
+        prepare_sinks([replace(files, options={"path": "x", "key": "id, nme"})])
+    with pytest.raises(InvalidInput, match="'paht' is no option of the connector 'files'; its options are path"):
+        prepare_sinks([replace(files, options={"path": "x", "paht": "y"})])
+    with pytest.raises(InvalidInput, match="'path' is missing"):
+        prepare_sinks([replace(files, options={"key": "ID, name"})])
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "evertide.sinks.delta", raising=False)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(InvalidInput, match=r"needs the package 'deltalake': pip install 'evertide\[delta\]'"):
+        prepare_sinks([declared(tmp_path, "delta")])
+
+
+def test_the_key_is_spelled_as_the_collection_spells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SinkDeclaration] = []
+    monkeypatch.setattr("evertide.sinks.files.prepare_files", seen.append)
+    prepare_sinks([declared(tmp_path, "files", key=("id",), options={"path": "x", "Key": "NAME, Day"})])
+    prepare_sinks([declared(tmp_path, "files", key=("id",), options={"path": "x"})])
+    assert [each.key for each in seen] == [("name", "day"), ("id",)]
+    assert seen[0].options == {"path": "x"}
+    assert set(seen[0].key) <= set(SCHEMA.names)
+
+
+def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("p@ss w/ord\n")
+    secrets = Secrets(tmp_path, {"TOKEN": "abc123"})
+    assert secrets.reveal("a ${ENV:TOKEN} b ${FILE:password}", "x") == "a abc123 b p@ss w/ord"
+    assert secrets.reveal("$ENV {plain}", "x") == "$ENV {plain}"
+    told = "abc123, p@ss w/ord, p%40ss%20w%2Ford, p%40ss+w%2Ford"
+    assert secrets.hide(told) == "***, ***, ***, ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("${ENV:GONE}", "the environment has no variable 'GONE'"),
+        ("${FILE:gone}", "the file 'gone' cannot be read"),
+        ("${ENV:EMPTY}", "ENV:EMPTY is empty"),
+        ("${VAULT:x}", "a secret is"),
+    ],
+)
+def test_a_secret_that_is_not_there_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=f"here.*{why}"):
+        Secrets(tmp_path, {"EMPTY": ""}).reveal(text, "here")

@@ -1,0 +1,151 @@
+"""The webhook sink, against a real server that fails, hangs, and loses its answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evertide.errors import InvalidInput, SinkFailed
+from evertide.sinks.contract import Sink
+from evertide.testing import ManualRuntime
+from tests.sinks.kit import changes, declared, prepared, row
+
+
+class Receiver:
+    """Answers as a script says, then with 200. `None`: it takes the request and never answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[int | None] = []
+        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.ended = threading.Event()
+        self.url = ""
+
+    @contextmanager
+    def serving(self) -> Iterator[Receiver]:
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                receiver.got.append((self.headers["idempotency-key"], body))
+                receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
+                answer = receiver.answers.pop(0) if receiver.answers else 200
+                if answer is None:
+                    receiver.ended.wait(20)
+                    return
+                told = f"you said {self.headers.get('authorization')}".encode()
+                self.send_response(answer)
+                self.send_header("content-length", str(len(told)))
+                self.send_header("location", "/elsewhere")
+                self.end_headers()
+                self.wfile.write(told)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_port}/hook?a=1"
+        try:
+            yield self
+        finally:
+            self.ended.set()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver().serving() as found:
+        yield found
+
+
+def opened(receiver: Receiver, path: Path, **options: str) -> Sink:
+    given = {"url": receiver.url, "timeout_s": "0.3", **options}
+    return prepared(declared(path, "webhook", options=given, runtime=ManualRuntime())).open("token")
+
+
+def test_a_transaction_is_a_request_with_its_number_as_key(receiver: Receiver, tmp_path: Path) -> None:
+    sink = opened(receiver, tmp_path, **{"header.x-shop": "corner"})
+    sink.write(7, changes((row(1, ratio=float("nan")), 1), (row(2), -2)))
+    [(key, body)] = receiver.got
+    assert key == "lake-token-7-1"
+    assert receiver.headers[0]["x-shop"] == "corner"
+    assert (body["sink"], body["collection"], body["transaction"], body["requests"]) == ("lake", "orders", 7, 1)
+    first, second = body["changes"]
+    assert (first["diff"], second["diff"]) == (1, -2)
+    assert first["row"]["ratio"] == "nan"
+    assert first["row"]["price"] == "12.30"
+    assert first["row"]["at"] == "2024-02-29T12:30:01.000005+00:00"
+    assert (first["row"]["raw"], first["row"]["tags"]) == ("AP8=", {"k": 1})
+
+
+def test_a_large_transaction_is_several_requests(receiver: Receiver, tmp_path: Path) -> None:
+    opened(receiver, tmp_path, rows="2").write(7, changes(*((row(number), 1) for number in range(5))))
+    assert [key for key, _ in receiver.got] == ["lake-token-7-1", "lake-token-7-2", "lake-token-7-3"]
+    assert [len(body["changes"]) for _, body in receiver.got] == [2, 2, 1]
+
+
+def test_failures_that_pass_are_tried_again_with_the_same_key(receiver: Receiver, tmp_path: Path) -> None:
+    """An error, an overload, and an answer that never comes: the receiver got it four times, and can tell."""
+    receiver.answers = [503, 429, None]
+    opened(receiver, tmp_path).write(7, changes((row(1), 1)))
+    assert len(receiver.got) == 4
+    assert {key for key, _ in receiver.got} == {"lake-token-7-1"}
+    assert all(body == receiver.got[0][1] for _, body in receiver.got)
+
+
+@pytest.mark.parametrize("answer", [301, 400, 401])
+def test_a_refusal_is_told_at_once(receiver: Receiver, tmp_path: Path, answer: int) -> None:
+    """A redirection as well: following it would turn the POST into something else."""
+    receiver.answers = [answer]
+    with pytest.raises(SinkFailed, match=f"it answered {answer}"):
+        opened(receiver, tmp_path).write(7, changes((row(1), 1)))
+    assert len(receiver.got) == 1
+
+
+def test_a_receiver_that_stays_away_stalls_the_sink(tmp_path: Path) -> None:
+    gone = Receiver()
+    with gone.serving():
+        pass
+    with pytest.raises(SinkFailed, match="ConnectionRefusedError"):
+        opened(gone, tmp_path).write(7, changes((row(1), 1)))
+
+
+def test_secrets_are_sent_and_never_said(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if the receiver repeats them in its answer."""
+    monkeypatch.setenv("HOOK_PASSWORD", "pa ss/word")
+    receiver.answers = [403]
+    sink = opened(receiver, tmp_path, **{"header.authorization": "Bearer ${ENV:HOOK_PASSWORD}"})
+    with pytest.raises(SinkFailed, match=r"you said Bearer \*\*\*") as said:
+        sink.write(7, changes((row(1), 1)))
+    assert receiver.headers[0]["authorization"] == "Bearer pa ss/word"
+    assert "pa ss" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "'url' is missing"),
+        ({"url": "ftp://x/y"}, "expected http"),
+        ({"url": "http://ann:pw@x/y"}, "has a user in it"),
+        ({"url": "http://x/y", "header.a": "b\r\nc: d"}, "one line of text"),
+        ({"url": "http://x/y", "rows": "0"}, "whole number from 1"),
+        ({"url": "http://x/y", "header": "x"}, "'header' is no option of the connector 'webhook'; its options are"),
+    ],
+)
+def test_what_means_nothing_is_refused(tmp_path: Path, options: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidInput, match=f"shop.sql, line 3, sink 'lake'.*{why}") as said:
+        prepared(declared(tmp_path, "webhook", options=options))
+    assert "pw" not in str(said.value)

@@ -1,0 +1,29 @@
+"""Rows and faults as one staged table, and back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from evertide.sources.contract import OP, SAME, UPSERT, Fault
+from evertide.sources.staged import FAULT, fault_text, unpacked
+
+
+def test_faults_come_back_in_their_places_and_with_their_keys() -> None:
+    texts = [None, fault_text("here", 2, "why", "raw", {"id": 2}), None, fault_text("here", 4, "why", "raw", None)]
+    ops = pa.array([UPSERT] * 4, pa.int8())
+    table = pa.table(
+        {"id": [1, 2, 3, 4], OP: ops, SAME: pa.array([None] * 3 + ['["x"]']), "__xid": [7] * 4, FAULT: texts}
+    )
+    found = unpacked("orders", table)
+    assert found.rows.column_names == ["id", OP, SAME]
+    assert found.rows.column("id").to_pylist() == [1, 3]
+    assert list(found.faults) == [
+        Fault("orders", "here", 2, "why", "raw", {"id": 2}, after=1),
+        Fault("orders", "here", 4, "why", "raw", None, after=2),
+    ]
+
+
+def test_rows_without_faults_are_as_they_are() -> None:
+    table = pa.table({"id": [1], OP: pa.array([UPSERT], pa.int8())})
+    assert unpacked("orders", table).rows.equals(table)
+    assert unpacked("orders", table.append_column(FAULT, pa.array([None], pa.string()))).rows.equals(table)

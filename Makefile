@@ -11,12 +11,12 @@ VENV = .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: help setup check test bench demo soak lock clean
+.PHONY: help setup check test bench bench-full demo soak lock clean
 .NOTPARALLEL:
 
 help: ## Say what can be made
 	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10] [ARGS=...]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## Make .venv as requirements.lock says, if it is not so yet
 
@@ -43,6 +43,10 @@ test: setup ## Run the tests
 bench: setup ## Measure
 	@sh tools/preflight.sh java
 	$(BIN)/python -m bench
+
+bench-full: setup ## Measure views with histories of 100 million events, too; takes hours
+	@sh tools/preflight.sh java
+	$(BIN)/python -m bench refresh --full
 
 demo: setup ## Run a live demo: an auction house and its views; end it with Ctrl-C
 	@sh tools/preflight.sh java

@@ -46,8 +46,12 @@ class Intake:
         return inputs, batches
 
     def is_idle(self) -> bool:
-        """Whether no source has anything left, as far as they know: not if storage or one of them only stalls."""
-        waiting = (source.is_waiting for source in self._runner.sources.values() if isinstance(source, Waiting))
+        """Whether no source has anything left, as far as they know. One that stalls is told of, and not waited for."""
+        waiting = (
+            source.is_waiting
+            for name, source in self._runner.sources.items()
+            if isinstance(source, Waiting) and name not in self.stalled
+        )
         return "" not in self.stalled and not any(waiting)
 
     def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:

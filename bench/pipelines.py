@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,7 @@ def _checkpoint(opened: Pipeline, known: set[str] | dict[str, int]) -> tuple[flo
 
 def _replay(opened: Pipeline, events: _Events, size: PipelineSize, place: Path, spark: Any) -> list[Figure]:
     """The same transactions, made and then replayed after a crash."""
-    made = []
-    for _ in range(size.replayed):
-        chunk = events.transaction()
-        made.append(_timed(lambda chunk=chunk: _commit(opened, chunk)))  # type: ignore[misc]
+    made = [_timed(partial(_commit, opened, events.transaction())) for _ in range(size.replayed)]
     opened.close(checkpoint=False)
     taken: list[float] = []
     last = [time.perf_counter()]

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.errors import BlobMissing, Diverged, InvalidInput, RecordDamaged, StorageFull
+from evertide.errors import BlobMissing, Diverged, InvalidInput, RecordDamaged, StorageFull, UnsupportedFormat
+from evertide.pipeline.opening import _fitting
 from evertide.pipeline.pipeline import Pipeline
 from evertide.store.faulty import Fault, Faults, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
@@ -306,3 +307,17 @@ def test_c11_the_older_of_two_checkpoints_always_finds_its_journal_and_its_times
     with open_pipeline(kept, engine("revenue", tables=(kept_less(ORDERS), NOTES))) as p:
         assert p.time == 29
         assert rows_of(p, "revenue") == expected
+
+
+def test_j8_state_of_another_version_is_refused_by_its_number() -> None:
+    """Before anything of it is decoded: half of a state would be worse than none."""
+    kept = storage()
+    with open_pipeline(kept) as p:
+        fill(p, 1, 2)
+        state = p._checkpointing._draft(p.definition).state
+        restored = p._hosts.checkpoints.restore(p._writer)
+    assert restored is not None
+    assert _fitting(restored, p.definition, {}) is not None
+    newer = replace(restored, state=bytes([state[0] + 1]) + state[1:])
+    with pytest.raises(UnsupportedFormat, match="found=2"):
+        _fitting(newer, p.definition, {})

@@ -11,7 +11,7 @@ what does not depend on it (J12).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +27,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.retry import PatientBlob
+from evertide.store.sealed import seal
 
 __all__ = ["CohortState", "Machine", "MachineState", "culprit", "state_store"]
 
@@ -40,14 +41,13 @@ class CohortState(msgspec.Struct, frozen=True):
 
 
 class MachineState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps besides the parts; version 1."""
+    """What a checkpoint keeps besides the parts: sealed, so that another version is refused by its number."""
 
     time: int
     cohorts: tuple[CohortState, ...]
     tables: dict[str, Manifest]
     shards: dict[str, str]
     """Of the tables, by name."""
-    version: int = 1
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Machine:
         )
         manifests = self.tables.save()
         parts = [part for _, several in saved for part in several] + parts_of(manifests.values())
-        return msgspec.msgpack.encode(MachineState(self.time, cohorts, manifests, dict(tables))), parts
+        return seal(MachineState(self.time, cohorts, manifests, dict(tables))), parts
 
     def parts(self) -> list[StatePart]:
         found = [part for cohort in self.cohorts for part in cohort.parts()]
@@ -131,23 +131,28 @@ def state_store(blob: Blob, writer: str, runtime: Runtime, settings: Settings) -
 
 def culprit(cohort: Cohort, deltas: Mapping[str, pa.Table]) -> str:
     """The row that makes the cohort fail, found by halves; empty if no single one does."""
-    pieces = [(name, delta.slice(at, 1)) for name, delta in deltas.items() for at in range(delta.num_rows)]
-    while len(pieces) > 1:
-        half = pieces[: len(pieces) // 2]
-        if cohort.fails(_together(half)):
-            pieces = half
-        elif cohort.fails(_together(pieces[len(half) :])):
-            pieces = pieces[len(half) :]
+    first, last = 0, sum(delta.num_rows for delta in deltas.values())
+    while last - first > 1:
+        middle = (first + last) // 2
+        if cohort.fails(_stretch(deltas, first, middle)):
+            last = middle
+        elif cohort.fails(_stretch(deltas, middle, last)):
+            first = middle
         else:
             return ""
-    if not pieces or not cohort.fails(_together(pieces)):
+    found = _stretch(deltas, first, last)
+    if not found or not cohort.fails(found):
         return ""
-    name, row = pieces[0]
+    [(name, row)] = found.items()
     return f"table {name!r}, row {row.to_pylist()[0]}"
 
 
-def _together(pieces: Sequence[tuple[str, pa.Table]]) -> dict[str, pa.Table]:
-    found: dict[str, list[pa.Table]] = {}
-    for name, row in pieces:
-        found.setdefault(name, []).append(row)
-    return {name: pa.concat_tables(rows) for name, rows in found.items()}
+def _stretch(deltas: Mapping[str, pa.Table], first: int, last: int) -> dict[str, pa.Table]:
+    """The rows with these numbers, all deltas being counted through."""
+    found, before = {}, 0
+    for name, delta in deltas.items():
+        start, end = max(first - before, 0), min(last - before, delta.num_rows)
+        if start < end:
+            found[name] = delta.slice(start, end - start)
+        before += delta.num_rows
+    return found

@@ -62,6 +62,7 @@ from evertide.sources.contract import Source
 from evertide.store.meta import Meta
 from evertide.store.paths import PIPELINE
 from evertide.store.retry import reading
+from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
 
 __all__ = ["Hosts", "OnProgress", "open_runner", "positions"]
@@ -180,7 +181,7 @@ def _state(hosts: Hosts, known: Definition, tables: Mapping[str, DeclaredTable],
 def _fitting(restored: Restored, known: Definition, tables: Mapping[str, DeclaredTable]) -> MachineState | None:
     for skipped in restored.skipped:
         logger.error("checkpoint %d is damaged and was not used: %s", skipped.entry.number, skipped.error)
-    state = msgspec.msgpack.decode(restored.state, type=MachineState)
+    state = unseal(restored.state, MachineState, f"state of checkpoint {restored.entry.number}")
     moved = [name for name in tables if name in state.shards and known.tables[name].shard != state.shards[name]]
     if moved:
         logger.warning("the tables %s were changed since the checkpoint: all state is computed anew", moved)

@@ -305,7 +305,7 @@ class Pipeline:
         members, journal = self._runner.members, self._hosts.journal
         stalled = stall(self.storage.meta, journal, members, self._runtime, self.settings)
         found = self._problems() if stalled is None else [*self._problems(), stalled]
-        first = self._foremost() if found == self._problems() else found[0]
+        first = found[0] if found else self._foremost()
         where = positions(self._runner)
         return Status(
             state=first.state,

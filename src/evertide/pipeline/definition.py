@@ -37,6 +37,7 @@ __all__ = [
     "evolved",
     "read_definition",
     "shard_name",
+    "tables_under",
 ]
 
 
@@ -94,19 +95,13 @@ class Definition(msgspec.Struct, frozen=True):
     def touched(self, tables: set[str], time: int) -> list[str]:
         """Views that failed before a time, and are made of one of these tables."""
         failed = {name: self.views[name].away for name in self.away("failed")}
-        return [name for name, away in failed.items() if away and away.time < time and self.tables_under(name) & tables]
+        before = [name for name, away in failed.items() if away is not None and away.time < time]
+        return [name for name in before if tables_under(self.views, name) & tables]
 
     def members(self) -> tuple[str, ...]:
         """The shards that every transaction moves on."""
         tables = (table.shard for table in self.tables.values() if table.is_declared and table.shard)
         return (*tables, *(view.shard for view in self.live().values()), self.errors)
-
-    def tables_under(self, view: str) -> set[str]:
-        """The tables that a view is made of, directly or by way of other views."""
-        found: set[str] = set()
-        for name in self.views[view].reads:
-            found |= self.tables_under(name) if name in self.views else {name}
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +119,14 @@ class Evolution:
 
     def is_nothing(self) -> bool:
         return self == Evolution()
+
+
+def tables_under(views: Mapping[str, DeclaredView] | Mapping[str, ViewRecord], view: str) -> set[str]:
+    """The tables that a view is made of, directly or by way of other views."""
+    found: set[str] = set()
+    for name in views[view].reads:
+        found |= tables_under(views, name) if name in views else {name}
+    return found
 
 
 def read_definition(meta: Meta) -> tuple[int, Definition | None]:

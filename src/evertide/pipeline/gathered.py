@@ -24,7 +24,7 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.shard.columns import Longs
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 
-__all__ = ["Gathered", "Letter", "completed", "gathered", "json_text"]
+__all__ = ["Gathered", "Letter", "aligned", "completed", "gathered", "json_text"]
 
 _OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 _SAME_FIELD = pa.field(SAME, pa.string())
@@ -91,7 +91,7 @@ def gathered(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> Gathe
     letters: list[Letter] = []
     schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
     for source, batch in batches:
-        rows, bad = _checked(table, _aligned(batch.rows, schema), source)
+        rows, bad = _checked(table, aligned(batch.rows, schema), source)
         known = sorted([*batch.faults, *bad], key=lambda fault: fault.after)
         keyed = [fault for fault in known if fault.key is not None] if table.key else []
         pieces.append(_interleaved(table, rows, keyed))
@@ -138,8 +138,8 @@ def _since_truncate(made: Gathered) -> Gathered:
     )
 
 
-def _aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows that were staged before the table got further columns have none of those."""
+def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema; rows of a time before the table got further ones have NULL in those."""
     have = set(rows.schema.names)
     columns = [
         rows.column(field.name) if field.name in have else pa.nulls(rows.num_rows, field.type) for field in schema

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
 from evertide.journal.records import Content
-from evertide.pipeline.definition import Away, ViewRecord, shard_name
+from evertide.pipeline.definition import Away, ViewRecord, shard_name, tables_under
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.members import Members, at_time
 from evertide.pipeline.runner import Runner
@@ -52,7 +52,7 @@ def hydrated_cohort(
     cohort = engine.cohort(views, store, None)
     if time == 0:
         return cohort, {}
-    tables = sorted({table for view in views for table in _tables_under(engine, view)})
+    tables = sorted({table for view in views for table in tables_under(engine.views, view)})
     _check_kept(engine, tables, views)
     return cohort, cohort.step({name: members.table_content(name, time) for name in tables})
 
@@ -122,7 +122,7 @@ class Backfill:
 
     def _held(self, members: Members) -> list[Shard]:
         engine = self._runner.machine.engine
-        tables = {table for view in self._left for table in _tables_under(engine, view)}
+        tables = {table for view in self._left for table in tables_under(engine.views, view)}
         shards = [members.collection(name) for name in sorted(tables)] if self._time else []
         for shard in shards:
             shard.hold(self._hold, self._time - 1)
@@ -201,14 +201,7 @@ def view_record(engine: Engine, name: str, shard: str, away: Away | None = None)
 
 def check_computable(engine: Engine, views: Collection[str]) -> None:
     """Refuse views that cannot be computed from what is stored."""
-    _check_kept(engine, sorted({table for view in views for table in _tables_under(engine, view)}), views)
-
-
-def _tables_under(engine: Engine, view: str) -> set[str]:
-    found: set[str] = set()
-    for name in engine.views[view].reads:
-        found |= _tables_under(engine, name) if name in engine.views else {name}
-    return found
+    _check_kept(engine, sorted({table for view in views for table in tables_under(engine.views, view)}), views)
 
 
 def _check_kept(engine: Engine, tables: Collection[str], views: Collection[str]) -> None:

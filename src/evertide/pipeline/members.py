@@ -71,7 +71,9 @@ class Members:
 
     def table_content(self, table: str, upper: int) -> pa.Table:
         """The rows of a kept table, with their counts, before a time."""
-        shard = self.collection(table)
+        return self.content(self.collection(table), upper)
+
+    def content(self, shard: Shard, upper: int) -> pa.Table:
         if upper == 0:
             return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
         with shard.snapshot(upper - 1) as found:

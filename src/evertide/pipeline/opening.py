@@ -41,6 +41,7 @@ from evertide.pipeline.definition import (
     shard_name,
 )
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
+from evertide.pipeline.gathered import aligned
 from evertide.pipeline.hydration import (
     Backfill,
     check_computable,
@@ -271,31 +272,15 @@ def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> T
     """The table's shard, with what it holds; and its rows by key."""
     content = None
     if table.is_kept and known is not None:
-        content = _widened(_last_content(runner, known), table.schema)
+        shard_before = runner.members.shard(known.shard)
+        before = runner.members.content(shard_before, shard_before.upper)
+        content = aligned(before, pa.schema([*table.schema, before.schema.field(DIFF)]))
     shard = ""
     if table.is_kept:
         shard = shard_name(table.name, runner.runtime.new_id())
         runner.members.create(shard, table.schema, content, runner.time, runner.writer)
     runner.machine.tables.add(table, content)
     return TableRecord(table.schema.serialize().to_pybytes(), table.key, table.connector, shard)
-
-
-def _last_content(runner: Runner, known: TableRecord) -> pa.Table:
-    """Of a table that was away, what it held last."""
-    shard = runner.members.shard(known.shard)
-    if shard.upper == 0:
-        return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
-    with shard.snapshot(shard.upper - 1) as found:
-        return found.to_arrow()
-
-
-def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    have = set(rows.schema.names)
-    columns = [
-        rows.column(field.name) if field.name in have else pa.nulls(rows.num_rows, field.type) for field in schema
-    ]
-    fields = [*schema, pa.field(DIFF, pa.int64(), nullable=False)]
-    return pa.Table.from_arrays([*columns, rows.column(DIFF)], schema=pa.schema(fields))
 
 
 def _complete(runner: Runner, progress: OnProgress) -> None:

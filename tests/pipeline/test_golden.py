@@ -1,0 +1,61 @@
+"""What pipelines store is read as it was written, by every later version; `EVERTIDE_GOLDEN=write` writes it anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evertide.flow.manifest import Manifest
+from evertide.flow.state_part import PartEntry
+from evertide.pipeline.definition import Away, Definition, TableRecord, ViewRecord
+from evertide.pipeline.health import Health
+from evertide.pipeline.machine import CohortState, MachineState
+from evertide.store.sealed import seal, unseal
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PART = PartEntry(
+    key="state/orders.keyed3/0123456789abcdef-00000001.parquet",
+    rows=3,
+    bytes=4321,
+    checksum="00112233445566778899aabbccddeeff",
+    footer_bytes=99,
+    footer_checksum="0011223344556677",
+    index=b"\x01\x02",
+)
+RECORDS: dict[str, msgspec.Struct] = {
+    "definition": Definition(
+        generation=3,
+        tables={
+            "orders": TableRecord(b"schema", ("id",), "csv", "orders.01234567"),
+            "zß€": TableRecord(b"schema", (), "", "", is_declared=False),
+        },
+        views={
+            "revenue": ViewRecord(b"schema", "f" * 32, ("orders",), "revenue.89abcdef"),
+            "share": ViewRecord(b"s", "0" * 32, ("orders",), "", Away("failed", 2**40, "division by zero", 1.5)),
+        },
+        sources=("push", "orders"),
+        fingerprint="e" * 32,
+        change="0123456789abcdef",
+    ),
+    "health": Health("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
+    "machine-state": MachineState(
+        time=2**40,
+        cohorts=(CohortState({"revenue": "revenue.89abcdef"}, b"state"),),
+        tables={"orders.keyed3": Manifest("orders.keyed3", b"schema", ("id",), ((PART,), ()))},
+        shards={"orders": "orders.01234567", "zß€": ""},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records(name: str) -> None:
+    value = RECORDS[name]
+    path = GOLDEN / f"record-{name}-v1.bin"
+    if os.environ.get("EVERTIDE_GOLDEN") == "write":
+        path.write_bytes(seal(value))
+    stored = path.read_bytes()
+    assert unseal(stored, type(value), "there") == value
+    assert seal(value) == stored

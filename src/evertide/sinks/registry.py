@@ -21,7 +21,7 @@ CONNECTORS: Mapping[str, str] = MappingProxyType(
     {
         "delta": "evertide.sinks.delta:prepare_delta",
         "files": "evertide.sinks.files:prepare_files",
-        "kafka": "evertide.sinks.kafka:prepare_kafka",
+        "kafka": "evertide.sinks.kafka.sink:prepare_kafka",
         "webhook": "evertide.sinks.webhook:prepare_webhook",
     }
 )

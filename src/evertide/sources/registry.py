@@ -18,7 +18,7 @@ from evertide.sources.contract import OP, Source, Staging, TableDeclaration
 from evertide.sources.datagen import open_datagen
 from evertide.sources.files import FORMATS, open_files
 from evertide.sources.nexmark import nexmark_name, open_nexmark
-from evertide.sources.postgres import open_postgres, postgres_name
+from evertide.sources.postgres.connector import open_postgres, postgres_name
 
 __all__ = ["CONNECTORS", "PUSHED", "Connector", "open_sources"]
 
@@ -56,7 +56,7 @@ CONNECTORS: Mapping[str, Connector] = MappingProxyType(
         "datagen": Connector(open_datagen),
         "files": Connector(open_files),
         **dict.fromkeys(FORMATS, Connector(open_files)),
-        "kafka": Connector(_extra("evertide.sources.kafka:open_kafka", "kafka")),
+        "kafka": Connector(_extra("evertide.sources.kafka.source:open_kafka", "kafka")),
         "nexmark": Connector(open_nexmark, nexmark_name),
         "postgres": Connector(None, postgres_name, open_postgres),
     }

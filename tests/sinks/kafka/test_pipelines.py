@@ -19,7 +19,7 @@ from confluent_kafka import Producer, TopicPartition
 from evertide.errors import SourceChanged
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
-from evertide.sinks.kafka import KafkaSink
+from evertide.sinks.kafka.sink import KafkaSink
 from evertide.sources.chance import Chance
 from tests.pipeline.kit import crash, rows_of
 from tests.servers.kafka import KafkaBroker
@@ -195,7 +195,7 @@ def wait_for(what: str, is_so: Any, limit_s: float = 40.0) -> None:
 def test_a_broker_that_restarts_shows_in_status_and_nothing_is_lost(
     kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertide.sinks.kafka._PATIENCE_S", 2.0)
+    monkeypatch.setattr("evertide.sinks.kafka.sink._PATIENCE_S", 2.0)
     given, taken = new_topic(kafka_broker), new_topic(kafka_broker)
     with open_worker(tmp_path / "s", kafka_broker.brokers, given, taken) as p:
         running = threading.Thread(target=p.run)

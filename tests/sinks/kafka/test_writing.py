@@ -103,7 +103,7 @@ def test_the_number_is_found_however_much_others_wrote_after_it(
     assert other.last() is None, "what others wrote is not ours"
     sink.close()
     other.close()
-    monkeypatch.setattr("evertide.sinks.kafka_end._LOOK_BACK_MAX", 200)
+    monkeypatch.setattr("evertide.sinks.kafka.end._LOOK_BACK_MAX", 200)
     sink = opened(kafka_broker, topic)
     assert sink.last() is None
     assert "none of the last 200 records" in caplog.text
@@ -230,7 +230,7 @@ def test_what_the_sink_writes_the_source_reads(kafka_broker: KafkaBroker) -> Non
 def test_a_broker_that_is_away_fails_the_sink_and_a_later_one_goes_on(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertide.sinks.kafka._PATIENCE_S", 2.0)
+    monkeypatch.setattr("evertide.sinks.kafka.sink._PATIENCE_S", 2.0)
     topic = new_topic(kafka_broker)
     sink = opened(kafka_broker, topic)
     sink.write(1, changes(("ann", 1, 1)))

@@ -7,8 +7,8 @@ from confluent_kafka import TopicPartition
 
 from evertide.errors import SourceChanged, SourceFailed
 from evertide.sources.contract import Limit, Offer, Source
-from evertide.sources.kafka import KafkaSource
-from evertide.sources.kafka_fetch import Lost
+from evertide.sources.kafka.fetch import Lost
+from evertide.sources.kafka.source import KafkaSource
 from tests.servers.kafka import KafkaBroker
 from tests.sources.kafka.kit import (
     LIMIT,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
-from evertide.sources.kafka_place import START, Piece, Range, Records, position_text, read_position
+from evertide.sources.kafka.place import START, Piece, Range, Records, position_text, read_position
 
 POSITION = '{"version":1,"topic_id":"RQeEICEMTyqZi5uOKQGrIw","next":{"0":17,"1":4,"10":0}}'
 PIECE = '{"topic_id":"id","ranges":[[0,5,17,3,"abc"]],"lost":[[1,2,4]]}'

@@ -15,9 +15,9 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.tables import ERRORS
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.postgres_messages import parse_lsn
-from evertide.sources.postgres_positions import Position
-from evertide.sources.postgres_source import PostgresSource
+from evertide.sources.postgres.messages import parse_lsn
+from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.source import PostgresSource
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage

@@ -11,8 +11,8 @@ import pytest
 from evertide.errors import InvalidInput, SourceFailed
 from evertide.journal.records import Staged
 from evertide.sources.contract import DELETE, OP, TRUNCATE, UPSERT, TableDeclaration
-from evertide.sources.postgres_catalog import RemoteColumn, Target
-from evertide.sources.postgres_messages import (
+from evertide.sources.postgres.catalog import RemoteColumn, Target
+from evertide.sources.postgres.messages import (
     UNCHANGED,
     Begin,
     Change,
@@ -30,9 +30,9 @@ from evertide.sources.postgres_messages import (
     parse_lsn,
     status_update,
 )
-from evertide.sources.postgres_server import Address, TableName
-from evertide.sources.postgres_transactions import Done, Room, Transactions
-from evertide.sources.postgres_types import PgType
+from evertide.sources.postgres.server import Address, TableName
+from evertide.sources.postgres.transactions import Done, Room, Transactions
+from evertide.sources.postgres.types import PgType
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("note", pa.string())])
 

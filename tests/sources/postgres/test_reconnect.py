@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from evertide.runtime import SystemRuntime
-from evertide.sources.postgres_feed import Feed
+from evertide.sources.postgres.feed import Feed
 from tests.pipeline.kit import storage
 from tests.sources.postgres.kit import ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
 from tests.sources.postgres.server import Database, LogicalServer, running_logical
@@ -116,7 +116,7 @@ def test_a_slot_that_cannot_be_made_yet_is_told_and_does_not_hold_up_the_end(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server waits for a transaction that somebody left open. In silence, nobody would know."""
-    monkeypatch.setattr("evertide.sources.postgres_feed._MAKING_S", 0.2)
+    monkeypatch.setattr("evertide.sources.postgres.feed._MAKING_S", 0.2)
     db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     with psycopg.connect(db.dsn) as other:
         other.execute("INSERT INTO orders VALUES (2, 'b', 2)")
@@ -132,7 +132,7 @@ def test_a_slot_that_cannot_be_made_yet_is_told_and_does_not_hold_up_the_end(
 
 def test_a_table_that_leaves_the_publication_is_noticed(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream says nothing of it: without a look at the catalog, its changes would be missing in silence."""
-    monkeypatch.setattr("evertide.sources.postgres_follower._CHECK_S", 0.2)
+    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.2)
     db.run(ORDERS_SQL, "CREATE TABLE lines (id bigint PRIMARY KEY, customer text, amount bigint)")
     with Feeding(db, table(db), table(db, name="lines")) as f:
         f.until_streaming()

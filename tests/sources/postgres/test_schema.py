@@ -71,7 +71,7 @@ def test_a_source_that_is_stuck_says_so_all_the_time(db: Database, monkeypatch: 
 
     If the connection alone ended the problem, the status would say `running` in between.
     """
-    monkeypatch.setattr("evertide.sources.postgres_feed._BACKOFF_S", (0.001, 0.002))
+    monkeypatch.setattr("evertide.sources.postgres.feed._BACKOFF_S", (0.001, 0.002))
     with started(db) as f:
         with db.connection.transaction():
             db.run("ALTER TABLE orders ALTER amount TYPE int", "INSERT INTO orders VALUES (3, 'c', 3)")

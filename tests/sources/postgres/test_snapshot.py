@@ -8,8 +8,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from evertide.sources.postgres_feed import Feed
-from evertide.sources.postgres_ready import Entry
+from evertide.sources.postgres.feed import Feed
+from evertide.sources.postgres.ready import Entry
 from tests.pipeline.kit import SETTINGS
 from tests.sources.postgres.kit import ORDERS_SQL, Feeding, table
 from tests.sources.postgres.server import Database

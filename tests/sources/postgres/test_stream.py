@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from evertide.sources.postgres_stream import Replication
+from evertide.sources.postgres.stream import Replication
 from tests.sources.postgres.kit import ID, ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
 from tests.sources.postgres.server import Database
 
@@ -161,14 +161,14 @@ def test_j10_a_transaction_that_was_bound_is_dropped_when_it_comes_again(
     with Feeding(db, notes) as f:
         f.until(lambda: f.position.at == "stream")
         f.until_streaming()
-        monkeypatch.setattr("evertide.sources.postgres_stream.Replication.tell", lambda *_, **__: None)
+        monkeypatch.setattr("evertide.sources.postgres.stream.Replication.tell", lambda *_, **__: None)
         told = db.confirmed()
         for number in range(5):
             db.run(f"INSERT INTO notes VALUES ('{number}')")
         f.until_equal("SELECT text FROM notes", "notes")
         assert db.confirmed() == told
         monkeypatch.undo()
-        started = "evertide.sources.postgres_feed.Replication"
+        started = "evertide.sources.postgres.feed.Replication"
         monkeypatch.setattr(started, lambda server, slot, publication, _: Replication(server, slot, publication, 0))
         f.again()
         db.run("INSERT INTO notes VALUES ('new')")

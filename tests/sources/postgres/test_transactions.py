@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evertide.sources.postgres_transactions import Transactions
+from evertide.sources.postgres.transactions import Transactions
 from tests.sources.postgres.kit import ORDERS_SQL, Feeding, table
 from tests.sources.postgres.server import Database
 

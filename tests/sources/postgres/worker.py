@@ -25,7 +25,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.postgres_positions import Position
+from evertide.sources.postgres.positions import Position
 from evertide.store.open import open_storage
 from evertide.testing.small_engine import SmallEngine
 

@@ -1,7 +1,7 @@
 """The thread that receives: it makes slot and snapshot, follows the stream, and comes back whatever ends a connection.
 
 A *session* is one connection's life. It goes on from where the queue ends, not from what is bound: what waits there
-needs no second journey (`evertide.sources.postgres_follower`).
+needs no second journey (`evertide.sources.postgres.follower`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import psycopg
 from evertide.errors import EvertideError, InvalidInput, SourceFailed
 from evertide.runtime import Runtime
 from evertide.sources.contract import Staging, TableDeclaration
-from evertide.sources.postgres_catalog import Target, check_server, checked_tables
-from evertide.sources.postgres_follower import Anew, FeedOptions, Follower
-from evertide.sources.postgres_messages import lsn_text
-from evertide.sources.postgres_positions import Position
-from evertide.sources.postgres_ready import Entry, Queue
-from evertide.sources.postgres_server import Server, TableName, check_slot, find_slot
-from evertide.sources.postgres_snapshot import chunks, ensure_publication, make_slot
-from evertide.sources.postgres_stream import Replication
-from evertide.sources.postgres_transactions import Columns, Done, Transactions
+from evertide.sources.postgres.catalog import Target, check_server, checked_tables
+from evertide.sources.postgres.follower import Anew, FeedOptions, Follower
+from evertide.sources.postgres.messages import lsn_text
+from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.ready import Entry, Queue
+from evertide.sources.postgres.server import Server, TableName, check_slot, find_slot
+from evertide.sources.postgres.snapshot import chunks, ensure_publication, make_slot
+from evertide.sources.postgres.stream import Replication
+from evertide.sources.postgres.transactions import Columns, Done, Transactions
 
 __all__ = ["Feed"]
 

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from evertide.errors import SourceFailed
 from evertide.journal.records import Staged
 from evertide.sources.contract import Staging
-from evertide.sources.postgres_catalog import Target
-from evertide.sources.postgres_messages import (
+from evertide.sources.postgres.catalog import Target
+from evertide.sources.postgres.messages import (
     Begin,
     Change,
     Commit,
@@ -38,8 +38,8 @@ from evertide.sources.postgres_messages import (
     decode,
     new_row,
 )
-from evertide.sources.postgres_rows import XID, Buffer, Layout
-from evertide.sources.postgres_server import Address
+from evertide.sources.postgres.rows import XID, Buffer, Layout
+from evertide.sources.postgres.server import Address
 
 __all__ = ["Columns", "Done", "Room", "Transactions", "layout_of"]
 

@@ -16,7 +16,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from evertide.errors import InvalidInput, SourceChanged, SourceFailed
-from evertide.sources.postgres_messages import lsn_text, parse_lsn
+from evertide.sources.postgres.messages import lsn_text, parse_lsn
 
 __all__ = ["OLDEST_VERSION", "Address", "Server", "Slot", "TableName", "check_slot", "find_slot"]
 

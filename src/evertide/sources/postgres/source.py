@@ -1,4 +1,4 @@
-"""`PostgresSource`: what the pipeline sees of a PostgreSQL server. All work is done beside it (`postgres_feed`)."""
+"""`PostgresSource`: what the pipeline sees of a PostgreSQL server. All work is done beside it (`feed`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from evertide.options import Options
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sources.contract import Limit, Offer, Rows, Staging, TableDeclaration
-from evertide.sources.postgres_feed import Feed
-from evertide.sources.postgres_follower import FeedOptions
-from evertide.sources.postgres_positions import START, Position
-from evertide.sources.postgres_ready import Queue
-from evertide.sources.postgres_server import Address, Server, TableName
-from evertide.sources.postgres_transactions import Room
+from evertide.sources.postgres.feed import Feed
+from evertide.sources.postgres.follower import FeedOptions
+from evertide.sources.postgres.positions import START, Position
+from evertide.sources.postgres.ready import Queue
+from evertide.sources.postgres.server import Address, Server, TableName
+from evertide.sources.postgres.transactions import Room
 from evertide.sources.staged import unpacked
 
 __all__ = ["Lag", "PostgresSource", "open_source"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from evertide.journal.records import Staged
 from evertide.runtime import Runtime
 from evertide.sources.contract import Limit, Staging
-from evertide.sources.postgres_positions import Position
+from evertide.sources.postgres.positions import Position
 
 __all__ = ["Entry", "Queue"]
 

@@ -15,11 +15,11 @@ from typing import Protocol
 import psycopg
 
 from evertide.runtime import Runtime
-from evertide.sources.postgres_catalog import Target
-from evertide.sources.postgres_messages import Keepalive, outer
-from evertide.sources.postgres_ready import Entry, Queue
-from evertide.sources.postgres_stream import Replication
-from evertide.sources.postgres_transactions import Room, Transactions
+from evertide.sources.postgres.catalog import Target
+from evertide.sources.postgres.messages import Keepalive, outer
+from evertide.sources.postgres.ready import Entry, Queue
+from evertide.sources.postgres.stream import Replication
+from evertide.sources.postgres.transactions import Room, Transactions
 
 __all__ = ["Anew", "FeedOptions", "Follower", "Listener"]
 

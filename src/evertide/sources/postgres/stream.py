@@ -11,8 +11,8 @@ import select
 import psycopg
 from psycopg import pq, sql
 
-from evertide.sources.postgres_messages import lsn_text, status_update
-from evertide.sources.postgres_server import Server
+from evertide.sources.postgres.messages import lsn_text, status_update
+from evertide.sources.postgres.server import Server
 
 __all__ = ["Replication"]
 

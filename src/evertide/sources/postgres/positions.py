@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from evertide.errors import InvalidInput
-from evertide.sources.postgres_messages import lsn_text, parse_lsn
+from evertide.sources.postgres.messages import lsn_text, parse_lsn
 
 __all__ = ["START", "Position"]
 

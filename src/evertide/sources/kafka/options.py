@@ -16,10 +16,10 @@ from evertide.brokers import Brokers, read_brokers
 from evertide.options import Options
 from evertide.secrets import Secrets
 from evertide.sources.contract import TableDeclaration
-from evertide.sources.kafka_formats import AvroFormat, CsvFormat, Format, JsonFormat, TextFormat
-from evertide.sources.kafka_rows import Decoder, Envelope, RawRows
+from evertide.sources.kafka.formats import AvroFormat, CsvFormat, Format, JsonFormat, TextFormat
+from evertide.sources.kafka.rows import Decoder, Envelope, RawRows
+from evertide.sources.kafka.schema_registry import SchemaRegistry, is_url
 from evertide.sources.kinds import sql_name
-from evertide.sources.schema_registry import SchemaRegistry, is_url
 
 __all__ = ["Asked", "Start", "read_options"]
 

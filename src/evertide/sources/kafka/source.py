@@ -30,13 +30,13 @@ from evertide.errors import InvalidInput, SourceChanged, SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.runtime import Runtime
 from evertide.sources.contract import Fault, Limit, Offer, Rows, TableDeclaration
-from evertide.sources.debezium import Truncated
 from evertide.sources.fit import rows_schema
-from evertide.sources.kafka_fetch import Fetched, beginnings, ends, read_again, since
-from evertide.sources.kafka_options import Asked, Start, read_options
-from evertide.sources.kafka_place import START, Piece, Range, Records, position_text, read_position
-from evertide.sources.kafka_rows import Decoder
-from evertide.sources.schema_registry import RegistryAway
+from evertide.sources.kafka.debezium import Truncated
+from evertide.sources.kafka.fetch import Fetched, beginnings, ends, read_again, since
+from evertide.sources.kafka.options import Asked, Start, read_options
+from evertide.sources.kafka.place import START, Piece, Range, Records, position_text, read_position
+from evertide.sources.kafka.rows import Decoder
+from evertide.sources.kafka.schema_registry import RegistryAway
 
 __all__ = ["KafkaSource", "open_kafka"]
 

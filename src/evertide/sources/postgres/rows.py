@@ -17,9 +17,9 @@ import pyarrow as pa
 from evertide.sources.contract import DELETE, SAME, TRUNCATE, UPSERT
 from evertide.sources.fit import Fitted, Ops, Reason, faulty_rows, rows_schema
 from evertide.sources.kinds import sql_name
-from evertide.sources.postgres_catalog import RemoteColumn, Target
-from evertide.sources.postgres_messages import UNCHANGED, Change, Value
-from evertide.sources.postgres_types import converted, texts_of
+from evertide.sources.postgres.catalog import RemoteColumn, Target
+from evertide.sources.postgres.messages import UNCHANGED, Change, Value
+from evertide.sources.postgres.types import converted, texts_of
 from evertide.sources.staged import FAULT, fault_text
 
 __all__ = ["XID", "Buffer", "Layout", "staged_table"]

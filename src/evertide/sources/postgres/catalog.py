@@ -19,8 +19,8 @@ import psycopg
 from evertide.errors import InvalidInput
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.kinds import sql_name
-from evertide.sources.postgres_server import OLDEST_VERSION, TableName, find_slot
-from evertide.sources.postgres_types import PgType, fits
+from evertide.sources.postgres.server import OLDEST_VERSION, TableName, find_slot
+from evertide.sources.postgres.types import PgType, fits
 
 __all__ = ["RemoteColumn", "Target", "check_server", "checked_tables"]
 

@@ -22,7 +22,7 @@ from decimal import Decimal
 from typing import Any
 
 from evertide.sources.contract import DELETE, UPSERT, TableDeclaration
-from evertide.sources.schema_registry import Unreadable
+from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.values import shown
 
 __all__ = ["Semantics", "Truncated", "changes", "payload"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from evertide.sinks.kafka_records import SINK_HEADER, TIME_HEADER
+from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER
 
 __all__ = ["newest_number", "topic_ends"]
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from evertide.brokers import ANSWER_LIMIT_S, AWAY, Brokers
 from evertide.sources.contract import Limit
-from evertide.sources.kafka_place import Range, Records, records_of
+from evertide.sources.kafka.place import Range, Records, records_of
 
 __all__ = ["Fetched", "Lost", "beginnings", "ends", "read_again", "since"]
 

@@ -22,12 +22,12 @@ import pyarrow as pa
 
 from evertide.sources.columns import Column, from_texts, from_values
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
-from evertide.sources.debezium import Semantics, changes, payload
 from evertide.sources.defaults import default_of
 from evertide.sources.fit import Reason, faulty_rows, fit
-from evertide.sources.kafka_formats import AvroFormat, Format
-from evertide.sources.kafka_place import Records
-from evertide.sources.schema_registry import Unreadable
+from evertide.sources.kafka.debezium import Semantics, changes, payload
+from evertide.sources.kafka.formats import AvroFormat, Format
+from evertide.sources.kafka.place import Records
+from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.values import shown
 
 __all__ = ["Decoder", "Envelope", "RawRows"]

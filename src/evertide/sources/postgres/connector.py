@@ -18,8 +18,8 @@ All tables with the same slot are one source, which has the slot's name: their t
 order of their commits. Options but `table` are those of the source: they may be given at any of its tables, and must
 not contradict. Values may name secrets: `${ENV:NAME}`, `${FILE:path}`.
 
-`evertide.sources.postgres_feed` receives, `..._transactions` puts transactions together, `..._catalog` says what is
-refused, `..._types` what fits.
+In this package, `feed` receives, `transactions` puts transactions together, `catalog` says what is
+refused, `types` what fits.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_postgres(
     where = f"{tables[0].where}, table {tables[0].name!r}"
     if find_spec("psycopg") is None:
         raise InvalidInput(where=where, why="the connector 'postgres' needs psycopg: pip install 'evertide[postgres]'")
-    from evertide.sources.postgres_source import open_source  # noqa: PLC0415 - psycopg is an extra
+    from evertide.sources.postgres.source import open_source  # noqa: PLC0415 - psycopg is an extra
 
     secrets = Secrets(base)
     options = Options(_together(tables), connector="postgres", where=where, secrets=secrets)

@@ -12,7 +12,7 @@ Where the number lies: in the header `evertide-time` of each record, beside `eve
 
 1. *Open*: `init_transactions` under the token's transactional id fences out the predecessor, and ends what it left: a
    transaction whose commit had begun is completed, any other is aborted, so that readers never see it.
-2. *Last* is the newest number among the last committed records of ours in each partition (`kafka_end`). Records expire;
+2. *Last* is the newest number among the last committed records of ours in each partition (`end`). Records expire;
    so delivery keeps the number, too.
 3. *Write*: begin, all records, commit. Whatever goes wrong ends this producer (`SinkFailed`): the next one opens, finds
    out what was committed, and goes on from there. So an unknown outcome is read back (I14).
@@ -33,8 +33,8 @@ from evertide.brokers import AWAY, Brokers, cause, describe, read_brokers
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Prepared, SinkDeclaration
-from evertide.sinks.kafka_end import newest_number, topic_ends
-from evertide.sinks.kafka_records import SINK_HEADER, TIME_HEADER, Maker, Record, maker, unfit_columns
+from evertide.sinks.kafka.end import newest_number, topic_ends
+from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, Maker, Record, maker, unfit_columns
 
 __all__ = ["KafkaSink", "prepare_kafka"]
 

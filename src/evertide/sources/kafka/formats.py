@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.shard.conform import type_fields
+from evertide.sources.kafka.schema_registry import SchemaRegistry, Unreadable
 from evertide.sources.kinds import is_variant
-from evertide.sources.schema_registry import SchemaRegistry, Unreadable
 from evertide.sources.values import Number
 
 __all__ = ["AvroFormat", "CsvFormat", "Format", "JsonFormat", "TextFormat"]

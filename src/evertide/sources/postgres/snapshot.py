@@ -19,11 +19,11 @@ from psycopg import sql
 from pyarrow import csv
 
 from evertide.sources.contract import TRUNCATE, UPSERT
-from evertide.sources.postgres_catalog import Target
-from evertide.sources.postgres_messages import parse_lsn
-from evertide.sources.postgres_rows import staged_table
-from evertide.sources.postgres_server import Server, TableName
-from evertide.sources.postgres_transactions import Room
+from evertide.sources.postgres.catalog import Target
+from evertide.sources.postgres.messages import parse_lsn
+from evertide.sources.postgres.rows import staged_table
+from evertide.sources.postgres.server import Server, TableName
+from evertide.sources.postgres.transactions import Room
 
 __all__ = ["Snapshot", "chunks", "ensure_publication", "make_slot"]
 

@@ -1,0 +1,1 @@
+"""The sink `kafka`: collections as topics, exactly once. `sink` is its door."""

@@ -1,0 +1,1 @@
+"""The connector `kafka`: topics as tables. `source` is its door."""

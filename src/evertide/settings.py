@@ -65,6 +65,11 @@ class Settings:
 
     transaction_bytes_max: int = 64 * 1024 * 1024
 
+    portion_rows_max: int = 1_000_000
+    """Rows of a transaction that are computed at once; a larger one goes through in portions."""
+
+    portion_bytes_max: int = 256 * 1024 * 1024
+
     transaction_interval_s: float = 0.1
     """How long a running pipeline waits for more before it looks at its sources again."""
 

@@ -39,6 +39,7 @@ __all__ = [
     "kept_less",
     "open_pipeline",
     "rows_of",
+    "shares",
     "storage",
     "with_sources",
 ]

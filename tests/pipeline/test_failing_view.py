@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from evertide.errors import InvalidInput
 from evertide.settings import Settings
-from tests.pipeline.kit import Row, crash, engine, open_pipeline, rows_of, storage
+from tests.pipeline.kit import Row, crash, engine, open_pipeline, rows_of, shares, storage
 
 VIEWS = ("revenue", "share")
 
@@ -86,3 +90,31 @@ def test_a_view_is_tried_again_on_request_and_not_more_often_than_asked() -> Non
         assert rows_of(p, "share") == [(1, 100), (2, 50)]
         with pytest.raises(InvalidInput, match="has not failed"):
             p.retry("share")
+
+
+def test_a_view_that_is_tried_again_holds_up_nobody() -> None:
+    """If it were computed in line, the second commit would wait for it, and this test for ever."""
+    begun, go_on = threading.Event(), threading.Event()
+    here = threading.get_ident()
+
+    def slow(tables: Mapping[str, list[Row]]) -> list[Row]:
+        if threading.get_ident() != here:
+            begun.set()
+            assert go_on.wait(60)
+        return shares(tables)
+
+    made = engine("revenue", "share")
+    made.small_views = [made.small_views[0], replace(made.small_views[1], function=slow)]
+    with open_pipeline(storage(), made, threads=True) as p:
+        p.push("orders", [order(1, 0)])
+        p.commit()
+        p.push("orders", [order(1, 5)])
+        p.commit()
+        assert begun.wait(60)
+        p.push("orders", [order(2, 10)])
+        p.commit()
+        assert rows_of(p, "revenue") == [("ann", 15)]
+        assert rows_of(p, "share") == []
+        go_on.set()
+        p.hydrated()
+        assert rows_of(p, "share") == [(1, 20), (2, 10)]

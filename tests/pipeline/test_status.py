@@ -82,10 +82,10 @@ def test_j5_a_checkpoint_lies_between_two_transactions() -> None:
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
         p._pushes.offer_up(p._pushed)
-        inputs, batches = p._intake.input()
+        inputs, read = p._intake.input()
         bound = p._runner.bind(inputs)
         commit, p._runner.commit = p._runner.commit, lambda: None  # type: ignore[method-assign]
-        p._runner.complete(bound, batches)  # computed, and not yet committed
+        p._runner.complete(bound, read)  # computed, and not yet committed
         p._runner.commit = commit  # type: ignore[method-assign]
         entry = p.checkpoint()
         assert entry.time == 2

@@ -24,6 +24,7 @@ from evertide.shard.changes import (
     content,
     empty,
     expand,
+    lowest,
 )
 from evertide.shard.digest import RowHashes, row_hashes
 from evertide.testing.arrow import canonical_rows, reencoded, tables
@@ -182,6 +183,23 @@ def test_expand_repeats_rows_and_refuses_negative_counts() -> None:
     assert expand(table).to_pylist() == [{"id": 1, "name": "a"}] * 2 + [{"id": 2, "name": "b"}]
     with pytest.raises(Damaged, match=r"shard z.*'id': 3.*-1 times"):
         expand(content(changes([(3, "c", 1, -1)]), 5), "shard z")
+
+
+@EXAMPLES
+@given(timed())
+def test_lowest_is_the_lowest_sum_on_the_way(table: Any) -> None:
+    plain = table.drop_columns([TIME])
+    rows = canonical_rows(plain.drop_columns([DIFF]))
+    sums: Counter[Hashable] = Counter()
+    expected: dict[Hashable, int] = {}
+    for row, diff in zip(rows, plain.column(DIFF).to_pylist(), strict=True):
+        sums[row] += diff
+        if sums[row] < expected.get(row, 0):
+            expected[row] = sums[row]
+    found = lowest(plain)
+    assert (
+        dict(zip(canonical_rows(found.drop_columns([DIFF])), found.column(DIFF).to_pylist(), strict=True)) == expected
+    )
 
 
 def test_empty() -> None:

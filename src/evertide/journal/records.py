@@ -60,10 +60,12 @@ class Content(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Committed(msgspec.Struct, frozen=True):
+class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a transaction came to: per source the rows it gave, per shard the changes it got."""
 
     time: int
     sources: dict[str, Content]
     shards: dict[str, Content]
     writer: str
+    portions: int = 1
+    """In how many it was computed. Changes of several may take back each other: then only the digests tell."""

@@ -28,6 +28,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from evertide.errors import Damaged, Diverged, EvertideError, InvalidInput
 from evertide.journal.records import Committed, Content
 
@@ -74,6 +76,8 @@ def check(found: Found, recorded: Committed) -> None:
     _check_names("source", found.sources, recorded.sources, recorded.time)
     _check_names("shard", found.shards, recorded.shards, recorded.time)
     _check_contents("source", found.sources, recorded.sources, recorded.time)
+    if recorded.portions > 1:  # how many rows took back each other depends on where the portions ended
+        recorded = _by_digest(found, recorded)
     _check_contents("shard", found.shards, recorded.shards, recorded.time)
 
 
@@ -189,6 +193,12 @@ def _check_contents(kind: str, found: Mapping[str, Content | None], recorded: Ma
         content, expected = found[name], recorded[name]
         if content is not None and content != expected:
             raise Diverged(where=f"{kind} {name!r}", time=time, expected=_told(expected), found=_told(content))
+
+
+def _by_digest(found: Found, recorded: Committed) -> Committed:
+    rows = {name: content.rows for name, content in found.shards.items() if content is not None}
+    shards = {name: Content(rows.get(name, known.rows), known.digest) for name, known in recorded.shards.items()}
+    return msgspec.structs.replace(recorded, shards=shards)
 
 
 def _told(content: Content) -> str:

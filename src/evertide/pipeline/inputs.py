@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from evertide.errors import SourceChanged
 from evertide.journal.journal import Journal
@@ -14,10 +14,20 @@ __all__ = ["read_input"]
 
 
 def read_input(
-    bound: Bound, journal: Journal, sources: Mapping[str, Source], is_wanted: Callable[[str], bool] = lambda _: True
+    bound: Bound,
+    journal: Journal,
+    sources: Mapping[str, Source],
+    is_wanted: Callable[[str], bool] = lambda _: True,
+    read: Mapping[str, Sequence[Rows]] | None = None,
 ) -> Iterator[tuple[str, Rows]]:
-    """The rows of a transaction with the names of their sources, in order; only of the tables that are wanted."""
+    """The rows of a transaction with the names of their sources, in order; only of the tables that are wanted.
+
+    What was `read` already, by source, is not read again.
+    """
     for name, given in bound.inputs.items():
+        if read is not None and name in read:
+            yield from ((name, rows) for rows in read[name])
+            continue
         for fragment in given.fragments:
             if isinstance(fragment, Staged):
                 if is_wanted(fragment.table):

@@ -1,14 +1,16 @@
 """What sources offer for the next transaction, and what they are told.
 
-Input is read before it is bound: a source that cannot be read has no part in the transaction, and stalls alone.
+What is not staged is read before it is bound: a source that cannot be read has no part in the transaction, and stalls
+alone. What is staged lies in our own storage, and may be more than fits into memory.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from evertide.errors import EvertideError, SourceFailed
-from evertide.journal.records import Bound, Input, Staged
+from evertide.journal.records import Bound, Fragment, Input, Staged
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
 from evertide.pipeline.status import Problem, SourceStatus
@@ -25,25 +27,26 @@ class Intake:
         self.stalled: dict[str, Problem] = {}
         """By source; under "" what stops all of them."""
 
-    def input(self) -> tuple[dict[str, Input], list[tuple[str, Rows]]]:
-        """For the journal, and as rows. Every source is in it, those that have nothing where they stand."""
+    def input(self) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
+        """For the journal, and what was read. Every source is in it, those that have nothing where they stand."""
         settings = self._runner.settings
         limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
-        inputs, batches = {}, []
+        inputs: dict[str, Input] = {}
+        read: dict[str, list[Rows]] = {}
         for name, position in positions(self._runner).items():
             source = self._runner.sources[name]
             inputs[name] = Input(position, position)
             try:
                 offer = source.offer(position, limit)
-                read = [(name, rows) for fragment in offer.fragments for rows in source.read(fragment)] if offer else []
+                if offer is not None and not _is_staged(offer.fragments):
+                    read[name] = [rows for fragment in offer.fragments for rows in source.read(fragment)]
             except SourceFailed as error:
                 self.stalls(name, error)
                 continue
             self.goes_on(name)
             if offer is not None:
-                batches += read
                 inputs[name] = Input(position, offer.after, offer.fragments)
-        return inputs, batches
+        return inputs, read
 
     def is_idle(self) -> bool:
         """Whether no source has anything left, as far as they know. One that stalls is told of, and not waited for."""
@@ -57,8 +60,7 @@ class Intake:
     def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:
         """What is staged is ours once it is bound; what can be read again, once the shards hold it (I10)."""
         for name, given in bound.inputs.items():
-            whole = all(isinstance(fragment, Staged) for fragment in given.fragments)
-            if given.before == given.after or whole != is_staged:
+            if given.before == given.after or _is_staged(given.fragments) != is_staged:
                 continue
             try:
                 self._runner.sources[name].acknowledge(given.after)
@@ -78,3 +80,7 @@ class Intake:
 
     def goes_on(self, name: str) -> None:
         self.stalled.pop(name, None)
+
+
+def _is_staged(fragments: Iterable[Fragment]) -> bool:
+    return all(isinstance(fragment, Staged) for fragment in fragments)

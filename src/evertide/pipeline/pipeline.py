@@ -11,8 +11,9 @@ This is the face of the package. What it rests on, a module each:
     definition               what the storage knows of the pipeline, and how that may change
     tables, machine          state, and the step from one transaction to the next
     feeds, pushes, intake    where rows come from
-    runner                   bind, compute, commit
-    opening, hydration       from a storage to a running pipeline; views from scratch
+    runner, portions         bind, compute, commit
+    opening                  from a storage to a running pipeline
+    backfills, hydration     views from scratch, beside the transactions
     checkpointing            checkpoints, and letting go
     deliveries, delivery     what sinks get
     ownership, members       who runs it; its shards
@@ -27,7 +28,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,13 +41,13 @@ from evertide.checkpoint.records import Entry
 from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound
+from evertide.pipeline.backfills import Backfills
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.feeds import open_feeds
 from evertide.pipeline.health import Telling
-from evertide.pipeline.hydration import Backfill
 from evertide.pipeline.intake import Intake
 from evertide.pipeline.machine import state_store
 from evertide.pipeline.opening import Hosts, OnProgress, open_runner, positions
@@ -96,11 +97,9 @@ class Pipeline:
         self._error: tuple[EvertideError, float] | None = None
         self._is_paused = False
         self._is_closed = False
-        self._tried_s: dict[str, float] = {}
         self._opened_s = runtime.wall_s()
         self._threads: list[Any] = []
         self._pushed: PushTransaction
-        self._backfilling: threading.Thread | None = None
         self._writer = take_over(storage.meta, runtime=runtime, settings=settings)
         self._tell = Telling(storage.meta, self._writer.id, runtime, settings)
         self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
@@ -258,17 +257,12 @@ class Pipeline:
 
     def retry(self, view: str) -> None:
         """Compute a view that failed once more, now."""
-        with self._turn:
-            self._check_open()
-            failed = {name.lower(): name for name in self.definition.away("failed")}
-            if view.lower() not in failed:
-                raise InvalidInput(where=f"view {view!r}", why=f"it has not failed; these have: {sorted(failed)}")
-            self._retry([failed[view.lower()]])
+        self._check_open()
+        self._backfills.retry(view)
 
     def hydrated(self, timeout_s: float | None = None) -> bool:
         """Wait until views that are new are there; False if they are not in time."""
-        if self._backfilling is not None:
-            self._backfilling.join(timeout_s)
+        self._backfills.wait(timeout_s)
         return not self.definition.away("hydrating")
 
     def deliver_once(self) -> None:
@@ -329,8 +323,7 @@ class Pipeline:
     def close(self, *, checkpoint: bool = True) -> None:
         """The orderly end: with a checkpoint, so that the next start is quick. May be called twice."""
         self._stopping.set()
-        if self._backfilling is not None:
-            self._backfilling.join()  # before the turn is taken, which it may need
+        self._backfills.stop()  # before the turn is taken, which it may need
         with self._turn:
             if self._is_closed:
                 return
@@ -381,7 +374,9 @@ class Pipeline:
         self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
         self._deliveries = Deliveries(sinks, lambda: self._runner.members, self._turn)
         self._threads.append(self._deliveries)
-        self._backfill(threads=threads)
+        self._backfills = Backfills(self._runner, self._turn, self._stopping, progress, self._fail, threads=threads)
+        self._threads.append(self._backfills)
+        self._backfills.begin()
         with self._turn:
             if self._checkpointing.is_due():
                 self._checkpointing.checkpoint()
@@ -390,43 +385,27 @@ class Pipeline:
             self._threads.append(Upkeep(self._runner, self._checkpointing, self._turn).start())
             self._deliveries.start()
 
-    def _backfill(self, *, threads: bool) -> None:
-        """Views that are new, beside the transactions."""
-        views = self.definition.away("hydrating")
-        if not views:
-            return
-        backfill = Backfill(self._runner, views, self._turn, self._hosts.progress)
-
-        def run() -> None:
-            try:
-                backfill.run(self._stopping.is_set)
-            except EvertideError as error:
-                logger.exception("the views %s could not be computed", views)
-                self._error = (error, self._runtime.wall_s())
-                self._tell(self._foremost())
-
-        if threads:
-            self._backfilling = threading.Thread(target=run, name="evertide-backfill", daemon=True)
-            self._backfilling.start()
-        else:
-            backfill.run()
+    def _fail(self, error: EvertideError) -> None:
+        self._error = (error, self._runtime.wall_s())
+        self._tell(self._foremost())
 
     def _advanced(self) -> int | None:
         self._runner.commit()  # what waits from before
+        self._backfills.go_on()
         pending = self._runner.time
         if pending < self._hosts.journal.upper:  # bound, and its computation was not begun
             return self._completed(self._hosts.journal.read(pending), None)
-        inputs, batches = self._intake.input()
+        inputs, read = self._intake.input()
         if all(given.before == given.after for given in inputs.values()):
             return None
         bound = self._runner.bind(inputs)
         self._intake.acknowledge(bound, is_staged=True)
-        return self._completed(bound, batches)
+        return self._completed(bound, read)
 
-    def _completed(self, bound: Bound, batches: list[tuple[str, Rows]] | None) -> int:
-        self._runner.complete(bound, batches)
+    def _completed(self, bound: Bound, read: dict[str, list[Rows]] | None) -> int:
+        changed = self._runner.complete(bound, read)
         self._intake.acknowledge(bound, is_staged=False)
-        self._retry_touched({rows.table for _, rows in batches or ()})
+        self._backfills.touched(changed)
         return bound.time
 
     def _problems(self) -> list[Problem]:
@@ -436,19 +415,6 @@ class Pipeline:
     def _foremost(self) -> Problem:
         state = "paused" if self._is_paused else "running"
         return next(iter(self._problems()), Problem(state, "", "", "", self._opened_s))
-
-    def _retry_touched(self, tables: set[str]) -> None:
-        now_s = self._runtime.monotonic_s()
-        touched = self.definition.touched(tables, self.time)
-        due = [name for name in touched if now_s - self._tried_s.get(name, -1e9) >= self.settings.retry_view_s]
-        if due:
-            self._retry(due)
-
-    def _retry(self, views: list[str]) -> None:
-        """All at once, as one may read another."""
-        for name in views:
-            self._tried_s[name] = self._runtime.monotonic_s()
-        Backfill(self._runner, views, nullcontext()).run()
 
     def _patiently(self) -> int | None:
         """While storage is away, nothing is lost by waiting."""
@@ -480,8 +446,6 @@ class Pipeline:
     def _give_up(self) -> None:
         self._is_closed = True
         self._stopping.set()
-        if self._backfilling is not None:
-            self._backfilling.join()
         for thread in reversed(self._threads):
             thread.stop()
         runner = getattr(self, "_runner", None)

@@ -15,9 +15,9 @@ opens the storage again finds t bound, and completes it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import msgspec
 import pyarrow as pa
@@ -27,16 +27,16 @@ from evertide.errors import Damaged
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import Found
+from evertide.journal.staging import staged_of
 from evertide.pipeline.definition import Away, Definition, definition_write, read_definition
 from evertide.pipeline.inputs import read_input
 from evertide.pipeline.machine import Machine
-from evertide.pipeline.members import Members, at_time
-from evertide.pipeline.tables import TableDeltas
+from evertide.pipeline.members import Members
+from evertide.pipeline.portions import Contents, Outcome, Portions, content_of
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.append import Append, append_together
-from evertide.shard.changes import DIFF
-from evertide.shard.digest import ZERO, add, digest, to_hex
+from evertide.shard.digest import ZERO, add
 from evertide.shard.part import Part
 from evertide.sources.contract import Rows, Source
 from evertide.store.meta import Meta, Write
@@ -55,14 +55,6 @@ class Doing:
     what: str
     time: int
     since_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    time: int
-    sources: Mapping[str, Content]
-    deltas: Mapping[str, pa.Table]
-    """By shard."""
 
 
 class Runner:
@@ -89,7 +81,8 @@ class Runner:
         self.runtime = runtime
         self.settings = settings
         self.doing = Doing("waiting", machine.time, runtime.monotonic_s())
-        self._computed: _Computed | None = None
+        self._outcome: Outcome | None = None
+        """Of the transaction that is under way."""
 
     @property
     def definition(self) -> Definition:
@@ -98,68 +91,115 @@ class Runner:
     @property
     def time(self) -> int:
         """The first transaction that is not committed."""
-        return self.machine.time if self._computed is None else self._computed.time
+        return self.machine.time if self._outcome is None else self._outcome.time
 
     def bind(self, inputs: Mapping[str, Input]) -> Bound:
         self._does("binding the input")
         return self.journal.bind(inputs, self.definition.generation, self.writer)
 
-    def complete(self, bound: Bound, batches: Iterable[tuple[str, Rows]] | None = None) -> None:
-        """Compute a transaction that is bound, and commit it. `batches` is its input, if that was read already."""
-        if self._computed is None:
+    def complete(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None = None) -> set[str]:
+        """Compute a transaction that is bound, and commit it: the tables that it changes.
+
+        `read` is the input of those sources that were read already.
+        """
+        outcome = self._outcome
+        if outcome is None or not outcome.is_complete:
             if bound.time != self.machine.time:
                 why = f"it has taken all transactions below {self.machine.time}, and {bound.time} is to be computed"
                 raise Damaged(path="state of the pipeline", why=f"{why}; open the pipeline again")
-            self._does("reading the input")
-            batches = read_input(bound, self.journal, self.sources) if batches is None else batches
-            deltas = self.machine.tables.deltas(batches, lambda name: self.members.table_content(name, bound.time))
-            self._compute(bound, deltas)
+            outcome = self._outcome = outcome or self._begun(bound, read)
+            outcome.keep(self.members)  # what a try before came to
+            while not outcome.is_complete:
+                self._compute(outcome)
+                outcome.keep(self.members)
         self.commit()
+        return outcome.tables
+
+    def _begun(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None) -> Outcome:
+        batches = partial(read_input, bound, self.journal, self.sources, read=read)
+        return Outcome(bound, Portions(batches, self.settings), self.writer)
 
     def commit(self) -> None:
         """Append what was computed, if anything was. `Unavailable`: nothing happened, and it may be asked again."""
-        computed = self._computed
-        if computed is None:
+        outcome = self._outcome
+        if outcome is None or not outcome.is_complete:
             return
         self._does("committing")
         shards = self.members.all()
-        empty = {name: self._nothing(shard.schema) for name, shard in shards.items() if name not in computed.deltas}
-        deltas = {**empty, **computed.deltas}
         appends = [
-            Append(shard.log, at_time(deltas[name], computed.time), computed.time, computed.time + 1)
+            Append(shard.log, outcome.changes(name, shard.schema), outcome.time, outcome.time + 1)
             for name, shard in shards.items()
         ]
-        append_together(appends, self.writer, writes=self._record(computed, tuple(shards)))
-        self._computed = None
+        append_together(appends, self.writer, writes=self._record(outcome, tuple(shards)))
+        outcome.settled()
+        self._outcome = None
         self._does("waiting")
 
     def replay(self, bound: Bound, recorded: Committed) -> Found:
-        """Take a transaction that is in the shards already, and say what it came to, for comparison."""
+        """Take a transaction that is in the shards already, and say what it came to, for comparison.
+
+        The tables' deltas are what their shards say (I1). Those of a transaction that went through in portions are made
+        of its input once more, in portions as well, if the journal has it: the digests tell if they are the same.
+        """
         self._does("replaying")
+        if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
+            return self._replayed_in_portions(bound, recorded)
         deltas, errors = self.members.table_changes(bound.time)
         deltas = {name: delta for name, delta in deltas.items() if self.machine.tables.has(name)}
         unkept = {name for name, table in self.definition.tables.items() if table.is_declared and not table.shard}
         given: Mapping[str, Content] = {}
         if unkept:
             batches = read_input(bound, self.journal, self.sources, lambda table: table in unkept)
-            read = self.machine.tables.deltas(batches, lambda _: self._nothing(pa.schema([])))
+            read = self.machine.tables.deltas(batches, lambda _: pa.schema([]).empty_table())
             deltas, given = {**deltas, **read.tables}, read.sources
-        found = self.machine.step(deltas, errors)
+        found = self._stepped(deltas, errors)
+        return self._found(bound, recorded, {name: content_of(delta) for name, delta in found.items()}, given)
+
+    def _replayed_in_portions(self, bound: Bound, recorded: Committed) -> Found:
+        batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
+        outcome = Outcome(bound, Portions(batches, self.settings), self.writer)
+        views = Contents()
+        try:
+            while not outcome.is_complete:
+                deltas = self.machine.tables.deltas(outcome.portions.current(), self._content(outcome))
+                found = self._stepped(deltas.tables, deltas.errors, is_last=outcome.portions.is_last)
+                views.take({name: content_of(delta) for name, delta in found.items()})
+                outcome.sources.take(deltas.sources)
+                outcome.take(self._without_key(deltas.tables))
+                outcome.keep(self.members)
+        finally:
+            outcome.drop(self.members)
+        return self._found(bound, recorded, views.all, outcome.sources.all)
+
+    def _without_key(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """By shard: what a later portion may have to know, as no state holds it."""
+        tables = self.definition.tables
+        return {
+            tables[name].shard: delta for name, delta in deltas.items() if tables[name].shard and not tables[name].key
+        }
+
+    def _content(self, outcome: Outcome) -> Callable[[str], pa.Table]:
+        return lambda table: outcome.content(table, self.members)
+
+    def _stepped(
+        self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, is_last: bool = True
+    ) -> dict[str, pa.Table]:
+        found = self.machine.step(deltas, errors, is_last=is_last)
         if self.machine.failures:
             raise self.machine.failures[0]
-        return self._found(bound, recorded, found, given)
+        return found
 
     def _found(
-        self, bound: Bound, recorded: Committed, found: Mapping[str, pa.Table], given: Mapping[str, Content]
+        self, bound: Bound, recorded: Committed, found: Mapping[str, Content], given: Mapping[str, Content]
     ) -> Found:
         """Of a transaction of an older generation only what both know is compared."""
         shards: dict[str, Content | None] = dict.fromkeys(recorded.shards)
         if bound.generation == self.definition.generation:
             shards = dict.fromkeys(self.definition.members())
-        for name, delta in found.items():
+        for name, content in found.items():
             shard = self.definition.views[name].shard
             if shard in recorded.shards or bound.generation == self.definition.generation:
-                shards[shard] = _content(delta)
+                shards[shard] = content
         unkept_only = self._sources_of_unkept()
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
         return Found(bound.time, sources, shards)
@@ -169,17 +209,25 @@ class Runner:
         kept = {name for name, table in self.definition.tables.items() if table.shard}
         return {name for name, source in self.sources.items() if not kept.intersection(source.tables)}
 
-    def _compute(self, bound: Bound, deltas: TableDeltas) -> None:
+    def _compute(self, outcome: Outcome) -> None:
+        """The portion that is next."""
+        self._does("reading the input")
+        batches = outcome.portions.current()
+        deltas = self.machine.tables.deltas(batches, self._content(outcome))
         self._does("computing the views")
-        found = self.machine.step(deltas.tables, deltas.errors)
+        found = self.machine.step(deltas.tables, deltas.errors, is_last=outcome.portions.is_last)
         if self.machine.failures:
+            failed = {name for error in self.machine.failures for name in error.views}
+            for name in failed:
+                outcome.forget(self.definition.views[name].shard, self.members)
             self._leave()
         tables = self.definition.tables
         by_shard = {tables[name].shard: delta for name, delta in deltas.tables.items() if tables[name].shard}
         by_shard[self.definition.errors] = deltas.errors
         by_shard |= {self.definition.views[name].shard: delta for name, delta in found.items()}
-        sources = {name: deltas.sources.get(name, Content(0, ZERO)) for name in bound.inputs}
-        self._computed = _Computed(bound.time, sources, by_shard)
+        outcome.sources.take(deltas.sources)
+        outcome.tables.update(deltas.tables)
+        outcome.take(by_shard)
 
     def _leave(self) -> None:
         """The generation without the views that failed."""
@@ -201,25 +249,17 @@ class Runner:
         self.members = self.members.moved(definition)
 
     def _record(
-        self, computed: _Computed, names: Sequence[str]
+        self, outcome: Outcome, names: Sequence[str]
     ) -> Callable[[Sequence[tuple[Part, ...]]], Sequence[Write]]:
         def made(stored: Sequence[tuple[Part, ...]]) -> Sequence[Write]:
             contents = {
                 name: Content(sum(part.rows for part in parts), reduce(add, (part.digest for part in parts), ZERO))
                 for name, parts in zip(names, stored, strict=True)
             }
-            record = Committed(computed.time, dict(computed.sources), contents, self.writer.id)
+            record = Committed(outcome.time, outcome.sources.all, contents, self.writer.id, outcome.count)
             return [self.journal.commit_write(record)]
 
         return made
 
-    def _nothing(self, schema: pa.Schema) -> pa.Table:
-        return pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
-
     def _does(self, what: str) -> None:
         self.doing = Doing(what, self.time, self.runtime.monotonic_s())
-
-
-def _content(delta: pa.Table) -> Content:
-    diffs = delta.column(DIFF).to_numpy()
-    return Content(delta.num_rows, to_hex(digest(delta.drop_columns([DIFF]), diffs)))

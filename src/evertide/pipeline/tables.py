@@ -5,7 +5,8 @@ Both are functions of the shards: they are saved in checkpoints, and can be buil
 
 1. Of all changes of a key in a transaction, in the order in which they came, the last counts (U5). What the table held
    under the key goes, what the last change says comes; a delete of a key that is not there changes nothing.
-2. A table without a key takes rows as they come. A delete takes one row that is equal in all columns, if there is one.
+2. A table without a key takes rows as they come. A delete takes one row that is equal in all columns, if there is one
+   at that moment: rows that come after it are not meant.
 3. A row that does not fit goes to the dead letters, with its place and the reason. If its key could be read, the key
    has no row from then on, as the old one is known to be wrong; the next good change, or a delete, takes the dead
    letter back (U6).
@@ -29,7 +30,7 @@ from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.gathered import Gathered, Letter, completed, gathered, json_text
 from evertide.pipeline.names import ERRORS, path_name
-from evertide.shard.changes import DIFF, net
+from evertide.shard.changes import DIFF, lowest, net
 from evertide.shard.columns import Longs
 from evertide.shard.digest import digest, to_hex
 from evertide.sources.contract import DELETE, UPSERT, Fault, Rows
@@ -174,17 +175,18 @@ class Tables:
 def _unkeyed_delta(made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
     table, ops = made.table, made.ops
     rows = pa.Table.from_arrays(made.rows.columns, schema=table.schema)
-    delta = net(_with_diffs(rows, np.where(ops == UPSERT, 1, -1)), table.name)
-    if not made.is_truncated and (not (ops == DELETE).any() or not (_diffs(delta) < 0).any()):
+    changes = _with_diffs(rows, np.where(ops == UPSERT, 1, -1))
+    taken = lowest(changes) if (ops == DELETE).any() else changes.slice(0, 0)
+    delta = net(changes, table.name)
+    if not made.is_truncated and taken.num_rows == 0:
         return delta
     if not table.is_kept:
         why = "it has no key and is not kept, so that nobody knows which rows it has to delete"
         raise InvalidInput(where=f"table {table.name!r}", why=why)
     before = content(table.name)
     if made.is_truncated:
-        added = delta.filter(pc.greater(delta.column(DIFF), 0))
-        return net(pa.concat_tables([_with_diffs(before, -_diffs(before)), added]), table.name)
-    taken = delta.filter(pc.less(delta.column(DIFF), 0))
+        gone, before = _with_diffs(before, -_diffs(before)), before.slice(0, 0)
+        delta = pa.concat_tables([delta, gone])
     return net(pa.concat_tables([delta, _excess(taken, before, table.name)]), table.name)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "content",
     "empty",
     "expand",
+    "lowest",
     "net",
 ]
 
@@ -123,6 +124,21 @@ def net(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> p
     columns = table.drop_columns([DIFF])
     rows, diffs = _summed(columns, None, _longs(table.column(DIFF)), where, is_sorted=is_sorted)
     return columns.take(pa.array(rows)).append_column(_DIFF_FIELD, pa.array(diffs))
+
+
+def lowest(table: pa.Table) -> pa.Table:
+    """Of changes without times, in order: each row whose diffs sum to less than 0 on the way, with the lowest sum."""
+    columns, diffs = table.drop_columns([DIFF]), _longs(table.column(DIFF))
+    if len(diffs) == 0:
+        return table
+    order, again = _verified(columns, *_grouped(row_hashes(columns).high, None))
+    is_first = np.concatenate(([True], ~again))
+    starts = np.flatnonzero(is_first)
+    order = order[np.lexsort((order, np.cumsum(is_first)))]  # equal rows are neighbours as before, now as they came
+    sums = np.cumsum(diffs[order])
+    before = np.repeat((sums - diffs[order])[starts], np.diff(np.append(starts, len(order))))
+    found = np.minimum.reduceat(sums - before, starts)
+    return columns.take(pa.array(order[starts][found < 0])).append_column(_DIFF_FIELD, pa.array(found[found < 0]))
 
 
 def expand(table: pa.Table, where: str = "collection") -> pa.Table:

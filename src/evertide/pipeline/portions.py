@@ -1,0 +1,184 @@
+"""A transaction in portions, so that one which does not fit into memory goes through as well (T7).
+
+1. A portion is some whole batches of the input, in order. The tables' deltas of each are made against what those before
+   it left; the deltas of all portions add up to that of the transaction.
+2. As long as there is one portion, what it comes to stays in memory. From the second on it is stored as parts at once.
+   No state names them until the one commit that names all of them (I4).
+3. If storage does not answer in between, the portion under way is taken again, and those before it are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+import pyarrow as pa
+
+from evertide.journal.records import Bound, Content
+from evertide.pipeline.members import Members, at_time
+from evertide.settings import Settings
+from evertide.shard.append import Changes, store_parts, withdraw
+from evertide.shard.changes import DIFF, TIME, check_changes, net
+from evertide.shard.digest import ZERO, add, digest, to_hex
+from evertide.shard.part import Part, decode_part
+from evertide.sources.contract import Rows
+from evertide.store.retry import reading
+from evertide.store.writers import Writer
+
+__all__ = ["Contents", "Outcome", "Portions", "content_of"]
+
+Batch = tuple[str, Rows]
+
+_EMPTY = Content(0, ZERO)
+
+
+class Portions:
+    """Of what `read` yields, which must be the same each time."""
+
+    def __init__(self, read: Callable[[], Iterable[Batch]], settings: Settings) -> None:
+        self._read = read
+        self._settings = settings
+        self._taken = 0
+        self._left: Iterator[Batch] | None = None
+        self._ahead: Batch | None = None
+        self._current: list[Batch] | None = None
+
+    def current(self) -> list[Batch]:
+        """The same one until it is `done`. The first may be empty."""
+        if self._current is None:
+            try:
+                self._current = self._gathered()
+            except BaseException:
+                self._left = None  # where it stands is lost
+                raise
+        return self._current
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing comes after the current one."""
+        return self._ahead is None
+
+    def done(self) -> None:
+        self._taken += len(self._current or ())
+        self._current = None
+
+    def _gathered(self) -> list[Batch]:
+        if self._left is None:
+            self._left = islice(self._read(), self._taken, None)
+            self._ahead = next(self._left, None)
+        found: list[Batch] = []
+        rows, size = 0, 0
+        while self._ahead is not None:
+            given = self._ahead[1].rows
+            rows, size = rows + given.num_rows, size + given.nbytes
+            if found and (rows > self._settings.portion_rows_max or size > self._settings.portion_bytes_max):
+                break
+            found.append(self._ahead)
+            self._ahead = next(self._left, None)
+        return found
+
+
+class Contents:
+    """Counts and digests, which add up."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.all = dict.fromkeys(names, _EMPTY)
+
+    def take(self, found: Mapping[str, Content]) -> None:
+        for name, content in found.items():
+            before = self.all.get(name, _EMPTY)
+            self.all[name] = Content(before.rows + content.rows, add(before.digest, content.digest))
+
+
+class Outcome:
+    """What a transaction comes to, until it is committed: for each shard, its changes."""
+
+    def __init__(self, bound: Bound, portions: Portions, writer: Writer) -> None:
+        self.time = bound.time
+        self.portions = portions
+        self.count = 0
+        """Of the portions that are in it."""
+        self.sources = Contents(bound.inputs)
+        self.tables: set[str] = set()
+        """Those that change."""
+        self._writer = writer
+        self._deltas: dict[str, pa.Table] = {}
+        self._parts: dict[str, list[Part]] = {}
+        self._claims: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return self.count > 0 and self.portions.is_last and not (self.count > 1 and self._deltas)
+
+    def take(self, deltas: Mapping[str, pa.Table]) -> None:
+        """What the portion under way came to, by shard. It must be kept (`keep`) before the next one is taken."""
+        self._deltas = dict(deltas)
+        self.count += 1
+        self.portions.done()
+
+    def keep(self, members: Members) -> None:
+        """Store what is in memory, unless it is all there is. May be called again if it fails."""
+        if not self._deltas or (self.count == 1 and self.portions.is_last):
+            return
+        seq = self._writer.open_claim()
+        self._claims.append(seq)
+        for name, delta in list(self._deltas.items()):
+            if delta.num_rows:
+                self._parts.setdefault(name, []).extend(self._stored(name, delta, seq, members))
+            del self._deltas[name]
+
+    def forget(self, shard: str, members: Members) -> None:
+        """Of a view that failed."""
+        self._deltas.pop(shard, None)
+        withdraw(members.shards.blob, self._parts.pop(shard, ()))
+
+    def changes(self, shard: str, schema: pa.Schema) -> Changes:
+        """For the commit."""
+        if shard in self._parts:
+            return self._parts[shard]
+        return at_time(self._deltas.get(shard, _nothing(schema)), self.time)
+
+    def content(self, table: str, members: Members) -> pa.Table:
+        """The rows of a kept table, with their counts, before the portion that is under way."""
+        before = members.table_content(table, self.time)
+        shard = members.collection(table)
+        stored = [_loaded(part, shard.name, members) for part in self._parts.get(shard.name, ())]
+        return net(pa.concat_tables([before, *stored]), table) if stored else before
+
+    def drop(self, members: Members) -> None:
+        """It will not be committed."""
+        for shard in list(self._parts):
+            self.forget(shard, members)
+        self.settled()
+
+    def settled(self) -> None:
+        """It is committed, or never will be."""
+        for seq in self._claims:
+            self._writer.settle(seq)
+
+    def _stored(self, shard: str, delta: pa.Table, seq: int, members: Members) -> tuple[Part, ...]:
+        shards, schema = members.shards, members.shard(shard).schema
+        return store_parts(
+            check_changes(at_time(delta, self.time), schema, self.time, self.time + 1, f"shard {shard!r}"),
+            shard=shard,
+            blob=shards.blob,
+            writer=self._writer.id,
+            seq=seq,
+            runtime=shards.runtime,
+            settings=shards.settings,
+        )
+
+
+def content_of(delta: pa.Table) -> Content:
+    diffs = delta.column(DIFF).to_numpy()
+    return Content(delta.num_rows, to_hex(digest(delta.drop_columns([DIFF]), diffs)))
+
+
+def _loaded(part: Part, shard: str, members: Members) -> pa.Table:
+    shards = members.shards
+    data = part.inline or reading(lambda: shards.blob.get(part.key), shards.runtime, shards.settings)
+    return decode_part(part, data, members.shard(shard).schema, shards.blob.path(part.key)).drop_columns([TIME])
+
+
+def _nothing(schema: pa.Schema) -> pa.Table:
+    return pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()

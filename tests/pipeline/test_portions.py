@@ -1,0 +1,221 @@
+"""T7: a transaction that does not fit into memory goes through in portions, and comes to the same as one that does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from evertide.errors import Unavailable
+from evertide.journal.journal import Journal
+from evertide.journal.records import Committed
+from evertide.pipeline.machine import Machine
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.portions import Portions
+from evertide.runtime import SystemRuntime
+from evertide.sources.contract import Rows
+from evertide.store.memory import MemoryBlob
+from evertide.store.open import Storage
+from tests.pipeline.kit import SETTINGS, Row, crash, engine, open_pipeline, rows_of, storage
+
+WHOLE = replace(SETTINGS, inline_bytes_max=256)
+SMALL = replace(WHOLE, push_buffer_bytes=1, portion_rows_max=3)
+"""Every push is a fragment of its own, and a portion holds few of them."""
+
+
+def order(number: int, amount: int | None = None) -> Row:
+    return {"id": number, "customer": f"c{number % 3}", "amount": number if amount is None else amount}
+
+
+def pushed(p: Pipeline, chance: np.random.Generator) -> None:
+    """A transaction that changes the same keys again and again, and deletes rows that it added itself."""
+    for _ in range(chance.integers(2, 12)):
+        numbers, amounts = chance.integers(8, size=(2, chance.integers(4)))
+        p.push("orders", [order(int(number), int(amount)) for number, amount in zip(numbers, amounts, strict=True)])
+        p.push("notes", [{"text": "abc"[at]} for at in chance.integers(3, size=chance.integers(4))])
+        p.push("orders", deletes=[int(chance.integers(8))])
+        p.push("notes", deletes=[{"text": "abcd"[chance.integers(4)]}])
+    p.commit()
+
+
+def committed(p: Pipeline) -> Committed:
+    found = p._hosts.journal.committed(p.time)
+    assert found is not None
+    return found
+
+
+def digests(p: Pipeline) -> dict[str, str]:
+    """Of the last transaction, by collection."""
+    names = {table.shard: name for name, table in p.definition.tables.items()}
+    names |= {view.shard: name for name, view in p.definition.views.items()}
+    return {names.get(shard, shard): content.digest for shard, content in committed(p).shards.items()}
+
+
+def contents(p: Pipeline) -> dict[str, Any]:
+    return {name: rows_of(p, name) for name in ("orders", "notes", "revenue", "counts")}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_t7_portions_come_to_the_same_as_the_whole(seed: int) -> None:
+    """Without what the portions before it left, what the second says would count against the old rows."""
+    one, many = np.random.default_rng(seed), np.random.default_rng(seed)
+    kept = storage()
+    whole, parted = open_pipeline(storage(), settings=WHOLE), open_pipeline(kept, settings=SMALL)
+    for number in range(6):
+        pushed(whole, one)
+        pushed(parted, many)
+        assert contents(whole) == contents(parted)
+        assert committed(whole).portions == 1 < committed(parted).portions
+        assert digests(whole) == digests(parted)
+        if number == 3:
+            parted.checkpoint()
+    crash(parted)
+    parted = open_pipeline(kept, settings=replace(SMALL, portion_rows_max=5))  # replays what the checkpoint lacks
+    assert contents(whole) == contents(parted)
+    pushed(whole, one)
+    pushed(parted, many)
+    assert contents(whole) == contents(parted)
+    orphans_gone(parted)
+
+
+def orphans_gone(p: Pipeline) -> None:
+    """Each part that is there is named by a shard: nothing of the portions was left lying about."""
+    blob = p.storage.blob
+    assert isinstance(blob, MemoryBlob)
+    named = {part.key for shard in p._runner.members.all().values() for part in shard.log.read().state.parts}
+    there = {entry.key for entry in blob.list("parts/")}
+    assert there == {key for key in named if key}
+
+
+def test_t7_storage_that_is_away_between_two_portions_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If portions that were taken were taken again, rows would be there twice; if they were skipped, not at all."""
+    with open_pipeline(storage(), settings=SMALL) as p:
+        for number in range(12):
+            p.push("notes", [{"text": f"n{number}"}])
+            p.push("orders", [order(number)])
+        for broken in ("put", "get"):
+            calls = Away(p.storage.blob, broken, after=9)
+            with calls.installed(monkeypatch):
+                if p.time < 1:
+                    with pytest.raises(Unavailable):
+                        p.commit()
+        while p.advance() is not None:
+            pass
+        assert rows_of(p, "counts") == [(12, 12)]
+        assert committed(p).portions > 1
+        orphans_gone(p)
+
+
+class Away:
+    """A blob that does not answer, after some calls."""
+
+    def __init__(self, blob: Any, call: str, *, after: int) -> None:
+        self._blob, self._call, self._left = blob, call, after
+
+    @contextmanager
+    def installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        real = getattr(self._blob, self._call)
+
+        def called(*args: Any) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                raise Unavailable(path="blob", why="it is away")
+            return real(*args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(self._blob, self._call, called)
+            yield
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_t7_killed_between_two_portions(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = storage()
+    p = open_pipeline(kept, settings=SMALL)
+    steps = 0
+    real = Machine.step
+
+    def step(self: Machine, *args: Any, **options: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps > at:
+            raise KeyboardInterrupt
+        return real(self, *args, **options)
+
+    for number in range(14):
+        p.push("orders", [order(number)])
+        p.push("notes", [{"text": "x"}])
+    with monkeypatch.context() as patched:
+        patched.setattr(Machine, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            p.commit()
+    assert committed_upper(kept) == 1  # nothing of it is to be seen
+    crash(p)
+    with open_pipeline(kept, settings=SMALL) as p:
+        assert rows_of(p, "counts") == [(14, 14)]
+        assert p.time == 1
+
+
+def committed_upper(kept: Storage) -> int:
+    """As anybody sees it."""
+    return Journal(kept.blob, kept.meta, runtime=SystemRuntime(), settings=SETTINGS).committed_upper
+
+
+def test_t7_a_view_that_fails_in_the_second_portion_leaves_nothing_of_the_first() -> None:
+    with open_pipeline(storage(), engine("revenue", "share"), settings=SMALL) as p:
+        p.push("orders", [order(100, 2)])
+        p.commit()
+        for number in range(1, 9):
+            p.push("orders", [order(number, 0 if number == 7 else 5)])
+        p.commit()
+        assert committed(p).portions > 2
+        assert rows_of(p, "share") == [(100, 50)]
+        assert len(rows_of(p, "revenue")) == 3
+        p.push("orders", [order(7, 50)])
+        p.commit()
+        assert len(rows_of(p, "share")) == 9
+
+
+def test_a_portion_is_read_again_if_reading_it_fails() -> None:
+    batches = [("s", Rows("t", pa.table({"a": [number]}))) for number in range(5)]
+    fail = {3}
+
+    def read() -> Iterator[tuple[str, Rows]]:
+        for number, batch in enumerate(batches):
+            if number in fail:
+                fail.clear()
+                raise Unavailable(path="there", why="once")
+            yield batch
+
+    portions = Portions(read, replace(SETTINGS, portion_rows_max=2))
+    found, fails = [], 0
+    while True:
+        try:
+            found += portions.current()
+        except Unavailable:
+            fails += 1
+            continue
+        is_last = portions.is_last
+        portions.done()
+        if is_last:
+            break
+    assert [batch for _, batch in found] == [batch for _, batch in batches]
+    assert fails == 1
+
+
+def test_t7_memory_follows_the_portion_not_the_transaction(tmp_path: Path) -> None:
+    """96 MiB of rows in one transaction, in portions of 4 MiB: in one piece they would be in memory several times."""
+    command = [sys.executable, "-m", "tests.pipeline.large", str(tmp_path / "s"), "96", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    rows, portions, grown_mib = (int(word) for word in done.stdout.split())
+    assert rows == 96 * 1024
+    assert portions >= 20
+    assert grown_mib < 96

@@ -44,6 +44,7 @@ __all__ = [
     "Diverged",
     "EvertideError",
     "Fenced",
+    "GenerationMoved",
     "InvalidInput",
     "LeaseLost",
     "OutcomeUnknown",
@@ -145,6 +146,15 @@ class Fenced(EvertideError):
 
     writer: str
     why: str
+
+
+@dataclass(eq=False, repr=False)
+class GenerationMoved(Fenced):
+    """A replica of the same pipeline takes the new generation over, and goes on; others are fenced out."""
+
+    error_code = "generation_moved"
+    what = "The generation moved on, by another writer (I16)"
+    remedy = "Read the definition again, and go on by it; nothing of this call was written."
 
 
 @dataclass(eq=False, repr=False)

@@ -85,6 +85,9 @@ class Settings:
     checkpoints_kept: int = 2
     """How many are kept; at least two, so that one may be damaged."""
 
+    lead_interval_s: float = 1.0
+    """How often a replica that follows looks whether the one that leads is still there."""
+
     stall_after_s: float = 5.0
     """How long something may wait before status calls it stalled."""
 

@@ -15,6 +15,7 @@ import pytest
 from evertide.errors import SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
@@ -97,9 +98,16 @@ def open_pipeline(
     settings: Settings = SETTINGS,
     base: Path = Path(),
     threads: bool = False,
+    role: Role = Role.ALONE,
 ) -> Pipeline:
     return Pipeline(
-        made or engine(), store, base=base, runtime=runtime or SystemRuntime(), settings=settings, threads=threads
+        made or engine(),
+        store,
+        base=base,
+        runtime=runtime or SystemRuntime(),
+        settings=settings,
+        threads=threads,
+        role=role,
     )
 
 

@@ -37,7 +37,14 @@ class Checkpointing:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._released: set[str] = set()
-        self.last: Entry | None = next(iter(runner.checkpoints.entries()), None)
+        self.last: Entry | None = None
+        self._generation = 0
+        self.look()
+
+    def look(self) -> None:
+        """Which one is the newest: a peer may have made it."""
+        runner = self._runner
+        self.last = next(iter(runner.checkpoints.entries()), None)
         self._generation = runner.checkpoints.read(self.last).generation if self.last is not None else 0
 
     def is_due(self) -> bool:

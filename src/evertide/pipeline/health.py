@@ -14,8 +14,8 @@ import msgspec
 from evertide.errors import EvertideError
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Meta, Write
-from evertide.store.paths import HEALTH
+from evertide.store.meta import Guard, Meta, Write
+from evertide.store.paths import HEALTH, writer_key
 from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
@@ -42,7 +42,9 @@ def tell(meta: Meta, health: Health, runtime: Runtime, settings: Settings) -> No
     try:
         head = reading(lambda: meta.head(HEALTH), runtime, settings)
         number = head.seqno if head else 0
-        commit_settled(meta, [Write(HEALTH, number, seal(health))], (), runtime, settings)
+        guards = [Guard(writer_key(health.writer), 1)]  # one that was fenced must not speak for the one that leads
+        if commit_settled(meta, [Write(HEALTH, number, seal(health))], guards, runtime, settings) is not None:
+            return
         truncate_sometimes(meta, HEALTH, number + 1)
     except EvertideError as error:
         logger.warning("the storage could not be told that the pipeline is %s: %s", health.state, error)

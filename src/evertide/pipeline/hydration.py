@@ -181,9 +181,9 @@ class Backfill:
         for name, away in self._away.items():
             known = before.get(name)
             views[name] = view_record(runner.machine.engine, name, known.shard if known else "", away)
+        runner.change(views=views)
         if self._cohort is not None and self._left:
             runner.machine.cohorts.append(self._cohort)
-        runner.change(views=views)
         self._progress("backfill", len(self._left), len(self._left))
         held = held_by_sinks(runner.meta, runner.runtime, runner.settings)  # they end it when they have done with it
         for name in self._left:

@@ -7,7 +7,7 @@ alone. What is staged lies in our own storage, and may be more than fits into me
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
@@ -27,8 +27,11 @@ class Intake:
         self.stalled: dict[str, Problem] = {}
         """By source; under "" what stops all of them."""
 
-    def input(self) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
-        """For the journal, and what was read. Every source is in it, those that have nothing where they stand."""
+    def input(self, asked: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
+        """For the journal, and what was read. Every source is in it, those that have nothing where they stand.
+
+        If only some are to be `asked`, the others are left to whoever leads.
+        """
         settings = self._runner.settings
         limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
         inputs: dict[str, Input] = {}
@@ -36,6 +39,8 @@ class Intake:
         for name, position in positions(self._runner).items():
             source = self._runner.sources[name]
             inputs[name] = Input(position, position)
+            if asked is not None and name not in asked:
+                continue
             try:
                 offer = source.offer(position, limit)
                 if offer is not None and not _is_staged(offer.fragments):

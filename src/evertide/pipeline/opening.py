@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.draft import Restored
-from evertide.errors import CheckpointDamaged, Damaged, RecordDamaged
+from evertide.errors import CheckpointDamaged, Conflict, Damaged, RecordDamaged
 from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import Replay, State
@@ -41,6 +41,7 @@ from evertide.pipeline.definition import (
     shard_name,
 )
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
+from evertide.pipeline.following import Following
 from evertide.pipeline.gathered import aligned
 from evertide.pipeline.hydration import (
     Backfill,
@@ -66,7 +67,7 @@ from evertide.store.retry import reading
 from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
 
-__all__ = ["Hosts", "OnProgress", "open_runner", "positions"]
+__all__ = ["Hosts", "OnProgress", "open_follower", "open_runner", "positions", "take_lead"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,17 +93,39 @@ class Hosts:
 
 
 def open_runner(hosts: Hosts) -> Runner:
+    """For the process that leads."""
     _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
     evolution = evolved(known, hosts.engine)  # refuses before anything is changed
     runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution)
-    _evolve(runner, evolution)
+    take_lead(runner, hosts.progress)
+    return runner
+
+
+def open_follower(hosts: Hosts, leader: str, *, is_read_only: bool) -> Runner:
+    """For a process that follows: nothing is changed.
+
+    If its script is another than the one that runs, it must be read-only. It keeps the views that both have, and brings
+    in its own when it takes the lead.
+    """
+    _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+    if known is None:
+        raise Conflict(where=hosts.meta.path(PIPELINE), why=f"{leader} has just begun, and has not declared anything")
+    evolution = evolved(known, hosts.engine)
+    if not is_read_only and not (evolution.is_nothing() and known.sources == tuple(hosts.sources)):
+        why = f"{leader} runs another version of the script: stop it first, or start as read-only and promote"
+        raise Conflict(where=hosts.meta.path(PIPELINE), why=why)
+    return _restored(hosts, known, evolution)
+
+
+def take_lead(runner: Runner, progress: OnProgress) -> None:
+    """Bring the storage to what the script says, and complete what was begun."""
+    _evolve(runner, evolved(runner.definition if runner.definition.generation else None, runner.machine.engine))
     if runner.time == 0:
         Backfill(runner, runner.definition.away("hydrating"), nullcontext()).run()
-    _complete(runner, hosts.progress)
+    _complete(runner, progress)
     _end_strays(runner)
     if runner.time == 0:
         runner.complete(runner.bind({name: Input(position, position) for name, position in _starts(runner).items()}))
-    return runner
 
 
 def positions(runner: Runner) -> dict[str, str]:
@@ -284,9 +307,9 @@ def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> T
 
 
 def _complete(runner: Runner, progress: OnProgress) -> None:
-    bound = runner.journal.upper
+    following = Following(runner)
     first = runner.time
-    if first < bound:
-        for record in runner.journal.records(first):
-            runner.complete(record)
-            progress("complete", record.time + 1 - first, bound - first)
+    while runner.time < (bound := runner.journal.upper):
+        if not following.keep_up():
+            following.together(lambda: runner.complete(runner.journal.read(runner.time)))
+        progress("complete", runner.time - first, bound - first)

@@ -1,37 +1,80 @@
-"""Who runs the pipeline of a storage: one process, as long as it lives.
+"""Who runs the pipeline of a storage: one process, or several replicas of it (`evertide.pipeline.leading`).
 
-A process that runs a pipeline is a registered writer with a label that says so. Another one is refused, and told who
-holds the storage. If the holder is gone (its process on this machine has ended, or it was silent for longer than it
-promised), its registration is ended by compare-and-set: should it come back, it finds itself fenced (I16).
+A process that runs a pipeline is a registered writer with a label that says so. Who asks to run it alone is refused as
+long as another one does, and told who. If that one is gone (its process on this machine has ended, or it was silent for
+longer than it promised), its registration is ended by compare-and-set: should it come back, it finds itself fenced
+(I16).
+
+Where it lies: registrations are those of writers; the Meta key `leader`, version 1, names the replica that leads.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import socket
+
+import msgspec
 
 from evertide.errors import Conflict
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta, Write
-from evertide.store.paths import beat_key, writer_key
+from evertide.store.paths import LEADER, beat_key, writer_key
 from evertide.store.retry import commit_settled, reading
 from evertide.store.sealed import unseal
 from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, registered
 
-__all__ = ["RUNNING", "check_free", "holder", "is_gone", "take_over"]
+__all__ = [
+    "FOLLOWING",
+    "RUNNING",
+    "Leader",
+    "Role",
+    "check_free",
+    "end",
+    "holder",
+    "is_gone",
+    "is_process_gone",
+    "read_leader",
+    "registered_as",
+    "take_over",
+]
 
 RUNNING = "pipeline"
 """The label of whoever runs a pipeline."""
+
+FOLLOWING = "read-only"
+"""The label of whoever follows it, and does not write until it is promoted."""
+
+
+class Role(enum.Enum):
+    """As what a process runs a pipeline."""
+
+    ALONE = "alone"
+    REPLICA = "replica"
+    READ_ONLY = "read-only"
+
+
+class Leader(msgspec.Struct, frozen=True):
+    writer: str
+    since_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+
+
+def read_leader(meta: Meta) -> tuple[int, Leader | None]:
+    """With the number of its record."""
+    record = meta.head(LEADER)
+    return (0, None) if record is None else (record.seqno, unseal(record.data, Leader, meta.path(LEADER)))
 
 
 def take_over(meta: Meta, *, runtime: Runtime, settings: Settings) -> Writer:
     """Register as the one that runs the pipeline. `Conflict` if somebody does."""
     reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
     for other in _running(meta, runtime, settings):
-        if not _is_gone(other):
+        if not is_process_gone(other):
             raise _held(meta, other)
-        _end(meta, other, runtime, settings)
+        end(meta, other, runtime, settings)
     writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING)
     others = [other for other in _running(meta, runtime, settings) if other.writer != writer.id]
     if others:  # two at the same moment: neither goes on unless it was first, which the one that sees nobody was
@@ -44,6 +87,14 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings) -> Writer:
     return writer
 
 
+def registered_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings) -> Writer:
+    if role is Role.ALONE:
+        return take_over(meta, runtime=runtime, settings=settings)
+    reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
+    label = FOLLOWING if role is Role.READ_ONLY else RUNNING
+    return Writer.register(meta, runtime=runtime, settings=settings, label=label)
+
+
 def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
     """`Conflict` if somebody runs it: the same that `take_over` would say, before anything is begun."""
     for other in _running(meta, runtime, settings):
@@ -52,13 +103,16 @@ def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
 
 
 def holder(meta: Meta) -> Registration | None:
-    """Who runs it now, as far as the storage knows."""
-    return next((other for other in registered(meta).values() if other.label == RUNNING), None)
+    """Who runs it now, as far as the storage knows: of several, the one that leads."""
+    known = registered(meta)
+    _, leader = read_leader(meta)
+    found = known.get(leader.writer) if leader is not None else None
+    return found or next((other for other in known.values() if other.label == RUNNING), None)
 
 
 def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
     """Whether whoever is registered does not live any more, for all that can be told: nothing is changed."""
-    if _is_gone(other):
+    if is_process_gone(other):
         return True
     record = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if record is None:
@@ -74,10 +128,12 @@ def _held(meta: Meta, other: Registration) -> Conflict:
 
 def _running(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
     known = reading(lambda: registered(meta), runtime, settings)
-    return [other for other in known.values() if other.label == RUNNING]
+    _, leader = reading(lambda: read_leader(meta), runtime, settings)
+    leads = leader.writer if leader is not None else ""  # one that was promoted is still labelled as read-only
+    return [other for other in known.values() if other.label == RUNNING or other.writer == leads]
 
 
-def _is_gone(other: Registration) -> bool:
+def is_process_gone(other: Registration) -> bool:
     """Of a process on another machine nobody knows before its time is up."""
     if other.host != socket.gethostname():
         return False
@@ -92,8 +148,10 @@ def _is_gone(other: Registration) -> bool:
     return False
 
 
-def _end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> None:
+def end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
+    """End a registration, unless it is said meanwhile that it lives."""
     beat = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
-    if beat is not None:
-        writes = [Write(writer_key(other.writer), 1, None), Write(beat_key(other.writer), beat.seqno, None)]
-        commit_settled(meta, writes, (), runtime, settings)
+    if beat is None:
+        return True
+    writes = [Write(writer_key(other.writer), 1, None), Write(beat_key(other.writer), beat.seqno, None)]
+    return commit_settled(meta, writes, (), runtime, settings) is None

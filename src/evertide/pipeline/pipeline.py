@@ -38,20 +38,21 @@ import pyarrow as pa
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable
+from evertide.errors import Conflict, Damaged, EvertideError, InvalidInput, Unavailable
 from evertide.journal.journal import Journal
-from evertide.journal.records import Bound
-from evertide.pipeline.backfills import Backfills
+from evertide.pipeline.advancing import Advancing, opened
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
+from evertide.pipeline.duties import Duties
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.feeds import open_feeds
 from evertide.pipeline.health import Telling
 from evertide.pipeline.intake import Intake
+from evertide.pipeline.leading import Leading
 from evertide.pipeline.machine import state_store
-from evertide.pipeline.opening import Hosts, OnProgress, open_runner, positions
-from evertide.pipeline.ownership import take_over
+from evertide.pipeline.opening import Hosts, OnProgress, positions
+from evertide.pipeline.ownership import Role, registered_as
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.reading import Collections, View
 from evertide.pipeline.script import read_script
@@ -65,9 +66,7 @@ from evertide.plan.view_function import ViewFunction
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.heart import Heart
-from evertide.shard.maintenance import Maintenance
 from evertide.shard.shard import Shards
-from evertide.sources.contract import Rows
 from evertide.store.open import Storage, open_storage
 
 __all__ = ["Pipeline"]
@@ -86,6 +85,7 @@ class Pipeline:
         settings: Settings,
         progress: OnProgress | None = None,
         threads: bool = True,
+        role: Role = Role.ALONE,
     ) -> None:
         """For `open`, and for tests, which bring an engine of their own."""
         self.engine = engine
@@ -100,9 +100,10 @@ class Pipeline:
         self._opened_s = runtime.wall_s()
         self._threads: list[Any] = []
         self._pushed: PushTransaction
-        self._writer = take_over(storage.meta, runtime=runtime, settings=settings)
-        self._tell = Telling(storage.meta, self._writer.id, runtime, settings)
-        self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
+        self._role = role
+        self._writer = registered_as(role, storage.meta, runtime=runtime, settings=settings)
+        self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
+        self._telling = Telling(storage.meta, self._writer.id, runtime, settings)
         try:
             self._start(base, progress or (lambda *_: None), threads=threads)
         except BaseException as error:
@@ -124,10 +125,13 @@ class Pipeline:
         settings: Settings | None = None,
         functions: Sequence[ViewFunction] = (),
         progress: OnProgress | None = None,
+        role: Role | str = Role.ALONE,
     ) -> Pipeline:
         """Open the pipeline of a script (SQL, or the path of a file) at a storage, which is made if it is not there.
 
-        It goes on where it was, whatever ended it. `progress` is told of long work: what, how much, of how much.
+        It goes on where it was, whatever ended it. `progress` is told of long work: what, how much, of how much. As
+        `role`, 'alone' is refused if another process runs it; a 'replica' runs it together with others; one that is
+        'read-only' follows them, and writes nothing until it is promoted.
         """
         text, path, base = read_script(script)
         settings, runtime = settings or Settings(), SystemRuntime()
@@ -135,7 +139,9 @@ class Pipeline:
         try:
             engine = SparkEngine(open_session(spark, master), text, path, functions)
             try:
-                return cls(engine, opened, base=base, runtime=runtime, settings=settings, progress=progress)
+                return cls(
+                    engine, opened, base=base, runtime=runtime, settings=settings, progress=progress, role=Role(role)
+                )
             except BaseException:
                 engine.close()
                 raise
@@ -170,18 +176,14 @@ class Pipeline:
         """Make a transaction of all that was pushed, and of what sources offer. Its number, or that of the last one."""
         with self._turn:
             self._check_going()
-            self._pushes.offer_up(self._pushed)
-            self._pushed = PushTransaction(self._pushes)
-            made = self.advance()
-            return self.time if made is None else made
+            pushed, self._pushed = self._pushed, PushTransaction(self._pushes)
+            self._pushes.offer_up(pushed)
+            return self._taken(pushed)
 
     def take(self, pushed: PushTransaction) -> int:
         """Commit what a block pushed: its time. If this fails, it was not taken, or `pushed.time` says otherwise."""
         with self._turn, self._pushes.taking(pushed):
-            while pushed.time is None or pushed.time > self.time:
-                self._check_going()
-                self.advance()
-            return pushed.time
+            return self._taken(pushed)
 
     # Going on
 
@@ -190,14 +192,26 @@ class Pipeline:
         with self._turn:
             self._check_open()
             try:
-                return self._advanced()
+                return self._advancing.step()
             except EvertideError as error:
+                fenced = self._fenced(error)
                 # If storage is away, nothing happened, or what was computed waits to be committed.
-                if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
-                    self._error = (error, self._runtime.wall_s())
+                if not isinstance(fenced, Unavailable) or self._runner.machine.broken is not None:
+                    self._error = (fenced, self._runtime.wall_s())
+                if fenced is not error:
+                    raise fenced from error
                 raise
             finally:
                 self._tell(self._foremost())
+
+    def _fenced(self, error: EvertideError) -> EvertideError:
+        """Whoever was unregistered may find its state collected: that is no damage."""
+        if isinstance(error, Damaged):
+            try:
+                self._writer.check_registered()
+            except EvertideError as found:
+                return found
+        return error
 
     def run(
         self,
@@ -221,13 +235,14 @@ class Pipeline:
                 if told is not None:
                     told(each, self._runtime.monotonic_s() - began_s)
             is_idle = t is None and not self._is_paused and self._intake.is_idle()
-            if until_idle and is_idle and self._deliveries.are_settled(self.time):
+            if until_idle and is_idle and self._duties.are_settled(self.time):
                 return
             if t is None:
                 self._stopping.wait(self.settings.transaction_interval_s)
             if self._runtime.monotonic_s() >= next_checkpoint_s:
                 try:
-                    self.checkpoint()
+                    with self._turn:
+                        self._duties.checkpoint_if_due()
                 except Unavailable as error:  # the transactions say whether storage is still away
                     logger.warning("no checkpoint was made: %s", error)
                 next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
@@ -246,10 +261,7 @@ class Pipeline:
         """Waits for the end of a transaction that is under way."""
         with self._turn:
             self._check_open()
-            self._runner.commit()
-            if not self._checkpointing.is_due() and self._checkpointing.last is not None:
-                return self._checkpointing.last
-            return self._checkpointing.checkpoint()
+            return self._duties.checkpoint()
 
     def checkpoint_files(self, entry: Entry) -> tuple[StateFile, ...]:
         """The files that a checkpoint needs, most of which others need, too."""
@@ -258,16 +270,16 @@ class Pipeline:
     def retry(self, view: str) -> None:
         """Compute a view that failed once more, now."""
         self._check_open()
-        self._backfills.retry(view)
+        self._duties.backfills.retry(view)
 
     def hydrated(self, timeout_s: float | None = None) -> bool:
         """Wait until views that are new are there; False if they are not in time."""
-        self._backfills.wait(timeout_s)
+        self._duties.backfills.wait(timeout_s)
         return not self.definition.away("hydrating")
 
     def deliver_once(self) -> None:
         """Give sinks what they have not got. Threads do so by themselves."""
-        self._deliveries.once()
+        self._duties.deliver_once()
 
     # Looking
 
@@ -275,6 +287,11 @@ class Pipeline:
     def time(self) -> int:
         """The last transaction that is in all collections."""
         return self._runner.time - 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process does what need be done once: of several replicas, one."""
+        return self._duties.is_begun
 
     @property
     def definition(self) -> Definition:
@@ -314,8 +331,8 @@ class Pipeline:
             collections=collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in self._hosts.checkpoints.entries()),
             problems=tuple(found),
-            sinks=self._deliveries.statuses(self.time),
-            flushed=self._deliveries.tracker.position,
+            sinks=self._duties.sink_statuses(self.time),
+            flushed=self._duties.flushed(self.time),
         )
 
     # Ending
@@ -323,15 +340,13 @@ class Pipeline:
     def close(self, *, checkpoint: bool = True) -> None:
         """The orderly end: with a checkpoint, so that the next start is quick. May be called twice."""
         self._stopping.set()
-        self._backfills.stop()  # before the turn is taken, which it may need
+        self._duties.backfills.stop()  # before the turn is taken, which it may need
         with self._turn:
             if self._is_closed:
                 return
             try:
                 if checkpoint and self._error is None:
-                    self._runner.commit()
-                    if self._checkpointing.is_due():
-                        self._checkpointing.checkpoint()
+                    self._duties.checkpoint_if_due()
                 if self._error is None:
                     self._tell(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
             finally:
@@ -367,46 +382,54 @@ class Pipeline:
             sources=sources,
             progress=progress,
         )
-        self._runner = open_runner(self._hosts)
+        self._leading.look()
+        self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
+        self._runner = opened(self._hosts, self._leading, self._stopping, self._role)
         self._intake = Intake(self._runner)
         self._pushed = PushTransaction(self._pushes)
-        self._checkpointing = Checkpointing(self._runner)
         self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
-        self._deliveries = Deliveries(sinks, lambda: self._runner.members, self._turn)
-        self._threads.append(self._deliveries)
-        self._backfills = Backfills(self._runner, self._turn, self._stopping, progress, self._fail, threads=threads)
-        self._threads.append(self._backfills)
-        self._backfills.begin()
-        with self._turn:
-            if self._checkpointing.is_due():
-                self._checkpointing.checkpoint()
+        self._duties = Duties(
+            self._hosts, self._runner, self._turn, self._stopping, self._fail, base=base, threads=threads
+        )
+        self._advancing = Advancing(
+            self._hosts, self._runner, self._intake, self._duties, self._leading, role=self._role
+        )
+        self._threads.append(self._duties)
+        if self._leading.is_ours:
+            self._duties.begin(sinks)
         if threads:
-            self._threads.append(Maintenance(shards, writer, checkpoints.pinned).start())
-            self._threads.append(Upkeep(self._runner, self._checkpointing, self._turn).start())
-            self._deliveries.start()
+            self._threads.append(Upkeep(self._runner, self._duties.checkpointing, self._turn).start())
 
     def _fail(self, error: EvertideError) -> None:
         self._error = (error, self._runtime.wall_s())
         self._tell(self._foremost())
 
-    def _advanced(self) -> int | None:
-        self._runner.commit()  # what waits from before
-        self._backfills.go_on()
-        pending = self._runner.time
-        if pending < self._hosts.journal.upper:  # bound, and its computation was not begun
-            return self._completed(self._hosts.journal.read(pending), None)
-        inputs, read = self._intake.input()
-        if all(given.before == given.after for given in inputs.values()):
-            return None
-        bound = self._runner.bind(inputs)
-        self._intake.acknowledge(bound, is_staged=True)
-        return self._completed(bound, read)
+    def _taken(self, pushed: PushTransaction) -> int:
+        """One transaction at least; and more, until it holds what was pushed."""
+        made = self.advance()
+        while pushed.rows and (pushed.time is None or pushed.time > self.time):
+            self._check_going()
+            if made is None:
+                self._stopping.wait(self.settings.poll_interval_s)  # a peer is at it
+            made = self.advance()
+        if pushed.rows and pushed.time is not None:
+            return pushed.time
+        return self.time if made is None else made
 
-    def _completed(self, bound: Bound, read: dict[str, list[Rows]] | None) -> int:
-        changed = self._runner.complete(bound, read)
-        self._intake.acknowledge(bound, is_staged=False)
-        self._backfills.touched(changed)
-        return bound.time
+    @property
+    def _deliveries(self) -> Deliveries:
+        if self._duties.deliveries is None:
+            raise Conflict(where="sinks", why="another replica leads, and writes to them")
+        return self._duties.deliveries
+
+    @property
+    def _checkpointing(self) -> Checkpointing:
+        return self._duties.checkpointing
+
+    def _tell(self, now: Problem) -> None:
+        """The storage is told by the one that leads."""
+        if self._leading.is_ours:
+            self._telling(now)
 
     def _problems(self) -> list[Problem]:
         """The worst first."""
@@ -434,6 +457,8 @@ class Pipeline:
 
     def _check_going(self) -> None:
         self._check_open()
+        if self._role is Role.READ_ONLY and not self._duties.is_begun:
+            raise Conflict(where="commit", why="this replica is read-only: give rows to one that is not, or promote it")
         if self._is_paused:
             raise Conflict(where="commit", why="the pipeline is paused: resume it first")
 

@@ -138,6 +138,31 @@ class Outcome:
             return self._parts[shard]
         return at_time(self._deltas.get(shard, _nothing(schema)), self.time)
 
+    def stored(self, shard: str) -> Content | None:
+        """What the commit would have said of it; None if it is not in it."""
+        if shard in self._parts:
+            found = Contents()
+            for part in self._parts[shard]:
+                found.take({shard: Content(part.rows, part.digest)})
+            return found.all[shard]
+        return content_of(self._deltas[shard]) if shard in self._deltas else _EMPTY
+
+    def table_deltas(self, members: Members) -> dict[str, pa.Table]:
+        """Of the kept tables, by name."""
+        found = {}
+        for name in self.tables:
+            shard = members.record(name).shard
+            parts = [_loaded(part, shard, members) for part in self._parts.get(shard, ())]
+            delta = net(pa.concat_tables(parts), name) if parts else self._deltas.get(shard)
+            if delta is not None:
+                found[name] = delta
+        return found
+
+    def add(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
+        """Of views that were not there when it was computed."""
+        self._deltas |= deltas
+        self.keep(members)
+
     def content(self, table: str, members: Members) -> pa.Table:
         """The rows of a kept table, with their counts, before the portion that is under way."""
         before = members.table_content(table, self.time)

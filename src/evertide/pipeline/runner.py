@@ -8,8 +8,8 @@ The order, in which each step is durable before the next begins:
 3. *Commit.* One commit appends to all member shards, t -> t+1, and records counts and digests (I4, I8).
 
 If the commit did not happen (a full disk, storage away), what was computed is kept, and committed when the runner is
-asked again: the machine has moved on and must not take t twice. If anything else fails, the runner is over; whoever
-opens the storage again finds t bound, and completes it.
+asked again: the machine has moved on and must not take t twice. If a peer was faster, `evertide.pipeline.following`
+settles it. If anything else fails, the runner is over; whoever opens the storage again finds t bound, and completes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import Damaged
+from evertide.errors import Damaged, Fenced
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import Found
@@ -81,7 +81,9 @@ class Runner:
         self.runtime = runtime
         self.settings = settings
         self.doing = Doing("waiting", machine.time, runtime.monotonic_s())
-        self._outcome: Outcome | None = None
+        self.stands = {name: view.shard for name, view in members.definition.live().items()}
+        """Which shard the state of each view is of."""
+        self.outcome: Outcome | None = None
         """Of the transaction that is under way."""
 
     @property
@@ -91,7 +93,7 @@ class Runner:
     @property
     def time(self) -> int:
         """The first transaction that is not committed."""
-        return self.machine.time if self._outcome is None else self._outcome.time
+        return self.machine.time if self.outcome is None else self.outcome.time
 
     def bind(self, inputs: Mapping[str, Input]) -> Bound:
         self._does("binding the input")
@@ -102,12 +104,12 @@ class Runner:
 
         `read` is the input of those sources that were read already.
         """
-        outcome = self._outcome
+        outcome = self.outcome
         if outcome is None or not outcome.is_complete:
             if bound.time != self.machine.time:
                 why = f"it has taken all transactions below {self.machine.time}, and {bound.time} is to be computed"
                 raise Damaged(path="state of the pipeline", why=f"{why}; open the pipeline again")
-            outcome = self._outcome = outcome or self._begun(bound, read)
+            outcome = self.outcome = outcome or self._begun(bound, read)
             outcome.keep(self.members)  # what a try before came to
             while not outcome.is_complete:
                 self._compute(outcome)
@@ -121,7 +123,7 @@ class Runner:
 
     def commit(self) -> None:
         """Append what was computed, if anything was. `Unavailable`: nothing happened, and it may be asked again."""
-        outcome = self._outcome
+        outcome = self.outcome
         if outcome is None or not outcome.is_complete:
             return
         self._does("committing")
@@ -131,19 +133,26 @@ class Runner:
             for name, shard in shards.items()
         ]
         append_together(appends, self.writer, writes=self._record(outcome, tuple(shards)))
-        outcome.settled()
-        self._outcome = None
+        self.settled()
+
+    def settled(self) -> None:
+        """What was computed is committed, here or by a peer."""
+        if self.outcome is not None:
+            self.outcome.settled()
+        self.outcome = None
         self._does("waiting")
 
-    def replay(self, bound: Bound, recorded: Committed) -> Found:
+    def replay(self, bound: Bound, recorded: Committed, *, is_peers: bool = False) -> Found:
         """Take a transaction that is in the shards already, and say what it came to, for comparison.
+
+        Which views a peer's holds is told by its record, and the machine has just those.
 
         The tables' deltas are what their shards say (I1). Those of a transaction that went through in portions are made
         of its input once more, in portions as well, if the journal has it: the digests tell if they are the same.
         """
         self._does("replaying")
         if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
-            return self._replayed_in_portions(bound, recorded)
+            return self._replayed_in_portions(bound, recorded, is_peers=is_peers)
         deltas, errors = self.members.table_changes(bound.time)
         deltas = {name: delta for name, delta in deltas.items() if self.machine.tables.has(name)}
         unkept = {name for name, table in self.definition.tables.items() if table.is_declared and not table.shard}
@@ -153,9 +162,10 @@ class Runner:
             read = self.machine.tables.deltas(batches, lambda _: pa.schema([]).empty_table())
             deltas, given = {**deltas, **read.tables}, read.sources
         found = self._stepped(deltas, errors)
-        return self._found(bound, recorded, {name: content_of(delta) for name, delta in found.items()}, given)
+        contents = {name: content_of(delta) for name, delta in found.items()}
+        return self._found(bound, recorded, contents, given, is_peers=is_peers)
 
-    def _replayed_in_portions(self, bound: Bound, recorded: Committed) -> Found:
+    def _replayed_in_portions(self, bound: Bound, recorded: Committed, *, is_peers: bool) -> Found:
         batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
         outcome = Outcome(bound, Portions(batches, self.settings), self.writer)
         views = Contents()
@@ -169,7 +179,7 @@ class Runner:
                 outcome.keep(self.members)
         finally:
             outcome.drop(self.members)
-        return self._found(bound, recorded, views.all, outcome.sources.all)
+        return self._found(bound, recorded, views.all, outcome.sources.all, is_peers=is_peers)
 
     def _without_key(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """By shard: what a later portion may have to know, as no state holds it."""
@@ -190,15 +200,22 @@ class Runner:
         return found
 
     def _found(
-        self, bound: Bound, recorded: Committed, found: Mapping[str, Content], given: Mapping[str, Content]
+        self,
+        bound: Bound,
+        recorded: Committed,
+        found: Mapping[str, Content],
+        given: Mapping[str, Content],
+        *,
+        is_peers: bool,
     ) -> Found:
         """Of a transaction of an older generation only what both know is compared."""
         shards: dict[str, Content | None] = dict.fromkeys(recorded.shards)
-        if bound.generation == self.definition.generation:
+        is_same = not is_peers and bound.generation == self.definition.generation
+        if is_same:
             shards = dict.fromkeys(self.definition.members())
         for name, content in found.items():
-            shard = self.definition.views[name].shard
-            if shard in recorded.shards or bound.generation == self.definition.generation:
+            shard = self.stands[name]
+            if shard in recorded.shards or is_same:
                 shards[shard] = content
         unkept_only = self._sources_of_unkept()
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
@@ -237,7 +254,11 @@ class Runner:
             for name in error.views:
                 away = Away("failed", error.time, error.why, self.runtime.wall_s())
                 views[name] = msgspec.structs.replace(views[name], away=away)
-        self.change(views=views)
+        try:
+            self.change(views=views)
+        except Fenced as error:  # the step was taken, and what came of it is not: it has to start again
+            self.machine.broken = error
+            raise
 
     def change(self, **changes: object) -> None:
         """Another definition, in force from one moment on for everybody (I16)."""
@@ -247,6 +268,7 @@ class Runner:
         )
         self.writer.change_generation(definition.members(), [definition_write(number, definition)])
         self.members = self.members.moved(definition)
+        self.stands = {name: view.shard for name, view in definition.live().items()}
 
     def _record(
         self, outcome: Outcome, names: Sequence[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from evertide.errors import EvertideError, Fenced
+from evertide.errors import EvertideError, Fenced, GenerationMoved
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.runner import Runner
 from evertide.shard.ticker import Ticker
@@ -36,7 +36,7 @@ class Upkeep(Ticker):
             self._collect_if_due()
         except Fenced as error:
             self.error = error
-            return False
+            return isinstance(error, GenerationMoved)  # a peer's: the transactions take it over
         except EvertideError as error:
             logger.warning("upkeep: %s", error)
             self.error = error

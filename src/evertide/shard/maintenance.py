@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from evertide.errors import EvertideError, Fenced
+from evertide.errors import EvertideError, Fenced, GenerationMoved
 from evertide.shard.collection import Pinned, nothing_pinned
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.ticker import Ticker
@@ -65,7 +65,7 @@ class Maintenance(Ticker):
         except EvertideError as error:
             logger.warning("maintenance: %s", error)
             self.errors[""] = error
-            return not isinstance(error, Fenced)
+            return not isinstance(error, Fenced) or isinstance(error, GenerationMoved)
         if due:
             self._collected_at_s = runtime.monotonic_s()
         return True

@@ -38,6 +38,7 @@ __all__ = [
     "GENERATION",
     "HEALTH",
     "JOURNAL",
+    "LEADER",
     "META_FILE",
     "PIPELINE",
     "STORAGE",
@@ -52,6 +53,7 @@ __all__ = [
     "lease_prefix",
     "part_key",
     "part_prefix",
+    "replica_key",
     "restoring_key",
     "rollup_blob_key",
     "rollup_key",
@@ -73,6 +75,7 @@ JOURNAL = "journal"
 COMMITTED = "committed"
 PIPELINE = "pipeline"
 HEALTH = "health"
+LEADER = "leader"
 CHECKPOINTS = "checkpoints"
 
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
@@ -158,6 +161,11 @@ def checkpoint_prefix(number: int | None = None) -> str:
 
 def checkpoint_key(number: int, name: str) -> str:
     return f"{checkpoint_prefix(number)}{name}"
+
+
+def replica_key(writer: str) -> str:
+    """What a process that runs the pipeline says of itself; the empty writer gives the prefix of all."""
+    return f"replica/{writer}"
 
 
 def restoring_key(writer: str) -> str:

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown
+from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved, OutcomeUnknown
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write
@@ -136,7 +136,8 @@ class Writer:
         if stale.key == writer_key(self.id):
             raise Fenced(writer=self.id, why="it was unregistered, as it had been silent for too long or was replaced")
         if stale.key == GENERATION:
-            raise Fenced(writer=self.id, why=f"the generation moved on from record {stale.expected} to {stale.found}")
+            why = f"the generation moved on from record {stale.expected} to {stale.found}"
+            raise GenerationMoved(writer=self.id, why=why)
 
     def beat(self) -> None:
         """Say that this writer lives. Has a lock of its own: storage that does not answer must not hold up appends."""
@@ -212,6 +213,11 @@ class Writer:
         record = reading(lambda: self._meta.head(GENERATION), self._runtime, self._settings)
         self._generation = record.seqno if record else 0
         return unseal(record.data, Generation, self._meta.path(GENERATION)) if record else None
+
+    @property
+    def generation(self) -> int:
+        """The number of the record that this writer knows."""
+        return self._generation
 
     def change_generation(self, members: Sequence[str], writes: Sequence[Write] = ()) -> Generation:
         """Raise the generation: whoever knows only the old one is fenced from the same moment.

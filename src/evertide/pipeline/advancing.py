@@ -1,0 +1,114 @@
+"""`Advancing`: the next transaction, whoever makes it.
+
+1. A replica first takes what peers have committed (`evertide.pipeline.following`).
+2. What is bound is completed by the one that leads; or by the one that bound it, which somebody waits for.
+3. The one that leads asks all sources for input; the others only for what was pushed to them. They race to bind it: who
+   loses offers again what is still unbound.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from evertide.errors import TimeCompacted
+from evertide.journal.records import Bound
+from evertide.pipeline.duties import Duties
+from evertide.pipeline.following import Following
+from evertide.pipeline.intake import Intake
+from evertide.pipeline.leading import Leading
+from evertide.pipeline.opening import Hosts, open_follower, open_runner, take_lead
+from evertide.pipeline.ownership import Role
+from evertide.pipeline.pushes import PUSH
+from evertide.pipeline.runner import Runner
+from evertide.sources.contract import Rows
+
+__all__ = ["Advancing", "opened"]
+
+logger = logging.getLogger(__name__)
+
+
+def opened(hosts: Hosts, leading: Leading, stopping: threading.Event, role: Role) -> Runner:
+    """To lead, if nobody does; else to follow, once the one that leads has begun."""
+    while not leading.look():
+        leader, is_read_only = leading.leader(), role is Role.READ_ONLY
+        if hosts.journal.committed_upper and (leader is not None or is_read_only):
+            who = f"process {leader.pid} on {leader.host}" if leader is not None else "nobody"
+            return open_follower(hosts, who, is_read_only=is_read_only)
+        stopping.wait(hosts.settings.poll_interval_s)
+    return open_runner(hosts)
+
+
+class Advancing:
+    def __init__(
+        self, hosts: Hosts, runner: Runner, intake: Intake, duties: Duties, leading: Leading, *, role: Role
+    ) -> None:
+        self._hosts = hosts
+        self._runner = runner
+        self._intake = intake
+        self._duties = duties
+        self._leading = leading
+        self._following = Following(runner)
+        self._asked = () if role is Role.READ_ONLY else (PUSH,)
+        """The sources that a process asks which does not lead."""
+        self._looked_s = hosts.runtime.monotonic_s()
+
+    def step(self) -> int | None:
+        """The number of the last transaction that was taken; None if there is nothing."""
+        self._lead()
+        self._following.together(self._runner.commit)  # what waits from before
+        if self._kept_up():
+            return self._runner.time - 1
+        leads, journal = self._duties.is_begun, self._hosts.journal
+        if leads:
+            self._duties.backfills.go_on()
+        pending = self._runner.time
+        if pending < journal.upper:  # bound, and its computation was not begun
+            bound = journal.read(pending)
+            return self._completed(bound, None) if leads or bound.writer == self._hosts.writer.id else None
+        inputs, read = self._intake.input(None if leads else self._asked)
+        if all(given.before == given.after for given in inputs.values()):
+            return None
+        made: list[Bound] = []
+        self._following.together(lambda: made.append(self._runner.bind(inputs)))
+        if not made or made[0].writer != self._hosts.writer.id:
+            return None  # a peer was first: what is still unbound is offered again
+        self._intake.acknowledge(made[0], is_staged=True)
+        return self._completed(made[0], read)
+
+    def _kept_up(self) -> bool:
+        """Whether peers had made something that we had not."""
+        try:
+            return self._following.keep_up() > 0
+        except TimeCompacted as error:
+            if self._duties.is_begun or self._runner.machine.time >= error.since:
+                raise
+            logger.warning("this replica fell behind what is kept, and starts again from the newest checkpoint")
+            fresh = open_follower(self._hosts, "a peer", is_read_only=not self._asked)
+            self._runner.machine, self._runner.members, self._runner.stands = fresh.machine, fresh.members, fresh.stands
+            self._following.restart()
+            return True
+
+    def _completed(self, bound: Bound, read: dict[str, list[Rows]] | None) -> int:
+        changed: set[str] = set()
+        while self._runner.time <= bound.time:
+            if not self._following.keep_up():
+                self._following.together(lambda: changed.update(self._runner.complete(bound, read)))
+        if self._duties.is_begun:
+            self._intake.acknowledge(bound, is_staged=False)
+            self._duties.backfills.touched(changed)
+        return bound.time
+
+    def _lead(self) -> None:
+        """Look now and then whether the lead is ours; if it has become so, take up what comes with it."""
+        now_s = self._hosts.runtime.monotonic_s()
+        if self._duties.is_begun or now_s - self._looked_s < self._hosts.settings.lead_interval_s:
+            return
+        self._looked_s = now_s
+        if self._leading.look():
+            logger.warning("this process leads from now on")
+            while self._following.keep_up():
+                pass
+            take_lead(self._runner, self._hosts.progress)
+            self._following.restart()
+            self._duties.begin()

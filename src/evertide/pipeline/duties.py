@@ -1,0 +1,104 @@
+"""`Duties`: what has to be done once for a pipeline, however many replicas run it. The leader does it.
+
+It delivers to sinks, computes views that are new or failed, and maintains the shards; it makes checkpoints, and lets go
+of what they make superfluous. A replica begins with it when it takes the lead, from what is durable by then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from evertide.checkpoint.records import Entry
+from evertide.errors import Conflict, EvertideError
+from evertide.pipeline.backfills import Backfills
+from evertide.pipeline.checkpointing import Checkpointing
+from evertide.pipeline.deliveries import Deliveries, PreparedSinks
+from evertide.pipeline.opening import Hosts
+from evertide.pipeline.runner import Runner
+from evertide.pipeline.sink_record import SinkRecords
+from evertide.pipeline.status import SinkStatus
+from evertide.shard.maintenance import Maintenance
+
+__all__ = ["Duties"]
+
+
+class Duties:
+    def __init__(
+        self,
+        hosts: Hosts,
+        runner: Runner,
+        turn: threading.RLock,
+        stopping: threading.Event,
+        failed: Callable[[EvertideError], None],
+        *,
+        base: Path,
+        threads: bool,
+    ) -> None:
+        self._hosts = hosts
+        self._runner = runner
+        self._turn = turn
+        self._base = base
+        self._has_threads = threads
+        self._maintenance: Maintenance | None = None
+        self.checkpointing = Checkpointing(runner)
+        self.backfills = Backfills(runner, turn, stopping, hosts.progress, failed, threads=threads)
+        self.deliveries: Deliveries | None = None
+        """None until this process leads."""
+
+    @property
+    def is_begun(self) -> bool:
+        return self.deliveries is not None
+
+    def prepared_sinks(self) -> PreparedSinks:
+        """Refuses sinks that cannot be."""
+        hosts = self._hosts
+        records = SinkRecords(hosts.meta, hosts.writer, hosts.runtime, hosts.settings)
+        return PreparedSinks(hosts.engine, records, self._base)
+
+    def begin(self, sinks: PreparedSinks | None = None) -> None:
+        """From now on this process does it."""
+        hosts = self._hosts
+        with self._turn:
+            self.deliveries = Deliveries(sinks or self.prepared_sinks(), lambda: self._runner.members, self._turn)
+            self.checkpointing.look()
+        self.backfills.begin()
+        with self._turn:
+            if self.checkpointing.is_due():
+                self.checkpointing.checkpoint()
+        if self._has_threads:
+            self._maintenance = Maintenance(hosts.shards, hosts.writer, hosts.checkpoints.pinned).start()
+            self.deliveries.start()
+
+    def checkpoint(self) -> Entry:
+        """One that holds everything up to now; the last one, if nothing happened since."""
+        if not self.is_begun:
+            raise Conflict(where="checkpoint", why="another replica leads, and makes them: ask that one")
+        self._runner.commit()
+        if not self.checkpointing.is_due() and self.checkpointing.last is not None:
+            return self.checkpointing.last
+        return self.checkpointing.checkpoint()
+
+    def checkpoint_if_due(self) -> None:
+        if self.is_begun:
+            self.checkpoint()
+
+    def deliver_once(self) -> None:
+        if self.deliveries is not None:
+            self.deliveries.once()
+
+    def are_settled(self, time: int) -> bool:
+        """Whether sinks that can go on have got everything up to a transaction."""
+        return self.deliveries is None or self.deliveries.are_settled(time)
+
+    def sink_statuses(self, time: int) -> tuple[SinkStatus, ...]:
+        return () if self.deliveries is None else self.deliveries.statuses(time)
+
+    def flushed(self, time: int) -> int:
+        return time if self.deliveries is None else self.deliveries.tracker.position
+
+    def stop(self) -> None:
+        for thread in (self._maintenance, self.backfills, self.deliveries):
+            if thread is not None:
+                thread.stop()

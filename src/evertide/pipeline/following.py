@@ -1,0 +1,170 @@
+"""`Following`: keeping up with peers, which run the same pipeline on the same storage.
+
+1. What a peer committed goes through our operators as well, from the tables' shards, and must come to what is recorded
+   (I1, I8): or we have `diverged`, and commit nothing more.
+2. What we computed, and a peer committed before us, is compared in the same way, and is not appended (I3).
+3. A generation that a peer made is taken over if it is of our own script; if it is of another one, we are fenced out
+   (I16). Which views take part is told per transaction by the shards that its record names: a view that failed there
+   leaves here at the same transaction, and a view that was computed there is computed here, from the tables, as of the
+   transaction that it joined at. (Before that one it may not be computable: that is why it had failed.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from evertide.errors import Conflict, Damaged, EvertideError, Fenced, GenerationMoved
+from evertide.journal.records import Committed
+from evertide.journal.replay import Found, check
+from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
+from evertide.pipeline.hydration import hydrated_cohort
+from evertide.pipeline.runner import Runner
+from evertide.store.paths import GENERATION
+from evertide.store.retry import reading
+
+__all__ = ["Following"]
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._taken = 0
+        """The number of the generation whose views are those of the machine."""
+        self._differs: tuple[Evolution, tuple[str, ...]]
+        """In what our script is another than the one that runs: in nothing, unless we only read."""
+        self.restart()
+
+    def keep_up(self) -> int:
+        """Take what peers have committed: how many transactions."""
+        runner = self._runner
+        if runner.outcome is not None:
+            return 0  # ours is under way: its commit tells whether a peer was faster
+        first = runner.time
+        while True:
+            # In this order: the generation is at least the one in which those were committed.
+            committed = runner.journal.committed_upper
+            self._adopt()
+            for time in range(runner.time, committed):
+                self._replay(time)
+            if self._taken == runner.writer.generation:
+                break
+            if runner.journal.committed_upper == committed and self._number_in_force() == runner.writer.generation:
+                self._align(runner.definition.members())  # nothing was committed since the generation was made
+                self._taken = runner.writer.generation
+        return runner.time - first
+
+    def together(self, call: Callable[[], object]) -> bool:
+        """Do what a peer may be doing at the same time. False if the peer was first, or it has to be asked again."""
+        before = self._runner.journal.upper
+        try:
+            call()
+        except GenerationMoved:
+            self._settle()
+            return False
+        except Conflict as conflict:
+            if not self._settle() and self._runner.journal.upper == before:
+                raise conflict from None
+            return False
+        return True
+
+    def restart(self) -> None:
+        """The machine was restored anew, or the definition is ours now."""
+        runner = self._runner
+        self._taken = runner.writer.generation
+        self._differs = (evolved(runner.definition, runner.machine.engine), runner.definition.sources)
+
+    def _replay(self, time: int) -> None:
+        runner = self._runner
+        recorded, bound = runner.journal.committed(time), runner.journal.read(time)
+        if recorded is None:
+            raise Damaged(path=runner.journal.path, why=f"what transaction {time} came to is not recorded")
+        try:
+            if self._taken != runner.writer.generation:
+                self._align(recorded.shards)
+            check(runner.replay(bound, recorded, is_peers=True), recorded)
+        except EvertideError as error:
+            runner.machine.broken = error  # whatever it was, a part of it may be taken
+            raise
+
+    def _adopt(self) -> None:
+        """Take over the generation that is in force, if a peer made another."""
+        runner = self._runner
+        if self._number_in_force() == runner.writer.generation:
+            return
+        definition = self._definition_in_force()
+        if (evolved(definition, runner.machine.engine), definition.sources) != self._differs:
+            why = f"generation {definition.generation} is of another version of the script, which has taken over"
+            raise Fenced(writer=runner.writer.id, why=why)
+        logger.info("generation %d of a peer is taken over", definition.generation)
+        runner.members = runner.members.moved(definition)
+
+    def _number_in_force(self) -> int:
+        runner = self._runner
+        record = reading(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
+        return record.seqno if record else 0
+
+    def _definition_in_force(self) -> Definition:
+        """That of the generation which the writer has taken for its own."""
+        runner = self._runner
+        while True:
+            runner.writer.adopt_generation()
+            _, definition = reading(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
+            if definition is not None and self._number_in_force() == runner.writer.generation:
+                return definition
+
+    def _align(self, shards: Collection[str]) -> None:
+        """Make the machine's views those whose shards are named."""
+        runner, machine = self._runner, self._runner.machine
+        for cohort in machine.cohorts:
+            cohort.drop([name for name in cohort.views if runner.stands.get(name) not in shards])
+        machine.cohorts = [cohort for cohort in machine.cohorts if cohort.views]
+        here = {name for cohort in machine.cohorts for name in cohort.views}
+        live = {
+            name: view for name, view in runner.definition.live().items() if name not in self._differs[0].views_gone
+        }
+        missing = [name for name, view in live.items() if name not in here and view.shard in shards]
+        if missing:
+            self._take_in(missing)
+
+    def _take_in(self, views: Sequence[str]) -> None:
+        """As of the first transaction that is not committed here; what is computed already gets their part of it."""
+        runner = self._runner
+        machine, outcome = runner.machine, runner.outcome
+        cohort, _ = hydrated_cohort(machine.engine, machine.store, runner.members, views, runner.time)
+        machine.cohorts.append(cohort)
+        runner.stands |= {name: runner.definition.views[name].shard for name in views}
+        if outcome is not None:
+            found = cohort.step(outcome.table_deltas(runner.members))
+            outcome.add({runner.stands[name]: delta for name, delta in found.items()}, runner.members)
+
+    def _settle(self) -> bool:
+        """Somebody moved on beside us. True if what we computed was committed by a peer."""
+        runner = self._runner
+        outcome = runner.outcome
+        if outcome is None or not outcome.is_complete:
+            self._adopt()
+            return False
+        recorded = runner.journal.committed(outcome.time)
+        self._adopt()
+        try:
+            if self._taken != runner.writer.generation:
+                self._align(recorded.shards if recorded is not None else runner.definition.members())
+            if recorded is None:
+                self._taken = runner.writer.generation
+                return False
+            self._compare(recorded)
+        except EvertideError as error:
+            runner.machine.broken = error
+            raise
+        logger.info("transaction %d was committed by %s", recorded.time, recorded.writer)
+        runner.settled()
+        return True
+
+    def _compare(self, recorded: Committed) -> None:
+        outcome = self._runner.outcome
+        if outcome is not None:
+            shards = {name: outcome.stored(name) for name in recorded.shards}
+            check(Found(outcome.time, outcome.sources.all, shards), recorded)

@@ -1,0 +1,143 @@
+"""What each process that runs a pipeline says of itself: its role, and how far it is.
+
+Where it lies: Meta key `replica/<writer>`, version 1; only the newest record counts, and only as long as that writer is
+registered. It is a courtesy, as health is: nothing rests on it. It is written when something changed, at most once per
+`lead_interval_s`, and removed in the end; what one that was killed left is removed by whoever leads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from evertide.errors import EvertideError
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.ticker import Ticker
+from evertide.store.meta import Guard, Meta, Write
+from evertide.store.paths import replica_key, writer_key
+from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.sealed import seal, unseal
+from evertide.store.writers import Registration, registered
+
+__all__ = ["ReplicaRecord", "ReplicaStatus", "ReplicaTelling", "replica_statuses"]
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True):
+    writer: str
+    role: str
+    """`leads`, `follows` or `read-only`."""
+    state: str
+    time: int
+    """The last transaction that it has taken."""
+    told_at_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    writer: str
+    host: str
+    pid: int
+    role: str
+    state: str
+    time: int
+    behind: int
+    """Transactions that are committed, and that it has not taken."""
+    since_s: float
+    told_at_s: float
+
+
+class ReplicaTelling(Ticker):
+    def __init__(
+        self, told: Callable[[], tuple[str, str, int]], meta: Meta, writer: str, runtime: Runtime, settings: Settings
+    ) -> None:
+        """`told` gives role, state and time."""
+        super().__init__("evertide-replica", settings.lead_interval_s)
+        self._told = told
+        self._meta = meta
+        self._writer = writer
+        self._runtime = runtime
+        self._settings = settings
+        self._last = ("", "", -1)
+        self._number = 0
+
+    def tick(self) -> bool:
+        now = self._told()
+        if now != self._last:
+            try:
+                self._write(ReplicaRecord(self._writer, *now, self._runtime.wall_s(), self._runtime.new_id()))
+                self._last = now
+                if now[0] == "leads":
+                    self._sweep()
+            except EvertideError as error:
+                logger.warning("the storage could not be told how this replica fares: %s", error)
+        return True
+
+    def stop(self) -> None:
+        super().stop()
+        if self._number:
+            try:
+                commit_settled(
+                    self._meta,
+                    [Write(replica_key(self._writer), self._number, None)],
+                    (),
+                    self._runtime,
+                    self._settings,
+                )
+            except EvertideError as error:
+                logger.warning("what this replica said of itself stays: %s", error)
+
+    def _write(self, record: ReplicaRecord) -> None:
+        key = replica_key(self._writer)
+        guards = [Guard(writer_key(self._writer), 1)]
+        stale = commit_settled(
+            self._meta, [Write(key, self._number, seal(record))], guards, self._runtime, self._settings
+        )
+        if stale is None:
+            self._number += 1
+            truncate_sometimes(self._meta, key, self._number)
+
+    def _sweep(self) -> None:
+        """What is left of those that are gone."""
+        prefix = replica_key("")
+        heads = reading(lambda: self._meta.heads(prefix), self._runtime, self._settings)
+        alive = reading(lambda: registered(self._meta), self._runtime, self._settings)
+        for key, head in heads.items():
+            if key.removeprefix(prefix) not in alive:
+                commit_settled(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
+
+
+def replica_statuses(
+    meta: Meta, committed: int, is_gone: Callable[[Registration], bool], runtime: Runtime, settings: Settings
+) -> tuple[ReplicaStatus, ...]:
+    """All that run now, the one that leads first. `committed` is the first time that is not."""
+    alive = reading(lambda: registered(meta), runtime, settings)
+    heads = reading(lambda: meta.heads(replica_key("")), runtime, settings)
+    found = []
+    for key, head in heads.items():
+        record = unseal(head.data, ReplicaRecord, meta.path(key))
+        one = alive.get(record.writer)
+        if one is None or is_gone(one):
+            continue
+        behind = max(committed - 1 - record.time, 0)
+        found.append(
+            ReplicaStatus(
+                record.writer,
+                one.host,
+                one.pid,
+                record.role,
+                record.state,
+                record.time,
+                behind,
+                one.registered_at_s,
+                record.told_at_s,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (one.role != "leads", one.since_s, one.writer)))

@@ -1,0 +1,64 @@
+"""A process that runs a pipeline together with others, until somebody kills it.
+
+    python -m tests.pipeline.replica STORAGE ROLE [META] [FAULTS]
+
+It says on its output, line by line, how far it is and whether it leads: `12 leads`. One that is fenced says so, and
+ends. FAULTS is the share of storage calls that fail, in one of the ways they can.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from evertide.errors import EvertideError
+from evertide.pipeline.ownership import Role
+from evertide.pipeline.pipeline import Pipeline
+from evertide.plan.properties import SinkProperties
+from evertide.runtime import SystemRuntime
+from evertide.store.faulty import Faults, FaultyBlob, FaultyMeta
+from evertide.store.open import open_storage
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.worker import SETTINGS, SMALL, small_engine
+
+QUICK = replace(
+    SETTINGS, writer_ttl_s=3.0, lease_ttl_s=3.0, beat_interval_s=0.5, lead_interval_s=0.2, transaction_interval_s=0.01
+)
+
+
+def engine(storage: Path) -> SmallEngine:
+    made = small_engine("both,total")
+    sink = SinkProperties("log", "files", {"path": str(storage.parent / "log")}, "replica.sql, line 1")
+    made.small_views = [SMALL["both"], replace(SMALL["total"], sinks=(sink,))]
+    return made
+
+
+def open_replica(storage: Path, role: Role, meta: str | None = None, faults: float = 0.0) -> Pipeline:
+    runtime = SystemRuntime()
+    opened = open_storage(storage, meta, runtime=runtime, settings=QUICK)
+    if faults:
+        some = Faults.seeded(runtime, faults)
+        opened = replace(opened, blob=FaultyBlob(opened.blob, some), meta=FaultyMeta(opened.meta, some))
+    return Pipeline(engine(storage), opened, base=storage, runtime=runtime, settings=QUICK, role=role)
+
+
+def main(storage: str, role: str, meta: str = "", faults: str = "0") -> None:
+    runtime = SystemRuntime()
+    with open_replica(Path(storage), Role(role), meta or None, float(faults)) as p:
+        print(f"{p.time} opened", flush=True)
+        while True:
+            t = p.advance()
+            print(f"{p.time} {'leads' if p.leads else 'follows'}", flush=True)
+            if t is None:
+                runtime.sleep_s(QUICK.transaction_interval_s)
+            elif p.leads and t % 7 == 0:
+                p.checkpoint()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except EvertideError as error:
+        print(f"error {error.error_code}: {error}", flush=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,158 @@
+"""U1-U4, J10, C9 with real processes: replicas are killed and paused under load, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from evertide.pipeline.ownership import Role
+from evertide.runtime import SystemRuntime
+from evertide.sources.chance import Chance
+from tests.pipeline.kit import rows_of
+from tests.pipeline.replica import open_replica
+from tests.pipeline.worker import SMALL
+
+ROOT = Path(__file__).parents[2]
+RUNTIME = SystemRuntime()
+LIMIT_S = 120.0
+
+
+class Replica:
+    """One process, and the last thing it said."""
+
+    def __init__(self, storage: Path, role: str = "replica", meta: str = "", faults: float = 0.0) -> None:
+        command = [sys.executable, "-m", "tests.pipeline.replica", str(storage), role, meta, str(faults)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.time, self.said = -1, ""
+        self.error = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if not line.endswith("\n"):
+                break
+            if line.startswith("error"):
+                self.error = line.strip()
+            else:
+                time, self.said = line.split()
+                assert int(time) >= self.time, "it went back"
+                self.time = int(time)
+
+    @property
+    def leads(self) -> bool:
+        return self.said == "leads"
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._thread.join()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@contextmanager
+def replicas(count: int, start: Callable[[], Replica]) -> Iterator[list[Replica]]:
+    several: list[Replica] = []
+    try:
+        several += [start() for _ in range(count)]
+        yield several
+    finally:
+        for one in several:
+            one.end()
+
+
+def wait_until(holds: Callable[[], Any], several: list[Replica]) -> None:
+    end_s = RUNTIME.monotonic_s() + LIMIT_S
+    while not holds():
+        assert RUNTIME.monotonic_s() < end_s, [(one.time, one.said, one.error) for one in several]
+        RUNTIME.sleep_s(0.02)
+
+
+def check(storage: Path, at_least: int, meta: str | None = None) -> None:
+    """Views equal what plain Python makes of the tables; the sink got each transaction once, and ends with the view."""
+    with open_replica(storage, Role.REPLICA, meta) as p:
+        while not p.leads:
+            p.advance()
+        assert p.time >= at_least
+        while not p._duties.are_settled(p.time):
+            RUNTIME.sleep_s(0.05)
+        time = p.time
+        tables = {name: p.view(name).as_of(time).to_pylist() for name in ("north", "south")}
+        for name in ("both", "total"):
+            expected = sorted((tuple(row.values()) for row in SMALL[name].function(tables)), key=repr)
+            assert rows_of(p, name) == expected
+        expected_total = Counter(tuple(row.values()) for row in SMALL["total"].function(tables))
+    found: Counter[tuple[Any, ...]] = Counter()
+    numbers = []
+    for path in sorted((storage.parent / "log").glob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            found[tuple(row[column] for column in ("amount", "rows"))] += row["__diff"]
+            assert row["__time"] == int(path.stem)
+        numbers.append(int(path.stem))
+    assert numbers == sorted(set(numbers))
+    assert +found == expected_total
+    assert not -found
+
+
+def killed_again_and_again(start: Callable[[], Replica], rounds: int, seed: int) -> int:
+    """A random one each time; the other goes on, and the one that died comes back. How far they came."""
+    chance = Chance(seed)
+    with replicas(2, start) as several:
+        wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
+        for _ in range(rounds):
+            at = chance.below(2)
+            victim, other = several[at], several[1 - at]
+            RUNTIME.sleep_s(chance.below(100) / 200)
+            victim.end()
+            before = other.time
+            wait_until(lambda other=other, before=before: other.leads and other.time > before + 3, several)  # type: ignore[misc]
+            several[at] = start()
+            wait_until(lambda at=at: several[at].time >= 0, several)  # type: ignore[misc]
+        assert not any(one.error for one in several)
+        return max(one.time for one in several)
+
+
+@pytest.mark.timeout(300)
+def test_u1_two_replicas_one_killed_again_and_again(tmp_path: Path) -> None:
+    reached = killed_again_and_again(lambda: Replica(tmp_path / "s"), 5, 1)
+    check(tmp_path / "s", reached)
+
+
+@pytest.mark.timeout(300)
+def test_u1_the_same_with_storage_that_fails(tmp_path: Path) -> None:
+    reached = killed_again_and_again(lambda: Replica(tmp_path / "s", faults=0.01), 2, 2)
+    check(tmp_path / "s", reached)
+
+
+@pytest.mark.timeout(300)
+def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
+    """It believes that it leads; its first commit tells it that it does not. What it wrote meanwhile is nowhere."""
+    with replicas(2, lambda: Replica(tmp_path / "s")) as several:
+        wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
+        [leader] = [one for one in several if one.leads]
+        [other] = [one for one in several if one is not leader]
+        leader.signal(signal.SIGSTOP)
+        wait_until(lambda: other.leads and other.time > leader.time + 3, several)
+        leader.signal(signal.SIGCONT)
+        wait_until(lambda: leader.process.poll() is not None, several)
+        leader._thread.join()
+        assert leader.error.startswith("error fenced"), leader.error
+        reached = other.time
+        wait_until(lambda: other.time > reached + 3, several)
+    check(tmp_path / "s", other.time)

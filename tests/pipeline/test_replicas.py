@@ -1,0 +1,402 @@
+"""Replicas: several processes run one pipeline on one storage. Here in one process, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from evertide.errors import Conflict, Diverged, Fenced
+from evertide.pipeline.leading import promote
+from evertide.pipeline.ownership import Role
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.runner import Runner
+from evertide.runtime import SystemRuntime
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import SETTINGS, Row, crash, engine, open_pipeline, rows_of, storage
+
+QUICK = replace(SETTINGS, lead_interval_s=1e-6, inline_bytes_max=256)
+
+
+class Shared(Storage):
+    """One storage for several pipelines: who closes it leaves it to the others."""
+
+    def close(self) -> None:
+        pass
+
+
+def shared() -> Storage:
+    made = storage()
+    return Shared(made.blob, made.meta, made.root)
+
+
+def replica(kept: Storage, made: SmallEngine | None = None, role: Role = Role.REPLICA) -> Pipeline:
+    return open_pipeline(kept, made, role=role, settings=QUICK)
+
+
+@contextmanager
+def pair(kept: Storage, *views: str) -> Iterator[tuple[Pipeline, Pipeline]]:
+    """The one that leads, and one that follows."""
+    first = replica(kept, engine(*views))
+    second = replica(kept, engine(*views))
+    try:
+        yield first, second
+    finally:
+        for one in (first, second):
+            if not one._is_closed:
+                one.close(checkpoint=False)
+
+
+def order(number: int, amount: int = 10) -> Row:
+    return {"id": number, "customer": f"c{number % 2}", "amount": amount}
+
+
+def leading(*several: Pipeline) -> list[Pipeline]:
+    return [one for one in several if one.leads]
+
+
+def caught_up(*several: Pipeline) -> None:
+    last = max(one._hosts.journal.committed_upper for one in several)
+    for one in several:
+        while one.time < last - 1:
+            assert one.advance() is not None
+
+
+def test_a_replica_follows_and_takes_over() -> None:
+    """If what the leader committed did not go through its operators, it would go on from an older state."""
+    kept = shared()
+    with pair(kept) as (first, second):
+        for number in range(5):
+            first.push("orders", [order(number)])
+            first.push("notes", [{"text": f"n{number}"}])
+            first.commit()
+        caught_up(second)
+        assert second.time == first.time
+        assert leading(first, second) == [first]
+        crash(first)
+        second.push("orders", [order(7)])
+        second.push("orders", deletes=[2])
+        assert second.commit() == 6
+        assert second in leading(first, second)
+        assert rows_of(second, "counts") == [(5, 5)]
+        assert rows_of(second, "revenue") == [("c0", 20), ("c1", 30)]
+        second.checkpoint()
+        third = replica(kept)
+        third.advance()
+        assert third.time == second.time
+        third.close()
+
+
+def test_rows_may_be_pushed_to_any_of_them() -> None:
+    with pair(shared()) as (first, second):
+        for number in range(6):
+            one, other = (first, second) if number % 2 else (second, first)
+            one.push("orders", [order(number)])
+            time = one.commit()
+            assert rows_of(one, "orders") == rows_of(other, "orders")
+            caught_up(first, second)
+            assert first.time == second.time == time
+        assert rows_of(second, "counts") == [(6, 0)]
+
+
+def test_a_repeat_that_goes_to_another_replica_is_taken_once() -> None:
+    with pair(shared()) as (first, second):
+        for one in (first, second, first):
+            with one.transaction("shop", 1) as pushed:
+                pushed.push("orders", [order(1)])
+            assert one.take(pushed) == 1
+        caught_up(first, second)
+        assert rows_of(first, "counts") == [(1, 0)]
+
+
+def test_two_that_compute_the_same_transaction_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second finds it committed: it compares, appends nothing, and goes on."""
+    with pair(shared()) as (first, second):
+        second.push("orders", [order(1)])
+        real = Runner.commit
+
+        def commit(runner: Runner) -> None:
+            if runner.outcome is not None:
+                monkeypatch.setattr(Runner, "commit", real)
+                first.advance()  # the leader sees what is bound, and completes it
+            real(runner)
+
+        monkeypatch.setattr(Runner, "commit", commit)
+        assert second.commit() == 1
+        assert first.time == second.time == 1
+        recorded = first._hosts.journal.committed(1)
+        assert recorded is not None
+        assert recorded.writer == first._writer.id
+        second.push("orders", [order(2)])
+        assert second.commit() == 2
+        caught_up(first, second)
+        assert rows_of(first, "counts") == [(2, 0)]
+
+
+@pytest.mark.parametrize("is_racing", [False, True])
+def test_j11_whoever_comes_to_something_else_stops(is_racing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the comparison of digests, it would go on with other state than everybody else's."""
+    kept = shared()
+    first = replica(kept)
+    made = engine()
+    wrong = made.small_views[0].function
+
+    def other(tables: Mapping[str, list[Row]]) -> list[Any]:
+        return [{**row, "amount": row["amount"] + 1} for row in wrong(tables)]
+
+    made.small_views = [replace(made.small_views[0], function=other), made.small_views[1]]
+    second = replica(kept, made)
+    if is_racing:
+        real = Runner.commit
+
+        def commit(runner: Runner) -> None:
+            if runner.outcome is not None:
+                monkeypatch.setattr(Runner, "commit", real)
+                first.advance()
+            real(runner)
+
+        monkeypatch.setattr(Runner, "commit", commit)
+        second.push("orders", [order(1)])
+        with pytest.raises(Diverged, match="revenue"):
+            second.commit()
+    else:
+        first.push("orders", [order(1)])
+        first.commit()
+        with pytest.raises(Diverged, match="revenue"):
+            second.advance()
+    with pytest.raises(Diverged):
+        second.commit()
+    assert second.status().state == "diverged"
+    first.push("orders", [order(2)])
+    assert first.commit() == 2
+    second.close()
+    first.close()
+
+
+def test_a_view_that_fails_leaves_and_comes_back_on_all_of_them() -> None:
+    """If the follower kept to its generation, it would diverge at the first transaction without the view."""
+    with pair(shared(), "revenue", "share") as (first, second):
+        first.push("orders", [order(1, 5)])
+        first.commit()
+        caught_up(first, second)
+        first.push("orders", [order(2, 0)])
+        first.commit()
+        caught_up(first, second)
+        assert second.definition.away("failed") == ["share"]
+        assert [list(cohort.views) for cohort in second._runner.machine.cohorts] == [["revenue"]]
+        second.push("orders", [order(2, 4)])
+        second.commit()
+        caught_up(first, second)
+        first.push("orders", [order(3, 10)])  # touches it, and it is tried again
+        first.commit()
+        caught_up(first, second)
+        assert rows_of(first, "share") == [(1, 20), (2, 25), (3, 10)]
+        crash(first)
+        second.push("orders", [order(4, 50)])
+        second.commit()
+        assert rows_of(second, "share") == [(1, 20), (2, 25), (3, 10), (4, 2)]
+
+
+def test_a_view_that_fails_at_a_follower_leaves_at_the_leader() -> None:
+    with pair(shared(), "revenue", "share") as (first, second):
+        second.push("orders", [order(1, 0)])
+        second.commit()
+        caught_up(first, second)
+        assert first.definition.away("failed") == ["share"]
+        first.push("orders", [order(1, 50)])
+        first.commit()
+        caught_up(first, second)
+        assert rows_of(second, "share") == [(1, 2)]
+
+
+def test_a_generation_that_moves_while_a_transaction_waits_for_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view joined meanwhile: its part of the transaction is computed before the commit, or it would miss it."""
+    with pair(shared(), "revenue", "share") as (first, second):
+        first.push("orders", [order(1, 0)])
+        first.commit()
+        first.push("orders", [order(1, 5)])
+        first._duties.backfills._tried_s["share"] = 1e18  # not now
+        first.commit()
+        caught_up(first, second)
+        real = Runner.commit
+
+        def commit(runner: Runner) -> None:
+            if runner.outcome is None:
+                return
+            monkeypatch.setattr(Runner, "commit", real)
+            first._duties.backfills.retry("share")
+            real(runner)
+
+        monkeypatch.setattr(Runner, "commit", commit)
+        second.push("orders", [order(2, 10)])
+        second.commit()
+        caught_up(first, second)
+        assert rows_of(second, "share") == [(1, 20), (2, 10)]
+        assert rows_of(first, "share") == rows_of(second, "share")
+
+
+def test_another_script_is_refused_while_one_runs() -> None:
+    kept = shared()
+    first = replica(kept, engine("revenue"))
+    with pytest.raises(Conflict, match="another version of the script"):
+        replica(kept, engine("revenue", "share"))
+    with pytest.raises(Conflict, match="runs it"):
+        open_pipeline(kept, engine("revenue"))
+    first.push("orders", [order(1)])
+    assert first.commit() == 1
+    first.close()
+
+
+def test_a_read_only_replica_follows_and_is_promoted() -> None:
+    kept = shared()
+    first = replica(kept)
+    second = replica(kept, role=Role.READ_ONLY)
+    first.push("orders", [order(1)])
+    first.commit()
+    caught_up(first, second)
+    assert rows_of(second, "counts") == [(1, 0)]
+    second.push("orders", [order(9)])
+    with pytest.raises(Conflict, match="read-only"):
+        second.commit()
+    second.abort()
+    promote(kept.meta, "", runtime=SystemRuntime(), settings=QUICK)
+    first.push("orders", [order(2)])
+    with pytest.raises(Fenced):
+        first.commit()
+    second.push("orders", [order(3)])
+    second.advance()
+    assert second._duties.is_begun
+    second.commit()
+    assert rows_of(second, "counts") == [(2, 0)]
+    with pytest.raises(Conflict, match="runs it"):
+        open_pipeline(kept)
+    first.close()
+    second.close()
+    with pytest.raises(Conflict, match="none"):
+        promote(kept.meta, "", runtime=SystemRuntime(), settings=QUICK)
+
+
+def test_a_read_only_replica_does_not_take_over_by_itself() -> None:
+    kept = shared()
+    first, second = replica(kept), replica(kept, role=Role.READ_ONLY)
+    crash(first)
+    second.advance()
+    assert not second._duties.is_begun
+    third = replica(kept)
+    third.push("orders", [order(1)])
+    third.commit()
+    caught_up(second, third)
+    assert rows_of(second, "counts") == [(1, 0)]
+    second.close()
+    third.close()
+
+
+def test_collection_by_one_leaves_what_the_other_uses() -> None:
+    """The follower's state rests on parts of a checkpoint that the leader has long dropped."""
+    kept = shared()
+    first = replica(kept)
+    for number in range(8):
+        first.push("orders", [order(number)])
+        first.commit()
+    first.checkpoint()
+    second = replica(kept)
+    for number in range(8, 30):
+        first.push("orders", [order(number)])
+        first.push("orders", deletes=[number - 8])
+        first.commit()
+        first.checkpoint()
+        first._runner.machine.maintain()
+        first._checkpointing.collect()
+        second.advance()
+        second._checkpointing.collect()
+    crash(first)
+    second.push("orders", [order(40)])
+    second.commit()
+    assert rows_of(second, "counts") == [(9, 0)]
+    second.close()
+    with open_pipeline(kept, settings=QUICK) as p:
+        assert rows_of(p, "counts") == [(9, 0)]
+
+
+def test_a_follower_that_fell_behind_what_is_kept_starts_again_from_a_checkpoint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pair(shared()) as (first, second):
+        for number in range(6):
+            first.push("orders", [order(number)])
+            first.commit()
+            first.checkpoint()
+        assert second.advance() == first.time
+        assert "starts again from the newest checkpoint" in caplog.text
+        crash(first)
+        second.push("orders", [order(9)])
+        second.commit()
+        assert rows_of(second, "counts") == [(7, 0)]
+
+
+def test_the_next_version_takes_over_while_others_read() -> None:
+    """Upgrade in place: it follows as read-only with its own script, and brings in what is new when it is promoted."""
+    kept = shared()
+    first = replica(kept, engine("revenue", "counts"))
+    for number in range(4):
+        first.push("orders", [order(number)])
+        first.commit()
+    made = engine("revenue", "share")
+    doubled = made.small_views[0].function
+
+    def twice(tables: Mapping[str, list[Row]]) -> list[Any]:
+        return [{**row, "amount": row["amount"] * 2} for row in doubled(tables)]
+
+    made.small_views = [replace(made.small_views[0], function=twice, version=2), made.small_views[1]]
+    second = replica(kept, made, role=Role.READ_ONLY)
+    first.push("orders", [order(4)])
+    first.commit()
+    caught_up(first, second)
+    assert second.time == first.time
+    assert rows_of(second, "revenue") == rows_of(first, "revenue") == [("c0", 30), ("c1", 20)]
+    promote(kept.meta, "", runtime=SystemRuntime(), settings=QUICK)
+    first.push("orders", [order(5)])
+    with pytest.raises(Fenced):
+        first.commit()
+    second.advance()
+    assert second.leads
+    assert rows_of(second, "revenue") == [("c0", 60), ("c1", 40)]
+    assert rows_of(second, "share") == [(number, 10) for number in range(5)]
+    assert set(second.definition.views) == {"revenue", "share"}
+    second.push("orders", [order(5, 1)])
+    second.commit()
+    assert rows_of(second, "revenue") == [("c0", 60), ("c1", 42)]
+    first.close()
+    second.close()
+
+
+def test_a_replica_of_the_old_version_that_follows_is_fenced_by_the_new_one() -> None:
+    kept = shared()
+    first, other = replica(kept, engine("revenue")), replica(kept, engine("revenue"))
+    crash(first)
+    with open_pipeline_of_next_version(kept, other) as second:
+        second.push("orders", [order(1)])
+        second.commit()
+        other.push("orders", [order(2)])
+        with pytest.raises(Fenced, match="unregistered|another version"):
+            other.commit()
+        second.push("orders", [order(3)])
+        second.commit()
+        assert rows_of(second, "counts") == [(2, 0)]
+    other.close()
+
+
+@contextmanager
+def open_pipeline_of_next_version(kept: Storage, other: Pipeline) -> Iterator[Pipeline]:
+    second = replica(kept, engine("revenue", "counts"), role=Role.READ_ONLY)
+    promote(kept.meta, "", runtime=SystemRuntime(), settings=QUICK)
+    second.advance()
+    assert other._writer.id != second._writer.id
+    try:
+        yield second
+    finally:
+        second.close()

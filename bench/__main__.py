@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from bench import pipelines, shards, views
+from bench import connectors, pipelines, shape_index, shards, views
 from bench.measure import Figure
 
-BENCHMARKS = (*shards.BENCHMARKS, "refresh", "pipeline")
+BENCHMARKS = (*shards.BENCHMARKS, "refresh", "pipeline", *connectors.BENCHMARKS, "shape_index")
 MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 
@@ -45,8 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
     if name in shards.BENCHMARKS:
         return shards.BENCHMARKS[name](shards.Size.short() if chosen.short else shards.Size(), moved)
+    if name in connectors.BENCHMARKS:
+        measured = connectors.ConnectorSize.short() if chosen.short else connectors.ConnectorSize()
+        return connectors.BENCHMARKS[name](measured, moved)
     if name == "pipeline":
         return pipelines.pipeline(pipelines.PipelineSize.short() if chosen.short else pipelines.PipelineSize(), moved)
+    if name == "shape_index":
+        small = shape_index.ShapeIndexSize.short()
+        return shape_index.shape_index(small if chosen.short else shape_index.ShapeIndexSize(), moved)
     size = views.ViewSize.short() if chosen.short else views.ViewSize()
     if chosen.full:
         size = replace(size, histories=(*size.histories, 100_000_000))

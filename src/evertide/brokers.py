@@ -103,6 +103,11 @@ class Brokers:
             text = f"no broker answers: {last.str()} ({last.name()})"
         return self.secrets.hide(_AFTER.sub("", text))
 
+    def are_away(self, error: KafkaException) -> bool:
+        """Whether waiting ends it: nobody answers, and nobody refuses us."""
+        is_refused = any(each.code() in _REFUSED for each in list(self.heard))
+        return cause(error).code() in AWAY and not is_refused
+
     def probe(self, topic: str, where: str) -> Topic:
         """Whether brokers answer, let us in, and have the topic. `InvalidInput` if not."""
         admin = self.admin()

@@ -14,6 +14,7 @@ Kinds differ only where a caller would act differently; the classes below a kind
     │   └── StorageForbidden    read-only or no permission
     ├── OutcomeUnknown          "may have happened": read back before anything else
     ├── SourceFailed            a source cannot go on: it stalls, the others do not
+    │   ├── SourceAway          it cannot be reached: nothing to do but wait, or look at what lies between
     │   └── SourceChanged       it no longer says what it said
     ├── SinkFailed              a sink cannot go on: it stalls, nothing else does
     ├── Diverged                a replay came to something else than what is recorded: stop, discard the state
@@ -50,6 +51,7 @@ __all__ = [
     "OutcomeUnknown",
     "RecordDamaged",
     "SinkFailed",
+    "SourceAway",
     "SourceChanged",
     "SourceFailed",
     "StorageForbidden",
@@ -272,6 +274,15 @@ class SourceFailed(EvertideError):
     source: str
     where: str
     why: str
+
+
+@dataclass(eq=False, repr=False)
+class SourceAway(SourceFailed):
+    """There is no connection to it: it was cut, or its server restarts."""
+
+    error_code = "source_away"
+    what = "A source cannot be reached"
+    remedy = "It is connected to again by itself, and goes on where it stood; if it lasts, look at its server."
 
 
 @dataclass(eq=False, repr=False)

@@ -7,9 +7,11 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
+import pyarrow.types as kinds
+
 from evertide.errors import EvertideError
 
-__all__ = ["one_line", "plain", "plain_error"]
+__all__ = ["is_variant", "one_line", "plain", "plain_error"]
 
 
 def plain(value: Any) -> Any:
@@ -33,6 +35,13 @@ def _scalar_text(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return f"{value.total_seconds()} s" if isinstance(value, timedelta) else str(value)
+
+
+def is_variant(kind: Any) -> bool:
+    """Spark keeps a VARIANT as two binaries, and marks the second."""
+    if not kinds.is_struct(kind) or kind.num_fields != 2 or kind.field(1).name != "metadata":
+        return False
+    return (kind.field(1).metadata or {}).get(b"variant") == b"true"
 
 
 def plain_error(error: EvertideError) -> dict[str, Any]:

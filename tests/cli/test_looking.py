@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 
 from evertide.cli import main as command
+from evertide.cli.live import Watch
+from evertide.cli.output import Output
 from evertide.journal.records import Input
 from evertide.pipeline.opening import positions
 from evertide.pipeline.reader import Reader
+from evertide.pipeline.source_record import SourceTelling
+from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
+from evertide.sources.contract import Lag
 from evertide.store.open import open_storage
 from tests.cli.kit import document, evertide, lines, made, one_error, open_small, order
+from tests.pipeline.kit import ORDERS, CandidSource, batch, with_sources
 
 
 def test_status_of_a_pipeline_that_nobody_runs(tmp_path: Path) -> None:
@@ -164,3 +170,43 @@ def test_the_page_of_commands_has_them_all() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     names = {str(one.name) for one in command.app.registered_commands}
     assert names == set(re.findall(r"`evertide ([a-z]+)", page))
+
+
+AWAY = Problem("reconnecting", "source_away", "no route to host", "Wait.", 5.0)
+RISK = Problem("warning", "slot_at_risk", "12 bytes are left", "Hurry.", 6.0)
+
+
+def test_status_tells_how_sources_fare_as_they_said_it_themselves(tmp_path: Path) -> None:
+    """From the storage alone: another process has no connection to any of them."""
+    source = CandidSource("shop", ("orders",), [batch(ORDERS, [order(1)])])
+    with with_sources(source), open_small(tmp_path / "s") as p:
+        p.advance()
+        source.lag, source.problems = Lag(bytes=3_000_000, seconds=75.5), (AWAY, RISK)
+        next(one for one in p._threads if isinstance(one, SourceTelling)).once()
+        found = document(evertide("status", "--storage", tmp_path / "s", "--json"))["sources"]
+        told = next(one for one in found if one["name"] == "shop")
+        assert (told["state"], told["tables"]) == ("reconnecting", ["orders"])
+        assert told["lag"] == {"bytes": 3_000_000, "rows": None, "files": None, "seconds": 75.5}
+        assert [one["error_code"] for one in told["problems"]] == ["source_away", "slot_at_risk"]
+        assert SystemRuntime().wall_s() - told["told_at_s"] < 60
+        shown = evertide("status", "--storage", tmp_path / "s").stdout
+        for words in ("2.9 MiB, 1 min 15 s", "no route to host", "Wait.", "12 bytes are left", "Sources, as of 20"):
+            assert words in shown
+    found = document(evertide("status", "--storage", tmp_path / "s", "--json"))["sources"]
+    assert [(one["name"], one["state"], one["tables"], one["lag"]) for one in found] == [
+        ("push", "stopped", ["notes"], None),
+        ("shop", "stopped", ["orders"], None),
+    ]
+    assert "as of" not in evertide("status", "--storage", tmp_path / "s").stdout
+
+
+def test_who_watches_sees_how_far_sources_are_behind_and_what_is_wrong(tmp_path: Path) -> None:
+    source = CandidSource("shop", ("orders",))
+    with with_sources(source), open_small(tmp_path / "s") as p:
+        output = Output(is_json=False)
+        assert [str(each) for each in Watch(p, output).panels()][1:] == []
+        source.lag, source.problems = Lag(rows=1234, seconds=0.5), (RISK,)
+        shown = "\n".join(map(str, Watch(p, output).panels()))
+        assert "behind: shop 1,234 rows, 0.5 s" in shown
+        assert "warning since" in shown
+        assert "12 bytes are left" in shown

@@ -11,9 +11,10 @@ import pytest
 import typer
 
 from evertide.cli.demonstration import demo_script
-from evertide.cli.output import bytes_text, guarded, plain, value_text
+from evertide.cli.output import bytes_text, guarded, lag_text, plain, seconds_text, value_text
 from evertide.cli.recompute import compared
 from evertide.errors import CheckpointDamaged, Conflict, EvertideError, Fenced
+from evertide.sources.contract import Lag
 
 
 def test_json_keeps_what_it_can_and_tells_the_rest_as_text() -> None:
@@ -31,6 +32,24 @@ def test_sizes_are_told_in_units() -> None:
         "5.0 MiB",
         "3.0 TiB",
     ]
+
+
+def test_durations_are_told_in_two_units() -> None:
+    assert [seconds_text(each) for each in (0, 0.26, 59.9, 60, 75.5, 3600, 90_061)] == [
+        "0 s",
+        "0.3 s",
+        "59.9 s",
+        "1 min",
+        "1 min 15 s",
+        "1 h",
+        "1 d 1 h",
+    ]
+
+
+def test_of_a_lag_that_is_told_which_is_known() -> None:
+    assert lag_text(None) == lag_text(Lag()) == "-"
+    assert lag_text(Lag(bytes=0, seconds=0.0)) == "0 B, 0 s"
+    assert lag_text(Lag(bytes=2048, rows=1234, files=2, seconds=1.5)) == "2.0 KiB, 1,234 rows, 2 files, 1.5 s"
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from evertide.journal.records import Fragment, Place
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.contract import DELETE, OP, UPSERT, Fault, Limit, Offer, Rows
+from evertide.sources.contract import DELETE, OP, UPSERT, Fault, Lag, Limit, Offer, Rows
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Meta
@@ -31,6 +32,7 @@ __all__ = [
     "ORDERS",
     "SETTINGS",
     "VIEWS",
+    "CandidSource",
     "Row",
     "ScriptedSource",
     "batch",
@@ -156,6 +158,14 @@ class ScriptedSource:
 
     def close(self) -> None:
         pass
+
+
+@dataclass
+class CandidSource(ScriptedSource):
+    """One that says how it fares, as a test has it."""
+
+    lag: Lag = field(default_factory=Lag)
+    problems: tuple[Problem, ...] = ()
 
 
 def batch(table: DeclaredTable, rows: list[Row], faults: Sequence[Fault] = (), deletes: Sequence[Row] = ()) -> Rows:

@@ -13,6 +13,9 @@ from evertide.flow.state_part import PartEntry
 from evertide.pipeline.definition import Away, Definition, TableRecord, ViewRecord
 from evertide.pipeline.health import Health
 from evertide.pipeline.machine import CohortState, MachineState
+from evertide.pipeline.source_record import SourceRecord, SourceRecords
+from evertide.problem import Problem
+from evertide.sources.contract import Lag
 from evertide.store.sealed import seal, unseal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -41,6 +44,23 @@ RECORDS: dict[str, msgspec.Struct] = {
         change="0123456789abcdef",
     ),
     "health": Health("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
+    "sources": SourceRecords(
+        writer="0123456789abcdef",
+        told_at_s=1.5,
+        change="fedcba9876543210",
+        sources={
+            "push": SourceRecord(("notes", "zß€"), "running"),
+            "shop": SourceRecord(
+                ("orders", "lines"),
+                "reconnecting",
+                Lag(bytes=2**40, rows=None, files=None, seconds=0.25),
+                (
+                    Problem("reconnecting", "source_away", "why", "what to do", 1.25),
+                    Problem("warning", "slot_at_risk", "why", "what to do", 1.0),
+                ),
+            ),
+        },
+    ),
     "machine-state": MachineState(
         time=2**40,
         cohorts=(CohortState({"revenue": "revenue.89abcdef"}, b"state"),),

@@ -33,6 +33,7 @@ EXPECTED = {
     "storage_forbidden": 503,
     "outcome_unknown": 504,
     "source_failed": 502,
+    "source_away": 502,
     "source_changed": 502,
     "sink_failed": 502,
     "diverged": 500,

@@ -9,12 +9,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from evertide.errors import SourceFailed
+from evertide.errors import SourceAway, SourceFailed
 from evertide.pipeline.definition import Away
 from evertide.pipeline.pipeline import Pipeline
 from evertide.plain import plain
+from evertide.problem import Problem
 from evertide.server import looking, pushing
-from tests.pipeline.kit import ORDERS, ScriptedSource, engine, kept_less, open_pipeline, storage, with_sources
+from evertide.sources.contract import Lag
+from tests.pipeline.kit import (
+    ORDERS,
+    CandidSource,
+    ScriptedSource,
+    engine,
+    kept_less,
+    open_pipeline,
+    storage,
+    with_sources,
+)
 from tests.server.kit import order, served, shop
 
 ROWS = "/v1/tables/orders/rows"
@@ -42,6 +53,21 @@ def test_a_source_that_stalls_is_said_and_does_not_take_the_service_down() -> No
         health = client.get("/v1/health")
         assert (health.status, health.body["status"], health.body["error_code"]) == (200, "stalled", "source_failed")
         assert "no such directory" in health.body["why"]
+
+
+def test_how_sources_fare_is_part_of_the_status_and_no_reason_to_be_taken_away() -> None:
+    source = CandidSource("shop", ("orders",))
+    source.lag = Lag(rows=12, seconds=0.5)
+    source.error = SourceAway(source="shop", where="there", why="connection refused")
+    source.problems = (Problem("reconnecting", "source_away", "connection refused", "wait", 5.0, 0.25),)
+    with with_sources(source), open_pipeline(storage()) as p, served(p) as client:
+        p.advance()
+        told = next(one for one in client.get("/v1/status").body["sources"] if one["name"] == "shop")
+        assert (told["state"], told["tables"], told["told_at_s"]) == ("reconnecting", ["orders"], None)
+        assert told["lag"] == {"bytes": None, "rows": 12, "files": None, "seconds": 0.5}
+        assert told["problems"] == [plain(source.problems[0])]
+        health = client.get("/v1/health")
+        assert (health.status, health.body["status"], health.body["error_code"]) == (200, "reconnecting", "source_away")
 
 
 def test_views_that_are_still_computed_are_named() -> None:

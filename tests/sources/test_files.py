@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput, RecordDamaged, SourceChanged, SourceFailed, UnsupportedFormat
 from evertide.journal.records import Place, Staged
-from evertide.sources.contract import Limit, Source
+from evertide.sources.contract import Candid, Lag, Limit, Source
 from evertide.sources.files import FilesSource
 from evertide.sources.watched import read_files, written
 from evertide.testing import ManualRuntime
@@ -26,7 +26,7 @@ def orders(base: Path, **options: str) -> Source:
 
 def problems(source: Source) -> tuple[str, ...]:
     assert isinstance(source, FilesSource)
-    return source.problems
+    return tuple(problem.why for problem in source.problems)
 
 
 def test_files_come_by_time_then_name_and_each_once(tmp_path: Path) -> None:
@@ -126,9 +126,38 @@ def test_a_file_that_changes_after_it_was_read_is_reported_and_not_read_again(tm
     assert source.offer(first.after, LIMIT) is None
     (problem,) = problems(source)
     assert problem.startswith(f"{tmp_path / 'in/a.csv'}: has another size or time")
+    assert isinstance(source, FilesSource)
+    assert (source.problems[0].state, source.problems[0].error_code) == ("warning", "file_changed")
+    since_s = source.problems[0].since_s
+    source.offer(first.after, LIMIT)
+    assert source.problems[0].since_s == since_s
     put(tmp_path / "in/a.csv", csv(1), at_s=10)
     source.offer(first.after, LIMIT)
     assert problems(source) == (), "brought back"
+
+
+def test_what_waits_is_told_by_files_and_bytes(tmp_path: Path) -> None:
+    """Also of files that have not settled; not of those that are bound, whether or not it was looked since."""
+    runtime = ManualRuntime()
+    (tmp_path / "in").mkdir()
+    source = opened(tmp_path, table(connector="csv", path="in", settle_ms="5000"), runtime=runtime)
+    assert isinstance(source, FilesSource)
+    assert isinstance(source, Candid)
+    assert source.lag == Lag(), "nobody looked"
+    assert source.offer(source.start, LIMIT) is None
+    assert source.lag == Lag(bytes=0, files=0, seconds=0.0)
+    first = put(tmp_path / "in/a.csv", csv(1), at_s=10).stat().st_size
+    assert source.offer(source.start, LIMIT) is None
+    runtime.advance_s(3)
+    second = put(tmp_path / "in/b.csv", csv(2, 3), at_s=11).stat().st_size
+    assert source.offer(source.start, LIMIT) is None
+    assert source.lag == Lag(bytes=first + second, files=2, seconds=3.0)
+    runtime.advance_s(3)
+    offer = source.offer(source.start, LIMIT)
+    assert offer is not None
+    assert source.lag.files == 2, "offered is not bound"
+    source.acknowledge(offer.after)
+    assert source.lag == Lag(bytes=second, files=1, seconds=3.0)
 
 
 @pytest.mark.parametrize("limit", [LIMIT, Limit(rows=2, bytes=1 << 30)])

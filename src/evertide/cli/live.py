@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from evertide.cli.looking import state_text
-from evertide.cli.output import Output
+from evertide.cli.looking import problem_lines, state_text
+from evertide.cli.output import Output, lag_text
 from evertide.errors import EvertideError
 from evertide.journal.journal import Journal
 from evertide.runtime import SystemRuntime
@@ -94,8 +94,8 @@ class Watch:
     def line(self) -> Text:
         status, time = self.status(), self.pipeline.time
         waiting = status.bound - time
-        lag = f", {waiting} waiting" if waiting > 0 else ""
-        numbers = f"  time {time}{lag}  {self.rows_per_s:,.0f} rows/s  {self.rows:,} rows in "
+        bound = f", {waiting} waiting" if waiting > 0 else ""
+        numbers = f"  time {time}{bound}  {self.rows_per_s:,.0f} rows/s  {self.rows:,} rows in "
         numbers += f"{self.transactions:,} transactions, {self.took_s:.3f} s each"
         return Text.assemble(state_text(status.state), numbers)
 
@@ -103,13 +103,24 @@ class Watch:
         status = self.status()
         for problem in status.problems:
             yield Text(f"{problem.state}: {problem.why}", "red")
+        for source in status.sources:
+            warnings = tuple(each for each in source.problems if each.why not in {one.why for one in status.problems})
+            yield from problem_lines(replace(source, problems=warnings))
         for one in status.collections:
             if one.state == "failed":
                 yield Text(f"view {one.name} failed: {one.why}", "red")
 
+    def behind(self) -> Iterator[Text]:
+        """How far sources are behind, if one is."""
+        lags = {source.name: source.lag for source in self.status().sources if source.lag is not None}
+        told = [f"{name} {lag_text(lag)}" for name, lag in lags.items() if any(astuple(lag))]
+        if told:
+            yield Text(f"  behind: {'; '.join(told)}", "yellow")
+
     def panels(self) -> Iterator[Any]:
         """What is shown, from above."""
         yield self.line()
+        yield from self.behind()
         yield from self.problems()
 
     def shown(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -13,15 +14,18 @@ from evertide.cli.output import (
     Output,
     bytes_text,
     guarded,
+    lag_text,
     plain,
     position_text,
+    seconds_text,
     table_of,
     time_text,
 )
 from evertide.pipeline.reader import Reader
-from evertide.pipeline.status import CollectionStatus, Status
+from evertide.pipeline.replica_record import ReplicaStatus
+from evertide.pipeline.status import CollectionStatus, SourceStatus, Status
 
-__all__ = ["checkpoints", "collections_table", "journal", "state_text", "status"]
+__all__ = ["checkpoints", "collections_table", "journal", "problem_lines", "state_text", "status"]
 
 
 @guarded
@@ -59,17 +63,57 @@ def _show(output: Output, found: Status) -> None:
         if one.why:
             output.say(Text(f"  {one.name}: {one.why}", STATE_COLOURS.get(one.state, "red")))
     if found.sources:
-        rows = [(source.name, position_text(source.position)) for source in found.sources]
         output.say()
-        output.say(table_of("Sources", ("source", "position"), rows))
+        _show_sources(output, found.sources)
     if found.sinks:
         told = [(one.name, one.collection, one.connector, one.last, one.behind) for one in found.sinks]
         output.say()
         output.say(table_of("Sinks", ("sink", "of", "connector", "last", "behind"), told, right=("last", "behind")))
+    _show_replicas(output, found.replicas)
     if found.checkpoints:
         numbered = ", ".join(f"{number} at time {time}" for number, time in found.checkpoints)
         output.say()
         output.say(Text.assemble(("Checkpoints", "bold"), f" {numbered}"))
+
+
+def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
+    """Unless it is the one that was named already."""
+    if all(one.role == "leads" for one in replicas):
+        return
+    rows = [(one.role, one.state, one.time, one.behind, f"{one.host} {one.pid}", one.writer) for one in replicas]
+    columns = ("role", "state", "time", "behind", "process", "writer")
+    output.say()
+    output.say(table_of("Replicas", columns, rows, right=("time", "behind")))
+
+
+def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
+    told_at_s = max((source.told_at_s for source in sources if source.told_at_s is not None), default=None)
+    title = "Sources" if told_at_s is None else f"Sources, as of {time_text(told_at_s)}"
+    rows = [
+        (
+            source.name,
+            state_text(source.state),
+            ", ".join(source.tables),
+            lag_text(source.lag),
+            position_text(source.position),
+        )
+        for source in sources
+    ]
+    output.say(table_of(title, ("source", "state", "tables", "lag", "position"), rows))
+    for source in sources:
+        for line in problem_lines(source):
+            output.say(line)
+
+
+def problem_lines(source: SourceStatus) -> Iterator[Text]:
+    """For people: what is wrong with a source, since when, why, and what to do."""
+    for problem in source.problems:
+        colour = STATE_COLOURS.get(problem.state, "red")
+        since = f"{problem.state} since {time_text(problem.since_s)}"
+        again = "" if problem.wait_s is None else f" (again in {seconds_text(problem.wait_s)})"
+        yield Text(f"  {source.name}: {since}: {problem.why}{again}", colour)
+        if problem.remedy not in problem.why:
+            yield Text(f"    {problem.remedy}")
 
 
 def state_text(state: str) -> Text:

@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from evertide import __version__
-from evertide.cli import asking, demonstration, keeping, looking, running
+from evertide.cli import asking, demonstration, keeping, looking, replicas, running, shapes
 
 __all__ = ["app", "main"]
 
@@ -50,11 +50,13 @@ def evertide(
 app.command("run")(running.run)
 app.command("push")(running.push)
 app.command("checkpoint")(running.checkpoint)
+app.command("promote")(replicas.promote)
 app.command("demo")(demonstration.demo)
 app.command("status")(looking.status)
 app.command("explain")(asking.explain)
 app.command("query")(asking.query)
 app.command("subscribe")(asking.subscribe)
+app.command("shapes")(shapes.shapes)
 app.command("journal")(looking.journal)
 app.command("checkpoints")(looking.checkpoints)
 app.command("export")(keeping.export)

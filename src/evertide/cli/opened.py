@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from evertide.cli.output import Bars, Output
 from evertide.cli.spark import spark_session
 from evertide.errors import InvalidInput
+from evertide.pipeline.ownership import Role
 from evertide.pipeline.reader import Reader, check_is_there
 from evertide.pipeline.script import read_script
 from evertide.settings import Settings
@@ -35,11 +36,13 @@ def opened(
     master: str | None = None,
     settings: Settings | None = None,
     must_exist: bool = False,
+    role: Role = Role.ALONE,
 ) -> Iterator[Pipeline]:
     """Closed with a checkpoint in the end, unless the block fails."""
     settings = settings or Settings()
     read_script(script)  # says what is wrong with it in no time
-    _check_free(storage, meta, settings, must_exist=must_exist)
+    if role is Role.ALONE:
+        _check_free(storage, meta, settings, must_exist=must_exist)
     with ExitStack() as stack:
         with Bars(output) as bars:
             with bars.working("Spark"):
@@ -48,7 +51,7 @@ def opened(
 
             with bars.working("open"):
                 pipeline = Pipeline.open(
-                    script, storage, meta=meta, spark=session.spark, settings=settings, progress=bars.told
+                    script, storage, meta=meta, spark=session.spark, settings=settings, progress=bars.told, role=role
                 )
                 stack.enter_context(pipeline)
         yield pipeline

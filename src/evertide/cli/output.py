@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -28,6 +28,9 @@ from rich.text import Text
 from evertide.errors import EvertideError
 from evertide.plain import one_line, plain, plain_error
 
+if TYPE_CHECKING:  # pyarrow, which `--help` does without
+    from evertide.sources.contract import Lag
+
 __all__ = [
     "STATE_COLOURS",
     "Bars",
@@ -35,8 +38,10 @@ __all__ = [
     "bytes_text",
     "error_plain",
     "guarded",
+    "lag_text",
     "plain",
     "position_text",
+    "seconds_text",
     "table_of",
     "time_text",
     "value_text",
@@ -51,12 +56,15 @@ STATE_COLOURS = {
     "stopped": "yellow",
     "paused": "yellow",
     "hydrating": "yellow",
+    "reconnecting": "yellow",
     "replaying": "yellow",
+    "warning": "yellow",
     "undeclared": "dim",
 }
 """Other states are something that somebody should look at: red."""
 
 _KIB = 1024
+_MINUTE_S = 60
 _WIDE = 1000
 
 
@@ -217,6 +225,29 @@ def bytes_text(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
         size /= _KIB
     return f"{size:,.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration, to two of its units."""
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    days, left = divmod(int(seconds), 24 * 60 * _MINUTE_S)
+    hours, left = divmod(left, 60 * _MINUTE_S)
+    units = {"d": days, "h": hours, "min": left // _MINUTE_S, "s": left % _MINUTE_S}
+    return " ".join([f"{count} {unit}" for unit, count in units.items() if count][:2])
+
+
+def lag_text(lag: Lag | None) -> str:
+    """What a source says of how far behind it is; `-` if it says nothing."""
+    if lag is None:
+        return "-"
+    told = [
+        "" if lag.bytes is None else bytes_text(lag.bytes),
+        "" if lag.rows is None else f"{lag.rows:,} rows",
+        "" if lag.files is None else f"{lag.files:,} files",
+        "" if lag.seconds is None else seconds_text(lag.seconds),
+    ]
+    return ", ".join(filter(None, told)) or "-"
 
 
 def time_text(seconds: float) -> str:

@@ -1,9 +1,9 @@
-"""`run`, `push`, `checkpoint`: commands that open the pipeline themselves, so one at a time on a storage."""
+"""`run`, `push`, `checkpoint`: commands that open the pipeline themselves; the last two want to be alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +12,15 @@ from rich.text import Text
 
 from evertide.cli.live import Watch
 from evertide.cli.opened import opened, stopped_by_signals
-from evertide.cli.options import Json, Master, Meta, Script, ScriptOption, Storage
+from evertide.cli.options import Json, Master, Meta, Script, ScriptOption, ShapesSecret, Storage
 from evertide.cli.output import Output, guarded
 from evertide.cli.rows import Format, rows_of_file
 from evertide.errors import SinkFailed, SourceFailed
+from evertide.pipeline.ownership import Role
 from evertide.settings import Settings
 
 if TYPE_CHECKING:
+    from evertide.checkpoint.records import Entry
     from evertide.pipeline.pipeline import Pipeline
     from evertide.server.serving import Server
 
@@ -42,34 +44,38 @@ def run(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Take requests by HTTP; port 0 is any free one.")
     ] = None,
+    secret: ShapesSecret = "",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Follow those that run it, and write nothing until promoted.")
+    ] = False,
     is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what is wrong.")] = False,
     is_json: Json = False,
 ) -> None:
     """Run the pipeline of a script at a storage, which is made if it is not there.
 
-    It goes on where it was, whatever ended it. Ctrl-C and SIGTERM end it after the transaction under way, with a
-    checkpoint.
+    It goes on where it was, whatever ended it. Several may run it: one leads, and another takes over if that one dies.
+    Ctrl-C and SIGTERM end it after the transaction under way, with a checkpoint.
 
     Example: evertide run shop.sql --storage shop.evertide
     """
     output = Output(is_json=is_json)
     settings = Settings(checkpoint_interval_s=checkpoint_every)
+    role = Role.READ_ONLY if read_only else Role.REPLICA
     with (
         _address(listen) as server,
-        opened(script, storage, output, meta=meta, master=master, settings=settings) as pipeline,
+        opened(script, storage, output, meta=meta, master=master, settings=settings, role=role) as pipeline,
     ):
         _opened(output, pipeline, is_quiet=is_quiet)
         watch = Watch(pipeline, output, is_quiet=is_quiet)
-        served = _served(server, pipeline, output, is_quiet=is_quiet) if server else nullcontext()
+        served = _served(server, pipeline, output, secret, is_quiet=is_quiet) if server else _kept(pipeline)
         with stopped_by_signals(pipeline, output), served, watch.drawn():
             pipeline.run(transactions=transactions, until_idle=until_idle, told=watch.told)
-        stalled = [source for source in pipeline.status().sources if source.problem is not None]
+        stalled = [source for source in pipeline.status().sources if source.state != "running"]
         behind = [sink for sink in pipeline.status().sinks if sink.state in ("stalled", "failed")]
-        entry = pipeline.checkpoint()
-        _ended(output, watch, {"number": entry.number, "time": entry.time}, is_quiet=is_quiet)
-    if until_idle and stalled and stalled[0].problem is not None:
-        source = stalled[0]
-        raise SourceFailed(source=source.name, where="--until-idle", why=stalled[0].problem.why)
+        entry = pipeline.checkpoint() if pipeline.leads else None
+        _ended(output, watch, entry, is_quiet=is_quiet)
+    if until_idle and stalled:
+        raise SourceFailed(source=stalled[0].name, where="--until-idle", why=stalled[0].problems[0].why)
     if until_idle and behind and behind[0].problem is not None:
         raise SinkFailed(sink=behind[0].name, where="--until-idle", why=behind[0].problem.why)
 
@@ -87,19 +93,33 @@ def _address(listen: str | None) -> Iterator[Server | None]:
 
 
 @contextmanager
-def _served(server: Server, pipeline: Pipeline, output: Output, *, is_quiet: bool) -> Iterator[None]:
+def _served(server: Server, pipeline: Pipeline, output: Output, secret: str, *, is_quiet: bool) -> Iterator[None]:
     """In the end, requests under way are answered; the pipeline is still open then."""
     from evertide.server.app import make_app  # noqa: PLC0415 - pyspark
+    from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
+    from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
-    server.start(make_app(pipeline))
-    try:
-        if output.is_json and not is_quiet:
-            output.line({"event": "listening", "time": pipeline.time, "address": server.address})
-        elif not is_quiet:
-            output.say(Text(f"listening at {server.address}"))
+    with ShapeService(pipeline.collections, ShapeOptions(secret=secret)) as shapes:
+        server.start(make_app(pipeline, shapes=shapes))
+        try:
+            if output.is_json and not is_quiet:
+                output.line({"event": "listening", "time": pipeline.time, "address": server.address})
+            elif not is_quiet:
+                output.say(Text(f"listening at {server.address}"))
+            yield
+        finally:
+            shapes.drain()
+            server.stop()
+
+
+@contextmanager
+def _kept(pipeline: Pipeline) -> Iterator[None]:
+    """Shapes that other processes serve stay in bounds, also while none of these runs."""
+    from evertide.shapes.follower import Keeper  # noqa: PLC0415
+    from evertide.shapes.registry import Shapes  # noqa: PLC0415
+
+    with Keeper(Shapes(pipeline.collections)):
         yield
-    finally:
-        server.stop()
 
 
 def _opened(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:
@@ -108,23 +128,28 @@ def _opened(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:
         return
     if output.is_json:
         views, tables = list(definition.views), list(definition.tables)
-        output.line({"event": "opened", "time": pipeline.time, "tables": tables, "views": views})
+        output.line(
+            {"event": "opened", "time": pipeline.time, "tables": tables, "views": views, "leads": pipeline.leads}
+        )
     else:
         count = f"{len(definition.tables)} tables, {len(definition.views)} views"
-        output.say(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}"))
+        follows = "" if pipeline.leads else "; another process leads, and this one follows"
+        output.say(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}{follows}"))
 
 
-def _ended(output: Output, watch: Watch, checkpoint: dict[str, int], *, is_quiet: bool) -> None:
+def _ended(output: Output, watch: Watch, entry: Entry | None, *, is_quiet: bool) -> None:
     if is_quiet:
         return
     if output.is_json:
         counts = {"transactions": watch.transactions, "rows": watch.rows}
+        checkpoint = {"number": entry.number, "time": entry.time} if entry is not None else None
         output.line({"event": "stopped", "time": watch.pipeline.time, **counts, "checkpoint": checkpoint})
     else:
         output.say(watch.line())
         for problem in watch.problems():
             output.say(problem)
-        output.say(Text(f"stopped, with checkpoint {checkpoint['number']} at time {checkpoint['time']}"))
+        made = f"with checkpoint {entry.number} at time {entry.time}" if entry is not None else "as another one leads"
+        output.say(Text(f"stopped, {made}"))
 
 
 @guarded

@@ -37,6 +37,7 @@ __all__ = [
     "evolved",
     "read_definition",
     "shard_name",
+    "stored_key",
     "tables_under",
 ]
 
@@ -70,6 +71,8 @@ class ViewRecord(msgspec.Struct, frozen=True):
     shard: str
     """Of a view that is away: what it held last, or empty if there is nothing."""
     away: Away | None = None
+    key: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Columns of which no two rows share the values; not stored if none are known."""
 
     def arrow(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
@@ -116,6 +119,8 @@ class Evolution:
     """New, or other than they were: to be computed from the tables."""
     views_gone: tuple[str, ...] = ()
     """No longer declared, or replaced by a changed one of the same name."""
+    views_keyed: tuple[str, ...] = ()
+    """The same, but for the columns that tell rows apart: nothing has to be computed for that."""
 
     def is_nothing(self) -> bool:
         return self == Evolution()
@@ -154,7 +159,16 @@ def evolved(known: Definition | None, engine: Engine) -> Evolution:
         tables_gone=tuple(sorted(declared - set(engine.tables))),
         views_new=views_new,
         views_gone=tuple(name for name in known.views if name not in engine.views or name in views_new),
+        views_keyed=tuple(
+            name
+            for name, view in engine.views.items()
+            if name not in views_new and known.views[name].key != stored_key(view)
+        ),
     )
+
+
+def stored_key(view: DeclaredView) -> tuple[str, ...] | msgspec.UnsetType:
+    return view.key or msgspec.UNSET
 
 
 def _is_new(known: ViewRecord | None, view: DeclaredView) -> bool:

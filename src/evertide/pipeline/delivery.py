@@ -28,7 +28,6 @@ from evertide.pipeline.members import Members
 from evertide.pipeline.sink_record import Recorded, SinkRecord, SinkRecords, hold_name
 from evertide.shard.changes import DIFF, TIME, net
 from evertide.shard.shard import Shard
-from evertide.shard.state import ShardState
 from evertide.sinks.contract import Prepared, Sink, SinkDeclaration
 
 __all__ = ["Delivery"]
@@ -198,7 +197,7 @@ class Delivery:
                 content = found.to_arrow()
             self._deliver(sink, upper - 1, content)
         else:
-            upper = _reach(shard.log.read().state, self._position + 1, shard.log.settings.transaction_rows_max)
+            upper = shard.log.read().state.reach(self._position + 1, shard.log.settings.transaction_rows_max)
             for time, changes in _by_time(shard.changes(self._position + 1, upper)):
                 self._deliver(sink, time, changes)
         self._position = upper - 1
@@ -278,18 +277,6 @@ class Delivery:
 
     def _failed(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=f"{self.declaration.where}, {self.declaration.collection!r}", why=why)
-
-
-def _reach(state: ShardState, lower: int, rows_max: int) -> int:
-    """Up to where to read at once: about so many rows, and one batch at least."""
-    rows = 0
-    for batch in state.batches:
-        if batch.upper <= lower:
-            continue
-        rows += batch.rows
-        if rows >= rows_max:
-            return min(batch.upper, state.upper)
-    return state.upper
 
 
 def _by_time(changes: pa.Table) -> Iterator[tuple[int, pa.Table]]:

@@ -18,6 +18,7 @@ from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.opening import Hosts
 from evertide.pipeline.runner import Runner
 from evertide.pipeline.sink_record import SinkRecords
+from evertide.pipeline.source_record import SourceTelling
 from evertide.pipeline.status import SinkStatus
 from evertide.shard.maintenance import Maintenance
 
@@ -25,13 +26,14 @@ __all__ = ["Duties"]
 
 
 class Duties:
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         hosts: Hosts,
         runner: Runner,
         turn: threading.RLock,
         stopping: threading.Event,
         failed: Callable[[EvertideError], None],
+        telling: SourceTelling,
         *,
         base: Path,
         threads: bool,
@@ -39,6 +41,7 @@ class Duties:
         self._hosts = hosts
         self._runner = runner
         self._turn = turn
+        self._telling = telling
         self._base = base
         self._has_threads = threads
         self._maintenance: Maintenance | None = None
@@ -63,6 +66,7 @@ class Duties:
         with self._turn:
             self.deliveries = Deliveries(sinks or self.prepared_sinks(), lambda: self._runner.members, self._turn)
             self.checkpointing.look()
+        self._telling.begun(threads=self._has_threads)
         self.backfills.begin()
         with self._turn:
             if self.checkpointing.is_due():
@@ -99,6 +103,6 @@ class Duties:
         return time if self.deliveries is None else self.deliveries.tracker.position
 
     def stop(self) -> None:
-        for thread in (self._maintenance, self.backfills, self.deliveries):
+        for thread in (self._maintenance, self.backfills, self.deliveries, self._telling):
             if thread is not None:
                 thread.stop()

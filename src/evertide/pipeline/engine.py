@@ -46,6 +46,8 @@ class DeclaredView:
     reads: tuple[str, ...]
     """Tables and views that it reads itself."""
     sinks: tuple[SinkProperties, ...] = ()
+    key: tuple[str, ...] = ()
+    """Columns of which no two rows share the values; empty if none are known."""
 
 
 @dataclass(frozen=True, slots=True)

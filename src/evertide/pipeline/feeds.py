@@ -16,6 +16,7 @@ from evertide.pipeline.pushes import PUSH, Pushes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.sources.contract import Source, TableDeclaration
+from evertide.sources.executors import Distributed, Executors
 from evertide.sources.registry import open_sources
 from evertide.store.writers import Writer
 
@@ -47,8 +48,12 @@ def open_feeds(  # noqa: PLR0917
     base: Path,
     runtime: Runtime,
     settings: Settings,
+    executors: Executors | None = None,
 ) -> tuple[Pushes, dict[str, Source]]:
-    """All of them by name, that of pushes first. Relative paths in options are relative to `base`."""
+    """All of them by name, that of pushes first. Relative paths in options are relative to `base`.
+
+    Sources that can let others work for them get the executors, if there are any.
+    """
     declared = {
         name: TableDeclaration(
             name, table.schema, table.key, table.connector, table.options, table.where, table.defaults
@@ -60,6 +65,9 @@ def open_feeds(  # noqa: PLR0917
     opened = open_sources(
         list(declared.values()), runtime=runtime, base=base, staging=lambda source: _Staging(source, journal, writer)
     )
+    for source in opened:
+        if executors is not None and isinstance(source, Distributed):
+            source.distribute(executors)
     fed = {table for source in opened for table in source.tables}
     pushed = {name: one for name, one in declared.items() if name not in fed}
     pushes = Pushes(pushed, journal, writer, settings, lambda: journal.upper)

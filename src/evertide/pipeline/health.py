@@ -7,20 +7,18 @@ it is a courtesy: if it cannot be written the pipeline goes on, and nothing ever
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
 from evertide.errors import EvertideError
+from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import HEALTH, writer_key
 from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
-
-if TYPE_CHECKING:
-    from evertide.pipeline.status import Problem
 
 __all__ = ["Health", "Telling", "read_health", "tell"]
 
@@ -38,16 +36,23 @@ class Health(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def tell(meta: Meta, health: Health, runtime: Runtime, settings: Settings) -> None:
+def tell(
+    meta: Meta,
+    key: str,
+    record: msgspec.Struct,
+    runtime: Runtime,
+    settings: Settings,
+    *,
+    guards: Sequence[Guard] = (),
+) -> None:
+    """Make a record the newest of its key. It must be unique: it carries an id."""
     try:
-        head = reading(lambda: meta.head(HEALTH), runtime, settings)
+        head = reading(lambda: meta.head(key), runtime, settings)
         number = head.seqno if head else 0
-        guards = [Guard(writer_key(health.writer), 1)]  # one that was fenced must not speak for the one that leads
-        if commit_settled(meta, [Write(HEALTH, number, seal(health))], guards, runtime, settings) is not None:
-            return
-        truncate_sometimes(meta, HEALTH, number + 1)
+        if commit_settled(meta, [Write(key, number, seal(record))], guards, runtime, settings) is None:
+            truncate_sometimes(meta, key, number + 1)
     except EvertideError as error:
-        logger.warning("the storage could not be told that the pipeline is %s: %s", health.state, error)
+        logger.warning("the storage could not be told how the pipeline fares (%s): %s", key, error)
 
 
 class Telling:
@@ -65,7 +70,8 @@ class Telling:
             self._told = (now.state, now.why)
             change = self._runtime.new_id()
             health = Health(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
-            tell(self._meta, health, self._runtime, self._settings)
+            registered = (Guard(writer_key(self._writer), 1),)  # one that was fenced must not speak for who leads
+            tell(self._meta, HEALTH, health, self._runtime, self._settings, guards=registered)
 
 
 def read_health(meta: Meta) -> Health | None:

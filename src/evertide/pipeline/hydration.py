@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
 from evertide.journal.records import Content
-from evertide.pipeline.definition import Away, ViewRecord, shard_name, tables_under
+from evertide.pipeline.definition import Away, ViewRecord, shard_name, stored_key, tables_under
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.members import Members, at_time
 from evertide.pipeline.runner import Runner
@@ -196,7 +196,7 @@ class Backfill:
 
 def view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:
     view = engine.views[name]
-    return ViewRecord(view.schema.serialize().to_pybytes(), view.fingerprint, view.reads, shard, away)
+    return ViewRecord(view.schema.serialize().to_pybytes(), view.fingerprint, view.reads, shard, away, stored_key(view))
 
 
 def check_computable(engine: Engine, views: Collection[str]) -> None:

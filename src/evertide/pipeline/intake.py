@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
-from evertide.pipeline.status import Problem, SourceStatus
-from evertide.sources.contract import Limit, Rows, Source, Waiting
+from evertide.pipeline.source_record import SourceRecord
+from evertide.pipeline.status import SourceStatus
+from evertide.problem import Problem
+from evertide.sources.contract import Candid, Limit, Rows, Source, Waiting, problem_of
 
 __all__ = ["Intake"]
 
@@ -73,15 +76,34 @@ class Intake:
                 self.stalls(name, error)
 
     def status(self, source: Source, position: str) -> SourceStatus:
+        found = self._record(source)
+        return SourceStatus(source.name, found.tables, position, found.state, found.lag, found.problems)
+
+    def records(self) -> dict[str, SourceRecord]:
+        """How each source fares, for other processes."""
+        return {name: self._record(source) for name, source in self._runner.sources.items()}
+
+    def _record(self, source: Source) -> SourceRecord:
+        """What it says of its connection is newer than what its last offer came to: one that is paused makes none."""
         stalled = self.stalled.get(source.name)
-        return SourceStatus(source.name, source.tables, position, stalled.state if stalled else "running", stalled)
+        told = source.problems if isinstance(source, Candid) else ()
+        is_old = isinstance(source, Candid) and stalled is not None and stalled.state == "reconnecting"
+        if stalled is not None and not is_old and not any(problem.state == stalled.state for problem in told):
+            told = (stalled, *told)
+        state = next((problem.state for problem in told if problem.state != "warning"), "running")
+        return SourceRecord(source.tables, state, source.lag if isinstance(source, Candid) else None, told)
 
     def stalls(self, name: str, error: EvertideError) -> None:
+        """Since when, is since when it is in that state, whatever it says of it meanwhile."""
         known = self.stalled.get(name)
         if known is None or known.why != str(error):
-            logger.error("%s stalls: %s", f"source {name!r}" if name else "the pipeline", error)
-            since_s = self._runner.runtime.wall_s()
-            self.stalled[name] = Problem("stalled", error.error_code, str(error), error.remedy, since_s)
+            now_s = self._runner.runtime.wall_s()
+            found = Problem("stalled", error.error_code, str(error), error.remedy, now_s)
+            found = problem_of(error, now_s) if isinstance(error, SourceFailed) else found
+            if known is not None and known.state == found.state:
+                found = replace(found, since_s=known.since_s)
+            self.stalled[name] = found
+            logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", found.state, error)
 
     def goes_on(self, name: str) -> None:
         self.stalled.pop(name, None)

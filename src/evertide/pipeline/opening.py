@@ -39,6 +39,7 @@ from evertide.pipeline.definition import (
     evolved,
     read_definition,
     shard_name,
+    stored_key,
 )
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.following import Following
@@ -271,6 +272,8 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
     known = runner.definition.views
     away = Away("hydrating", runner.time - 1, "it is computed from the tables", runner.runtime.wall_s())
     views = {name: known[name] for name in known if name not in evolution.views_gone}
+    for name in evolution.views_keyed:
+        views[name] = msgspec.structs.replace(views[name], key=stored_key(engine.views[name]))
     for name in evolution.views_new:
         views[name] = view_record(engine, name, known[name].shard if name in known else "", away)
     runner.change(views={name: views[name] for name in engine.views}, fingerprint=engine.fingerprint)

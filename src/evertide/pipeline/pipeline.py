@@ -55,8 +55,10 @@ from evertide.pipeline.opening import Hosts, OnProgress, positions
 from evertide.pipeline.ownership import Role, registered_as
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.reading import Collections, View
+from evertide.pipeline.replica_record import ReplicaTelling, replica_statuses
 from evertide.pipeline.script import read_script
 from evertide.pipeline.sink_record import SinkRecords
+from evertide.pipeline.source_record import SourceTelling
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.pipeline.status import Problem, Status, collection_statuses, problem, stall
 from evertide.pipeline.upkeep import Upkeep
@@ -67,6 +69,7 @@ from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.shard import Shards
+from evertide.sources.executors import SparkExecutors
 from evertide.store.open import Storage, open_storage
 
 __all__ = ["Pipeline"]
@@ -333,6 +336,7 @@ class Pipeline:
             problems=tuple(found),
             sinks=self._duties.sink_statuses(self.time),
             flushed=self._duties.flushed(self.time),
+            replicas=replica_statuses(self.storage.meta, journal.committed_upper, self._runtime, self.settings),
         )
 
     # Ending
@@ -366,7 +370,8 @@ class Pipeline:
         journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
         checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
         sinks = PreparedSinks(self.engine, SinkRecords(storage.meta, writer, runtime, settings), base)
-        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings)
+        executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
+        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
         if threads:
             self._threads.append(Heart(settings, shards.leases, writer).start())
         self._hosts = Hosts(
@@ -388,13 +393,15 @@ class Pipeline:
         self._intake = Intake(self._runner)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
+        telling = SourceTelling(self._intake.records, storage.meta, writer.id, runtime, settings)
         self._duties = Duties(
-            self._hosts, self._runner, self._turn, self._stopping, self._fail, base=base, threads=threads
+            self._hosts, self._runner, self._turn, self._stopping, self._fail, telling, base=base, threads=threads
         )
         self._advancing = Advancing(
             self._hosts, self._runner, self._intake, self._duties, self._leading, role=self._role
         )
-        self._threads.append(self._duties)
+        told = ReplicaTelling(self._told, storage.meta, writer.id, runtime, settings)
+        self._threads += [self._duties, told.start() if threads else told]
         if self._leading.is_ours:
             self._duties.begin(sinks)
         if threads:
@@ -425,6 +432,11 @@ class Pipeline:
     @property
     def _checkpointing(self) -> Checkpointing:
         return self._duties.checkpointing
+
+    def _told(self) -> tuple[str, str, int]:
+        """Role, state and time of this replica."""
+        role = "leads" if self.leads else "read-only" if self._role is Role.READ_ONLY else "follows"
+        return role, self._foremost().state, self.time
 
     def _tell(self, now: Problem) -> None:
         """The storage is told by the one that leads."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evertide.errors import EvertideError
+from evertide.pipeline.ownership import is_gone
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.ticker import Ticker
@@ -21,7 +22,7 @@ from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import replica_key, writer_key
 from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
-from evertide.store.writers import Registration, registered
+from evertide.store.writers import registered
 
 __all__ = ["ReplicaRecord", "ReplicaStatus", "ReplicaTelling", "replica_statuses"]
 
@@ -114,9 +115,7 @@ class ReplicaTelling(Ticker):
                 commit_settled(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
 
 
-def replica_statuses(
-    meta: Meta, committed: int, is_gone: Callable[[Registration], bool], runtime: Runtime, settings: Settings
-) -> tuple[ReplicaStatus, ...]:
+def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Settings) -> tuple[ReplicaStatus, ...]:
     """All that run now, the one that leads first. `committed` is the first time that is not."""
     alive = reading(lambda: registered(meta), runtime, settings)
     heads = reading(lambda: meta.heads(replica_key("")), runtime, settings)
@@ -124,7 +123,7 @@ def replica_statuses(
     for key, head in heads.items():
         record = unseal(head.data, ReplicaRecord, meta.path(key))
         one = alive.get(record.writer)
-        if one is None or is_gone(one):
+        if one is None or is_gone(meta, one, runtime, settings):
             continue
         behind = max(committed - 1 - record.time, 0)
         found.append(

@@ -82,7 +82,12 @@ class SparkEngine:
         }
         self.views = {
             name: DeclaredView(
-                name, _named(plan.output), prints.views[name], self.program.reads[name], self.program.sinks[name]
+                name,
+                _named(plan.output),
+                prints.views[name],
+                self.program.reads[name],
+                self.program.sinks[name],
+                self.program.keys[name],
             )
             for name, plan in self.program.views.items()
         }

@@ -8,12 +8,14 @@ The states, of which the first that holds is told:
     stopped     nobody runs it
     replaying   it comes back after a stop
     stalled     a transaction is bound, and not committed for longer than it should take; or a source cannot be read
+    reconnecting  the connection to a source was lost, and is made again
     paused      somebody asked it to wait
     running
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from evertide.checkpoint.catalog import Checkpoints
@@ -24,10 +26,14 @@ from evertide.pipeline.health import Health, read_health
 from evertide.pipeline.members import Members
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.ownership import holder, is_gone
+from evertide.pipeline.replica_record import ReplicaStatus, replica_statuses
 from evertide.pipeline.sink_record import SinkRecord, read_sinks
+from evertide.pipeline.source_record import SourceRecord, SourceRecords, read_source_records
+from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
+from evertide.sources.contract import Lag
 from evertide.store.meta import Meta
 from evertide.store.open import Storage
 from evertide.store.retry import reading
@@ -51,17 +57,6 @@ _ENDED = ("failed", "diverged", "frozen")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong: since when, why, and what to do."""
-
-    state: str
-    error_code: str
-    why: str
-    remedy: str
-    since_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class CollectionStatus:
     name: str
     kind: str
@@ -82,7 +77,13 @@ class SourceStatus:
     tables: tuple[str, ...]
     position: str
     state: str
-    problem: Problem | None = None
+    """`running`, `reconnecting` or `stalled`; `stopped` if nobody runs it; empty if nobody said so."""
+    lag: Lag | None = None
+    """None if it does not say."""
+    problems: tuple[Problem, ...] = ()
+    """What keeps it from going on first, then warnings."""
+    told_at_s: float | None = None
+    """When state, lag and problems were so, if another process asks; None: now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,8 @@ class Status:
     sinks: tuple[SinkStatus, ...] = ()
     flushed: int = -1
     """Up to this transaction, every sink has everything; without sinks, the last one."""
+    replicas: tuple[ReplicaStatus, ...] = ()
+    """The processes that run it, the one that leads first."""
 
 
 def problem(error: EvertideError, since_s: float) -> Problem:
@@ -165,6 +168,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
     else:
         why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
         first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
+    told = reading(lambda: read_source_records(meta), runtime, settings)
     recorded = {name: found for name, found in read_sinks(meta, runtime, settings).items() if found.record.is_declared}
     sinks = tuple(_sink(name, found.record, journal.committed_upper - 1) for name, found in recorded.items())
     return Status(
@@ -176,7 +180,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         bound=head.time if head else -1,
         generation=definition.generation if definition else 0,
         holder=held.writer if held and lives else "",
-        sources=tuple(SourceStatus(name, (), position, "") for name, position in journal.positions().items()),
+        sources=_sources(journal.positions(), told, definition, held if lives else None),
         collections=collection_statuses(members) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
         problems=(first,) if first.error_code else (),
@@ -184,6 +188,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         pid=held.pid if held and lives else 0,
         sinks=sinks,
         flushed=min([journal.committed_upper - 1, *(found.record.position for found in recorded.values())]),
+        replicas=replica_statuses(meta, journal.committed_upper, runtime, settings),
     )
 
 
@@ -194,6 +199,29 @@ def _said(health: Health | None, held: Registration | None) -> Problem | None:
     if held is None and health.state not in _ENDED:
         return None
     return Problem(health.state, health.error_code, health.why, health.remedy, health.since_s)
+
+
+def _sources(
+    positions: Mapping[str, str], told: SourceRecords | None, definition: Definition | None, held: Registration | None
+) -> tuple[SourceStatus, ...]:
+    """How they fare is what the process that lives says; which tables they have, also what the last one said."""
+    known = told.sources if told is not None else {}
+    is_so = told is not None and held is not None and told.writer == held.writer
+    told_at_s = told.told_at_s if told is not None and is_so else None
+    found = []
+    for name, position in positions.items():
+        record = known.get(name) or SourceRecord(_tables(name, definition), "")
+        if is_so:
+            one = SourceStatus(name, record.tables, position, record.state, record.lag, record.problems, told_at_s)
+        else:
+            one = SourceStatus(name, record.tables, position, "" if held is not None else "stopped")
+        found.append(one)
+    return tuple(found)
+
+
+def _tables(source: str, definition: Definition | None) -> tuple[str, ...]:
+    """Of a source that no record names: one that is named as its table is."""
+    return (source,) if definition is not None and source in definition.tables else ()
 
 
 def _sink(name: str, record: SinkRecord, time: int) -> SinkStatus:

@@ -13,8 +13,9 @@ from evertide.plan.algebra import Algebra
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.feeding import fed
+from evertide.plan.identity import key_of
 from evertide.plan.nodes import Attribute, Node
-from evertide.plan.properties import SinkProperties, check_properties, sink_properties
+from evertide.plan.properties import SinkProperties, check_properties, key_property, sink_properties
 from evertide.plan.refusals import refuse_unmaintainable
 from evertide.plan.statements import TableStatement, ViewStatement, parse_script
 from evertide.plan.view_function import ViewFunction
@@ -35,6 +36,8 @@ class Program:
         self.views: dict[str, Node] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         """Per materialized view, the tables and materialized views that it reads itself."""
+        self.keys: dict[str, tuple[str, ...]] = {}
+        """Per materialized view, columns that tell its rows apart; none if that is not known."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
         """Per table and materialized view, where it is written to."""
         declared = fed(self.statements)
@@ -82,6 +85,8 @@ class Program:
         for name in names:
             if names.count(name) > 1:
                 raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
+        declared = key_property(statement.properties, [attribute.name for attribute in plan.output], where)
+        self.keys[statement.name] = declared or key_of(plan)
         self.views[statement.name] = plan
         self.reads[statement.name] = query.reads
 

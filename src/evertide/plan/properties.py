@@ -2,6 +2,7 @@
 
     evertide.keep                   of a table: 'all' (it has a shard), or 'none' (only views over it are stored)
     evertide.refresh                of a view: 'incremental', which is what all views are
+    evertide.key                    of a view: columns of which no two rows share the values, 'customer, day'
     evertide.sinks                  of a kept table or materialized view: the names of its sinks, 'lake, hook'
     evertide.sink.<name>.connector  what writes that sink
     evertide.sink.<name>.<option>   an option of that connector, which checks it (`evertide.sinks`)
@@ -12,16 +13,17 @@ Properties of other names are the user's own, and are kept as they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evertide.errors import InvalidInput
 
-__all__ = ["SinkProperties", "check_properties", "sink_properties"]
+__all__ = ["SinkProperties", "check_properties", "key_property", "sink_properties"]
 
 _OURS = "evertide."
 _TABLE = {"evertide.keep": ("all", "none")}
 _VIEW = {"evertide.refresh": ("incremental",)}
+_KEY = "evertide.key"
 _SINKS = "evertide.sinks"
 _SINK = "evertide.sink."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -43,8 +45,10 @@ def check_properties(properties: Mapping[str, str], *, is_view: bool, where: str
     for name, value in properties.items():
         if not name.startswith(_OURS) or name == _SINKS or name.startswith(_SINK):
             continue
+        if name == _KEY and is_view:
+            continue
         if name not in known:
-            listed = [*sorted(known), _SINKS, f"{_SINK}<name>.<option>"]
+            listed = [*sorted([*known, _KEY] if is_view else known), _SINKS, f"{_SINK}<name>.<option>"]
             raise InvalidInput(where=where, why=f"there is no property {name!r}; known are {listed}")
         if value not in known[name]:
             values = " or ".join(map(repr, known[name]))
@@ -53,6 +57,19 @@ def check_properties(properties: Mapping[str, str], *, is_view: bool, where: str
         raise InvalidInput(
             where=where, why=f"{_SINKS!r}: a table that is not kept cannot have sinks, a view over it can"
         )
+
+
+def key_property(properties: Mapping[str, str], columns: Sequence[str], where: str) -> tuple[str, ...]:
+    """The key that is declared, as the columns are spelled; empty if there is none."""
+    if _KEY not in properties:
+        return ()
+    spelled = {column.lower(): column for column in columns}
+    names = [name.strip().lower() for name in properties[_KEY].split(",")]
+    wrong = [name for name in names if name not in spelled or names.count(name) > 1]
+    if wrong:
+        why = f"{_KEY!r} is {properties[_KEY]!r}: expected columns of the view, each once, with commas between them"
+        raise InvalidInput(where=where, why=f"{why}; it has {', '.join(columns)}")
+    return tuple(spelled[name] for name in names)
 
 
 def sink_properties(properties: Mapping[str, str], where: str) -> tuple[SinkProperties, ...]:

@@ -2,7 +2,7 @@
 
 Health is for load balancers and orchestrators, which look at the code only:
 
-    200   active; also stalled or paused, with the reason: to start the process again would not help
+    200   active; also reconnecting, stalled or paused, with the reason: to start the process again would not help
     202   it answers, and some views are still computed
     503   failed, diverged, frozen: it takes nothing more; or storage does not answer in time
 """

@@ -31,15 +31,18 @@ _STOP_LIMIT_S = 30
 
 
 class Server:
-    def __init__(self, listen: str = f"{LOOPBACK}:0") -> None:
-        """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 is any that is free."""
+    def __init__(self, listen: str = f"{LOOPBACK}:0", *, is_guarded: bool = False) -> None:
+        """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 is any that is free.
+
+        `is_guarded`: whether nobody gets anything without a secret.
+        """
         self._listen = listen
         host, port = _parsed(listen)
         self._socket = _bound(listen, host, port)
         self._uvicorn: _Uvicorn | None = None
         self._thread: threading.Thread | None = None
         self.host, self.port = self._socket.getsockname()[:2]
-        if not ip_address(self.host).is_loopback:
+        if not is_guarded and not ip_address(self.host).is_loopback:
             logger.warning("whoever reaches %s may read and write: there is no authentication yet", self.address)
 
     @property

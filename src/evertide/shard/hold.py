@@ -26,7 +26,16 @@ from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 
-__all__ = ["HoldRecord", "Holds", "advance_since", "first_holds", "read_holds", "release_hold", "set_hold"]
+__all__ = [
+    "HoldRecord",
+    "Holds",
+    "advance_since",
+    "first_holds",
+    "hold_write",
+    "read_holds",
+    "release_hold",
+    "set_hold",
+]
 
 
 class HoldRecord(msgspec.Struct, frozen=True):
@@ -62,9 +71,7 @@ def set_hold(log: ShardLog, name: str, time: int) -> None:
     """Take the hold, or move it. Refused below since, where it could promise nothing."""
 
     def changed(found: Holds) -> dict[str, int]:
-        if time < found.since:
-            why = f"hold {name!r} came too late"
-            raise TimeCompacted(where=log.path, why=why, as_of=time, since=found.since)
+        _check_time(log, found, name, time)
         return {**found.holds, name: time}
 
     _change(log, changed)
@@ -72,6 +79,24 @@ def set_hold(log: ShardLog, name: str, time: int) -> None:
 
 def release_hold(log: ShardLog, name: str) -> None:
     _change(log, lambda found: {other: time for other, time in found.holds.items() if other != name})
+
+
+def hold_write(log: ShardLog, found: Holds, name: str, time: int | None) -> Write:
+    """For a commit that takes, moves or releases (None) a hold together with a record of the caller's own.
+
+    It is always a new record: whoever read the one before finds out that something was held since.
+    """
+    others = {other: at for other, at in found.holds.items() if other != name}
+    if time is None:
+        return _write(log, found, found.since, others)
+    _check_time(log, found, name, time)
+    return _write(log, found, found.since, {**others, name: time})
+
+
+def _check_time(log: ShardLog, found: Holds, name: str, time: int) -> None:
+    if time < found.since:
+        why = f"hold {name!r} came too late"
+        raise TimeCompacted(where=log.path, why=why, as_of=time, since=found.since)
 
 
 def _change(log: ShardLog, changed: Callable[[Holds], dict[str, int]]) -> None:

@@ -11,7 +11,8 @@ never reused.
 3. It also keeps since at or below `time`, like a hold, while it lives.
 4. It ends only by removal of its key, by compare-and-set on its last heartbeat. A reader that was away too long finds
    its key gone and gets `LeaseLost`; clocks decide only how soon that may happen.
-5. The heartbeats of all leases of a process are one commit, and touch no shard's key: they never fail an append."""
+5. The heartbeats of all leases of a process are one commit, and touch no shard's key: they never fail an append.
+6. Whoever reads for another process, under a lease that it took, may beat for it and end it (`renew`, `end`)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from evertide.store.paths import lease_key, lease_prefix
 from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
-__all__ = ["Lease", "LeaseRecord", "Leases", "live_leases"]
+__all__ = ["Lease", "LeaseRecord", "Leases", "end", "live_leases", "renew"]
 
 _COMMIT_KEYS_MAX = 500
 
@@ -176,6 +177,28 @@ class Leases:
     def forget(self, lease: Lease) -> None:
         with self._lock:
             self._standing.pop(lease_key(lease.log.shard, lease.id), None)
+
+
+def renew(log: ShardLog, lease: str) -> bool:
+    """Beat for a lease that another process took. False if it is gone; losing a race to another beat is fine."""
+    key = lease_key(log.shard, lease)
+    found = reading(lambda: log.meta.head(key), log.runtime, log.settings)
+    if found is None:
+        return False
+    record = unseal(found.data, LeaseRecord, log.meta.path(key))
+    beaten = msgspec.structs.replace(record, beat=record.beat + 1, beat_at_s=log.runtime.wall_s())
+    stale = commit_settled(log.meta, [Write(key, found.seqno, seal(beaten))], (), log.runtime, log.settings)
+    if stale is None:
+        truncate_sometimes(log.meta, key, found.seqno + 1)
+    return stale is None or stale.found != 0
+
+
+def end(log: ShardLog, lease: str) -> None:
+    """Give back a lease that another process took. If somebody beats at the same moment, it ends by its clock."""
+    key = lease_key(log.shard, lease)
+    found = reading(lambda: log.meta.head(key), log.runtime, log.settings)
+    if found is not None:
+        commit_settled(log.meta, [Write(key, found.seqno, None)], (), log.runtime, log.settings)
 
 
 def live_leases(log: ShardLog) -> dict[str, LeaseRecord]:

@@ -26,7 +26,18 @@ from evertide.shard.part import Part, Predicate, decode_part, may_match
 from evertide.shard.state import ShardState
 from evertide.store.retry import reading
 
-__all__ = ["Lister", "Listing", "Snapshot", "Window", "fetch", "take_changes", "take_snapshot", "wait_for_upper"]
+__all__ = [
+    "Lister",
+    "Listing",
+    "Snapshot",
+    "Window",
+    "fetch",
+    "inline_changes",
+    "listing",
+    "take_changes",
+    "take_snapshot",
+    "wait_for_upper",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +198,18 @@ def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeo
     except BaseException:
         lease.release()
         raise
+
+
+def inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | None:
+    """The changes of [lower, upper), if all of them lie in the state itself; None otherwise.
+
+    No blob is read, so there is nothing that a lease would have to keep: that saves two commits for each small read.
+    """
+    version = log.read()
+    if version.state.upper < upper:
+        return None
+    listed = listing(log, version, Window(lower, upper))
+    return None if any(part.key for part in listed.parts) else [fetch(log, part, listed) for part in listed.parts]
 
 
 class Lister:

@@ -34,7 +34,7 @@ from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.part import Predicate
-from evertide.shard.read import Snapshot, take_changes, take_snapshot, wait_for_upper
+from evertide.shard.read import Snapshot, inline_changes, take_changes, take_snapshot, wait_for_upper
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Entry, Finalized, ShardState
 from evertide.store.blob import Blob
@@ -96,8 +96,11 @@ class Shard:
 
     def changes(self, lower: int, upper: int, *, timeout_s: float | None = None) -> pa.Table:
         """What changed at the times [lower, upper): rows with `__time` and `__diff`, each once per time."""
-        with take_changes(self.log, self._leases, lower, upper, timeout_s=timeout_s) as found:
-            return consolidate(pa.concat_tables([empty(self.schema), *found.scan()]), self.name)
+        tables = inline_changes(self.log, lower, upper)
+        if tables is None:
+            with take_changes(self.log, self._leases, lower, upper, timeout_s=timeout_s) as found:
+                tables = [*found.scan()]
+        return consolidate(pa.concat_tables([empty(self.schema), *tables]), self.name)
 
     def listen(
         self, as_of: int, *, where: Sequence[Predicate] = (), columns: Sequence[str] | None = None

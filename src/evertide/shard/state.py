@@ -85,6 +85,17 @@ class ShardState(msgspec.Struct, frozen=True):
     def parts(self) -> tuple[Part, ...]:
         return tuple(part for batch in self.batches for part in batch.parts)
 
+    def reach(self, lower: int, rows_max: int) -> int:
+        """Up to where to read at once, from a time on: about so many rows, and one batch at least."""
+        rows = 0
+        for batch in self.batches:
+            if batch.upper <= lower:
+                continue
+            rows += batch.rows
+            if rows >= rows_max:
+                return min(batch.upper, self.upper)
+        return self.upper
+
 
 class Created(msgspec.Struct, frozen=True, tag="created"):
     shard: str

@@ -22,6 +22,7 @@ CONNECTORS: Mapping[str, str] = MappingProxyType(
         "delta": "evertide.sinks.delta:prepare_delta",
         "files": "evertide.sinks.files:prepare_files",
         "kafka": "evertide.sinks.kafka.sink:prepare_kafka",
+        "postgres": "evertide.sinks.postgres.sink:prepare_postgres",
         "webhook": "evertide.sinks.webhook:prepare_webhook",
     }
 )

@@ -5,7 +5,9 @@
 2. `read(fragment)` yields the rows of a fragment: the same ones each time, for as long as the fragment is not
    acknowledged. `SourceChanged` if they are no longer there, or others.
 3. `acknowledge(position)`: everything up to there is bound and durable; it may be called again, and not at all.
-4. What a source cannot do is told by its errors: `SourceFailed` stalls this source, and no other.
+4. What a source cannot do is told by its errors: `SourceFailed` stalls this source, and no other. `SourceAway` is the
+   one that ends by itself: it connects again, longer each time, and goes on where it stood.
+5. How it fares beside that, it may say by being `Candid`: how far behind it is, and what is wrong or soon will be.
 
 Positions and fragments are texts that only the source understands (`evertide.journal.records`). A row that does not
 fit its table is a `Fault`, which goes to the table's dead letters; it does not stop the source.
@@ -19,7 +21,9 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from evertide.errors import SourceAway, SourceFailed
 from evertide.journal.records import Fragment, Staged
+from evertide.problem import Problem
 
 __all__ = [
     "DELETE",
@@ -27,7 +31,9 @@ __all__ = [
     "SAME",
     "TRUNCATE",
     "UPSERT",
+    "Candid",
     "Fault",
+    "Lag",
     "Limit",
     "Offer",
     "Rows",
@@ -35,6 +41,7 @@ __all__ = [
     "Staging",
     "TableDeclaration",
     "Waiting",
+    "problem_of",
 ]
 
 OP = "__op"
@@ -130,6 +137,36 @@ class Waiting(Protocol):
 
     @property
     def is_waiting(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How much there is that is not bound yet. None: not known; all of it while there is no connection."""
+
+    bytes: int | None = None
+    rows: int | None = None
+    files: int | None = None
+    seconds: float | None = None
+    """Since when the oldest of it waits; 0 if there is nothing."""
+
+
+@runtime_checkable
+class Candid(Protocol):
+    """A source that says how it fares. Any thread may ask, at any time; the answer costs little, and does not wait."""
+
+    @property
+    def lag(self) -> Lag: ...
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What keeps it from going on first, then warnings. No secret."""
+        ...
+
+
+def problem_of(error: SourceFailed, since_s: float, wait_s: float | None = None) -> Problem:
+    """A source that cannot be read, for now."""
+    state = "reconnecting" if isinstance(error, SourceAway) else "stalled"
+    return Problem(state, error.error_code, str(error), error.remedy, since_s, wait_s)
 
 
 class Source(Protocol):

@@ -29,8 +29,9 @@ import msgspec
 
 from evertide.errors import InvalidInput, SourceChanged, SourceFailed
 from evertide.journal.records import Fragment, Place
+from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
+from evertide.sources.contract import Lag, Limit, Offer, Rows, TableDeclaration
 from evertide.sources.csv_files import CsvRecords
 from evertide.sources.json_files import JsonRecords
 from evertide.sources.options import Options
@@ -61,8 +62,12 @@ class FilesSource:
         return START
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """Warnings for status, from the last look."""
+    def lag(self) -> Lag:
+        return self._directory.lag
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Warnings, from the last look."""
         return self._directory.problems
 
     @property
@@ -154,7 +159,8 @@ class FilesSource:
         return SourceFailed(source=self.name, where=str(error.filename or path), why=error.strerror or str(error))
 
     def acknowledge(self, position: str) -> None:
-        """Nothing to tell: files stay where they are."""
+        """Files stay where they are; they only do not wait any more."""
+        self._directory.taken(read_files(position))
 
     def close(self) -> None:
         """Nothing is open between calls."""

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from evertide.plain import is_variant
+
 __all__ = ["INTEGERS", "expected_text", "is_variant", "sql_name"]
 
 INTEGERS: dict[Any, tuple[int, int]] = {
@@ -44,13 +46,6 @@ _EXPECTED: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (kinds.is_map, "a mapping, or a list of pairs, without a key twice"),
     (kinds.is_list, "a list"),
 )
-
-
-def is_variant(kind: Any) -> bool:
-    """Spark keeps a VARIANT as two binaries, and marks the second."""
-    if not kinds.is_struct(kind) or kind.num_fields != 2 or kind.field(1).name != "metadata":
-        return False
-    return (kind.field(1).metadata or {}).get(b"variant") == b"true"
 
 
 def sql_name(kind: Any) -> str:

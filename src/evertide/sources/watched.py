@@ -28,13 +28,17 @@ import numpy as np
 import xxhash
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
+from evertide.problem import Problem
 from evertide.runtime import Runtime
+from evertide.sources.contract import Lag
 
 __all__ = ["START", "Directory", "WatchedFile", "read_files", "written"]
 
 _VERSION = 1
 _IGNORED = (".tmp", ".part")
 _SHOWN_MAX = 20
+_RENAME = ("file_unnamed", "Rename it.")
+_NEW_NAME = ("file_changed", "Give what is new a new name.")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,7 +102,8 @@ class Directory:
 
     def __init__(self, base: Path, declared: str, pattern: str, settle_s: float, runtime: Runtime) -> None:
         self.path = base / declared
-        self.problems: tuple[str, ...] = ()
+        self.problems: tuple[Problem, ...] = ()
+        self._has_looked = False
         self._declared = declared
         self._pattern = pattern
         self._settle_s = settle_s
@@ -123,7 +128,7 @@ class Directory:
         for file in fresh:
             before = self._looks.get(file.name)
             looks[file.name] = before if before is not None and before.file == file else _Look(file, now_s)
-        self._looks = looks
+        self._looks, self._has_looked = looks, True
         settled = []
         for file in sorted(fresh):
             if now_s - looks[file.name].since_s < self._settle_s:
@@ -135,6 +140,20 @@ class Directory:
     def is_waiting(self) -> bool:
         """Whether the last look found files that are yet to be read."""
         return bool(self._looks)
+
+    def taken(self, read: Mapping[str, int]) -> None:
+        """These are bound."""
+        self._looks = {name: look for name, look in self._looks.items() if name not in read}
+
+    @property
+    def lag(self) -> Lag:
+        """Of the files that the last look found, and that were not taken."""
+        looks = list(self._looks.values())
+        if not self._has_looked:
+            return Lag()
+        oldest_s = min((look.since_s for look in looks), default=None)
+        waits_s = 0.0 if oldest_s is None else self._runtime.monotonic_s() - oldest_s
+        return Lag(sum(look.file.bytes for look in looks), files=len(looks), seconds=waits_s)
 
     def forget(self, file: WatchedFile) -> None:
         """It changed while it was read: it has to settle again."""
@@ -151,14 +170,17 @@ class Directory:
         return not is_ignored and fnmatch.fnmatchcase(name, self._pattern)
 
     def _report(self, changed: list[WatchedFile]) -> None:
-        problems = [f"{path!r}: its name is not UTF-8, so it is not read: rename it" for path in self._unnamed]
-        problems += [
-            f"{self.file(file.name)}: has another size or time than when it was read; it is not read again: give what "
-            f"is new a new name"
-            for file in sorted(changed)[:_SHOWN_MAX]
-        ]
-        more = len(changed) - _SHOWN_MAX
-        self.problems = (*problems, f"{more} more files changed after they were read") if more > 0 else tuple(problems)
+        found = {f"{path!r}: its name is not UTF-8, so it is not read": _RENAME for path in self._unnamed}
+        for file in sorted(changed)[:_SHOWN_MAX]:
+            why = f"{self.file(file.name)}: has another size or time than when it was read; it is not read again"
+            found[why] = _NEW_NAME
+        if len(changed) > _SHOWN_MAX:
+            found[f"{len(changed) - _SHOWN_MAX} more files changed after they were read"] = _NEW_NAME
+        since_s = {problem.why: problem.since_s for problem in self.problems}
+        now_s = self._runtime.wall_s() if found else 0.0
+        self.problems = tuple(
+            Problem("warning", code, why, remedy, since_s.get(why, now_s)) for why, (code, remedy) in found.items()
+        )
 
 
 def _is_text(name: str) -> bool:

@@ -18,7 +18,10 @@ Meta keys:
     committed               per transaction, what it came to
     pipeline                what the pipeline of this storage declares
     health                  how the process that runs it fares, or fared last
+    sources                 how its sources fare
     sink/<sink>             how far a sink durably is
+    shape/<definition>/<n>  a live shape; removed once, never written again
+    shapes                  the shapes that ended, one record each
     checkpoints             the catalog of checkpoints
     restoring/<writer>      the checkpoint that a writer reads at the moment
     storage                 that FORMAT and this Meta belong together
@@ -41,6 +44,8 @@ __all__ = [
     "LEADER",
     "META_FILE",
     "PIPELINE",
+    "SHAPES",
+    "SOURCES",
     "STORAGE",
     "Name",
     "beat_key",
@@ -58,6 +63,8 @@ __all__ = [
     "rollup_blob_key",
     "rollup_key",
     "rollup_prefix",
+    "shape_key",
+    "shape_prefix",
     "shard_key",
     "sink_key",
     "staged_key",
@@ -74,7 +81,9 @@ STORAGE = "storage"
 JOURNAL = "journal"
 COMMITTED = "committed"
 PIPELINE = "pipeline"
+SHAPES = "shapes"
 HEALTH = "health"
+SOURCES = "sources"
 LEADER = "leader"
 CHECKPOINTS = "checkpoints"
 
@@ -178,6 +187,15 @@ def shard_key(shard: str) -> str:
 
 def sink_key(sink: str) -> str:
     return f"sink/{sink}"
+
+
+def shape_prefix(definition: str = "") -> str:
+    """Of all shapes, or of those of one definition."""
+    return f"shape/{definition}/" if definition else "shape/"
+
+
+def shape_key(definition: str, number: int) -> str:
+    return f"{shape_prefix(definition)}{number}"
 
 
 def rollup_key(shard: str) -> str:

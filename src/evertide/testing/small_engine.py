@@ -39,6 +39,7 @@ class SmallView:
     """Of the rows of the tables that it reads. What it raises makes the view fail."""
     version: int = 1
     sinks: tuple[SinkProperties, ...] = ()
+    key: tuple[str, ...] = ()
 
     def fingerprint(self, tables: Mapping[str, DeclaredTable]) -> str:
         """As of real views, the tables that it reads are part of it."""
@@ -144,7 +145,9 @@ class SmallEngine:
     @property
     def views(self) -> Mapping[str, DeclaredView]:
         return {
-            view.name: DeclaredView(view.name, view.schema, view.fingerprint(self.tables), view.reads, view.sinks)
+            view.name: DeclaredView(
+                view.name, view.schema, view.fingerprint(self.tables), view.reads, view.sinks, view.key
+            )
             for view in self.small_views
         }
 

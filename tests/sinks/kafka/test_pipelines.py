@@ -205,7 +205,7 @@ def test_a_broker_that_restarts_shows_in_status_and_nothing_is_lost(
             wait_for("the first rows", lambda: folded(read_committed(kafka_broker, taken)))
             kafka_broker.stop()
             try:
-                wait_for("a stall", lambda: p.status().state == "stalled")
+                wait_for("an outage", lambda: p.status().state == "reconnecting")
                 assert "no broker answers" in p.status().why
             finally:
                 kafka_broker.start()

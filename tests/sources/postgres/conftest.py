@@ -21,3 +21,17 @@ def db(logical_server: LogicalServer, runtime: SystemRuntime) -> Iterator[Databa
     database = Database(logical_server, f"t{runtime.new_id()}")
     yield database
     database.close()
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[LogicalServer]:
+    """One that may be stopped."""
+    with running_logical(wal_sender_timeout="2s") as server:
+        yield server
+
+
+@pytest.fixture
+def own(own_server: LogicalServer, runtime: SystemRuntime) -> Iterator[Database]:
+    database = Database(own_server, f"t{runtime.new_id()}")
+    yield database
+    database.close()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+import pytest
 
 from evertide.journal.journal import Journal
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.status import SourceStatus
 from evertide.pipeline.tables import ERRORS
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
+from evertide.sources.postgres.feed import Feed
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.sources.postgres.positions import Position
 from evertide.sources.postgres.source import PostgresSource
@@ -23,6 +29,7 @@ from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
 from tests.sources.postgres.server import Database
 
+ROOT = Path(__file__).parents[3]
 WAIT_S = 20.0
 ID = pa.field("id", pa.int64(), nullable=False)
 ORDERS = pa.schema([ID, ("customer", pa.string()), ("amount", pa.int64())])
@@ -70,6 +77,11 @@ class Feeding:
     def position(self) -> Position:
         return Position.of(self.pipeline._hosts.journal.positions()[self.source.name], self.source.name)
 
+    @property
+    def told(self) -> SourceStatus:
+        """What the status says of the source."""
+        return next(one for one in self.pipeline.status().sources if one.name == self.source.name)
+
     def rows(self, name: str = "orders") -> list[tuple[Any, ...]]:
         return rows_of(self.pipeline, name)
 
@@ -100,12 +112,12 @@ class Feeding:
     def until_equal(self, query: str = "SELECT id, customer, amount FROM orders", name: str = "orders") -> None:
         self.until(lambda: self.rows(name) == sorted(self.db.rows(query), key=repr))
 
-    def until_stalled(self, *words: str) -> str:
+    def until_stalled(self, *words: str, state: str = "stalled") -> str:
         """Until the source stalls, with these words."""
         self.until(lambda: self.source.name in self.pipeline._intake.stalled)
         self.until(lambda: all(word in self.pipeline.status().why for word in words))
         status = self.pipeline.status()
-        assert status.state == "stalled"
+        assert status.state == state
         return status.why
 
     def crash(self) -> None:
@@ -129,6 +141,33 @@ class Feeding:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not self.pipeline._is_closed:
             self.pipeline.close(checkpoint=False)
+
+
+@contextmanager
+def worker(storage: Path, db: Database, tables: str, *moment: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.sources.postgres.worker", str(storage), db.dsn, db.slot, tables, *moment]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("running"), first
+            yield process
+        finally:
+            process.kill()
+
+
+def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gets an entry for each stream that is begun, from now on."""
+    sessions: list[str] = []
+    follow = Feed._follow
+
+    def counted(self: Feed) -> None:
+        sessions.append(self._options.slot)
+        follow(self)
+
+    monkeypatch.setattr(Feed, "_follow", counted)
+    return sessions
 
 
 def bound_lsn(journal: Journal, source: str) -> int:

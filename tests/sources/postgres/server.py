@@ -33,6 +33,7 @@ LOCKED = "locked"
 class LogicalServer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.port = 5432
         self._owner: dict[str, Any] = {"cwd": directory}
         self._process: subprocess.Popen[bytes] | None = None
         if os.getuid() == 0:
@@ -42,13 +43,15 @@ class LogicalServer:
         initdb: list[str | Path] = [_binary("initdb"), "-D", directory / "data", *INITDB]
         subprocess.run(initdb, check=True, capture_output=True, **self._owner)
         hba = directory / "data" / "pg_hba.conf"
-        hba.write_text(f"local all {LOCKED} scram-sha-256\n{hba.read_text()}")
+        locked = [f"local all {LOCKED} scram-sha-256\n", f"host all {LOCKED} all scram-sha-256\n"]
+        hba.write_text("".join([*locked, hba.read_text()]))
 
     def dsn(self, database: str = "postgres", user: str = "evertide") -> str:
-        return f"postgresql://{user}@/{database}?host={self.directory}"
+        return f"postgresql://{user}@/{database}?host={self.directory}&port={self.port}"
 
     def start(self, **settings: str) -> None:
         options = [part for name, value in {**SETTINGS, **settings}.items() for part in ("-c", f"{name}={value}")]
+        self.port = int(settings.get("port", self.port))
         with (self.directory / "log").open("ab") as log:
             command: list[str | Path] = [_binary("postgres"), "-D", self.directory / "data", "-k", self.directory]
             self._process = subprocess.Popen([*command, *options], stdout=log, stderr=log, **self._owner)

@@ -10,6 +10,7 @@ import pytest
 
 from evertide.errors import InvalidInput, SourceFailed
 from evertide.journal.records import Staged
+from evertide.postgres import TableName
 from evertide.sources.contract import DELETE, OP, TRUNCATE, UPSERT, TableDeclaration
 from evertide.sources.postgres.catalog import RemoteColumn, Target
 from evertide.sources.postgres.messages import (
@@ -22,15 +23,16 @@ from evertide.sources.postgres.messages import (
     StreamAbort,
     StreamCommit,
     Truncate,
-    WalData,
     decode,
+    is_data,
+    keepalive,
+    lsn_of,
     lsn_text,
     new_row,
-    outer,
     parse_lsn,
     status_update,
 )
-from evertide.sources.postgres.server import Address, TableName
+from evertide.sources.postgres.server import Address
 from evertide.sources.postgres.transactions import Done, Room, Transactions
 from evertide.sources.postgres.types import PgType
 
@@ -97,10 +99,11 @@ def test_every_message() -> None:
 
 
 def test_outer_messages_and_positions() -> None:
-    assert outer(b"w" + struct.pack(">QQq", 5, 6, 0) + b"B") == WalData(5, b"B")
-    assert outer(b"k" + struct.pack(">Qqb", 6, 0, 1)) == Keepalive(6, wants_reply=True)
+    data, life = b"w" + struct.pack(">QQq", 5, 6, 0) + b"B", b"k" + struct.pack(">Qqb", 6, 0, 1)
+    assert (is_data(data), lsn_of(data)) == (True, 5)
+    assert (is_data(life), keepalive(life)) == (False, Keepalive(6, wants_reply=True))
     with pytest.raises(InvalidInput, match="not known"):
-        outer(b"z")
+        keepalive(b"z")
     assert parse_lsn("1/A0") == (1 << 32) | 0xA0
     assert lsn_text(parse_lsn("16/B374D848")) == "16/B374D848"
     told = struct.unpack(">cQQQqb", status_update(9, 5, 946684801.0, wants_reply=True))

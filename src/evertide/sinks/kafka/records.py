@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,9 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.errors import SinkFailed
-from evertide.plain import plain
 from evertide.shard.changes import DIFF
 from evertide.sinks.contract import SinkDeclaration
+from evertide.sinks.json_rows import json_rows
 
 __all__ = ["SINK_HEADER", "TIME_HEADER", "Maker", "Record", "maker", "unfit_columns"]
 
@@ -56,33 +55,7 @@ def unfit_columns(declaration: SinkDeclaration, envelope: str) -> str:
 
 def _rows(changes: pa.Table) -> Iterator[tuple[Row, int]]:
     """As JSON has them, and how often."""
-    diffs = changes[DIFF].to_pylist()
-    table = changes.drop_columns([DIFF])
-    is_text_map = all(kinds.is_string(key) for field in table.schema for key in _map_keys(field.type))
-    rows = table.to_pylist(maps_as_pydicts="strict" if is_text_map else None)
-    for row, diff in zip(rows, diffs, strict=True):
-        yield plain(_spans(row)), diff
-
-
-def _map_keys(kind: Any) -> Iterator[Any]:
-    if kinds.is_map(kind):
-        yield kind.key_type
-    for at in range(kind.num_fields):
-        yield from _map_keys(kind.field(at).type)
-
-
-def _spans(value: Any) -> Any:
-    """Durations as '1 02:03:04.5', which a table takes back."""
-    if isinstance(value, timedelta):
-        micros = value // timedelta(microseconds=1)
-        seconds, micros_left = divmod(abs(micros), 1_000_000)
-        clock = f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros_left:06}"
-        return f"{'-' if micros < 0 else ''}{seconds // 86400} {clock}"
-    if isinstance(value, dict):
-        return {name: _spans(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_spans(each) for each in value]
-    return value
+    return zip(json_rows(changes.drop_columns([DIFF])), changes[DIFF].to_pylist(), strict=True)
 
 
 def _appended(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[Record]:

@@ -12,23 +12,34 @@ what is here already, and a read right after it costs no second fetch.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from evertide.brokers import ANSWER_LIMIT_S, AWAY, Brokers
-from evertide.sources.contract import Limit
+from evertide.sources.contract import Lag, Limit
 from evertide.sources.kafka.place import Range, Records, records_of
 
 __all__ = ["Fetched", "Lost", "beginnings", "ends", "read_again", "since"]
 
 _DRAIN_MAX = 10_000
 _WAIT_S = 0.05
+_OWN = 32
+"""About what a record is beside its key and its value."""
 _WAITS = 60
 """For records that are known to be there, and were not fetched yet."""
 
@@ -56,21 +67,50 @@ class Lost:
 
 @dataclass(slots=True)
 class _Partition:
+    """Records column by column: what a message has is asked of it once."""
+
     first: int
     next: int
     messages: list[Message] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    size: int = 0
+    """Of all of them."""
     end: int = -1
     """Where the partition ended when it was last looked at by a fetch."""
 
+    def add(self, came: list[Message]) -> None:
+        """Those that lie after what is here."""
+        offsets: list[Any] = [one.offset() for one in came]
+        if offsets[0] < self.next:
+            came = came[bisect_left(offsets, self.next) :]
+            offsets = offsets[len(offsets) - len(came) :]
+        if not came:
+            return
+        keys, values = [one.key() for one in came], [one.value() for one in came]
+        sizes = [len(key or b"") + len(value or b"") + _OWN for key, value in zip(keys, values, strict=True)]
+        for have, more in zip(self._columns(), (came, offsets, keys, values, sizes), strict=True):
+            have.extend(more)
+        self.next = offsets[-1] + 1
+        self.size += sum(sizes)
+
+    def records(self, number: int, first: int, last: int) -> Records:
+        """Those with an offset in [first, last)."""
+        inside = slice(bisect_left(self.offsets, first), bisect_left(self.offsets, last))
+        return Records(number, self.messages[inside], self.offsets[inside], self.keys[inside], self.values[inside])
+
     def drop_before(self, offset: int) -> None:
         if offset > self.first:
-            kept = next((at for at, one in enumerate(self.messages) if one.offset() >= offset), len(self.messages))  # type: ignore[operator]
-            del self.messages[:kept]
+            kept = bisect_left(self.offsets, offset)
+            self.size -= sum(self.sizes[:kept])
+            for have in self._columns():
+                del have[:kept]
             self.first = offset
 
-
-def _size(message: Message) -> int:
-    return len(message) + len(message.key() or b"") + 32
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.messages, self.offsets, self.keys, self.values, self.sizes
 
 
 class Fetched:
@@ -99,26 +139,28 @@ class Fetched:
 
     def drain(self, limit: Limit, wait_s: float = 0.0) -> None:
         """What has come, up to a limit. `KafkaException` if the client cannot go on."""
-        kept = sum(len(one.messages) for one in self._partitions.values())
-        size = sum(_size(message) for one in self._partitions.values() for message in one.messages)
-        while kept < limit.rows and size < limit.bytes:
+        while True:
+            kept = sum(len(one.messages) for one in self._partitions.values())
+            if kept >= limit.rows or sum(one.size for one in self._partitions.values()) >= limit.bytes:
+                return
             came = self._consumer.consume(min(limit.rows - kept, _DRAIN_MAX), wait_s)
-            for message in came:
-                if message.error() is not None:
-                    self._told(message)
-                elif self._keep(message):
-                    kept, size = kept + 1, size + _size(message)
+            self._keep(came)
             if len(came) < _DRAIN_MAX:
                 return
 
-    def _keep(self, message: Message) -> bool:
-        known = self._partitions.get(message.partition())  # type: ignore[arg-type]
-        offset: Any = message.offset()
-        if known is None or offset < known.next:
-            return False
-        known.messages.append(message)
-        known.next = offset + 1
-        return True
+    def _keep(self, came: list[Message]) -> None:
+        by_partition: dict[Any, list[Message]] = {}
+        said = []
+        for message in came:
+            if message.error() is None:
+                by_partition.setdefault(message.partition(), []).append(message)
+            else:
+                said.append(message)
+        for number, several in by_partition.items():
+            if number in self._partitions:
+                self._partitions[number].add(several)
+        for message in said:
+            self._told(message)
 
     def _told(self, message: Message) -> None:
         error: Any = message.error()
@@ -151,18 +193,20 @@ class Fetched:
 
     def taken(self, limit: Limit) -> list[Records]:
         """Records to offer, of all partitions alike, without letting go of them."""
-        full = {number: one.messages for number, one in sorted(self._partitions.items()) if one.messages}
+        full = {number: one for number, one in sorted(self._partitions.items()) if one.messages}
         found: dict[int, int] = {}
         rows, size = limit.rows, limit.bytes
-        for left, (number, messages) in zip(range(len(full), 0, -1), _smallest_first(full), strict=True):
+        for left, (number, one) in zip(range(len(full), 0, -1), _smallest_first(full), strict=True):
             share = max(1, rows // left)
-            sizes = list(accumulate(_size(one) for one in messages[:share]))
-            fits = next((at for at, total in enumerate(sizes) if total > size // left), len(sizes))
-            found[number] = max(1, fits)
+            sizes = list(accumulate(one.sizes[:share]))
+            found[number] = max(1, bisect_right(sizes, size // left))
             rows, size = rows - found[number], max(0, size - sizes[found[number] - 1])
             if rows <= 0 or size <= 0:
                 break
-        return [records_of(number, full[number][:count]) for number, count in sorted(found.items())]
+        return [
+            full[number].records(number, full[number].first, full[number].offsets[count - 1] + 1)
+            for number, count in sorted(found.items())
+        ]
 
     def has(self, partition: int) -> bool:
         return bool(self._partitions[partition].messages)
@@ -177,9 +221,35 @@ class Fetched:
             known = self._partitions.get(one.partition)
             if known is None or not known.first <= one.first <= one.last <= known.next:
                 return None
-            inside = [message for message in known.messages if one.first <= message.offset() < one.last]  # type: ignore[operator]
-            found.append(records_of(one.partition, inside))
+            found.append(known.records(one.partition, one.first, one.last))
         return found
+
+    def lag(self, bound: Mapping[int, int], now_s: float) -> Lag:
+        """What lies beyond the offsets that are bound, as far as fetches told. Any thread may ask."""
+        rows, oldest_s = 0, now_s
+        for number, one in list(self._partitions.items()):
+            end, at = self._end(number), max(bound.get(number, 0), one.first)
+            if end is None:
+                return Lag()
+            waiting = next((each for each in list(one.messages) if int(each.offset() or 0) >= at), None)
+            if waiting is not None:
+                kind, at_ms = waiting.timestamp()
+                oldest_s = min(oldest_s, at_ms / 1000) if kind != TIMESTAMP_NOT_AVAILABLE else oldest_s
+            elif max(one.next, one.end) >= end:
+                continue  # the offsets that are left hold marks of transactions, and no records
+            rows += max(0, end - at)
+        if not self._partitions:
+            return Lag()
+        is_known = oldest_s < now_s or not rows
+        return Lag(rows=rows, seconds=now_s - oldest_s if is_known else None)
+
+    def _end(self, partition: int) -> int | None:
+        """As of the last fetch; None before the first."""
+        try:
+            told = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
+        except (KafkaException, RuntimeError):  # not assigned yet, or closed
+            return None
+        return None if told is None or told[1] < 0 else int(told[1])
 
     def commit(self, following: Mapping[int, int]) -> None:
         at = [TopicPartition(self._topic, number, offset) for number, offset in following.items()]
@@ -189,9 +259,9 @@ class Fetched:
         self._consumer.close()
 
 
-def _smallest_first(full: Mapping[int, list[Message]]) -> list[tuple[int, list[Message]]]:
+def _smallest_first(full: Mapping[int, _Partition]) -> list[tuple[int, _Partition]]:
     """What a partition does not need of its share is for those after it."""
-    return sorted(full.items(), key=lambda one: len(one[1]))
+    return sorted(full.items(), key=lambda one: len(one[1].messages))
 
 
 def ends(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:

@@ -42,8 +42,13 @@ class JsonFormat:
     is_text = False
 
     def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         is_exact = any(_needs_exact(field.type) for field in schema)
         self._decoder = msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
+
+    def __reduce__(self) -> tuple[type[JsonFormat], tuple[pa.Schema]]:
+        """An executor makes its own."""
+        return JsonFormat, (self._schema,)
 
     def decode(self, content: bytes) -> Any:
         try:

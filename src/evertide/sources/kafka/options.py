@@ -19,6 +19,7 @@ from evertide.sources.contract import TableDeclaration
 from evertide.sources.kafka.formats import AvroFormat, CsvFormat, Format, JsonFormat, TextFormat
 from evertide.sources.kafka.rows import Decoder, Envelope, RawRows
 from evertide.sources.kafka.schema_registry import SchemaRegistry, is_url
+from evertide.sources.kafka.whole_json import WholeJson
 from evertide.sources.kinds import sql_name
 
 __all__ = ["Asked", "Start", "read_options"]
@@ -47,6 +48,8 @@ class Asked:
     decoder: Decoder
     registry: SchemaRegistry | None
     is_skipping_expired: bool
+    executors: str
+    """auto, always or never: whether Spark's read what is much."""
 
 
 def read_options(declaration: TableDeclaration, base: Path) -> Asked:
@@ -60,10 +63,11 @@ def read_options(declaration: TableDeclaration, base: Path) -> Asked:
     start = _start(options)
     group = options.text("group")
     is_skipping = options.choice("on_expired", ("stall", "skip"), "stall") == "skip"
+    executors = options.choice("executors", ("auto", "always", "never"), "auto")
     registry = _registry(options)
     decoder = _decoder(declaration, options, registry, topic)
     options.end()
-    return Asked(where, brokers, topic, group, start, decoder, registry, is_skipping)
+    return Asked(where, brokers, topic, group, start, decoder, registry, is_skipping, executors)
 
 
 def _start(options: Options) -> Start:
@@ -121,7 +125,8 @@ def _decoder(declaration: TableDeclaration, options: Options, registry: SchemaRe
     key = _format(key_kind, declaration, options, registry) if key_kind != "none" else None
     value = _format(kind, declaration, options, registry, with_key=key is None)
     ignore_extra = options.boolean("ignore_extra", default=False)
-    return Envelope(declaration, envelope, value, key, ignore_extra)
+    whole = WholeJson(declaration) if kind == "json" else None
+    return Envelope(declaration, envelope, value, key, ignore_extra, whole=whole)
 
 
 def _format(

@@ -89,7 +89,8 @@ class Records:
         return str(state.hexdigest())
 
     def range(self, first: int) -> Range:
-        return Range(self.partition, first, self.offsets[-1] + 1, len(self.offsets), self.checksum())
+        last = self.offsets[-1] + 1 if self.offsets else first
+        return Range(self.partition, first, last, len(self.offsets), self.checksum())
 
 
 def records_of(partition: int, messages: Sequence[Message]) -> Records:

@@ -23,11 +23,12 @@ import pyarrow as pa
 from evertide.sources.columns import Column, from_texts, from_values
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
 from evertide.sources.defaults import default_of
-from evertide.sources.fit import Reason, faulty_rows, fit
+from evertide.sources.fit import Reason, faulty_rows, fit, upserts
 from evertide.sources.kafka.debezium import Semantics, changes, payload
 from evertide.sources.kafka.formats import AvroFormat, Format
 from evertide.sources.kafka.place import Records
 from evertide.sources.kafka.schema_registry import Unreadable
+from evertide.sources.kafka.whole_json import WholeJson
 from evertide.sources.values import shown
 
 __all__ = ["Decoder", "Envelope", "RawRows"]
@@ -69,22 +70,39 @@ class Envelope:
     key: Format | None
     ignore_extra: bool = False
     semantics: Semantics = field(default_factory=Semantics)
+    whole: WholeJson | None = None
+    """If values are JSON."""
 
     def rows(self, records: Records, place: str) -> Rows:
-        entries = self._plain(records) or self._entries(records)
-        ops = np.array(entries.ops, np.int8)
-        fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons)
+        at: Sequence[int] = range(len(records.offsets))
+        whole = self._whole(records)
+        if whole is not None:
+            fitted = fit(self.declaration, whole, upserts(len(at)))
+        else:
+            entries = self._plain(records) or self._entries(records)
+            at, ops = entries.at, np.array(entries.ops, np.int8)
+            fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons)
         return faulty_rows(
             self.declaration,
             fitted,
             place,
-            lambda row: records.offsets[entries.at[row]],
-            lambda row: _raw(records, entries.at[row]),
+            lambda row: records.offsets[at[row]],
+            lambda row: _raw(records, at[row]),
         )
 
+    def _is_plain(self, records: Records) -> bool:
+        """Rows without keys of their own, and no deletes among them."""
+        return self.kind != "debezium" and self.key is None and None not in records.values
+
+    def _whole(self, records: Records) -> dict[str, Column] | None:
+        """The usual case of JSON in one go."""
+        if self.whole is None or not self._is_plain(records):
+            return None
+        return self.whole.columns(records.values)  # type: ignore[arg-type]
+
     def _plain(self, records: Records) -> _Entries | None:
-        """The usual case in one go: rows without keys of their own, all of them good."""
-        if self.kind == "debezium" or self.key is not None or None in records.values:
+        """The usual case of other formats: all of them good."""
+        if not self._is_plain(records):
             return None
         decode, own = self.value.decode, frozenset(self.declaration.schema.names)
         try:

@@ -17,19 +17,23 @@ docs/kafka.md has all options. How it keeps the contract:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException
 
 from evertide.brokers import Brokers, Topic, cause, describe
-from evertide.errors import InvalidInput, SourceChanged, SourceFailed
+from evertide.errors import InvalidInput, SourceAway, SourceChanged, SourceFailed
 from evertide.journal.records import Fragment, Place
+from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Fault, Limit, Offer, Rows, TableDeclaration
+from evertide.sources.contract import Fault, Lag, Limit, Offer, Rows, TableDeclaration, problem_of
+from evertide.sources.executors import Executors, WorkFailed
 from evertide.sources.fit import rows_schema
 from evertide.sources.kafka.debezium import Truncated
 from evertide.sources.kafka.fetch import Fetched, beginnings, ends, read_again, since
@@ -37,21 +41,27 @@ from evertide.sources.kafka.options import Asked, Start, read_options
 from evertide.sources.kafka.place import START, Piece, Range, Records, position_text, read_position
 from evertide.sources.kafka.rows import Decoder
 from evertide.sources.kafka.schema_registry import RegistryAway
+from evertide.sources.kafka.spread import Found, found_of, planned, spread
 
 __all__ = ["KafkaSource", "open_kafka"]
 
 _AWAY_FIRST_S = 0.25
 _AWAY_MAX_S = 5.0
 _THREADS = 4
+_MANY = 100_000
+"""More records than these are worth the way to executors."""
+
+Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """Why the brokers cannot be asked, and when they are asked again."""
+    """Why the brokers cannot be asked, since when (by the wall clock), and when they are asked again."""
 
     why: SourceFailed
     wait_s: float
     again_s: float
+    since_s: float
 
 
 class KafkaSource:
@@ -67,10 +77,28 @@ class KafkaSource:
         self._fetched = Fetched(asked.brokers, asked.topic, asked.group)
         self._pool = ThreadPoolExecutor(_THREADS, f"kafka-{name}")
         self._away: _Away | None = None
+        self._bound: Mapping[int, int] = {}
+        self._executors: Executors | None = None
+        self._afar: tuple[str, list[Rows]] = ("", [])
+        """What executors read for the last offer, by its fragment."""
+
+    def distribute(self, executors: Executors) -> None:
+        is_wanted = self._asked.executors == "always" or (self._asked.executors == "auto" and executors.are_elsewhere)
+        self._executors = executors if is_wanted else None
 
     @property
     def start(self) -> str:
         return START
+
+    @property
+    def lag(self) -> Lag:
+        """By offsets, of which some may hold no record; as of the last fetch."""
+        return Lag() if self._away is not None else self._fetched.lag(self._bound, self._runtime.wall_s())
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        away = self._away
+        return () if away is None else (problem_of(away.why, away.since_s, away.wait_s),)
 
     # Offering
 
@@ -87,10 +115,16 @@ class KafkaSource:
 
     def _offered(self, position: str, limit: Limit) -> Offer | None:
         topic_id, known = read_position(position)
+        self._bound = known
         topic = self._topic(topic_id)
         following = self._all_partitions(topic, known)
         if position == START:
             return Offer(position_text(topic.id, following), (), 0)
+        if self._executors is not None and limit.rows > _MANY:
+            first, last = (asked(self._admin, self._asked.topic, list(following)) for asked in (beginnings, ends))
+            far = planned(following, first, last, limit)
+            if sum(one.last - one.first for one in far) > _MANY:
+                return self._offered_afar(topic, following, far, limit)
         self._fetched.follow(following)
         self._fetched.drain(limit)
         if self._fetched.is_empty:
@@ -108,6 +142,30 @@ class KafkaSource:
         piece = Piece(topic.id, ranges, lost)
         fragments = (Place(msgspec.json.encode(piece).decode()),) if ranges or lost else ()
         return Offer(text, fragments, rows)
+
+    def _offered_afar(self, topic: Topic, following: Mapping[int, int], ranges: Sequence[Range], limit: Limit) -> Offer:
+        """What executors read. A range without any record, as all were taken back, is passed; it has no fragment."""
+        self._fetched.follow({})  # nothing is fetched here meanwhile
+        found = self._read_afar(ranges, limit.bytes)
+        self._topic(topic.id)
+        after = {**following, **{one.range.partition: one.range.last for one in found}}
+        full = [one for one in found if one.range.records]
+        piece = Piece(topic.id, tuple(one.range for one in full))
+        fragment = Place(msgspec.json.encode(piece).decode())
+        self._afar = (fragment.where, [one.rows for one in full])
+        rows = sum(one.range.records for one in full)
+        return Offer(position_text(topic.id, after), (fragment,) if full else (), rows)
+
+    def _read_afar(self, ranges: Sequence[Range], bytes_max: int = 1 << 62) -> list[Found]:
+        assert self._executors is not None  # noqa: S101 - asked before
+        try:
+            outcomes = spread(self._executors, self._brokers, self._asked.topic, self._decoder, ranges, bytes_max)
+        except WorkFailed as error:
+            where = f"topic {self._asked.topic}, read by Spark's executors"
+            raise SourceFailed(source=self.name, where=where, why=self._brokers.said(str(error))) from error
+        return [
+            self._told(one.partition, partial(found_of, outcome)) for one, outcome in zip(ranges, outcomes, strict=True)
+        ]
 
     def _topic(self, expected: str) -> Topic:
         found = describe(self._admin, self._asked.topic)
@@ -159,12 +217,22 @@ class KafkaSource:
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         piece = self._piece(fragment)
+        if isinstance(fragment, Place) and fragment.where == self._afar[0]:
+            yield from self._afar[1]
+            return
         try:
             records = self._fetched.kept(piece.ranges)
+            if records is None and self._executors is not None and sum(one.records for one in piece.ranges) > _MANY:
+                found = self._read_afar(piece.ranges)
+                self._topic(piece.topic_id)
+                self._verify(piece.ranges, [one.range for one in found])
+                yield from (one.rows for one in found)
+                return
             if records is None:
                 records = read_again(self._brokers, self._asked.topic, piece.ranges)
                 self._topic(piece.topic_id)
-                self._verify(piece.ranges, records)
+                read = zip(piece.ranges, records, strict=True)
+                self._verify(piece.ranges, [one.range(expected.first) for expected, one in read])
         except KafkaException as error:
             raise self._is_away(error) from error
         if piece.lost:
@@ -175,9 +243,15 @@ class KafkaSource:
             yield from self._pool.map(self._rows, records)
 
     def _rows(self, records: Records) -> Rows:
-        place = f"{self._asked.topic}-{records.partition}"
+        return self._told(records.partition, partial(self._decoder.rows, records, self._place(records.partition)))
+
+    def _place(self, partition: int) -> str:
+        return f"{self._asked.topic}-{partition}"
+
+    def _told(self, partition: int, decode: Callable[[], Decoded]) -> Decoded:
+        """What decoding comes to, or why the source stalls."""
         try:
-            return self._decoder.rows(records, place)
+            return decode()
         except RegistryAway as error:
             where = "the schema registry"
             raise SourceFailed(source=self.name, where=where, why=self._brokers.said(str(error))) from error
@@ -186,16 +260,15 @@ class KafkaSource:
                 "the table was truncated upstream, which a change of single rows cannot say: delete its rows upstream, "
             )
             why += "or make the table and its topic anew"
-            raise SourceFailed(source=self.name, where=place, why=why) from error
+            raise SourceFailed(source=self.name, where=self._place(partition), why=why) from error
 
-    def _verify(self, ranges: Sequence[Range], records: Sequence[Records]) -> None:
-        for expected, found in zip(ranges, records, strict=True):
-            digest = found.checksum()
-            if (len(found.offsets), digest) != (expected.records, expected.checksum):
+    def _verify(self, ranges: Sequence[Range], read: Sequence[Range]) -> None:
+        for expected, found in zip(ranges, read, strict=True):
+            if (found.records, found.checksum) != (expected.records, expected.checksum):
                 where = f"{self._asked.topic}, partition {expected.partition}"
                 span = f"in the offsets from {expected.first} to {expected.last - 1}"
                 why = f"expected {expected.records} records {span} with the checksum {expected.checksum}, "
-                why += f"found {len(found.offsets)} with {digest}: they expired, were compacted, or are others"
+                why += f"found {found.records} with {found.checksum}: they expired, were compacted, or are others"
                 raise self._changed(where, why)
 
     def _lost_rows(self, piece: Piece) -> Rows:
@@ -225,6 +298,7 @@ class KafkaSource:
     def acknowledge(self, position: str) -> None:
         """For others to see how far we are, if a group is given. Nothing rests on it."""
         _, following = read_position(position)
+        self._bound = following
         if self._asked.group and following:
             try:
                 self._fetched.commit(following)
@@ -239,12 +313,15 @@ class KafkaSource:
         return SourceChanged(source=self.name, where=f"topic {where}", why=why)
 
     def _is_away(self, error: KafkaException) -> SourceFailed:
-        wait_s = min(self._away.wait_s * 2, _AWAY_MAX_S) if self._away is not None else _AWAY_FIRST_S
+        before, now_s = self._away, self._runtime.monotonic_s()
+        wait_s = min(before.wait_s * 2, _AWAY_MAX_S) if before is not None else _AWAY_FIRST_S
         where = f"topic {self._asked.topic} at {self._brokers.address}"
-        why = SourceFailed(source=self.name, where=where, why=self._brokers.said(error))
+        kind = SourceAway if self._brokers.are_away(error) else SourceFailed
+        why: SourceFailed = kind(source=self.name, where=where, why=self._brokers.said(error))
         if cause(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             why = self._changed(self._asked.topic, "expected it, found no such topic: it was deleted")
-        self._away = _Away(why, wait_s, self._runtime.monotonic_s() + wait_s)
+        since_s = before.since_s if before is not None and type(before.why) is type(why) else self._runtime.wall_s()
+        self._away = _Away(why, wait_s, now_s + wait_s, since_s)
         return why
 
 

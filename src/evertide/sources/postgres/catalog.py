@@ -10,16 +10,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from evertide.errors import InvalidInput
+from evertide.postgres import OLDEST_VERSION, TableName, UniqueIndex, spelled, unique_indexes
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.kinds import sql_name
-from evertide.sources.postgres.server import OLDEST_VERSION, TableName, find_slot
+from evertide.sources.postgres.server import find_slot
 from evertide.sources.postgres.types import PgType, fits
 
 __all__ = ["RemoteColumn", "Target", "check_server", "checked_tables"]
@@ -33,12 +34,6 @@ _TYPE = (
     "SELECT typname, typtype, typbasetype::bigint, typelem::bigint, typcategory, typdelim, format_type(oid, NULL)"
     " FROM pg_type WHERE oid = %s"
 )
-_INDEXES = """
-SELECT i.indisprimary, i.indisreplident, ARRAY(
-    SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
-    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number WHERE k.place <= i.indnkeyatts)
-FROM pg_index i WHERE i.indrelid = %s
-AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL"""
 _TABLE = (
     "SELECT c.oid::bigint, c.relkind, c.relpersistence, c.relreplident,"
     " has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT'),"
@@ -137,7 +132,7 @@ def _columns(
     there = {row[0]: row for row in rows}
     found = []
     for field in declaration.schema:
-        remote = _remote(field.name, there)
+        remote = spelled(field.name, there)
         if remote is None:
             listed = ", ".join(there)
             raise InvalidInput(where=where, why=f"{name} has no column {field.name!r}; its columns are {listed}")
@@ -156,13 +151,6 @@ def _columns(
             )
         )
     return tuple(found)
-
-
-def _remote(name: str, there: Mapping[str, Any]) -> str | None:
-    if name in there:
-        return name
-    alike = [other for other in there if other.lower() == name.lower()]
-    return alike[0] if len(alike) == 1 else None
 
 
 def _type(connection: psycopg.Connection[Any], oid: int) -> PgType:
@@ -190,9 +178,9 @@ def _check_identity(  # noqa: PLR0917
             why = f"without a PRIMARY KEY here, {name} must tell whole rows when it deletes them: {full}"
             raise InvalidInput(where=where, why=f"{why}, or declare the key")
         return
-    indexes = connection.execute(_INDEXES, (table.oid,)).fetchall()
+    indexes = unique_indexes(connection, table.oid)
     listed = ", ".join(sorted(key))
-    if not any(set(names) <= key for _, _, names in indexes):
+    if not any(set(index.columns) <= key for index in indexes):
         why = f"{name} has no primary key or unique index on ({listed}): its rows are not told apart by that"
         raise InvalidInput(where=where, why=f"{why}; declare the key that the table has, or make the index")
     identity = {name for names in _identity(table, indexes) for name in names}
@@ -201,10 +189,10 @@ def _check_identity(  # noqa: PLR0917
         raise InvalidInput(where=where, why=f"{why}: {full}, or REPLICA IDENTITY USING INDEX a unique index on it")
 
 
-def _identity(table: _Table, indexes: Sequence[Any]) -> list[Sequence[str]]:
+def _identity(table: _Table, indexes: Sequence[UniqueIndex]) -> list[Sequence[str]]:
     if table.identity == "d":
-        return [names for is_primary, _, names in indexes if is_primary]
-    return [names for _, is_identity, names in indexes if is_identity] if table.identity == "i" else []
+        return [index.columns for index in indexes if index.is_primary]
+    return [index.columns for index in indexes if index.is_identity] if table.identity == "i" else []
 
 
 def _check_publication(  # noqa: PLR0917

@@ -37,7 +37,6 @@ from evertide.sources.contract import Source, Staging, TableDeclaration
 
 __all__ = ["open_postgres", "postgres_name"]
 
-_LIBPQ = ("url", "host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _DEFAULT_SLOT = "evertide"
 
@@ -66,7 +65,6 @@ def open_postgres(
     return open_source(
         name,
         {table.name: (table, _remote(table)) for table in tables},
-        {part: options.text(part) for part in _LIBPQ if options.text(part)},
         options,
         secrets,
         runtime,

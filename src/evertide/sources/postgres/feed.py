@@ -13,15 +13,18 @@ from typing import Any
 
 import psycopg
 
-from evertide.errors import EvertideError, InvalidInput, SourceFailed
+from evertide.errors import EvertideError, InvalidInput, SourceAway, SourceFailed
+from evertide.postgres import TableName
+from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Staging, TableDeclaration
+from evertide.sources.contract import Staging, TableDeclaration, problem_of
 from evertide.sources.postgres.catalog import Target, check_server, checked_tables
 from evertide.sources.postgres.follower import Anew, FeedOptions, Follower
+from evertide.sources.postgres.gauge import Gauge
 from evertide.sources.postgres.messages import lsn_text
 from evertide.sources.postgres.positions import Position
 from evertide.sources.postgres.ready import Entry, Queue
-from evertide.sources.postgres.server import Server, TableName, check_slot, find_slot
+from evertide.sources.postgres.server import Server, check_slot, find_slot
 from evertide.sources.postgres.snapshot import chunks, ensure_publication, make_slot
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Columns, Done, Transactions
@@ -46,7 +49,12 @@ class Feed:
         runtime: Runtime,
     ) -> None:
         self._problem: SourceFailed | None = None
+        self._since_s = runtime.wall_s()
+        self._wait_s: float | None = None
         self._making_s: float | None = None
+        self.gauge = Gauge(server, options.slot, runtime)
+        self.is_following = False
+        """Whether there is a stream."""
         self.sent = 0
         """Up to where the server says that it has sent everything."""
         self._server = server
@@ -70,9 +78,17 @@ class Feed:
             return self._server.address.failed(f"{why} xact_start in pg_stat_activity; it goes on by itself")
         return self._problem
 
-    @problem.setter
-    def problem(self, problem: SourceFailed | None) -> None:
-        self._problem = problem
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        problem = self.problem
+        own = () if problem is None else (problem_of(problem, self._since_s, self._wait_s),)
+        return (*own, *self.gauge.problems)
+
+    def troubled(self, problem: SourceFailed, wait_s: float | None = None) -> None:
+        """It does not go on, for now. Since when, is since when it has been in that state."""
+        if self._problem is None or isinstance(self._problem, SourceAway) != isinstance(problem, SourceAway):
+            self._since_s = self._runtime.wall_s()
+        self._problem, self._wait_s = problem, wait_s
 
     def start(self) -> None:
         if self._thread is None:
@@ -98,7 +114,7 @@ class Feed:
             with self._server.connect_for_replication() as connection:
                 connection.execute("IDENTIFY_SYSTEM")
         except psycopg.Error as error:
-            if not self._server.answers():
+            if not self._server.refuses(error):
                 raise
             why = f"the server allows no replication: {self._server.address.said(error)}"
             raise InvalidInput(where=where, why=f"{why}. ALTER USER ... REPLICATION lets a user do so") from None
@@ -115,7 +131,7 @@ class Feed:
             except Anew:
                 continue
             except psycopg.Error as error:
-                self._trouble(self._server.address.failed(f"it does not go on: {self._server.address.said(error)}"))
+                self._trouble(self._server.failed(error, was_connected=not self._failures))
             except InvalidInput as error:
                 self._trouble(SourceFailed(source=self._server.address.source, where=error.where, why=error.why))
             except EvertideError as error:
@@ -127,10 +143,11 @@ class Feed:
     def _trouble(self, error: EvertideError) -> None:
         """Tell, and wait a little longer each time."""
         address = self._server.address
-        self.problem = error if isinstance(error, SourceFailed) else address.failed(str(error))
-        logger.warning("source %r: %s", address.source, self.problem.why)
         first, most = _BACKOFF_S
         wait_s = min(most, first * 2**self._failures) * (0.5 + self._runtime.random() / 2)
+        problem = error if isinstance(error, SourceFailed) else address.failed(str(error))
+        logger.warning("source %r: %s", address.source, problem.why)
+        self.troubled(problem, wait_s)
         self._failures = min(self._failures + 1, 20)
         deadline_s = self._runtime.monotonic_s() + wait_s
         while not self._queue.is_closed and self._runtime.monotonic_s() < deadline_s:
@@ -146,7 +163,7 @@ class Feed:
     def goes_on(self, beyond: int = 0) -> None:
         """There is a connection, or everything up to there has come through it."""
         if not self._stuck or beyond > self._stuck:
-            self.problem, self._failures, self._stuck = None, 0, 0
+            self._problem, self._failures, self._stuck = None, 0, 0
 
     def _check_epoch(self) -> None:
         if self._queue.is_closed or self._queue.epoch != self._epoch:
@@ -228,14 +245,20 @@ class Feed:
         stream = Replication(self._server, options.slot, options.publication, last.number)
         try:
             self.goes_on()
+            self.is_following = True
             Follower(self, stream, transactions, self._queue, self._runtime, options).run()
         except SourceFailed:
             self._stuck = transactions.commit_lsn
             transactions.flush_whole()
             raise
         finally:
+            self.is_following = False
+            self.gauge.close()
             transactions.drop()
             stream.close()
+
+    def measure(self) -> None:
+        self.gauge.look(self.sent)
 
     def _check_columns(self, targets: Sequence[Target], known: Columns) -> None:
         """Against what was taken last: a table that came later has no first content, and a type may be another."""

@@ -16,7 +16,7 @@ import psycopg
 
 from evertide.runtime import Runtime
 from evertide.sources.postgres.catalog import Target
-from evertide.sources.postgres.messages import Keepalive, outer
+from evertide.sources.postgres.messages import Keepalive, is_data, keepalive, lsn_of
 from evertide.sources.postgres.ready import Entry, Queue
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Room, Transactions
@@ -32,6 +32,9 @@ _CHECK_S = 30.0
 _ASKED_MANY = 3
 """So often in a row a server asks for the same position only if it wants to end, and waits for us."""
 _MESSAGES = 5_000
+_BUSY, _MANY = 8, 2_000
+"""So many messages at once say that more will come; so many are worth no more waiting."""
+_NAPS, _NAP_S = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,10 @@ class Listener(Protocol):
     """Up to where the server says that it has sent everything."""
 
     def goes_on(self, beyond: int = 0) -> None: ...
+
+    def measure(self) -> None:
+        """Ask now and then how far the server is."""
+        ...
 
     def looked_at(self) -> list[Target]:
         """Look at the catalog again: raises what is wrong."""
@@ -98,19 +105,27 @@ class Follower:
                 self._heard_s = self._runtime.monotonic_s()
             self._publish()
             self._tell()
+            self._feed.measure()
             if self._runtime.monotonic_s() - self._looked_s >= _CHECK_S:
                 self._feed.looked_at()
                 self._looked_s = self._runtime.monotonic_s()
 
     def _receive(self) -> None:
+        """While there is much, it is let come together for a moment: many messages at a time cost less."""
         messages = self._stream.receive(_POLL_S, _MESSAGES)
-        for content in messages:
-            message = outer(content)
-            if isinstance(message, Keepalive):
-                self._keepalive(message)
-            else:
-                self._transactions.take(message.payload)
-                self._received = max(self._received, message.lsn)
+        for _ in range(_NAPS if len(messages) >= _BUSY else 0):
+            if len(messages) >= _MANY:
+                break
+            self._runtime.sleep_s(_NAP_S)
+            messages += self._stream.receive(0.0, _MESSAGES)
+        at = 0
+        for place in [*(place for place, content in enumerate(messages) if not is_data(content)), len(messages)]:
+            if at < place:
+                self._transactions.take_all(messages[at:place])
+                self._received = max(self._received, lsn_of(messages[place - 1]))
+            if place < len(messages):
+                self._keepalive(keepalive(messages[place]))
+            at = place + 1
         now_s = self._runtime.monotonic_s()
         if messages:
             self._heard_s = now_s

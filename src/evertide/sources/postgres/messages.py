@@ -32,11 +32,12 @@ __all__ = [
     "StreamStop",
     "Truncate",
     "Value",
-    "WalData",
     "decode",
+    "is_data",
+    "keepalive",
+    "lsn_of",
     "lsn_text",
     "new_row",
-    "outer",
     "parse_lsn",
     "status_update",
 ]
@@ -134,11 +135,6 @@ class StreamAbort(msgspec.Struct, frozen=True):
 Message = Begin | Commit | Relation | Change | Truncate | StreamStart | StreamStop | StreamCommit | StreamAbort
 
 
-class WalData(msgspec.Struct, frozen=True, gc=False):
-    lsn: int
-    payload: bytes
-
-
 class Keepalive(msgspec.Struct, frozen=True):
     wal_end: int
     """Everything that was committed up to there was sent."""
@@ -154,14 +150,22 @@ def lsn_text(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
-def outer(content: bytes) -> WalData | Keepalive:
-    if content[:1] == b"w":
-        start, _, _ = _WAL.unpack_from(content, 1)
-        return WalData(start, content[25:])
-    if content[:1] == b"k":
-        end, _, reply = _KEEPALIVE.unpack_from(content, 1)
-        return Keepalive(end, bool(reply))
-    raise InvalidInput(where="replication stream", why=f"a message of the kind {content[:1]!r} is not known")
+def is_data(content: bytes) -> bool:
+    """Whether an outer message carries one of pgoutput; else it is a sign of life."""
+    return content[0] == 0x77  # w
+
+
+def lsn_of(content: bytes) -> int:
+    """Where in the server's log an outer message with data stands."""
+    start: int = _WAL.unpack_from(content, 1)[0]
+    return start
+
+
+def keepalive(content: bytes) -> Keepalive:
+    if content[:1] != b"k":
+        raise InvalidInput(where="replication stream", why=f"a message of the kind {content[:1]!r} is not known")
+    end, _, reply = _KEEPALIVE.unpack_from(content, 1)
+    return Keepalive(end, bool(reply))
 
 
 def status_update(received: int, bound: int, wall_s: float, *, wants_reply: bool) -> bytes:

@@ -96,6 +96,11 @@ class Queue:
         return self._bound
 
     @property
+    def is_reached(self) -> bool:
+        """Whether it is known where the pipeline stands."""
+        return self._bound is not None
+
+    @property
     def last(self) -> Position:
         """Where the last entry ends, or the pipeline stands."""
         with self._changed:

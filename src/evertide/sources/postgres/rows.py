@@ -14,15 +14,18 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from evertide.shard.columns import Longs
 from evertide.sources.contract import DELETE, SAME, TRUNCATE, UPSERT
-from evertide.sources.fit import Fitted, Ops, Reason, faulty_rows, rows_schema
+from evertide.sources.fit import Fitted, Ops, Reason, faulty_rows, rows_schema, upserts
 from evertide.sources.kinds import sql_name
+from evertide.sources.postgres.batches import NewRows
 from evertide.sources.postgres.catalog import RemoteColumn, Target
-from evertide.sources.postgres.messages import UNCHANGED, Change, Value
+from evertide.sources.postgres.messages import UNCHANGED, Change, Relation, Value
+from evertide.sources.postgres.server import Address
 from evertide.sources.postgres.types import converted, texts_of
 from evertide.sources.staged import FAULT, fault_text
 
-__all__ = ["XID", "Buffer", "Layout", "staged_table"]
+__all__ = ["XID", "Buffer", "Layout", "layout_of", "staged_table"]
 
 XID = "__xid"
 """The subtransaction that a row belongs to, in fragments of streamed transactions: it may be taken back."""
@@ -40,10 +43,57 @@ class Layout:
     """By declared column; -1: the relation does not have it yet."""
 
 
+def layout_of(
+    address: Address, relation: Relation, target: Target, known: Mapping[str, str] | None
+) -> tuple[Layout, dict[str, str]]:
+    """And what the table is made of now. `known` is what it was made of before; None if nobody knows."""
+    there = {column.name: (place, column) for place, column in enumerate(relation.columns)}
+    where = f"table {target.name}"
+    anew = "undo it, or give the table another slot in the script to read it anew"
+    places, found = [], dict(known or {})
+    for column in target.columns:
+        if column.remote not in there:
+            if known is not None and (column.remote in known or not column.is_nullable):
+                raise address.failed(f"{where}: the column {column.remote!r} was dropped or renamed upstream: {anew}")
+            places.append(-1)  # it was added later, and has no value as yet
+            continue
+        place, given = there[column.remote]
+        signature = f"{given.type_oid}:{given.type_modifier}"
+        if (known or {}).get(column.remote, column.signature) != signature:
+            raise address.failed(f"{where}: the type of the column {column.remote!r} was changed upstream: {anew}")
+        if column.is_key and not (given.is_identity or relation.identity == "f"):
+            why = f"{where}: its replica identity lacks the key column {column.remote!r}"
+            raise address.failed(f"{why}: ALTER TABLE {target.name} REPLICA IDENTITY FULL")
+        places.append(place)
+        found[column.remote] = signature
+    if not target.declaration.key and relation.identity != "f":
+        raise address.failed(f"{where}: without a key it needs ALTER TABLE {target.name} REPLICA IDENTITY FULL")
+    return Layout(target, tuple(places)), found
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Rows of a buffer: a range of arrays that may have more."""
+
+    origin: tuple[Layout, NewRows] | None
+    """None: they came row by row."""
+    columns: tuple[Any, ...]
+    """By declared column: binary arrays; None if the relation does not have it yet."""
+    ops: Ops | None
+    """None: all of them are upserts."""
+    xids: Longs
+    first: int
+    last: int
+
+
 class Buffer:
+    """Rows come one by one, or many at a time (`NewRows`); those of both kinds stay in their order."""
+
     def __init__(self, target: Target) -> None:
         self.target = target
         self.bytes = 0
+        self._pieces: list[_Piece] = []
+        self._pieces_rows = 0
         self._columns: list[list[bytes | None]] = [[] for _ in target.columns]
         self._ops: list[int] = []
         self._same: dict[int, str] = {}
@@ -52,16 +102,23 @@ class Buffer:
         self._key = [at for at, column in enumerate(target.columns) if column.is_key]
 
     def __len__(self) -> int:
-        return len(self._ops)
+        return self._pieces_rows + len(self._ops)
 
     @property
     def xids(self) -> frozenset[int]:
-        return frozenset(self._xids)
+        self._close()
+        return frozenset(np.unique(self._all_xids()).tolist())
 
     def cut(self, length: int) -> None:
         """Forget all but the first rows."""
-        for values in (*self._columns, self._ops, self._xids):
-            del values[length:]  # type: ignore[attr-defined]
+        self._close()
+        while self._pieces_rows > length:
+            piece = self._pieces[-1]
+            surplus = min(self._pieces_rows - length, piece.last - piece.first)
+            piece.last -= surplus
+            self._pieces_rows -= surplus
+            if piece.first == piece.last:
+                self._pieces.pop()
         self._same = {row: mark for row, mark in self._same.items() if row < length}
 
     def truncate(self, xid: int) -> None:
@@ -74,6 +131,25 @@ class Buffer:
         self._ops.append(UPSERT)
         self._xids.append(xid)
         self.bytes += _ROW_BYTES + size
+
+    def upserts(self, layout: Layout, rows: NewRows, first: int, last: int) -> None:
+        """Several of them, in [first, last)."""
+        before = self._pieces[-1] if self._pieces and not self._ops else None
+        origin = None if before is None else before.origin
+        if (
+            before is not None
+            and origin is not None
+            and origin[0] is layout
+            and origin[1] is rows
+            and before.last == first
+        ):
+            before.last = last
+        else:
+            self._close()
+            columns = tuple(None if place < 0 else rows.columns[place] for place in layout.places)
+            self._pieces.append(_Piece((layout, rows), columns, None, rows.xids, first, last))
+        self._pieces_rows += last - first
+        self.bytes += _ROW_BYTES * (last - first) + int(rows.sizes[last] - rows.sizes[first])
 
     def change(self, layout: Layout, change: Change) -> bool:
         """False if it does not say which row it means: the replica identity is not what it has to be."""
@@ -119,16 +195,43 @@ class Buffer:
         self._xids.append(xid)
         self.bytes += size
 
+    def _close(self) -> None:
+        """What came row by row becomes a piece."""
+        if self._ops:
+            columns = tuple(pa.array(column, pa.binary()) for column in self._columns)
+            ops, xids = np.array(self._ops, np.int8), np.array(self._xids, np.int64)
+            self._pieces.append(_Piece(None, columns, ops, xids, 0, len(ops)))
+            self._pieces_rows += len(ops)
+            for values in (*self._columns, self._ops, self._xids):
+                values.clear()  # type: ignore[attr-defined]
+
+    def _all_xids(self) -> Longs:
+        return np.concatenate([np.zeros(0, np.int64), *(one.xids[one.first : one.last] for one in self._pieces)])
+
+    def _all_ops(self) -> Ops:
+        given = [
+            upserts(one.last - one.first) if one.ops is None else one.ops[one.first : one.last] for one in self._pieces
+        ]
+        return np.concatenate([upserts(0), *given])
+
+    def _whole(self, at: int) -> Any:
+        """One column of all rows."""
+        chunks = []
+        for one in self._pieces:
+            column, count = one.columns[at], one.last - one.first
+            chunks.append(pa.nulls(count, pa.binary()) if column is None else column.slice(one.first, count))
+        return pa.chunked_array(chunks, pa.binary()).combine_chunks()
+
     def table(self, without: Collection[int]) -> pa.Table:
         """All rows but those of some subtransactions."""
-        texts, bad = zip(*(texts_of(column) for column in self._columns), strict=True)
-        made = staged_table(
-            self.target, texts, np.array(self._ops, np.int8), self._same, dict(enumerate(bad)), "the stream"
-        )
-        if any(self._xids):
-            made = made.append_column(XID, pa.array(self._xids, pa.int64()))
+        self._close()
+        texts, bad = zip(*(texts_of(self._whole(at)) for at in range(len(self._columns))), strict=True)
+        made = staged_table(self.target, texts, self._all_ops(), self._same, dict(enumerate(bad)), "the stream")
+        xids = self._all_xids()
+        if xids.any():
+            made = made.append_column(XID, pa.array(xids))
         if without:
-            made = made.filter(pa.array([xid not in without for xid in self._xids]))
+            made = made.filter(pa.array(~np.isin(xids, sorted(without))))
         return made
 
 

@@ -1,129 +1,64 @@
-"""A PostgreSQL server as a source sees it: how it is reached, and its slot and publication.
-
-Every session writes values alike, whatever the server's settings: dates as ISO, times in UTC, floats in full, bytes as
-hex; and row security is off, so that a policy that would hide rows is an error.
-"""
+"""A PostgreSQL server as a source sees it: a stream beside plain connections, and its slot and publication."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import pq, sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from evertide.errors import InvalidInput, SourceChanged, SourceFailed
+from evertide import postgres
+from evertide.errors import SourceAway, SourceChanged, SourceFailed
 from evertide.sources.postgres.messages import lsn_text, parse_lsn
 
-__all__ = ["OLDEST_VERSION", "Address", "Server", "Slot", "TableName", "check_slot", "find_slot"]
+__all__ = ["Address", "Server", "Slot", "check_slot", "find_slot"]
 
-OLDEST_VERSION = 140_000
-_SESSION = (
-    "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 -c bytea_output=hex "
-    "-c row_security=off -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
-)
-_DEFAULTS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
-"""So that a server that has vanished is noticed."""
-_NAME = re.compile(r'\s*(?:("(?:[^"]|"")+"|[^".\s]+)\s*\.\s*)?("(?:[^"]|"")+"|[^".\s]+)\s*')
+_ENDED = ("08", "57P0")
+"""Codes of errors that begin so: the connection is no more, or the server starts or ends."""
+_UNTRUSTED = re.compile("certificate|does not support SSL|private key", re.IGNORECASE)
+"""What libpq says where no server gets to say anything."""
+_IN_USE = ("53300", "55006")
+"""Too many connections, and a slot whose last connection the server still takes for alive."""
 
 
 @dataclass(frozen=True, slots=True)
-class TableName:
-    schema: str
-    table: str
-
-    @classmethod
-    def parse(cls, text: str) -> TableName | None:
-        """As in SQL: what is not in quotes is in small letters, and without a schema it is in `public`."""
-        found = _NAME.fullmatch(text)
-        if found is None:
-            return None
-        return cls(_unquoted(found[1] or "public"), _unquoted(found[2]))
+class Address(postgres.Address):
+    """`name` is the source's."""
 
     @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.schema, self.table)
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.table}"
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1].replace('""', '"') if text.startswith('"') else text.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """How the server is reached. Nothing here is ever shown as it is: `conninfo` may hold a password."""
-
-    conninfo: str = field(repr=False)
-    hide: Callable[[str], str] = field(repr=False)
-    """Takes secrets out of a text."""
-    source: str
-    where: str
-    """For messages: the server and its database, without secrets."""
-
-    @classmethod
-    def of(cls, parts: dict[str, str], hide: Callable[[str], str], source: str, where: str) -> Address:
-        """`parts` are libpq's own; under `url` one that has several of them."""
-        try:
-            known: dict[str, Any] = dict(conninfo_to_dict(parts.get("url", "")))
-            known |= {name: value for name, value in parts.items() if name != "url" and value}
-            hidden = _hider(hide, [str(known[name]) for name in ("password", "sslpassword") if known.get(name)])
-            for name, value in _DEFAULTS.items():
-                known.setdefault(name, value)
-            known.setdefault("application_name", f"evertide {source}")
-            options = f"{known.pop('options', None) or ''} {_SESSION}".strip()
-            conninfo = make_conninfo(**known, options=options, client_encoding="UTF8")
-        except psycopg.Error:  # what libpq says of it may hold a part of a password
-            why = "expected, say, 'postgresql://user@host:5432/database', with special characters written as in a URL"
-            raise InvalidInput(where=where, why=f"the address of the server cannot be read: {why}") from None
-        if not re.fullmatch(r"(\d*)(,\d*)*", str(known.get("port") or "")):
-            raise InvalidInput(where=where, why="the address of the server has an invalid port: expected a number")
-        place = f"{known.get('host') or 'localhost'}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
-        return cls(conninfo, hidden, source, f"PostgreSQL {hidden(place)}")
+    def source(self) -> str:
+        return self.name
 
     def failed(self, why: str) -> SourceFailed:
         return SourceFailed(source=self.source, where=self.where, why=self.hide(why))
 
+    def away(self, why: str) -> SourceAway:
+        return SourceAway(source=self.source, where=self.where, why=self.hide(why))
+
     def changed(self, why: str) -> SourceChanged:
         return SourceChanged(source=self.source, where=self.where, why=self.hide(why))
 
-    def said(self, error: psycopg.Error) -> str:
-        """What the server, or the way there, said."""
-        return self.hide(_first_line(error))
-
-
-def _hider(hide: Callable[[str], str], more: list[str]) -> Callable[[str], str]:
-    def hidden(text: str) -> str:
-        for secret in more:
-            if secret:
-                text = text.replace(secret, "***")
-        return hide(text)
-
-    return hidden
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Server(postgres.Server):
     address: Address
-
-    def connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.address.conninfo, autocommit=True)
 
     def connect_for_replication(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.address.conninfo, autocommit=True, replication="database")
 
-    def answers(self) -> bool:
-        """Whether it is there at all. If so, a connection that fails does so for a reason that waiting does not end."""
-        return pq.PGconn.ping(self.address.conninfo.encode()) in (pq.Ping.OK, pq.Ping.NO_ATTEMPT)
+    def refuses(self, error: psycopg.Error) -> bool:
+        """Whether a connection failed for a reason that waiting does not end: of the server, or of its certificate."""
+        return bool(_UNTRUSTED.search(str(error))) or self.answers()
+
+    def failed(self, error: psycopg.Error, *, was_connected: bool) -> SourceFailed:
+        """Whether waiting ends it. A connection that a server refuses that is there waits for somebody."""
+        why = f"it does not go on: {self.address.said(error)}"
+        if error.sqlstate is not None:
+            is_away = error.sqlstate.startswith(_ENDED) or error.sqlstate in _IN_USE
+        else:
+            is_away = was_connected or not self.refuses(error)
+        return self.address.away(why) if is_away else self.address.failed(why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ import pyarrow as pa
 from psycopg import sql
 from pyarrow import csv
 
+from evertide.postgres import TableName
 from evertide.sources.contract import TRUNCATE, UPSERT
 from evertide.sources.postgres.catalog import Target
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.sources.postgres.rows import staged_table
-from evertide.sources.postgres.server import Server, TableName
+from evertide.sources.postgres.server import Server
 from evertide.sources.postgres.transactions import Room
 
 __all__ = ["Snapshot", "chunks", "ensure_publication", "make_slot"]

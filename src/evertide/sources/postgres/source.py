@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import psycopg
 
 from evertide.errors import InvalidInput
 from evertide.journal.records import Fragment, Staged
 from evertide.options import Options
+from evertide.postgres import TableName, read_parts
+from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
-from evertide.sources.contract import Limit, Offer, Rows, Staging, TableDeclaration
+from evertide.sources.contract import Lag, Limit, Offer, Rows, Staging, TableDeclaration
 from evertide.sources.postgres.feed import Feed
 from evertide.sources.postgres.follower import FeedOptions
 from evertide.sources.postgres.positions import START, Position
 from evertide.sources.postgres.ready import Queue
-from evertide.sources.postgres.server import Address, Server, TableName
+from evertide.sources.postgres.server import Address, Server
 from evertide.sources.postgres.transactions import Room
 from evertide.sources.staged import unpacked
 
-__all__ = ["Lag", "PostgresSource", "open_source"]
+__all__ = ["PostgresSource", "open_source"]
 
 _QUEUE_ROWS = 2_000_000
 _QUEUE_BYTES = 256 * 1024 * 1024
 """On disk, not in memory; beyond that the server has to wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far what is bound is behind the server: in bytes of its log, and by the age of the oldest commit."""
-
-    bytes: int
-    seconds: float
 
 
 class PostgresSource:
@@ -52,15 +45,20 @@ class PostgresSource:
         return START.text
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        problem = self._feed.problem
-        return () if problem is None else (problem.why,)
+    def problems(self) -> tuple[Problem, ...]:
+        return self._feed.problems
 
     @property
     def lag(self) -> Lag:
-        oldest_s = self._queue.oldest_s
-        behind = max(0, self._feed.sent - self._queue.bound.confirmed) if self._feed.sent else 0
-        return Lag(behind, 0.0 if oldest_s is None else max(0.0, self._runtime.wall_s() - oldest_s))
+        """In bytes of the server's log, and by the age of the oldest commit; without a stream only what waits here."""
+        feed, oldest_s = self._feed, self._queue.oldest_s
+        age_s = None if oldest_s is None else max(0.0, self._runtime.wall_s() - oldest_s)
+        bound = self._queue.bound.confirmed if self._queue.is_reached else 0
+        if not feed.is_following or not bound:
+            return Lag(seconds=age_s)
+        reached = max(feed.gauge.reached, feed.sent)
+        behind = max(0, reached - bound) if reached else None
+        return Lag(bytes=behind, seconds=max(age_s or 0.0, feed.gauge.behind_s(feed.sent)))
 
     def offer(self, position: str, limit: Limit) -> Offer | None:
         self._queue.reach(Position.of(position, self.name))
@@ -91,13 +89,13 @@ class PostgresSource:
 def open_source(  # noqa: PLR0917
     name: str,
     tables: Mapping[str, tuple[TableDeclaration, str]],
-    parts: dict[str, str],
     options: Options,
     secrets: Secrets,
     runtime: Runtime,
     staging: Staging,
 ) -> PostgresSource:
     """Refuses what cannot work. A server that is not there is no reason: it may come back."""
+    parts = read_parts(options)
     feed_options = FeedOptions(
         slot=options.text("slot", name),
         publication=options.text("publication", name),
@@ -115,9 +113,9 @@ def open_source(  # noqa: PLR0917
         feed.check()
     except psycopg.Error as error:
         said = address.said(error)
-        if Server(address).answers():
+        if Server(address).refuses(error):
             raise InvalidInput(where=f"{options.where}, {address.where}", why=said) from None
-        feed.problem = address.failed(said)
+        feed.troubled(address.away(said))
     return PostgresSource(name, tuple(tables), feed, queue, staging, runtime)
 
 

@@ -17,6 +17,9 @@ from evertide.sources.postgres.server import Server
 __all__ = ["Replication"]
 
 
+_BYTES_MAX = 4 * 1024 * 1024
+
+
 class Replication:
     def __init__(self, server: Server, slot: str, publication: str, start: int) -> None:
         """Begin to send what was committed after `start`. Streaming lets big transactions come while they are open."""
@@ -35,12 +38,14 @@ class Replication:
         self._pq.nonblocking = 1
 
     def receive(self, wait_s: float, most: int) -> list[bytes]:
-        """What is there, at most so many messages; waits for the first one only."""
+        """What is there, at most so many messages, and not many more bytes than fit; waits for the first one only."""
         found: list[bytes] = []
-        while len(found) < most:
+        left = _BYTES_MAX
+        while len(found) < most and left > 0:
             size, content = self._pq.get_copy_data(1)
             if size > 0:
                 found.append(bytes(content))
+                left -= size
                 continue
             if size < 0:
                 raise psycopg.OperationalError("the server ended the stream")

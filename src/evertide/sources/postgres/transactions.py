@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from evertide.errors import SourceFailed
 from evertide.journal.records import Staged
 from evertide.sources.contract import Staging
+from evertide.sources.postgres.batches import HEAD, WORTHWHILE, NewRows, new_rows
 from evertide.sources.postgres.catalog import Target
 from evertide.sources.postgres.messages import (
     Begin,
@@ -38,10 +39,10 @@ from evertide.sources.postgres.messages import (
     decode,
     new_row,
 )
-from evertide.sources.postgres.rows import XID, Buffer, Layout
+from evertide.sources.postgres.rows import XID, Buffer, Layout, layout_of
 from evertide.sources.postgres.server import Address
 
-__all__ = ["Columns", "Done", "Room", "Transactions", "layout_of"]
+__all__ = ["Columns", "Done", "Room", "Transactions"]
 
 _LOOK_EVERY = 64
 """Rows after which it is looked whether there are too many."""
@@ -117,9 +118,13 @@ class _Gathering:
         return bool(self._pieces)
 
     @property
+    def waiting(self) -> int:
+        """Rows in memory."""
+        return sum(map(len, self._buffers.values()))
+
+    @property
     def is_full(self) -> bool:
-        rows = sum(map(len, self._buffers.values()))
-        return rows >= self._room.rows or self.bytes >= self._room.bytes
+        return self.waiting >= self._room.rows or self.bytes >= self._room.bytes
 
     def buffer(self, target: Target) -> Buffer:
         name = target.declaration.name
@@ -211,6 +216,21 @@ class Transactions:
         """The end of the last transaction that arrived whole."""
         return self._after
 
+    def take_all(self, messages: Sequence[bytes]) -> None:
+        """Outer messages that carry data, in order: many new rows at a time, as far as they are such."""
+        if len(messages) < WORTHWHILE:
+            for message in messages:
+                self.take(message[HEAD:])
+            return
+        found, left = new_rows(messages, is_streamed=self._stream is not None)
+        at = 0
+        for place in [*left, len(messages)]:
+            for rows in found if at < place else ():
+                self._new_rows(rows, rows.before[at], rows.before[place])
+            if place < len(messages):
+                self.take(messages[place][HEAD:])
+            at = place + 1
+
     def take(self, content: bytes) -> None:
         is_streamed = self._stream is not None
         row = new_row(content, is_streamed=is_streamed)
@@ -282,6 +302,18 @@ class Transactions:
         if rows is not None and layout is not None:
             rows.buffer(layout.target).upsert(layout, values, size, xid)
             self._spill_if_full(rows)
+
+    def _new_rows(self, new: NewRows, first: int, last: int) -> None:
+        if first == last:
+            return
+        rows, layout = self._rows(), self._layout(new.relation)
+        while rows is not None and layout is not None and first < last:
+            fitting = new.fitting(first, self._room.bytes - rows.bytes)
+            count = min(last - first, fitting, max(1, self._room.rows - rows.waiting))
+            rows.buffer(layout.target).upserts(layout, new, first, first + count)
+            first += count
+            if rows.is_full:
+                rows.spill(() if self._stream is None else self._stream.aborted)
 
     def _spill_if_full(self, rows: _Gathering) -> None:
         self._unlooked += 1
@@ -372,31 +404,3 @@ class Transactions:
             return
         layouts[relation.oid] = layout
         (self._columns if self._stream is None else self._stream.columns)[name] = known
-
-
-def layout_of(
-    address: Address, relation: Relation, target: Target, known: Mapping[str, str] | None
-) -> tuple[Layout, dict[str, str]]:
-    """And what the table is made of now. `known` is what it was made of before; None if nobody knows."""
-    there = {column.name: (place, column) for place, column in enumerate(relation.columns)}
-    where = f"table {target.name}"
-    anew = "undo it, or give the table another slot in the script to read it anew"
-    places, found = [], dict(known or {})
-    for column in target.columns:
-        if column.remote not in there:
-            if known is not None and (column.remote in known or not column.is_nullable):
-                raise address.failed(f"{where}: the column {column.remote!r} was dropped or renamed upstream: {anew}")
-            places.append(-1)  # it was added later, and has no value as yet
-            continue
-        place, given = there[column.remote]
-        signature = f"{given.type_oid}:{given.type_modifier}"
-        if (known or {}).get(column.remote, column.signature) != signature:
-            raise address.failed(f"{where}: the type of the column {column.remote!r} was changed upstream: {anew}")
-        if column.is_key and not (given.is_identity or relation.identity == "f"):
-            why = f"{where}: its replica identity lacks the key column {column.remote!r}"
-            raise address.failed(f"{why}: ALTER TABLE {target.name} REPLICA IDENTITY FULL")
-        places.append(place)
-        found[column.remote] = signature
-    if not target.declaration.key and relation.identity != "f":
-        raise address.failed(f"{where}: without a key it needs ALTER TABLE {target.name} REPLICA IDENTITY FULL")
-    return Layout(target, tuple(places)), found

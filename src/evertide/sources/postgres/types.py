@@ -72,15 +72,15 @@ def fits(found: PgType, kind: Any) -> bool:
     return fits(found.element, kind.value_type) or (kinds.is_list(kind.value_type) and fits(found, kind.value_type))
 
 
-def texts_of(values: list[bytes | None]) -> tuple[Any, dict[int, str]]:
-    """As strings; what is no UTF-8 is NULL, and told apart by its row."""
+def texts_of(values: Any) -> tuple[Any, dict[int, str]]:
+    """A binary array as strings; what is no UTF-8 is NULL, and told apart by its row."""
     try:
-        return pa.array(values, pa.binary()).cast(pa.string()), {}
+        return values.cast(pa.string()), {}
     except pa.ArrowInvalid:
         pass
     bad: dict[int, str] = {}
     made: list[str | None] = []
-    for row, value in enumerate(values):
+    for row, value in enumerate(values.to_pylist()):
         try:
             made.append(None if value is None else value.decode())
         except UnicodeDecodeError:

@@ -1,0 +1,92 @@
+"""Plain consumers, to compare with: they receive the same stream and make Python's values of it, and nothing else.
+
+Nothing is kept, checked or made durable. For Kafka that is `confluent_kafka` and the standard library's JSON; for
+PostgreSQL it is libpq, a decoder of pgoutput row by row, and a converter per column.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from psycopg import pq
+
+__all__ = ["consume_kafka", "consume_postgres"]
+
+_BATCH = 10_000
+_HEAD = 25
+"""Bytes before the payload: kind, two positions, a clock."""
+_LENGTH = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_TYPES: Sequence[Callable[[str], Any]] = (int, int, Decimal, str, datetime.fromisoformat)
+
+
+def consume_kafka(brokers: str, topic: str, following: dict[int, int], count: int) -> dict[int, int]:
+    """So many records from these offsets on; the offsets after them."""
+    consumer = Consumer(
+        {"bootstrap.servers": brokers, "group.id": "plain", "enable.auto.commit": False, "log_level": 0}
+    )
+    consumer.assign([TopicPartition(topic, number, offset) for number, offset in following.items()])
+    after = dict(following)
+    while count:
+        for message in consumer.consume(min(count, _BATCH), 1.0):
+            assert message.error() is None, message.error()
+            content: Any = message.value()
+            json.loads(content)
+            number: Any = message.partition()
+            offset: Any = message.offset()
+            after[number] = offset + 1
+            count -= 1
+    consumer.close()
+    return after
+
+
+def consume_postgres(dsn: str, slot: str, publication: str, count: int) -> None:
+    """So many rows, to the end of their last transaction, which is confirmed."""
+    with closing(psycopg.connect(f"{dsn}&replication=database", autocommit=True)) as connection:
+        protocol = connection.pgconn
+        asked = f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names '{publication}')"
+        assert protocol.exec_(asked.encode()).status == pq.ExecStatus.COPY_BOTH
+        protocol.nonblocking = 1
+        end = 0
+        while count or not end:
+            size, content = protocol.get_copy_data(1)
+            if size == 0:
+                select.select([protocol.socket], [], [], 1.0)
+                protocol.consume_input()
+                continue
+            assert size > 0
+            message = bytes(content)
+            if message[0] != 0x77:
+                continue
+            kind = message[_HEAD]
+            if kind == 0x49:  # I
+                _row(message)
+                count -= 1
+            end = struct.unpack_from(">Q", message, _HEAD + 10)[0] if kind == 0x43 and not count else 0
+        protocol.put_copy_data(struct.pack(">cQQQqb", b"r", end, end, end, 0, 0))
+        protocol.flush()
+
+
+def _row(message: bytes) -> list[Any]:
+    at = _HEAD + 6
+    (columns,) = _SHORT.unpack_from(message, at)
+    at += 2
+    values: list[Any] = []
+    for convert in _TYPES[:columns]:
+        if message[at] == 0x6E:  # n
+            values.append(None)
+            at += 1
+            continue
+        begin = at + 5
+        at = begin + _LENGTH.unpack_from(message, at + 1)[0]
+        values.append(convert(message[begin:at].decode()))
+    return values

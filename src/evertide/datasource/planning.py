@@ -1,0 +1,136 @@
+"""Planning a read: one time, a lease, the parts, cut into tasks.
+
+1. `pin`, when a DataFrame is loaded, picks the time and takes a lease at it. So all queries over one DataFrame, and
+   both sides of a join with itself, see one time; two DataFrames do if they are given the same `as_of`.
+2. `plan`, at the first query, beats for that lease, or takes another if it is gone, and only then reads the state (I6).
+   A time that lies below since by now is `TimeCompacted`, with the smallest that can be read.
+3. Spark does not say when a DataFrame is not needed any more, and ends the process that planned. So a lease is not
+   released: it ends `lease_s` after the last task that read under it, as tasks beat for it. If all parts lie inside
+   the state, the tasks carry them, and it is given back at once.
+4. Parts never change. A task whose lease was lost reads what it was given if it is still there; if not, that is
+   `LeaseLost`, never fewer rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from evertide.datasource.condition import Condition, may_hold, parse
+from evertide.datasource.request import Request, checked_names
+from evertide.datasource.split import Group, by_time, split
+from evertide.errors import InvalidInput
+from evertide.pipeline.reader import Reader
+from evertide.shard.changes import DIFF, TIME, changes_schema
+from evertide.shard.lease import end, renew
+from evertide.shard.read import Window, listing
+from evertide.shard.shard import Shard
+
+__all__ = ["Pin", "Task", "columns_of", "pin", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What one DataFrame reads: the shard that the name stood for when it was loaded, and the time."""
+
+    name: str
+    shard: str
+    schema: bytes
+    time: int
+    lease: str = ""
+
+    @property
+    def arrow(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one executor reads; complete in itself, as it is sent there."""
+
+    pin: Pin
+    window: Window
+    columns: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    beat_at_s: float
+    """When the lease was last known to live: tasks need not beat at once."""
+    group: Group
+
+
+def columns_of(request: Request, pinned: Pin) -> pa.Schema:
+    """The columns of the DataFrame."""
+    told = changes_schema(pinned.arrow)
+    known = [name for name in told.names if name not in (TIME, DIFF)]
+    names = checked_names(request.columns, known)
+    return pa.schema([told.field(name) for name in (*names, *([] if request.changes_after is None else [TIME, DIFF]))])
+
+
+def pin(request: Request) -> Pin:
+    with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
+        view = reader.collections.view(request.collection)
+        shard = reader.collections.members().collection(view.name)
+        time = view.time if request.as_of is None else view.as_of(request.as_of).time
+        after = request.changes_after
+        if after is not None and after > time:
+            why = f"nothing changed after {after} yet; the last time is {time}"
+            raise InvalidInput(where=f"collection {view.name!r}, option 'changes_after'", why=why)
+        found = Pin(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
+        columns_of(request, found)
+        parse(request.where, shard.schema)
+        with _leased(reader, shard, found, _window(request, time)) as lease:
+            return replace(found, lease=lease)
+
+
+def plan(request: Request, pinned: Pin) -> list[Task]:
+    columns = tuple(name for name in columns_of(request, pinned).names if name not in (TIME, DIFF))
+    conditions = parse(request.where, pinned.arrow)
+    window = _window(request, pinned.time)
+    with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
+        shard = reader.shards.open(pinned.shard)
+        now_s = reader.runtime.wall_s()
+        with _leased(reader, shard, pinned, window) as lease:
+            pinned = replace(pinned, lease=lease)
+            groups = _groups(shard, request, window, conditions)
+            if lease and not any(part.key for group in groups for part in group.parts):
+                end(shard.log, lease)
+            return [Task(pinned, window, columns, conditions, now_s, group) for group in groups]
+
+
+def _window(request: Request, time: int) -> Window:
+    if request.changes_after is None:
+        return Window(0, time + 1, time)
+    return Window(request.changes_after + 1, time + 1)
+
+
+@contextmanager
+def _leased(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> Iterator[str]:
+    """The lease that the read goes under, checked against since; given back if the block fails.
+
+    Before the first transaction there is nothing to hold.
+    """
+    if window.upper <= window.lower:
+        yield ""
+        return
+    lease = pinned.lease
+    if not lease or not renew(shard.log, lease):
+        held = pinned.time if window.as_of is not None else max(0, window.lower - 1)
+        lease = reader.shards.leases.take(shard.log, held).id
+    try:
+        listing(shard.log, shard.log.read(), window)  # refuses what lies below since
+        yield lease
+    except BaseException:
+        end(shard.log, lease)
+        raise
+
+
+def _groups(shard: Shard, request: Request, window: Window, conditions: tuple[Condition, ...]) -> list[Group]:
+    if window.upper <= window.lower:
+        return [Group((), is_plain=True)]
+    listed = listing(shard.log, shard.log.read(), window)
+    parts = [part for part in listed.parts if may_hold(part, listed.schema, conditions)]
+    if window.as_of is None:
+        return by_time(parts, window, request.partition_bytes)
+    return split(parts, listed.schema, request.partition_bytes)

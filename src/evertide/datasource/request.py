@@ -1,0 +1,85 @@
+"""What the options of `spark.read.format("evertide")` ask for. Whatever is misspelt or means nothing is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evertide.errors import InvalidInput
+from evertide.options import Options
+from evertide.secrets import Secrets
+from evertide.settings import Settings
+
+__all__ = ["FORMAT", "Request"]
+
+FORMAT = "evertide"
+
+_WHERE = f"spark.read.format({FORMAT!r})"
+_LEASE_S = 900
+_PARTITION_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    storage: str
+    """Absolute: executors run elsewhere than who planned."""
+    collection: str
+    meta: str | None = field(default=None, repr=False)
+    """Secrets are revealed already: executors may not have them. So it is in no representation."""
+    as_of: int | None = None
+    changes_after: int | None = None
+    columns: tuple[str, ...] = ()
+    """Empty: all."""
+    where: str = ""
+    lease_s: int = _LEASE_S
+    partition_bytes: int = _PARTITION_BYTES
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Request:
+        options = Options(given, connector=FORMAT, where=_WHERE, secrets=Secrets(Path()))
+        path, named = options.text("path"), options.text("collection")
+        if path and named and path != named:
+            raise options.refusal("collection", f"is {named!r}, and load() was given {path!r}")
+        request = cls(
+            storage=_absolute(options.required("storage", "./shop.evertide")),
+            collection=path or options.required("collection", "revenue"),
+            meta=options.text("meta") or None,
+            as_of=options.integer("as_of", 0) if options.text("as_of") else None,
+            changes_after=options.integer("changes_after", 0, least=-1) if options.text("changes_after") else None,
+            columns=_names(options),
+            where=options.text("where").strip(),
+            lease_s=options.integer("lease_s", _LEASE_S, least=1),
+            partition_bytes=options.integer("partition_bytes", _PARTITION_BYTES, least=1),
+        )
+        options.end()
+        if request.changes_after is not None and request.as_of is not None and request.changes_after > request.as_of:
+            raise options.refusal("changes_after", f"is {request.changes_after}, later than as_of {request.as_of}")
+        return request
+
+    @property
+    def settings(self) -> Settings:
+        """A lease lasts as long as it was asked to: nobody beats for it between planning and reading."""
+        beat_s = min(Settings().beat_interval_s, self.lease_s / 2)
+        return Settings(lease_ttl_s=float(self.lease_s), beat_interval_s=beat_s)
+
+
+def _absolute(location: str) -> str:
+    return location if "://" in location else str(Path(location).absolute())
+
+
+def _names(options: Options) -> tuple[str, ...]:
+    names = tuple(name.strip().strip("`") for name in options.text("columns").split(",") if name.strip())
+    repeated = sorted({name for name in names if [one.lower() for one in names].count(name.lower()) > 1})
+    if repeated:
+        raise options.refusal("columns", f"names {repeated} more than once")
+    return names
+
+
+def checked_names(names: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
+    """The names as the collection spells them, in the order asked for; all of them if none was."""
+    spelled = {name.lower(): name for name in known}
+    unknown = [name for name in names if name.lower() not in spelled]
+    if unknown:
+        raise InvalidInput(where=f"{_WHERE}, option 'columns'", why=f"no column {unknown}; there are {known}")
+    return tuple(spelled[name.lower()] for name in names) if names else tuple(known)

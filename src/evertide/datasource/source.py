@@ -1,0 +1,92 @@
+"""The two classes that Spark calls: `EvertideSource` is the format, `EvertideReader` one read of it.
+
+Spark makes the first when a DataFrame is loaded, in a process of its own, and sends it, pickled, to the one that plans
+and from there to the executors. An error that leaves them is told to the user as text, with the stack of where it was
+raised: so it is raised anew, from here, without the inner frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from evertide.datasource.planning import Pin, Task, columns_of, pin, plan
+from evertide.datasource.request import FORMAT, Request
+from evertide.datasource.task import read
+from evertide.errors import EvertideError, InvalidInput
+from evertide.shard.conform import conform
+
+__all__ = ["EvertideReader", "EvertideSource"]
+
+
+class EvertideSource(DataSource):  # type: ignore[misc]
+    """A table or view of a pipeline's storage, or its changes between two times. Its options: docs/pipelines.md."""
+
+    _pinned: Pin | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        with _Told():
+            request = Request.of(self.options)
+            self._pinned = pin(request)
+            return from_arrow_schema(columns_of(request, self._pinned))
+
+    def reader(self, schema: StructType) -> EvertideReader:
+        with _Told():
+            request = Request.of(self.options)
+            pinned = self._pinned or pin(request)
+            columns = from_arrow_schema(columns_of(request, pinned))
+            if columns.names != schema.names or any(
+                own.dataType != other.dataType for own, other in zip(columns, schema, strict=True)
+            ):
+                why = f"it has the columns {columns.simpleString()}; leave out schema(), or use the option 'columns'"
+                raise InvalidInput(where=f"collection {pinned.name!r}", why=why)
+            return EvertideReader(request, pinned, to_arrow_schema(schema, timezone="UTC"))
+
+
+@dataclass(frozen=True)
+class _Planned(InputPartition):  # type: ignore[misc]
+    task: Task
+
+
+class EvertideReader(DataSourceReader):  # type: ignore[misc]
+    def __init__(self, request: Request, pinned: Pin, schema: pa.Schema) -> None:
+        self._request = request
+        self._pinned = pinned
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        with _Told():
+            return [_Planned(task) for task in plan(self._request, self._pinned)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with _Told():
+            for batch in read(self._request, partition.task):
+                yield _as_spark(batch, self._schema)
+
+
+def _as_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """With exactly the types that Spark expects: the same values, other labels inside nested ones."""
+    arrays: list[Any] = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _Told:
+    """Errors of Evertide leave the block as new ones: Spark shows the stack, and the inner frames help nobody."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, EvertideError):
+            raise type(error)(*error.facts.values()) from None

@@ -1,0 +1,132 @@
+"""How the sources of a running pipeline fare, in the words of its process, for those who ask the storage.
+
+Where it lies: Meta key `sources`, version 1; only the newest record counts. The process that runs the pipeline writes
+it, as long as it is registered. Like `health` it is a courtesy: if it cannot be written the pipeline goes on, and
+nothing rests on it.
+
+1. It is written at the start, and when something changes in kind: a state, a problem that comes or goes.
+2. A lag is another one with every row. It is written when it has doubled or halved, or came or went, but only so often;
+   smaller changes of it more rarely still. So what others see of it may be some seconds old: `told_at_s` says when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, replace
+from typing import Self
+
+import msgspec
+
+from evertide.errors import EvertideError
+from evertide.pipeline.health import tell
+from evertide.problem import Problem
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.ticker import Ticker
+from evertide.sources.contract import Lag
+from evertide.store.meta import Guard, Meta
+from evertide.store.paths import SOURCES, writer_key
+from evertide.store.sealed import unseal
+
+__all__ = ["SourceRecord", "SourceRecords", "SourceTelling", "read_source_records"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_LAG_S = 5.0
+"""How often a lag that is another one in kind is written."""
+_SAME_LAG_S = 30.0
+"""How often one that is about the same is."""
+
+
+class SourceRecord(msgspec.Struct, frozen=True):
+    tables: tuple[str, ...]
+    state: str
+    lag: Lag | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+class SourceRecords(msgspec.Struct, frozen=True):
+    writer: str
+    told_at_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from another's."""
+    sources: dict[str, SourceRecord]
+
+
+class SourceTelling(Ticker):
+    def __init__(
+        self,
+        look: Callable[[], Mapping[str, SourceRecord]],
+        meta: Meta,
+        writer: str,
+        runtime: Runtime,
+        settings: Settings,
+    ) -> None:
+        """`look` is called in the thread: it says how each source fares, and does not wait."""
+        super().__init__("evertide-sources", _LOOK_S)
+        self._look = look
+        self._meta = meta
+        self._writer = writer
+        self._runtime = runtime
+        self._settings = settings
+        self._told: dict[str, SourceRecord] | None = None
+        self._told_s = 0.0
+
+    def begun(self, *, threads: bool) -> Self:
+        """Told once; and on, if there are to be threads."""
+        self.once()
+        return self.start() if threads else self
+
+    def tick(self) -> bool:
+        try:
+            self.once()
+        except EvertideError as error:
+            logger.warning("how the sources fare is not known: %s", error)
+        except Exception:  # a thread that dies in silence would leave others with what was true once (I13)
+            logger.exception("a bug: how the sources fare is not known")
+        return True
+
+    def once(self) -> None:
+        """Write how they fare, if it is news."""
+        found = {name: _lasting(record) for name, record in self._look().items()}
+        now_s = self._runtime.monotonic_s()
+        if self._told is not None and not _is_news(self._told, found, now_s - self._told_s):
+            return
+        self._told, self._told_s = found, now_s
+        records = SourceRecords(self._writer, self._runtime.wall_s(), self._runtime.new_id(), found)
+        registered = (Guard(writer_key(self._writer), 1),)  # whoever came after us tells of its own sources
+        tell(self._meta, SOURCES, records, self._runtime, self._settings, guards=registered)
+
+
+def read_source_records(meta: Meta) -> SourceRecords | None:
+    record = meta.head(SOURCES)
+    return unseal(record.data, SourceRecords, meta.path(SOURCES)) if record else None
+
+
+def _lasting(record: SourceRecord) -> SourceRecord:
+    """Without what is true for a moment only."""
+    problems = tuple(replace(problem, wait_s=None) for problem in record.problems)
+    return msgspec.structs.replace(record, problems=problems)
+
+
+def _is_news(told: Mapping[str, SourceRecord], found: Mapping[str, SourceRecord], since_s: float) -> bool:
+    if _each(told, _kind) != _each(found, _kind):
+        return True
+    if _each(told, _size) != _each(found, _size):
+        return since_s >= _LAG_S
+    return told != found and since_s >= _SAME_LAG_S
+
+
+def _each(records: Mapping[str, SourceRecord], what: Callable[[SourceRecord], Iterable[object]]) -> dict[str, object]:
+    return {name: what(record) for name, record in records.items()}
+
+
+def _kind(record: SourceRecord) -> tuple[object, ...]:
+    return record.tables, record.state, {(problem.state, problem.error_code) for problem in record.problems}
+
+
+def _size(record: SourceRecord) -> tuple[object, ...]:
+    """To the power of two."""
+    return tuple(None if each is None else int(each).bit_length() for each in astuple(record.lag or Lag()))

@@ -1,0 +1,43 @@
+"""The addresses of a process that serves shapes, and nothing else.
+
+/v1/shape    every table and view, by Electric's protocol
+/v1/health   200 active; 202 waiting: nobody runs the pipeline, and what is served stands still
+/            200, for those who only ask whether somebody is there
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from evertide.errors import EvertideError
+from evertide.pipeline.reader import Reader
+from evertide.server.answers import Guard, http_refusal, refused, said
+from evertide.shapes.service import ShapeService
+
+__all__ = ["make_shapes_app"]
+
+_STANDING = {"stopped", "replaying", "failed", "diverged", "frozen"}
+_NOT_CACHED = {"cache-control": "no-cache, no-store, must-revalidate"}
+
+
+def make_shapes_app(reader: Reader, shapes: ShapeService) -> Starlette:
+    async def health(_: Request) -> Response:
+        status = await run_in_threadpool(reader.status)
+        if status.state in _STANDING:
+            return said({"status": "waiting", "state": status.state, "why": status.why}, 202, _NOT_CACHED)
+        return said({"status": "active"}, 200, _NOT_CACHED)
+
+    async def here(_: Request) -> Response:
+        return Response()
+
+    return Starlette(
+        routes=[shapes.route(), Route("/v1/health", health), Route("/", here)],
+        middleware=[Middleware(Guard, runtime=reader.runtime)],
+        exception_handlers={EvertideError: refused, HTTPException: http_refusal},
+    )

@@ -1,0 +1,1 @@
+"""Live, filtered subscriptions to every table and view."""

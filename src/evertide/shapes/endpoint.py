@@ -1,0 +1,108 @@
+"""`/v1/shape` as an ASGI app for one route: who may ask, by which method, and what is said if something goes wrong.
+
+1. The secret comes first. It is asked for here, where the route has been found: so there is no way of writing the
+   address that leads around it.
+2. Whatever a client gets wrong is 4xx with a reason. Storage that does not answer is 503, and when to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from evertide.errors import Conflict, EvertideError, LeaseLost, Unavailable
+from evertide.shapes.admission import Admission
+from evertide.shapes.answers import cors, options_answer, refused
+from evertide.shapes.definition import ShapeDefinition
+from evertide.shapes.exchange import Exchange
+from evertide.shapes.refusals import Refusal, invalid, refusal_of
+from evertide.shapes.registry import Shapes
+from evertide.shapes.requests import ShapeRequest, parse_request, subset_of_body
+
+__all__ = ["ShapeEndpoint"]
+
+logger = logging.getLogger(__name__)
+
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+
+
+class ShapeEndpoint:
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._options = shapes.options
+        self._admission = Admission(shapes.options, shapes.runtime)
+        self._exchange = Exchange(shapes, self._admission)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        origin = request.headers.get("origin")
+        self._shapes.serve_in(asyncio.get_running_loop())
+        try:
+            answer = await self._answer(request)
+            answer.headers.update(cors(origin))
+        except ClientDisconnect:
+            return
+        except Refusal as refusal:
+            answer = refused(refusal, origin, request.method)
+        except EvertideError as error:
+            logger.warning("%s %s: %s", request.method, request.url.path, error)
+            status = 503 if isinstance(error, Unavailable | LeaseLost | Conflict) else 500
+            answer = refused(refusal_of(error, status), origin, request.method)
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        if request.method == "OPTIONS":
+            asked_for = request.headers.get("access-control-request-headers", "")
+            return options_answer(asked_for)
+        if request.method not in _METHODS:
+            raise Refusal(404, {"message": "Not found"})
+        query = request.query_params
+        self._authenticate(query)
+        if request.method == "DELETE":
+            return await self._deleted(query)
+        asked = parse_request(query)
+        if request.method == "POST" and asked.subset is None:
+            asked = await self._with_body(request, asked)
+        with self._admission.one(is_newcomer=asked.begins):
+            return await self._exchange.answer(request, asked)
+
+    def _authenticate(self, query: Mapping[str, str]) -> None:
+        secret = self._options.secret
+        given = query.get("secret") or query.get("api_secret") or ""
+        if secret and not hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode()):
+            raise Refusal(401, {"message": "Unauthorized - Invalid API secret"})
+
+    async def _with_body(self, request: Request, asked: ShapeRequest) -> ShapeRequest:
+        content = b""
+        async for piece in request.stream():
+            content += piece
+            if len(content) > self._options.body_bytes_max:
+                raise Refusal(413, {"error": "Request body too large"}, {"connection": "close"})
+        subset = subset_of_body(content)
+        return asked if subset is None else replace(asked, subset=subset)
+
+    async def _deleted(self, query: Mapping[str, str]) -> Response:
+        if not self._options.deletion:
+            raise Refusal(405, {"message": "DELETE not allowed"})
+        asked = parse_request(query, needs_offset=False)
+        definition = await self._exchange.definition(asked) if asked.table else None
+        await self._exchange.aside(lambda: self._delete(definition, asked.handle))
+        return Response(status_code=202, headers={"cache-control": "no-cache"})
+
+    def _delete(self, definition: ShapeDefinition | None, handle: str) -> None:
+        records = self._shapes.records
+        record = records.find(handle) if handle else None
+        if definition is not None and not handle:
+            record = records.of(definition)
+        if record is None:
+            raise Refusal(404, {"message": "No existing shape found"})
+        if definition is not None and record.definition != definition.canonical:
+            raise invalid({"handle": ["is of another definition than the one given"]})
+        self._shapes.end(record.handle, "a client asked for it")

@@ -1,0 +1,58 @@
+"""Offsets: where in the log of a shape something stands.
+
+    -1              before everything
+    0_0, 0_1, ...   behind the first, the second, ... chunk of the snapshot
+    0_inf           behind the snapshot, before the log
+    T_N             behind operation N of the transaction that clients know as T
+
+1. T is the time of a transaction, plus 1: so the log of every shape lies behind its snapshot.
+2. N counts what the transaction changes in the collection, in steps of 2, whatever part of it the shape gets: so the
+   same change stands at the same place in every shape, and nothing has to be remembered to say it again.
+3. Clients may ask for places where nothing stands: they get what lies behind.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = ["BEFORE_ALL", "BEFORE_LOG", "INF", "Offset", "parse_offset"]
+
+INF = 1 << 64
+_WORD = 1 << 64
+_FORM = re.compile(r"([0-9]{1,20})_([0-9]{1,20}|inf)")
+
+
+class Offset(NamedTuple):
+    transaction: int
+    operation: int
+
+    @property
+    def time(self) -> int:
+        """The first time at which something can stand behind it."""
+        return self.transaction - 1
+
+    @property
+    def is_virtual(self) -> bool:
+        """In the snapshot, or before it."""
+        return self.transaction <= 0
+
+    def __str__(self) -> str:
+        if self.transaction < 0:
+            return "-1"
+        return f"{self.transaction}_{'inf' if self.operation == INF else self.operation}"
+
+
+BEFORE_ALL = Offset(-1, 0)
+BEFORE_LOG = Offset(0, INF)
+
+
+def parse_offset(text: str) -> Offset | None:
+    """None if it is none; `now` is not a place, but a question."""
+    if text == "-1":
+        return BEFORE_ALL
+    found = _FORM.fullmatch(text)
+    if found is None:
+        return None
+    transaction, operation = int(found[1]), INF if found[2] == "inf" else int(found[2])
+    return Offset(transaction, operation) if transaction < _WORD and operation <= INF else None

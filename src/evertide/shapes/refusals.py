@@ -1,0 +1,50 @@
+"""What is said when a request is not served: a code of Electric's protocol, and JSON with a reason.
+
+What is wrong with a request is told by parameter, under `errors`; whatever else, as a `message`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evertide.errors import EvertideError, InvalidInput, Unavailable
+from evertide.plain import plain_error
+
+__all__ = ["KNOWN_ERROR", "Refusal", "invalid", "not_ready", "refusal_of", "rotated"]
+
+KNOWN_ERROR = "electric-internal-known-error"
+_MUST_REFETCH = b'[{"headers":{"control":"must-refetch"}}]'
+_READY_AFTER_S = 5
+
+
+class Refusal(Exception):
+    """The answer to a request that is not served."""
+
+    def __init__(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, body)
+        self.status = status
+        self.body = body
+        self.headers = dict(headers or {})
+
+
+def invalid(errors: Mapping[str, list[str]]) -> Refusal:
+    """What is wrong, by parameter."""
+    return Refusal(400, {"message": "Invalid request", "errors": dict(errors), "error_code": InvalidInput.error_code})
+
+
+def not_ready(why: str) -> Refusal:
+    known = {"message": why, "error_code": Unavailable.error_code}
+    return Refusal(503, known, {"retry-after": str(_READY_AFTER_S), KNOWN_ERROR: "true"})
+
+
+def rotated(handle: str) -> Refusal:
+    """The shape that was asked for is over: `handle` is the one to begin with, if there is one."""
+    kept = "public, max-age=60, must-revalidate" if handle else "public, max-age=1, must-revalidate"
+    return Refusal(409, _MUST_REFETCH, {"cache-control": kept, **({"electric-handle": handle} if handle else {})})
+
+
+def refusal_of(error: EvertideError, status: int) -> Refusal:
+    """Of what storage, or the pipeline, cannot do now."""
+    headers = {"retry-after": str(_READY_AFTER_S), KNOWN_ERROR: "true"} if status == 503 else {}
+    return Refusal(status, plain_error(error), headers)

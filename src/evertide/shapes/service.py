@@ -1,0 +1,47 @@
+"""`ShapeService`: the shapes of a pipeline, as something that is started and stopped beside it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from starlette.routing import Route
+
+from evertide.pipeline.reading import Collections
+from evertide.shapes.endpoint import ShapeEndpoint
+from evertide.shapes.follower import Follower
+from evertide.shapes.options import ShapeOptions
+from evertide.shapes.registry import Shapes
+
+__all__ = ["PATH", "ShapeService"]
+
+PATH = "/v1/shape"
+
+
+class ShapeService:
+    """For all collections of a storage. Connections are the server's; stop this after it, and before the storage."""
+
+    def __init__(self, collections: Collections, options: ShapeOptions | None = None) -> None:
+        self.shapes = Shapes(collections, options)
+        self.endpoint = ShapeEndpoint(self.shapes)
+        self._follower = Follower(self.shapes)
+
+    def route(self) -> Route:
+        return Route(PATH, self.endpoint)
+
+    def start(self) -> Self:
+        self._follower.start()
+        return self
+
+    def drain(self) -> None:
+        """Answer all who wait, so that the server need not wait for them when it stops."""
+        self.shapes.drain()
+
+    def stop(self) -> None:
+        self._follower.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()

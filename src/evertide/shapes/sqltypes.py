@@ -1,0 +1,185 @@
+"""PostgreSQL's types as where clauses know them, and which columns have them.
+
+| column | type | a value in Python |
+|---|---|---|
+| TINYINT, SMALLINT, INT, BIGINT | int2, int2, int4, int8 | int |
+| DECIMAL | numeric | Decimal, with its scale |
+| FLOAT, DOUBLE | float4, float8 | float |
+| BOOLEAN, STRING, BINARY | bool, text, bytea | bool, str, bytes |
+| DATE | date | days since 1970 |
+| TIME | time | microseconds since midnight |
+| TIMESTAMP_NTZ, TIMESTAMP | timestamp, timestamptz | microseconds since 1970, in UTC |
+| INTERVAL DAY TO SECOND | interval | (months, days, microseconds) |
+| ARRAY | the element's type, with `is_array` | list |
+| STRUCT, MAP, VARIANT | jsonb | opaque: it is NULL or not |
+
+1. An array of arrays is an array of the innermost type: PostgreSQL's types do not say how many dimensions there are.
+2. An array whose innermost elements are jsonb or intervals is opaque as well, as jsonb.
+3. `UNKNOWN` is what a quoted literal, a parameter and NULL are until their neighbour says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.errors import InvalidInput
+
+__all__ = [
+    "BOOL",
+    "BYTEA",
+    "DATE",
+    "FLOAT4",
+    "FLOAT8",
+    "INT2",
+    "INT4",
+    "INT8",
+    "INTEGER_BOUNDS",
+    "INTERVAL",
+    "JSONB",
+    "MOMENTS",
+    "NUMBERS",
+    "NUMERIC",
+    "TEXT",
+    "TIME",
+    "TIMESTAMP",
+    "TIMESTAMPTZ",
+    "TYPE_NAMES",
+    "UNKNOWN",
+    "SqlType",
+    "common_type",
+    "type_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SqlType:
+    name: str
+    is_array: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}[]" if self.is_array else self.name
+
+    @property
+    def element(self) -> SqlType:
+        return SqlType(self.name)
+
+    @property
+    def array(self) -> SqlType:
+        return SqlType(self.name, is_array=True)
+
+
+BOOL: Final = SqlType("bool")
+BYTEA: Final = SqlType("bytea")
+DATE: Final = SqlType("date")
+FLOAT4: Final = SqlType("float4")
+FLOAT8: Final = SqlType("float8")
+INT2: Final = SqlType("int2")
+INT4: Final = SqlType("int4")
+INT8: Final = SqlType("int8")
+INTERVAL: Final = SqlType("interval")
+JSONB: Final = SqlType("jsonb")
+NUMERIC: Final = SqlType("numeric")
+TEXT: Final = SqlType("text")
+TIME: Final = SqlType("time")
+TIMESTAMP: Final = SqlType("timestamp")
+TIMESTAMPTZ: Final = SqlType("timestamptz")
+UNKNOWN: Final = SqlType("unknown")
+
+INTEGER_BOUNDS = {kind: (-(1 << bits), (1 << bits) - 1) for kind, bits in ((INT2, 15), (INT4, 31), (INT8, 63))}
+NUMBERS = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
+"""Each becomes any later one by itself."""
+MOMENTS = (DATE, TIMESTAMP, TIMESTAMPTZ)
+"""As `NUMBERS`."""
+
+TYPE_NAMES = {
+    "bigint": INT8,
+    "bool": BOOL,
+    "boolean": BOOL,
+    "bytea": BYTEA,
+    "character varying": TEXT,
+    "date": DATE,
+    "decimal": NUMERIC,
+    "double precision": FLOAT8,
+    "float": FLOAT8,
+    "float4": FLOAT4,
+    "float8": FLOAT8,
+    "int": INT4,
+    "int2": INT2,
+    "int4": INT4,
+    "int8": INT8,
+    "integer": INT4,
+    "interval": INTERVAL,
+    "numeric": NUMERIC,
+    "real": FLOAT4,
+    "smallint": INT2,
+    "text": TEXT,
+    "time": TIME,
+    "time without time zone": TIME,
+    "timestamp": TIMESTAMP,
+    "timestamp with time zone": TIMESTAMPTZ,
+    "timestamp without time zone": TIMESTAMP,
+    "timestamptz": TIMESTAMPTZ,
+    "varchar": TEXT,
+}
+"""As people write them. `uuid` is not among them: a cast to it gives a text."""
+
+_SIMPLE = {
+    pa.int8(): INT2,
+    pa.int16(): INT2,
+    pa.int32(): INT4,
+    pa.int64(): INT8,
+    pa.float32(): FLOAT4,
+    pa.float64(): FLOAT8,
+    pa.bool_(): BOOL,
+    pa.null(): TEXT,
+}
+
+
+def type_of(kind: Any) -> SqlType:
+    """Of an Arrow type."""
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        inner = type_of(kind.value_type)
+        return JSONB if inner in (JSONB, INTERVAL) else inner.array
+    if kinds.is_dictionary(kind):
+        return type_of(kind.value_type)
+    if kinds.is_timestamp(kind):
+        return TIMESTAMP if kind.tz is None else TIMESTAMPTZ
+    found = _SIMPLE.get(kind) or next((found for is_kind, found in _FAMILIES if is_kind(kind)), None)
+    if found is None:
+        raise InvalidInput(where=f"type {kind}", why="shapes do not know it")
+    return found
+
+
+def common_type(types: list[SqlType]) -> SqlType | None:
+    """What values of these types become in COALESCE, ARRAY and the like; None if they have nothing in common."""
+    known = [kind for kind in types if kind != UNKNOWN]
+    if not known:
+        return TEXT
+    if all(kind.is_array for kind in known):
+        element = common_type([kind.element for kind in known])
+        return element and element.array
+    for chain in (NUMBERS, MOMENTS):
+        if all(kind in chain for kind in known):
+            return max(known, key=chain.index)
+    return known[0] if len(set(known)) == 1 else None
+
+
+_FAMILIES = (
+    (kinds.is_decimal, NUMERIC),
+    (kinds.is_string, TEXT),
+    (kinds.is_large_string, TEXT),
+    (kinds.is_string_view, TEXT),
+    (kinds.is_binary, BYTEA),
+    (kinds.is_large_binary, BYTEA),
+    (kinds.is_fixed_size_binary, BYTEA),
+    (kinds.is_binary_view, BYTEA),
+    (kinds.is_date, DATE),
+    (kinds.is_time, TIME),
+    (kinds.is_duration, INTERVAL),
+    (kinds.is_map, JSONB),
+    (kinds.is_struct, JSONB),
+)

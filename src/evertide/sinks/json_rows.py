@@ -1,0 +1,55 @@
+"""Rows as JSON has them, for sinks that write JSON.
+
+Decimals are texts, so that no digit is lost; times ISO 8601; bytes base64; durations as '1 02:03:04.5', which a table
+takes back. A map whose keys are texts is an object, any other a list of pairs. A VARIANT is what it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.plain import is_variant, plain
+
+__all__ = ["json_rows"]
+
+Row = dict[str, Any]
+
+
+def json_rows(table: pa.Table) -> Iterator[Row]:
+    is_text_map = all(kinds.is_string(key) for field in table.schema for key in _map_keys(field.type))
+    variants = [field.name for field in table.schema if is_variant(field.type)]
+    for row in table.to_pylist(maps_as_pydicts="strict" if is_text_map else None):
+        told = {name: _variant(value) if name in variants else value for name, value in row.items()}
+        yield plain(_spans(told))
+
+
+def _map_keys(kind: Any) -> Iterator[Any]:
+    if kinds.is_map(kind):
+        yield kind.key_type
+    for at in range(kind.num_fields):
+        yield from _map_keys(kind.field(at).type)
+
+
+def _variant(value: Any) -> Any:
+    from pyspark.sql.types import VariantVal  # noqa: PLC0415 - slow to import, and few collections have a VARIANT
+
+    return None if value is None else json.loads(VariantVal(value["value"], value["metadata"]).toJson())
+
+
+def _spans(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        micros = value // timedelta(microseconds=1)
+        seconds, micros_left = divmod(abs(micros), 1_000_000)
+        clock = f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros_left:06}"
+        return f"{'-' if micros < 0 else ''}{seconds // 86400} {clock}"
+    if isinstance(value, dict):
+        return {name: _spans(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spans(each) for each in value]
+    return value

@@ -1,0 +1,1 @@
+"""The sink `postgres`: collections as tables of a PostgreSQL server, exactly once. `sink` is its door."""

@@ -1,0 +1,200 @@
+"""Columns of a collection as columns of a PostgreSQL table: what they are made as, what else can hold them, and values.
+
+| column | made as | can also be |
+|---|---|---|
+| TINYINT, SMALLINT, INT, BIGINT | smallint, smallint, integer, bigint | a larger one, numeric |
+| DECIMAL | numeric of the same digits | numeric with more digits, or without a limit |
+| FLOAT, DOUBLE | real, double precision | FLOAT: double precision |
+| STRING | text | varchar, uuid, json, jsonb, as long as the values are some |
+| BOOLEAN, BINARY, DATE | boolean, bytea, date | |
+| TIMESTAMP, TIMESTAMP_NTZ, TIME, INTERVAL | timestamptz, timestamp, time, interval | |
+| ARRAY of these | an array of that | an array of what its elements can also be |
+| STRUCT, MAP, VARIANT, ARRAY of those or of arrays | jsonb (`evertide.sinks.json_rows`) | json |
+
+A column that would round or cut a value can hold none. Values go as the texts that PostgreSQL itself writes for them:
+one form for all ways of sending rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from evertide.plain import is_variant
+from evertide.shard.columns import one_chunk
+from evertide.sinks.json_rows import json_rows
+
+__all__ = ["TargetColumn", "holds", "made_type", "texts"]
+
+_ANY_LENGTH = -1
+_MICROS = (_ANY_LENGTH, 6)
+_JSON = ("jsonb", "json")
+_SIMPLE: dict[Any, tuple[str, tuple[str, ...]]] = {
+    pa.int8(): ("smallint", ("int2", "int4", "int8", "numeric")),
+    pa.int16(): ("smallint", ("int2", "int4", "int8", "numeric")),
+    pa.int32(): ("integer", ("int4", "int8", "numeric")),
+    pa.int64(): ("bigint", ("int8", "numeric")),
+    pa.float32(): ("real", ("float4", "float8")),
+    pa.float64(): ("double precision", ("float8",)),
+    pa.bool_(): ("boolean", ("bool",)),
+    pa.string(): ("text", ("text", "varchar", "uuid", *_JSON)),
+    pa.binary(): ("bytea", ("bytea",)),
+    pa.date32(): ("date", ("date",)),
+    pa.timestamp("us", "UTC"): ("timestamptz", ("timestamptz",)),
+    pa.timestamp("us"): ("timestamp", ("timestamp",)),
+    pa.time64("ns"): ("time", ("time",)),
+    pa.time64("us"): ("time", ("time",)),
+    pa.duration("us"): ("interval", ("interval",)),
+    pa.null(): ("text", ("text",)),
+}
+_YEAR = re.compile(r"(-?\d+)(-\d\d-\d\d.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column as the server has it."""
+
+    name: str
+    shown: str
+    """Its type, as people write it."""
+    modifier: int
+    type: str
+    """The name of the type, or of an array's elements."""
+    is_array: bool
+    is_domain: bool
+    needs_value: bool
+    """It may not be NULL, and has no default."""
+    is_computed: bool
+
+    @property
+    def cast(self) -> str:
+        """What a text is cast to. A cast to `varchar(5)` would cut what is longer; the column itself refuses it."""
+        if self.type != "varchar":
+            return self.shown
+        return "varchar[]" if self.is_array else "varchar"
+
+
+def made_type(kind: Any) -> str | None:
+    """What a column is made as; None if a table cannot hold it."""
+    if kinds.is_decimal(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    if kind in _SIMPLE:
+        return _SIMPLE[kind][0]
+    if is_variant(kind) or kinds.is_nested(kind):
+        inner = [made_type(kind.field(at).type) for at in range(kind.num_fields)]
+        if None in inner:
+            return None
+        return f"{inner[0]}[]" if _is_array(kind) else "jsonb"
+    return None
+
+
+def _is_array(kind: Any) -> bool:
+    """Arrays of arrays are none: PostgreSQL's are rectangular."""
+    return kinds.is_list(kind) and not kinds.is_nested(kind.value_type) and kind.value_type != pa.null()
+
+
+def holds(column: TargetColumn, kind: Any) -> bool:
+    """Whether a column can hold every value of the kind, exactly."""
+    if column.is_domain:
+        return False
+    if column.is_array or _is_array(kind):
+        return column.is_array and _is_array(kind) and _fits(column.type, column.modifier, kind.value_type)
+    if kinds.is_nested(kind):
+        return column.type in _JSON
+    return _fits(column.type, column.modifier, kind)
+
+
+def _fits(type_name: str, modifier: int, kind: Any) -> bool:
+    if kinds.is_decimal(kind) or (type_name == "numeric" and kind in _SIMPLE):
+        return type_name == "numeric" and _has_digits(modifier, kind)
+    if type_name not in _SIMPLE[kind][1]:
+        return False
+    return type_name in ("varchar", "bpchar") or modifier in _MICROS
+
+
+def _has_digits(modifier: int, kind: Any) -> bool:
+    if not kinds.is_decimal(kind):
+        return modifier == _ANY_LENGTH and kinds.is_integer(kind)
+    precision, scale = (modifier - 4) >> 16, (((modifier - 4) & 0x7FF) ^ 1024) - 1024
+    return modifier == _ANY_LENGTH or (scale >= kind.scale and precision - scale >= kind.precision - kind.scale)
+
+
+def texts(column: Any) -> pa.Array:
+    """Each value as the text that stands for it; NULL stays NULL."""
+    array = one_chunk(column)
+    kind = array.type
+    if kinds.is_string(kind):
+        return array
+    made = next((make for is_kind, make in _TEXTS if is_kind(kind)), None)
+    return pc.cast(array, pa.string()) if made is None else made(array)
+
+
+def _listed(array: pa.Array, made: Callable[[Any], str]) -> pa.Array:
+    return pa.array([None if each is None else made(each) for each in array.to_pylist()], pa.string())
+
+
+def _bytes(array: pa.Array) -> pa.Array:
+    return _listed(array, lambda value: "\\x" + value.hex())
+
+
+def _days(array: pa.Array) -> pa.Array:
+    """Also those before and after the years that Arrow and Python can write."""
+    unit, kind = ("D", "<M8[D]") if kinds.is_date(array.type) else ("us", "<M8[us]")
+    numbers = pc.fill_null(array.cast(pa.int32() if unit == "D" else pa.int64()).cast(pa.int64()), 0)
+    found = np.datetime_as_string(numbers.to_numpy().astype(kind))
+    written = [_dated(text) if text.startswith(("-", "0000-")) else text for text in found.tolist()]
+    return pa.array(written, pa.string(), mask=pc.is_null(array).to_numpy(zero_copy_only=False))
+
+
+def _dated(text: str) -> str:
+    found = _YEAR.fullmatch(text)
+    return text if found is None else f"{1 - int(found[1]):04}{found[2]} BC"
+
+
+def _spans(array: pa.Array) -> pa.Array:
+    return _listed(array.cast(pa.int64()), _span)
+
+
+def _span(micros: int) -> str:
+    seconds, left = divmod(abs(micros), 1_000_000)
+    return f"{'-' if micros < 0 else ''}{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{left:06}"
+
+
+def _arrays(array: pa.Array) -> pa.Array:
+    """All elements of all rows in one go."""
+    if not _is_array(array.type):
+        return _json(array)
+    elements = ["NULL" if text is None else _element(text) for text in texts(array.flatten()).to_pylist()]
+    made, at = [], 0
+    for length in pc.list_value_length(array).to_pylist():
+        made.append(None if length is None else "{" + ",".join(elements[at : at + length]) + "}")
+        at += length or 0
+    return pa.array(made, pa.string())
+
+
+def _element(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _json(array: pa.Array) -> pa.Array:
+    rows = json_rows(pa.table({"c": array}))
+    made = (row["c"] for row in rows)
+    return pa.array([None if value is None else msgspec.json.encode(value).decode() for value in made], pa.string())
+
+
+_TEXTS: tuple[tuple[Callable[[Any], bool], Callable[[pa.Array], pa.Array]], ...] = (
+    (kinds.is_binary, _bytes),
+    (lambda kind: kinds.is_date(kind) or kinds.is_timestamp(kind), _days),
+    (kinds.is_duration, _spans),
+    (kinds.is_list, _arrays),
+    (kinds.is_nested, _json),
+)

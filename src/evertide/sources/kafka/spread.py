@@ -1,0 +1,127 @@
+"""Ranges of offsets that executors read and decode: one task for each partition.
+
+1. Whoever reads a range, its records have the same count and checksum, which the journal binds (J4), and the same rows.
+2. An executor that is lost in the middle is Spark's to replace: a task only reads, and begins from its first offset.
+3. What goes wrong with the topic is no failure of the task: it comes back as a `Trouble`, and is raised where somebody
+   knows what to say of it. So it is not tried again in vain, and reads as if the driver had met it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+from confluent_kafka import KafkaError, KafkaException
+
+from evertide.brokers import Brokers, cause
+from evertide.secrets import Secrets
+from evertide.sources.contract import Limit, Rows
+from evertide.sources.executors import Executors
+from evertide.sources.kafka.debezium import Truncated
+from evertide.sources.kafka.fetch import read_again
+from evertide.sources.kafka.place import Range, Records
+from evertide.sources.kafka.rows import Decoder
+from evertide.sources.kafka.schema_registry import RegistryAway
+
+__all__ = ["Found", "Task", "Trouble", "found_of", "planned", "read_range", "spread"]
+
+_OWN = 32
+"""About what a record is beside its key and its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    brokers: Brokers
+    topic: str
+    decoder: Decoder
+    range: Range
+    """Count and checksum are not known as yet, or are those that are expected."""
+    bytes: int
+    """Records beyond this are left out; one is always there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    kind: str
+    """kafka, registry or truncated."""
+    code: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    range: Range
+    """As it was read."""
+    rows: Rows
+
+
+def planned(
+    following: Mapping[int, int], first: Mapping[int, int], last: Mapping[int, int], limit: Limit
+) -> list[Range]:
+    """What to read next, of all partitions alike. Nothing, if some offset is not there: others tell of that."""
+    if any(not first[number] <= offset <= last[number] for number, offset in following.items()):
+        return []
+    waiting = sorted((last[number] - offset, number) for number, offset in following.items() if last[number] > offset)
+    found, rows = [], limit.rows
+    for left, (count, number) in zip(range(len(waiting), 0, -1), waiting, strict=True):
+        share = min(count, max(1, rows // left))
+        found.append(Range(number, following[number], following[number] + share, 0, ""))
+        rows -= share
+        if rows <= 0:
+            break
+    return sorted(found, key=lambda one: one.partition)
+
+
+def spread(  # noqa: PLR0917
+    executors: Executors, brokers: Brokers, topic: str, decoder: Decoder, ranges: Sequence[Range], bytes_max: int
+) -> list[Found | Trouble]:
+    """The driver keeps the secrets to itself, but for those that a client needs."""
+    plain = replace(brokers, secrets=Secrets(Path(), {}), heard=type(brokers.heard)(maxlen=brokers.heard.maxlen))
+    share = max(1, bytes_max // max(1, len(ranges)))
+    return executors.map(read_range, [Task(plain, topic, decoder, one, share) for one in ranges])
+
+
+def read_range(task: Task) -> Found | Trouble:
+    """What an executor does."""
+    try:
+        (records,) = read_again(task.brokers, task.topic, [task.range])
+        kept = _within(records, task.bytes)
+        last = task.range.last if kept is records else kept.offsets[-1] + 1
+        checked = Range(records.partition, task.range.first, last, len(kept.offsets), kept.checksum())
+        return Found(checked, task.decoder.rows(kept, f"{task.topic}-{records.partition}"))
+    except KafkaException as error:
+        return Trouble("kafka", cause(error).code(), cause(error).str())
+    except RegistryAway as error:
+        return Trouble("registry", text=str(error))
+    except Truncated:
+        return Trouble("truncated")
+
+
+def found_of(outcome: Found | Trouble) -> Found:
+    """Or what went wrong, as it would have been raised here."""
+    if isinstance(outcome, Found):
+        return outcome
+    if outcome.kind == "registry":
+        raise RegistryAway(outcome.text)
+    if outcome.kind == "truncated":
+        raise Truncated
+    raise KafkaException(KafkaError(outcome.code, outcome.text))
+
+
+def _within(records: Records, most: int) -> Records:
+    sizes = accumulate(
+        len(key or b"") + len(value or b"") + _OWN for key, value in zip(records.keys, records.values, strict=True)
+    )
+    count = max(1, bisect_right(list(sizes), most))
+    if count >= len(records.offsets):
+        return records
+    return Records(
+        records.partition,
+        records.messages[:count],
+        records.offsets[:count],
+        records.keys[:count],
+        records.values[:count],
+    )

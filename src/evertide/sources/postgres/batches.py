@@ -1,0 +1,130 @@
+"""Many messages of the stream at once: new rows as columns of texts, without a Python object for each value.
+
+Nearly all messages of a stream are new rows: inserts, and updates without an old row that leave no value alone. Where
+the values of all of them begin and end is found column by column, over all messages together, and each column is then
+taken out of the messages in one go. What is no such message, or not one from its first byte to its last, is left for
+`evertide.sources.postgres.messages`, which has the last word on all of them: both ways give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from evertide.shard.columns import Longs
+
+__all__ = ["HEAD", "WORTHWHILE", "NewRows", "new_rows"]
+
+HEAD = 25
+"""Bytes of an outer message before what pgoutput wrote: its kind, two positions and a clock."""
+
+WORTHWHILE = 48
+"""Fewer messages than these are taken one by one: it is quicker."""
+
+_INSERT, _UPDATE, _NEW = b"IUN"
+_STREAM_START, _STREAM_STOP = b"SE"
+_TEXT, _NULL = b"tn"
+_PAD = b"\0" * 16
+"""So that a message that ends too early is read as one that is none of ours, and not beyond the end."""
+_BYTES_MAX = 2**31 - 1024
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Those of one relation, in order."""
+
+    relation: int
+    columns: tuple[Any, ...]
+    """By place in the relation: binary arrays."""
+    xids: Longs
+    """The subtransaction of each row, in pieces of streamed transactions; else 0."""
+    sizes: Longs
+    """Bytes up to each row, and to the end of the last."""
+    before: list[int]
+    """By message, and at the end: how many of these rows came before it."""
+
+    def fitting(self, first: int, room: int) -> int:
+        """About how many rows from one on are so many bytes; at least one."""
+        return max(1, int(np.searchsorted(self.sizes, self.sizes[first] + room, "right")) - 1 - first)
+
+
+def new_rows(messages: Sequence[bytes], *, is_streamed: bool) -> tuple[list[NewRows], list[int]]:
+    """The new rows in outer messages that carry data, by relation; and the messages that are left."""
+    everything = range(len(messages))
+    content = b"".join([*messages, _PAD])
+    if len(content) > _BYTES_MAX:
+        return [], list(everything)
+    data = np.frombuffer(content, np.uint8)
+    ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) + HEAD
+    kinds = data[starts]
+    inside = int(is_streamed) + np.cumsum(kinds == _STREAM_START) - np.cumsum(kinds == _STREAM_STOP)
+    bodies = starts + np.where(inside > 0, 5, 1)
+    places = np.flatnonzero(((kinds == _INSERT) | (kinds == _UPDATE)) & (data[bodies + 4] == _NEW))
+    relations = _number(data, bodies[places], 4)
+    shapes = (relations << 16) | _number(data, bodies[places] + 5, 2)
+    found = []
+    is_left = np.ones(len(messages), np.bool_)
+    for shape in np.unique(shapes).tolist():
+        at = places[shapes == shape]
+        begins, value_ends, is_null, is_whole = _values(data, bodies[at] + 7, ends[at], shape & 0xFFFF)
+        if not is_whole.all():
+            at = at[is_whole]
+            begins, value_ends, is_null = begins[:, is_whole], value_ends[:, is_whole], is_null[:, is_whole]
+        if not len(at):
+            continue
+        is_left[at] = False
+        whole = np.zeros(len(messages) + 1, np.int64)
+        whole[at + 1] = 1
+        found.append(
+            NewRows(
+                shape >> 16,
+                tuple(_texts(content, *column) for column in zip(begins, value_ends, is_null, strict=True)),
+                np.where(inside[at] > 0, _number(data, starts[at] + 1, 4), 0),
+                np.concatenate((np.zeros(1, np.int64), np.cumsum(ends[at] - starts[at]))),
+                np.cumsum(whole).tolist(),
+            )
+        )
+    return found, np.flatnonzero(is_left).tolist()
+
+
+def _number(data: Bytes, at: Longs, width: int) -> Longs:
+    """Big-endian, without a sign."""
+    found = data[at].astype(np.int64)
+    for place in range(1, width):
+        found = (found << 8) | data[at + place]
+    return found
+
+
+def _values(data: Bytes, at: Longs, ends: Longs, count: int) -> tuple[Longs, Longs, npt.NDArray[np.bool_], Any]:
+    """Where each value begins and ends, and whether it is NULL, by column; and the messages that are made so."""
+    last = len(data) - len(_PAD)
+    begins, value_ends = np.empty((count, len(at)), np.int64), np.empty((count, len(at)), np.int64)
+    is_null = np.empty((count, len(at)), np.bool_)
+    is_whole = np.ones(len(at), np.bool_)
+    for column in range(count):
+        kinds = data[at]
+        is_text = kinds == _TEXT
+        is_null[column] = ~is_text
+        is_whole &= is_text | (kinds == _NULL)
+        begins[column] = np.where(is_text, at + 5, at + 1)
+        at = np.minimum(begins[column] + np.where(is_text, _number(data, at + 1, 4), 0), last)
+        value_ends[column] = at
+        is_whole &= at <= ends
+    return begins, value_ends, is_null, is_whole & (at == ends)
+
+
+def _texts(content: bytes, begins: Longs, ends: Longs, is_null: Any) -> Any:
+    """What lies between is an element of its own in an array over all of the content; every second one is taken."""
+    offsets = np.empty(2 * len(begins), np.int32)
+    offsets[::2], offsets[1::2] = begins, ends
+    every = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+    chosen = pa.array(np.arange(0, len(offsets), 2), mask=is_null if is_null.any() else None)
+    return every.take(chosen)

@@ -1,0 +1,102 @@
+"""Where the server is, and how its slot fares: asked now and then, over a connection of its own.
+
+The stream does not say it. Its messages have positions that were sent, and while a large transaction is decoded, or
+nothing is read because the pipeline is behind, the server is further than that. Nothing rests on what is found here: if
+it cannot be asked, it is not known, and the stream itself tells what is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from evertide.problem import Problem
+from evertide.runtime import Runtime
+from evertide.sources.postgres.messages import parse_lsn
+from evertide.sources.postgres.server import Server
+
+__all__ = ["Gauge"]
+
+_LOOK_S = 2.0
+_NEAR = 0.25
+"""The part of what the server keeps for a slot that, when it is all that is left, is little."""
+_BEHIND_S = 5.0
+"""What was written is sent within this time, if nothing is behind."""
+_WHERE = """
+SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text,
+    wal_status, safe_wal_size, pg_size_bytes(current_setting('max_slot_wal_keep_size'))
+FROM pg_replication_slots WHERE slot_name = %s"""
+_REMEDY = (
+    "Let the pipeline catch up, or give the server a larger max_slot_wal_keep_size: of a slot that is lost, the tables"
+    " have to be read anew."
+)
+_REMEDY_FULL = "Let the pipeline catch up: until then the server keeps its log, and needs the room on its disk."
+
+
+class Gauge:
+    """Used by the thread that receives; what it found may be read by any."""
+
+    def __init__(self, server: Server, slot: str, runtime: Runtime) -> None:
+        self._server = server
+        self._slot = slot
+        self._runtime = runtime
+        self._connection: psycopg.Connection[Any] | None = None
+        self._looked_s = -1e9
+        self._unsent: tuple[int, float] | None = None
+        self.reached = 0
+        """Where the server was when it was last asked; 0: not known."""
+        self.problems: tuple[Problem, ...] = ()
+
+    def look(self, sent: int) -> None:
+        """Ask, if it is time. `sent` is up to where the server has sent everything."""
+        now_s = self._runtime.monotonic_s()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            if self._connection is None:
+                self._connection = self._server.connect()
+            row = self._connection.execute(_WHERE, (self._slot,)).fetchone()
+        except psycopg.Error:
+            self.close()
+            return
+        if row is None:  # the look at the catalog says that it is gone
+            self.reached, self.problems = 0, ()
+            return
+        lsn, status, left, limit = row
+        self.reached = parse_lsn(lsn or "0/0")
+        if self._unsent is None or self._unsent[0] <= sent:
+            self._unsent = (self.reached, now_s)
+        self._warn(status, left, limit)
+
+    def behind_s(self, sent: int) -> float:
+        """For how long something is there that was not sent yet; 0 if nothing is, or it is on its way."""
+        unsent = self._unsent
+        if unsent is None or unsent[0] <= sent:
+            return 0.0
+        age_s = self._runtime.monotonic_s() - unsent[1]
+        return age_s if age_s > _BEHIND_S else 0.0
+
+    def close(self) -> None:
+        """Nothing is known until it is asked again."""
+        connection, self._connection = self._connection, None
+        self._unsent, self.reached = None, 0
+        if connection is not None:
+            connection.close()
+
+    def _warn(self, status: str | None, left: int | None, limit: int) -> None:
+        why, remedy = "", _REMEDY
+        slot = f"the replication slot {self._slot!r}"
+        if status == "unreserved":
+            why = f"{slot} is about to be lost: the server removes the log that it needs at its next checkpoint"
+        elif left is not None and (status == "extended" or left < limit * _NEAR):
+            why = f"{slot} is lost when the server has written {max(0, int(left))} more bytes of its log"
+        elif status == "extended":
+            why, remedy = f"for {slot} the server keeps more of its log than max_wal_size", _REMEDY_FULL
+        if not why:
+            self.problems = ()
+            return
+        since_s = self.problems[0].since_s if self.problems else self._runtime.wall_s()
+        where = self._server.address.where
+        self.problems = (Problem("warning", "slot_at_risk", f"{where}: {why}", remedy, since_s),)

@@ -1,0 +1,121 @@
+"""The option `where` means what Spark means by it."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from evertide.datasource.condition import mask, parse
+from evertide.errors import InvalidInput
+from tests.datasource.kit import content
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int32()),
+        ("Name", pa.string()),
+        ("weight", pa.float64()),
+        ("price", pa.decimal128(10, 2)),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("local", pa.timestamp("us")),
+        ("ok", pa.bool_()),
+        ("from", pa.int64()),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+ROWS = pa.table(
+    {
+        "id": [-1, 0, 1, 2, 3, None],
+        "Name": ["ann", "Bob", "it's", "Zoë", "", None],
+        "weight": [float("nan"), -0.0, 0.0, 1.5, float("-inf"), None],
+        "price": [Decimal("0.00"), Decimal("1.50"), Decimal("-1.50"), None, Decimal("99999999.99"), Decimal("1.51")],
+        "day": [date(1969, 12, 31), date(2026, 11, 15), None, date(1970, 1, 1), date(1, 1, 1), date(9999, 12, 31)],
+        "at": [NOON, None, NOON.replace(microsecond=1), NOON.replace(year=1960), NOON, NOON],
+        "local": [None, *(NOON.replace(tzinfo=None, hour=hour) for hour in range(5))],
+        "ok": [True, False, None, True, False, None],
+        "from": [1, 2, 3, 4, 5, 6],
+        "tags": [None, [], ["x"], None, None, None],
+    },
+    schema=SCHEMA,
+)
+CONDITIONS = [
+    "id = 1",
+    "ID >= 0 and id < 3",
+    "id > -1",
+    "id BETWEEN 0 AND 2",
+    "id IN (1, 3, 7)",
+    "id IS NULL",
+    "id IS NOT NULL AND name = 'it''s'",
+    "name > 'ann'",
+    "name <= 'Zoë'",
+    "`Name` = ''",
+    "weight > 1.5",
+    "weight >= 0",
+    "weight = 0.0",
+    "weight < 0",
+    "weight <= 1e3",
+    "price = 1.5",
+    "price > -1.50 AND price < 1.51",
+    "day < DATE '1970-01-01'",
+    "day = DATE '2026-11-15'",
+    "at > TIMESTAMP '2026-11-15 12:00:00'",
+    "at <= TIMESTAMP '2026-11-15T13:00:00+01:00'",
+    "ok = TRUE",
+    "ok = false",
+    "`from` > 3",
+    "tags IS NOT NULL",
+]
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+def test_it_means_what_it_means_to_spark(spark: SparkSession, text: str) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        expected = spark.createDataFrame(ROWS).where(text).select("from").toArrow().to_pylist()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    found = ROWS.filter(mask(ROWS, parse(text, SCHEMA))).select(["from"]).to_pylist()
+    assert content(found) == content(expected)
+
+
+def test_no_condition_is_all_rows() -> None:
+    assert parse("", SCHEMA) == ()
+    assert mask(ROWS, ()) is None
+
+
+REFUSED = {
+    "nothing = 1": "'nothing' is no column",
+    "id = 1 OR id = 2": "AND is expected before 'OR'",
+    "id": "is expected after 'id'",
+    "id = ": "'' is no value of column 'id'",
+    "id = 1.5": "'1.5' is no value of column 'id', which is int32",
+    "id = 3000000000": "no value of column 'id'",
+    "id = 'one'": "no value of column 'id'",
+    "price = 1.505": "no value of column 'price'",
+    "name = 5": "no value of column 'Name'",
+    "day = DATE '2026-13-01'": "no value of column 'day'",
+    "local = TIMESTAMP '2026-11-15T12:00:00Z'": "no value of column 'local'",
+    "tags = 'x'": "no value of column 'tags'",
+    "id IN 1": "'(' is expected before '1'",
+    "id IS 5": "'NULL' is expected before '5'",
+    "id = 1 AND": "'' is no column",
+    "id ~ 1": "'~ 1' is not understood",
+    "upper(name) = 'X'": "'upper' is no column",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_anything_else_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(text, SCHEMA)
+    assert REFUSED[text] in caught.value.why
+    assert text in caught.value.why

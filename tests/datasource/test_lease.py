@@ -1,0 +1,138 @@
+"""I6: what a read was planned to read stays until it was read, or the lease was lost, which is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evertide.datasource.planning import Task, pin, plan
+from evertide.datasource.request import Request
+from evertide.errors import BlobMissing, InvalidInput, LeaseLost, TimeCompacted
+from evertide.settings import Settings
+from evertide.shard.lease import LeaseRecord, end, live_leases, renew
+from tests.datasource.kit import History, asked, content, grown, opened, rows_of
+
+
+def leases(history: History, name: str = "things") -> dict[str, LeaseRecord]:
+    return live_leases(history.shard(name).log)
+
+
+def disturbed(history: History) -> int:
+    """Everything that a running pipeline does to parts. How many were deleted."""
+    for _ in range(8):
+        history.forget(history.step() - 1)
+    history.compact()
+    return history.collect()
+
+
+def planned(history: History, **options: object) -> tuple[Request, list[Task]]:
+    request = asked(history.root, "things", **options)
+    return request, plan(request, pin(request))
+
+
+@pytest.mark.parametrize("options", [{}, {"partition_bytes": 1}, {"changes_after": 3}])
+def test_i6_what_was_planned_is_there_after_compaction_and_collection(tmp_path: Path, options: dict[str, int]) -> None:
+    with opened(tmp_path / "s") as p:
+        history = grown(p, 2, 7)
+        request, found = planned(history, **options)
+        before = rows_of(request, found)
+        disturbed(history)
+        assert content(rows_of(request, found)) == content(before)
+        if not options:
+            assert content(before) == content(history.at[found[0].pin.time]["things"])
+
+
+def test_i6_a_lost_lease_is_told_apart_from_a_lost_file(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as p:
+        history = grown(p, 2, 7)
+        request, found = planned(history)
+        end(history.shard("things").log, found[0].pin.lease)
+        assert content(rows_of(request, found)) == content(history.at[found[0].pin.time]["things"])  # all is there yet
+        assert disturbed(history) > 0
+        with pytest.raises(LeaseLost) as lost:
+            rows_of(request, found)
+        assert (lost.value.lease, lost.value.restart_from) == (found[0].pin.lease, found[0].pin.time)
+        request, found = planned(history)
+        Path(request.storage, found[0].group.parts[0].key).unlink()
+        with pytest.raises(BlobMissing):
+            rows_of(request, found)
+
+
+def test_since_waits_for_a_dataframe_that_was_loaded(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as p:
+        history = grown(p, 2, 7)
+        request = asked(history.root, "things")
+        pinned = pin(request)
+        disturbed(history)
+        assert history.shard("things").since == pinned.time
+        assert content(rows_of(request, plan(request, pinned))) == content(history.at[pinned.time]["things"])
+
+
+def test_a_lease_that_was_lost_before_planning_is_taken_anew_or_the_time_is_gone(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as p:
+        history = grown(p, 2, 7)
+        request = asked(history.root, "things")
+        pinned = pin(request)
+        end(history.shard("things").log, pinned.lease)
+        again = plan(request, pinned)
+        assert again[0].pin.lease != pinned.lease
+        assert list(leases(history)) == [f"lease/{pinned.shard}/{again[0].pin.lease}"]
+        end(history.shard("things").log, again[0].pin.lease)
+        disturbed(history)
+        with pytest.raises(
+            TimeCompacted, match=f"the smallest time that can be read is {history.shard('things').since}"
+        ):
+            plan(request, pinned)
+        assert leases(history) == {}
+
+
+def test_a_task_beats_for_the_lease_that_another_process_took(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as p:
+        history = grown(p, 2, 7)
+        request, found = planned(history, lease_s=100)
+        [before] = leases(history).values()
+        assert before.ttl_s == 100
+        rows_of(request, found)
+        assert list(leases(history).values()) == [before]  # it was taken just now
+        rows_of(request, [replace(task, beat_at_s=task.beat_at_s - 99) for task in found])
+        [after] = leases(history).values()
+        assert after.beat > before.beat
+        assert after.beat_at_s > before.beat_at_s
+
+
+def test_renewing_what_is_gone_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as p:
+        history = grown(p, 2, 3)
+        log = history.shard("things").log
+        lease = pin(asked(history.root, "things")).lease
+        assert renew(log, lease)
+        end(log, lease)
+        end(log, lease)
+        assert not renew(log, lease)
+        assert leases(history) == {}
+
+
+def test_a_read_that_lies_inside_the_state_holds_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", settings=Settings()) as p:
+        history = grown(p, 2, 7)
+        request, found = planned(history)
+        assert leases(history) == {}
+        disturbed(history)
+        assert content(rows_of(request, found)) == content(history.at[found[0].pin.time]["things"])
+
+
+def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as p:
+        history = grown(p, 2, 9)
+        since, last = history.shard("things").since, max(history.at)
+        for options in ({"as_of": since - 1}, {"changes_after": since - 1}):
+            with pytest.raises(TimeCompacted, match=f"the smallest time that can be read is {since}"):
+                pin(asked(history.root, "things", **options))
+        with pytest.raises(InvalidInput, match=f"time {last + 1} is not there yet; the last is {last}"):
+            pin(asked(history.root, "things", as_of=last + 1))
+        with pytest.raises(InvalidInput, match=f"the last time is {last}"):
+            pin(asked(history.root, "things", changes_after=last + 1))
+        assert leases(history) == {}
+        assert rows_of(asked(history.root, "things", changes_after=last)) == []

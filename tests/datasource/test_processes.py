@@ -1,0 +1,109 @@
+"""Another Spark reads the storage while its pipeline goes on: on a cluster, and on S3 and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pyspark
+
+from tests.datasource.kit import History, grown, opened
+from tests.servers.postgres import PostgresServer
+from tests.servers.s3 import S3Server
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@contextmanager
+def asker(master: str, *where: str, **environment: str) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Its input and output, once it is ready."""
+    command = [sys.executable, "-m", "tests.datasource.asker", master, *where]
+    home = str(Path(pyspark.__file__).parent)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"SPARK_HOME": home} | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process.stdin, process.stdout
+        process.stdin.close()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def ask(pipes: tuple[IO[str], IO[str]], time: int) -> None:
+    pipes[0].write(f"{time}\n")
+    pipes[0].flush()
+
+
+def check(pipes: tuple[IO[str], IO[str]], history: History, time: int) -> None:
+    found: dict[str, Any] = json.loads(pipes[1].readline())
+    assert found == {"ids": sorted(row["id"] for row in history.at[time]["things"]), "fits": True}
+
+
+def disturb(history: History, times: int) -> None:
+    """A writer that goes on, with all that runs beside it."""
+    for _ in range(times):
+        time = history.step()
+        history.compact()
+        history.forget(time - 6)
+        history.collect()
+
+
+def test_by_its_name_alone_on_a_cluster_while_a_writer_goes_on(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as p, asker("local-cluster[2,1,512]", str(tmp_path / "s")) as pipes:
+        history = grown(p, 4, 8)
+        for _ in range(2):
+            time = max(history.at)
+            ask(pipes, time)
+            disturb(history, 5)
+            check(pipes, history, time)
+        ask(pipes, max(history.at) + 1)
+        assert "is not there yet; the last is" in json.loads(pipes[1].readline())["error"]
+
+
+def test_a_storage_on_s3_with_meta_in_postgres(s3_server: S3Server, postgres_server: PostgresServer) -> None:
+    keys = {
+        "AWS_ACCESS_KEY_ID": s3_server.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": s3_server.secret_access_key,
+        "AWS_ENDPOINT": s3_server.endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    where, meta = f"s3://{s3_server.bucket}/asked", f"{postgres_server.dsn}&application_name=asked"
+    with environment(keys), opened(where, meta) as p:
+        history = grown(p, 8, 6)
+        with asker("local[1]", where, "${ENV:THE_META}", THE_META=meta) as pipes:
+            ask(pipes, max(history.at))
+            check(pipes, history, max(history.at))
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

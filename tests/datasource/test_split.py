@@ -1,0 +1,127 @@
+"""How parts become tasks: every row belongs to one task, which reads every part that may hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.datasource.split import Group, Span, by_time, split
+from evertide.datasource.task import _inside
+from evertide.settings import Settings
+from evertide.shard.changes import changes_schema
+from evertide.shard.part import Part, encode_parts
+from evertide.shard.read import Window
+
+BLOBS = Settings(inline_bytes_max=1)
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+KINDS: dict[str, tuple[Any, list[Any]]] = {
+    "integer": (pa.int32(), list(range(-20, 20))),
+    "string": (pa.string(), [f"{'x' * 70}{chr(97 + at)}" if at % 3 else chr(97 + at) * 3 for at in range(26)]),
+    "date": (pa.date32(), [date(1969, 12, 20) + timedelta(at) for at in range(40)]),
+    "timestamp": (pa.timestamp("us", tz="UTC"), [MOMENT + timedelta(microseconds=at) for at in range(40)]),
+    "decimal": (pa.decimal128(12, 3), [Decimal(at).scaleb(-1) for at in range(-20, 20)]),
+}
+
+
+def part(kind: Any, values: Sequence[Any], diff: int = 1, time: int = 0, size: int = 100) -> Part:
+    rows = {"v": values, "__time": [time] * len(values), "__diff": [diff] * len(values)}
+    schema = changes_schema(pa.schema([("v", kind)]))
+    [(found, _)] = encode_parts(pa.table(rows, schema=schema), settings=BLOBS)
+    return type(found)(
+        **{name: getattr(found, name) for name in found.__struct_fields__} | {"bytes": size, "key": f"parts/{values!r}"}
+    )
+
+
+def holders(groups: Sequence[Group], kind: Any, value: Any) -> list[Group]:
+    column = pa.chunked_array([pa.array([value], kind)])
+    return [group for group in groups if group.span is None or _inside(column, group.span).to_pylist() == [True]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_meet_in_the_one_task_that_reads_all_their_parts(kind: str) -> None:
+    declared, values = KINDS[kind]
+    values = sorted(values)
+    large = [part(declared, values[at : at + 8]) for at in range(0, len(values), 8)]
+    small = part(declared, [values[1], values[-1], None], diff=-1, size=5)
+    nulls = part(declared, [None, None], size=5)
+    parts = [*large, small, nulls]
+    groups = split(parts, pa.schema([("v", declared)]), 100)
+    assert len(groups) > 2
+    assert {group.span.column for group in groups if group.span} == {"v"}
+    for value in [*values, None]:
+        [holder] = holders(groups, declared, value)
+        having = [one for at, one in enumerate(large) if value in values[at * 8 : at * 8 + 8]]
+        having += [small] if value in (values[1], values[-1], None) else []
+        having += [nulls] if value is None else []
+        assert {one.key for one in having} <= {one.key for one in holder.parts}
+    read = sum(one.bytes for group in groups for one in group.parts)
+    assert read <= 2 * sum(one.bytes for one in parts)
+
+
+def test_parts_without_statistics_are_read_by_every_task() -> None:
+    large = [part(pa.int64(), range(at, at + 8)) for at in range(0, 40, 8)]
+    inline = type(large[0])(
+        rows=1, bytes=1, checksum="", digest="", count=-1, retractions=1, time_min=0, time_max=0, ranges={}
+    )
+    groups = split([*large, inline], pa.schema([("v", pa.int64())]), 100)
+    assert len(groups) == 5
+    assert all(inline in group.parts for group in groups)
+
+
+def test_one_task_where_all_parts_overlap() -> None:
+    parts = [part(pa.int64(), [0, 100 + at], diff=-1 if at else 1) for at in range(8)]
+    [group] = split(parts, pa.schema([("v", pa.int64())]), 100)
+    assert (group.span, group.is_plain, len(group.parts)) == (None, False, 8)
+
+
+def test_one_task_where_cutting_would_read_each_part_thrice() -> None:
+    parts = [part(pa.int64(), [at * 10, at * 10 + 25], diff=-1) for at in range(10)]
+    assert len(split(parts, pa.schema([("v", pa.int64())]), 100)) == 1
+
+
+def test_one_task_where_cutting_would_leave_most_to_one() -> None:
+    parts = [part(pa.int64(), [0, 8], size=900), part(pa.int64(), [20, 28], size=50)]
+    parts.append(part(pa.int64(), [30, 38], diff=-1, size=50))
+    assert len(split(parts, pa.schema([("v", pa.int64())]), 400)) == 1
+
+
+def test_floats_are_not_cut() -> None:
+    parts = [part(pa.float64(), [float(at)], diff=-1) for at in range(8)]
+    [group] = split(parts, pa.schema([("v", pa.float64())]), 100)
+    assert group.span is None
+
+
+def test_nothing_to_read_is_one_empty_task() -> None:
+    [group] = split([], pa.schema([("v", pa.int64())]), 100)
+    assert group.parts == ()
+    [group] = by_time([], Window(3, 9), 100)
+    assert group.parts == ()
+
+
+def test_parts_of_one_time_stay_together() -> None:
+    parts = [part(pa.int64(), [at], time=at // 3) for at in range(12)]
+    groups = by_time(parts, Window(0, 4), 100)
+    assert len(groups) == 4
+    for group in groups:
+        assert len({one.time_min for one in group.parts}) == 1
+        assert len(group.parts) == 3
+
+
+def test_tasks_are_of_like_size_and_no_more_than_parts() -> None:
+    parts = [part(pa.int64(), [at], size=at * 10) for at in range(1, 11)]
+    sizes = [sum(one.bytes for one in group.parts) for group in split(parts, pa.schema([("v", pa.int64())]), 110)]
+    assert sizes == [110] * 5
+    assert len(split(parts, pa.schema([("v", pa.int64())]), 1)) == 10
+
+
+def test_a_span_without_ends_is_not_made() -> None:
+    """All large parts begin alike: there is nowhere to cut."""
+    parts = [part(pa.int64(), [1, 2], diff=-1), part(pa.int64(), [1, 3])]
+    [group] = split(parts, pa.schema([("v", pa.int64())]), 1)
+    assert group.span is None
+    assert Span("v", 5, None).may_hold(parts[0], pa.schema([("v", pa.int64())])) is False

@@ -1,0 +1,62 @@
+"""Which columns tell the rows of a view apart, as far as its plan proves it; and what is declared."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.program import Program
+
+TABLES = """
+CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, day DATE, PRIMARY KEY (id));
+CREATE TABLE lines (item BIGINT NOT NULL, part BIGINT NOT NULL, price BIGINT, PRIMARY KEY (part, item));
+CREATE TABLE notes (text STRING);
+"""
+VIEWS: dict[str, tuple[str, ...]] = {
+    "SELECT customer, sum(amount) AS total FROM orders GROUP BY customer": ("customer",),
+    "SELECT count(*) AS n, day AS d, customer AS c FROM orders GROUP BY customer, day": ("c", "d"),
+    "SELECT customer, count(*) AS n FROM orders GROUP BY customer HAVING count(*) > 1": ("customer",),
+    "SELECT sum(amount) AS total FROM orders GROUP BY customer": (),  # what tells groups apart is not shown
+    "SELECT upper(customer) AS c, count(*) AS n FROM orders GROUP BY upper(customer)": ("c",),
+    "SELECT upper(customer) AS c, count(*) AS n FROM orders GROUP BY customer": (),
+    "SELECT max(id) AS last FROM orders": (),
+    "SELECT DISTINCT customer, day FROM orders": ("customer", "day"),
+    "SELECT id, amount + 1 AS more FROM orders WHERE amount > 0": ("id",),
+    "SELECT amount FROM orders": (),
+    "SELECT price, part, item AS number FROM lines": ("number", "part"),
+    "SELECT item, price FROM lines": (),
+    "SELECT id, row_number() OVER (PARTITION BY customer ORDER BY amount, id) AS n FROM orders": ("id",),
+    "SELECT * FROM orders ORDER BY amount, id LIMIT 3": ("id",),
+    "SELECT * FROM orders WHERE customer IN (SELECT text FROM notes)": ("id",),
+    "SELECT * FROM orders o WHERE NOT EXISTS (SELECT 1 FROM lines l WHERE l.item = o.id)": ("id",),
+    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.id": (),  # a row of one may meet several
+    "SELECT id FROM orders UNION ALL SELECT item FROM lines": (),
+    "SELECT customer, count(*) AS n FROM orders GROUP BY ROLLUP (customer)": (),
+    "SELECT text FROM notes": (),
+}
+
+
+def test_keys_that_are_proved_and_those_that_are_not(spark: SparkSession) -> None:
+    script = TABLES + "".join(f"CREATE MATERIALIZED VIEW v{n} AS {query};\n" for n, query in enumerate(VIEWS))
+    program = Program(spark, script)
+    found = {query: set(program.keys[f"v{n}"]) for n, query in enumerate(VIEWS)}
+    wrong = {query: (found[query], key) for query, key in VIEWS.items() if found[query] != set(key)}
+    assert not wrong
+
+
+def declared(spark: SparkSession, key: str) -> tuple[str, ...]:
+    view = (
+        f"CREATE MATERIALIZED VIEW v TBLPROPERTIES ('evertide.key' = '{key}') AS SELECT text AS Said, 1 AS n FROM notes"
+    )
+    return Program(spark, f"{TABLES}{view};").keys["v"]
+
+
+def test_a_key_that_is_declared_counts(spark: SparkSession) -> None:
+    assert declared(spark, "said") == ("Said",)
+    assert declared(spark, "N, said") == ("n", "Said")
+    for wrong in ("", "nope", "said,", "said, said"):
+        with pytest.raises(InvalidInput, match=r"'evertide.key' is .*it has Said, n"):
+            declared(spark, wrong)
+    with pytest.raises(InvalidInput, match=r"there is no property 'evertide.key'"):
+        Program(spark, "CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.key' = 'a');")

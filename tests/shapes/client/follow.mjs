@@ -1,0 +1,45 @@
+// Follows a shape with Electric's own client, and says what it holds after each up-to-date: a JSON object in each line.
+//
+//   node follow.mjs OPTIONS    OPTIONS is JSON, as `new ShapeStream` takes them
+//
+// A line on its input asks for a subset, given as JSON.
+
+import { createInterface } from "node:readline"
+import { Shape, ShapeStream, isControlMessage } from "@electric-sql/client"
+
+const options = JSON.parse(process.argv[2])
+const say = (value) =>
+  process.stdout.write(JSON.stringify(value, (_, each) => (typeof each === "bigint" ? `${each}n` : each)) + "\n")
+
+const stream = new ShapeStream({
+  ...options,
+  onError: (error) => {
+    say({ error: error.name, message: error.message })
+  },
+})
+
+let txids = []
+stream.subscribe((messages) => {
+  for (const message of messages) {
+    if (isControlMessage(message)) {
+      if (message.headers.control === "must-refetch") say({ refetch: true })
+    } else {
+      txids.push(...(message.headers.txids ?? []))
+    }
+  }
+})
+
+const shape = new Shape(stream)
+shape.subscribe(({ rows }) => {
+  say({ rows, handle: stream.shapeHandle, offset: stream.lastOffset, txids, upToDate: stream.isUpToDate })
+  txids = []
+})
+
+createInterface({ input: process.stdin }).on("line", async (line) => {
+  try {
+    await stream.requestSnapshot(JSON.parse(line))
+    say({ requested: true })
+  } catch (error) {
+    say({ error: error.name, message: error.message })
+  }
+})

@@ -1,0 +1,229 @@
+"""A shop whose collections are served as shapes, behind a real socket; and clients that follow them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+import pyarrow as pa
+
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.pipeline import Pipeline
+from evertide.server.app import make_app
+from evertide.server.serving import Server
+from evertide.settings import Settings
+from evertide.shapes.options import ShapeOptions
+from evertide.shapes.service import ShapeService
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, by_customer, open_pipeline, storage
+
+__all__ = [
+    "OPTIONS",
+    "Answer",
+    "Follower",
+    "Shop",
+    "engine",
+    "ids",
+    "operations",
+    "order",
+    "shop",
+    "values",
+]
+
+Row = dict[str, Any]
+OPTIONS = ShapeOptions(long_poll_s=0.3, sse_s=0.6, keep_alive_s=0.2, ready_s=0.2, deletion=True)
+
+
+def doubled(tables: Mapping[str, list[Row]]) -> list[Row]:
+    """A view without a key, that has rows several times."""
+    return [{"customer": row["customer"]} for row in tables["orders"]]
+
+
+VIEWS = [
+    SmallView(
+        "revenue",
+        pa.schema([("customer", pa.string()), ("amount", pa.int64())]),
+        ("orders",),
+        by_customer,
+        key=("customer",),
+    ),
+    SmallView("buyers", pa.schema([("customer", pa.string())]), ("orders",), doubled),
+]
+
+
+def engine(*views: SmallView, tables: tuple[DeclaredTable, ...] = (ORDERS, NOTES)) -> SmallEngine:
+    return SmallEngine(tables, views or VIEWS)
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.content)
+
+    @property
+    def handle(self) -> str:
+        return self.headers["electric-handle"]
+
+    @property
+    def offset(self) -> str:
+        return self.headers["electric-offset"]
+
+    @property
+    def is_up_to_date(self) -> bool:
+        return "electric-up-to-date" in self.headers
+
+    @property
+    def changes(self) -> list[Any]:
+        """Without what controls the client."""
+        return [message for message in self.body if "key" in message]
+
+
+@dataclass(frozen=True)
+class Shop:
+    pipeline: Pipeline
+    service: ShapeService
+    host: str
+    port: int
+
+    def ask(
+        self,
+        method: str = "GET",
+        path: str = "/v1/shape",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        **query: Any,
+    ) -> Answer:
+        """Underscores in front of names that Python has for itself."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        try:
+            text = urlencode({name.lstrip("_"): value for name, value in query.items()})
+            connection.request(method, f"{path}?{text}" if text else path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, table: str = "orders", offset: str = "-1", **query: Any) -> Answer:
+        return self.ask(table=table, offset=offset, **query)
+
+    def push(self, table: str = "orders", rows: list[Row] | None = None, deletes: Any = ()) -> int:
+        self.pipeline.push(table, rows or [], deletes=deletes)
+        return self.pipeline.commit()
+
+
+@contextmanager
+def shop(
+    store: Storage | None = None,
+    options: ShapeOptions = OPTIONS,
+    *,
+    settings: Settings = SETTINGS,
+    made: SmallEngine | None = None,
+    follow: bool = True,
+) -> Iterator[Shop]:
+    """Without `follow`, nothing runs beside the requests."""
+    with open_pipeline(store or storage(), made or engine(), settings=settings) as pipeline:
+        service = ShapeService(pipeline.collections, options)
+        with Server() as server:
+            server.start(make_app(pipeline, shapes=service))
+            if follow:
+                service.start()
+            try:
+                yield Shop(pipeline, service, server.host, server.port)
+            finally:
+                service.drain()
+                server.stop()
+                service.stop()
+
+
+def order(number: int, customer: str | None = "ann", amount: int | None = 10) -> Row:
+    return {"id": number, "customer": customer, "amount": amount}
+
+
+def operations(messages: list[Any]) -> list[tuple[str, str]]:
+    """What happens to which row."""
+    return [(one["headers"]["operation"], one["key"].rpartition("/")[2].strip('"')) for one in messages]
+
+
+def values(messages: list[Any]) -> list[Any]:
+    return [one["value"] for one in messages]
+
+
+def ids(messages: list[Any]) -> list[int]:
+    return [int(one["value"]["id"]) for one in messages]
+
+
+@dataclass
+class Follower:
+    """A client that materializes a shape, and is at a place that it can go on from."""
+
+    shop: Shop
+    query: dict[str, Any]
+    handle: str = ""
+    offset: str = "-1"
+    rows: dict[str, Row] = field(default_factory=dict)
+    refetched: int = 0
+    is_up_to_date: bool = False
+    again: str = ""
+    """The transaction that came by a stream last: some of it may come again."""
+
+    def step(self, *, live: bool = False) -> Answer:
+        """One request."""
+        asked = {**self.query, "offset": self.offset}
+        if self.handle and self.offset != "-1":
+            asked["handle"] = self.handle
+        if live:
+            asked["live"] = "true"
+        answer = self.shop.ask(**asked)
+        self.take(answer)
+        return answer
+
+    def take(self, answer: Answer) -> None:
+        if answer.status == 409:
+            assert answer.body == [{"headers": {"control": "must-refetch"}}]
+            self.rows, self.offset, self.handle, self.is_up_to_date = {}, "-1", "", False
+            self.refetched += 1
+            return
+        assert answer.status == 200, (answer.status, answer.content)
+        assert self.handle in ("", answer.handle)
+        self.handle, self.offset = answer.handle, answer.offset
+        for message in answer.body:
+            self.apply(message)
+        self.is_up_to_date = answer.is_up_to_date
+        assert self.is_up_to_date == (bool(answer.body) and answer.body[-1]["headers"].get("control") == "up-to-date")
+
+    def apply(self, message: Any) -> None:
+        operation = message["headers"].get("operation")
+        if message["headers"].get("lsn", "-") == self.again:
+            if operation == "insert":
+                self.rows.pop(message["key"], None)
+            elif message["key"] not in self.rows:
+                return
+        if operation == "insert":
+            assert message["key"] not in self.rows, message
+            self.rows[message["key"]] = dict(message["value"])
+        elif operation == "update":
+            self.rows[message["key"]].update(message["value"])
+        elif operation == "delete":
+            del self.rows[message["key"]]
+
+    def caught_up(self) -> Follower:
+        """Until all is known that there is."""
+        while True:
+            self.step()
+            if self.is_up_to_date:
+                return self
+
+    def content(self, *columns: str) -> list[tuple[Any, ...]]:
+        return sorted((tuple(row[name] for name in columns or row) for row in self.rows.values()), key=repr)

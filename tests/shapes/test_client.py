@@ -1,0 +1,141 @@
+"""Electric's own TypeScript client, as it is published, against this server: over long polls and over streams."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shapes.kit import OPTIONS, Shop, order, shop
+
+HERE = Path(__file__).parent / "client"
+LIVE = replace(OPTIONS, long_poll_s=20, sse_s=60, keep_alive_s=21)
+
+
+@pytest.fixture(scope="session")
+def client_folder() -> Path:
+    """Installed once: it stays in the user's cache, in a directory named after what was asked for."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed: Electric's client cannot run")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evertide-tests"
+    folder = cache / f"electric-client-{hashlib.sha256((HERE / 'package.json').read_bytes()).hexdigest()[:16]}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=cache))
+        shutil.copy(HERE / "package.json", made)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
+        done = subprocess.run(command, cwd=made, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        with suppress(OSError):  # somebody else was first
+            made.rename(folder)
+    shutil.copy(HERE / "follow.mjs", folder)
+    return folder
+
+
+@dataclass
+class Client:
+    process: subprocess.Popen[str]
+
+    def until(self, wanted: Callable[[Any], bool]) -> Any:
+        """The first thing that it says of this kind; an error is one, too."""
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            told = json.loads(line)
+            said.append(told)
+            if wanted(told):
+                return told
+            assert "error" not in told, told
+        raise AssertionError((said, self.process.stderr and self.process.stderr.read()))
+
+    def rows(self, *expected: tuple[Any, ...]) -> Any:
+        """Until it holds exactly these."""
+        wanted = sorted(expected, key=repr)
+        return self.until(
+            lambda told: "rows" in told and sorted((tuple(row.values()) for row in told["rows"]), key=repr) == wanted
+        )
+
+    def request(self, subset: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(subset) + "\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def following(folder: Path, s: Shop, params: dict[str, Any], **options: Any) -> Iterator[Client]:
+    asked = {"url": f"http://{s.host}:{s.port}/v1/shape", "params": params, **options}
+    command = ["node", "follow.mjs", json.dumps(asked)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, text=True, **pipes) as process:
+        try:
+            yield Client(process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["long-poll", "sse"])
+def test_a_table_and_a_view_are_followed(client_folder: Path, is_stream: bool) -> None:
+    with shop(options=LIVE) as s:
+        s.push(rows=[order(1, "ann", 5), order(2, None, None)])
+        where = {"table": "orders", "where": "id < $1", "params": ["100"]}
+        with (
+            following(client_folder, s, where, liveSse=is_stream) as table,
+            following(client_folder, s, {"table": "revenue"}, liveSse=is_stream) as view,
+            following(client_folder, s, {"table": "buyers"}, liveSse=is_stream) as multiset,
+        ):
+            table.rows(("1n", "ann", "5n"), ("2n", None, None))  # values by their types: int8 is a BigInt
+            view.rows(("ann", "5n"), (None, "0n"))
+            multiset.rows(("ann",), (None,))
+            t = s.push(rows=[order(1, "ann", 6), order(3, "ann", 1), order(100)], deletes=[2])
+            told = table.rows(("1n", "ann", "6n"), ("3n", "ann", "1n"))
+            assert set(told["txids"]) == {t + 1}  # numbers, as clients compare them with those that they wrote under
+            view.rows(("ann", "17n"))
+            multiset.rows(("ann",), ("ann",), ("ann",))
+            for number in range(4, 8):
+                s.push(rows=[order(number, "bob", number)])
+            view.rows(("ann", "17n"), ("bob", "22n"))
+            table.rows(("1n", "ann", "6n"), ("3n", "ann", "1n"), *((f"{n}n", "bob", f"{n}n") for n in range(4, 8)))
+
+
+def test_a_shape_that_ends_is_fetched_again_by_itself(client_folder: Path) -> None:
+    with shop(options=LIVE) as s:
+        s.push(rows=[order(1)])
+        with following(client_folder, s, {"table": "orders", "columns": ["id"]}) as client:
+            first = client.rows(("1n",))
+            assert s.ask("DELETE", handle=first["handle"]).status == 202
+            client.until(lambda told: "refetch" in told)
+            s.push(rows=[order(2)])
+            again = client.rows(("1n",), ("2n",))
+            assert again["handle"] != first["handle"]
+
+
+def test_changes_only_with_subsets_on_demand(client_folder: Path) -> None:
+    with shop(options=LIVE) as s:
+        s.push(rows=[order(number, "ann", number) for number in range(1, 6)])
+        with following(client_folder, s, {"table": "orders"}, log="changes_only", offset="now") as client:
+            client.request({"orderBy": "id desc", "limit": 2})
+            client.rows(("5n", "ann", "5n"), ("4n", "ann", "4n"))
+            client.request({"where": "customer = $1 AND id < 3", "params": {"1": "ann"}})
+            client.rows(*((f"{n}n", "ann", f"{n}n") for n in (5, 4, 1, 2)))
+            s.push(rows=[order(4, "bob", 4), order(6)])
+            client.rows(
+                ("5n", "ann", "5n"), ("4n", "bob", "4n"), ("1n", "ann", "1n"), ("2n", "ann", "2n"), ("6n", "ann", "10n")
+            )
+
+
+def test_a_request_that_is_wrong_is_told_to_the_caller(client_folder: Path) -> None:
+    with shop(options=LIVE) as s:
+        s.push(rows=[order(1)])
+        with following(client_folder, s, {"table": "orders", "where": "nope = 1"}) as client:
+            told = client.until(lambda told: "error" in told)
+            assert (told["error"], "nope" in told["message"]) == ("FetchError", True)

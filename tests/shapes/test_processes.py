@@ -1,0 +1,88 @@
+"""`evertide shapes` as a process of its own, beside the one that runs the pipeline: killed, and started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evertide.runtime import SystemRuntime
+from evertide.sources.chance import Chance
+from evertide.store.open import open_storage
+from tests.cli.kit import evertide, one_error, spawned
+from tests.pipeline.kit import SETTINGS, open_pipeline
+from tests.shapes.kit import Follower, Shop, engine, order
+from tests.shapes.test_oracle import SHAPES, Watched, transaction
+
+
+@contextmanager
+def serving(path: Path, pipeline: Any, *options: str) -> Iterator[tuple[subprocess.Popen[str], Shop]]:
+    with spawned("shapes", "--storage", path, "--listen", "127.0.0.1:0", "--json", *options) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.stderr and process.stderr.read()
+            host, port = json.loads(line)["address"].removeprefix("http://").split(":")
+            yield process, Shop(pipeline, None, host, int(port))  # type: ignore[arg-type]
+        finally:
+            process.kill()
+            assert process.stderr is not None
+            print(process.stderr.read())  # shown if the test fails
+
+
+def test_killed_at_any_moment_clients_go_on_with_the_next_process(tmp_path: Path) -> None:
+    chance = Chance(5)
+    store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
+    with open_pipeline(store, engine()) as pipeline:
+        pipeline.push("orders", [order(1)])
+        pipeline.commit()
+        watched: list[Watched] = []
+        for _ in range(3):
+            with serving(tmp_path / "s", pipeline) as (process, s):
+                watched = watched or [Watched(one, Follower(s, one.query)) for one in SHAPES]
+                for _ in range(8):
+                    transaction(s, chance)
+                    for _ in range(5):
+                        watched[chance.below(len(watched))].step(s, chance, may_wait=False)
+                transaction(s, chance)
+                for one in watched:
+                    one.client.shop = s
+                    one.client.caught_up()
+                process.kill()
+            pipeline.checkpoint()
+            transaction(s, chance)  # while nobody serves
+        assert sum(one.client.refetched for one in watched) == 0
+        with serving(tmp_path / "s", pipeline) as (process, s):
+            for one in watched:
+                one.client.shop = s
+                one.client.caught_up()
+                expected = one.wanted.expected(s, pipeline.time)
+                assert one.client.content(*one.wanted.columns) == expected
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def test_a_secret_and_health_and_what_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
+    store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
+    monkeypatch.setenv("EVERTIDE_SHAPES_SECRET", "hush")
+    with open_pipeline(store, engine()) as pipeline:
+        pipeline.push("orders", [order(1)])
+        pipeline.commit()
+        with serving(tmp_path / "s", pipeline) as (_, s):
+            assert s.get().status == 401
+            assert s.get(secret="hush").status == 200
+            health = s.ask(path="/v1/health")
+            assert (health.status, health.body) == (200, {"status": "active"})
+            assert health.headers["cache-control"] == "no-cache, no-store, must-revalidate"
+            assert (s.ask(path="/").status, s.ask(path="/").content) == (200, b"")
+            assert s.ask(path="/v1/other").status == 404
+            pipeline.close()
+            waiting = s.ask(path="/v1/health")
+            assert (waiting.status, waiting.body["status"]) == (202, "waiting")
+            assert s.get(secret="hush").status == 200  # what is there can still be had
+    assert "no storage" in one_error(evertide("shapes", "--storage", tmp_path / "none", "--listen", ":0"), 2)
+    assert "expected HOST:PORT" in one_error(evertide("shapes", "--storage", tmp_path / "s", "--listen", "x"), 2)

@@ -1,0 +1,269 @@
+"""Headers, codes and rules of the protocol, one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from evertide import __version__
+from evertide.pipeline.definition import Away
+from evertide.shapes.options import ShapeOptions
+from tests.shapes.kit import Follower, Shop, order, shop
+
+WRONG: list[dict[str, Any]] = [{}, {"secret": ""}, {"secret": "oh"}, {"secret": "OH SO ÜNSAFE"}]
+PARAM: dict[str, Any] = {"params[1]": 1}
+CORS = {
+    "access-control-allow-origin": "*",
+    "access-control-allow-methods": "GET, POST, HEAD, DELETE, OPTIONS",
+    "access-control-expose-headers": "electric-cursor,electric-handle,electric-has-data,electric-offset,"
+    "electric-schema,electric-up-to-date,electric-internal-known-error,retry-after",
+    "electric-server": f"Evertide/{__version__}",
+}
+
+
+def errors(s: Shop, **query: Any) -> dict[str, list[str]]:
+    """Of a request that is refused."""
+    answer = s.ask(**query)
+    assert (answer.status, answer.body["message"]) == (400, "Invalid request"), answer
+    assert (answer.headers["cache-control"], answer.headers["surrogate-control"]) == ("no-store", "no-store")
+    assert CORS.items() <= answer.headers.items()
+    found: dict[str, list[str]] = answer.body["errors"]
+    return found
+
+
+def test_what_is_wrong_with_a_request_is_told_by_parameter() -> None:
+    with shop() as s:
+        s.push(rows=[order(1)])
+        assert errors(s) == {"table": ["can't be blank"], "offset": ["can't be blank"]}
+        for offset in ("x", "1", "1_", "_1", "-2", "-1_0", "1_-1", "1_x", "99999999999999999999_0", "1_1_1", " 1_1"):
+            assert errors(s, table="orders", offset=offset) == {"offset": ["has invalid format"]}, offset
+        assert errors(s, table="orders", offset="0_0") == {"handle": ["can't be blank when offset != -1"]}
+        assert errors(s, table="orders", offset="-1", live="") == {"live": ["can't be true when offset == -1"]}
+        assert errors(s, table="orders", offset="now", live="true") == {"live": ["can't be true when offset == now"]}
+        needs_live = {"live_sse": ["can't be true unless live is also true"]}
+        assert errors(s, table="orders", offset="0_0", handle="h", live_sse="true") == needs_live
+        assert errors(s, table="orders", offset="0_0", handle="h", experimental_live_sse="true") == needs_live
+        assert [*errors(s, table="orders", offset="-1", replica="half")] == ["replica"]
+        assert [*errors(s, table="orders", offset="-1", log="none")] == ["log"]
+        assert [*errors(s, table="nothing", offset="-1")] == ["table"]
+        assert [*errors(s, table="other.orders", offset="-1")] == ["table"]
+        assert [*errors(s, table='"Orders"', offset="-1")] == ["table"]
+        assert [*errors(s, table="a.b.c", offset="-1")] == ["table"]
+        assert [*errors(s, table='""', offset="-1")] == ["table"]
+        assert [*errors(s, table="orders", offset="-1", where="nope = 1")] == ["where"]
+        assert [*errors(s, table="orders", offset="-1", where="id = $1")] == ["where"]
+        assert [*errors(s, table="orders", offset="-1", columns="id,nope")] == ["columns"]
+        assert [*errors(s, table="orders", offset="-1", columns="amount")] == ["columns"]  # the key is missing
+        assert [*errors(s, table="orders", offset="-1", columns="id,,amount")] == ["columns"]
+        assert [*errors(s, table="orders", offset="-1", queryable_columns="amount")] == ["queryable_columns"]
+
+
+@pytest.mark.parametrize("table", ["orders", "Orders", "public.orders", '"orders"', '"public"."orders"', " orders "])
+def test_a_table_is_found_under_every_way_of_writing_its_name(table: str) -> None:
+    with shop() as s:
+        s.push(rows=[order(1)])
+        assert s.get(table).handle == s.get("orders").handle
+
+
+def test_requests_that_mean_the_same_share_a_shape() -> None:
+    with shop() as s:
+        s.push(rows=[order(1)])
+        assert s.get(where="id=1 AND amount = 10").handle == s.get(where=" amount=10 and  id = 1").handle
+        assert s.get(where="id = 1").handle == s.ask(table="orders", offset="-1", where="id = $1", **PARAM).handle
+        assert s.get(columns="amount,id,customer").handle == s.get().handle
+        assert s.get(columns="ID").handle == s.get(columns='"id"').handle == s.get(queryable_columns="id").handle
+        others = [s.get(), s.get(columns="id"), s.get(where="id = 1"), s.get(replica="full"), s.get(log="changes_only")]
+        assert len({one.handle for one in others}) == 5
+        assert s.get(**{"cache-buster": "1", "expired_handle": "x", "unknown": "y"}).handle == s.get().handle
+        assert s.get(handle="of-something-else").handle == s.get().handle  # with -1 it is for caches only
+
+
+def test_headers_of_every_kind_of_answer() -> None:
+    with shop() as s:
+        s.push(rows=[order(1)])
+        first = s.get()
+        handle = first.handle
+        assert CORS.items() <= first.headers.items()
+        assert first.headers["content-type"] == "application/json"
+        assert first.headers["cache-control"] == (
+            "public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746"
+        )
+        assert first.headers["electric-has-data"] == "true"
+        assert first.headers["etag"] == f'"{handle}:-1:0_0"'
+        assert "electric-cursor" not in first.headers
+        assert json.loads(first.headers["electric-schema"]) == {
+            "id": {"type": "int8", "not_null": True, "pk_index": 0},
+            "customer": {"type": "text"},
+            "amount": {"type": "int8"},
+        }
+        t = s.push(rows=[order(2)])
+        log = s.get(offset="0_0", handle=handle)
+        assert log.headers["cache-control"] == "public, max-age=60, stale-while-revalidate=300"
+        assert log.headers["etag"] == f'"{handle}:0_0:{log.offset}"'
+        assert (log.headers["electric-up-to-date"], "electric-schema" in log.headers) == ("", True)
+        now = s.get(offset="now")
+        assert now.headers["cache-control"] == "public, max-age=60, stale-while-revalidate=300"
+        assert now.headers["etag"].startswith(f'"{handle}:now:{t + 1}_0:')
+        live = s.get(offset=log.offset, handle=handle, live="true")
+        assert live.headers["cache-control"] == "public, max-age=5, stale-while-revalidate=5"
+        assert "electric-schema" not in live.headers
+        assert int(live.headers["electric-cursor"]) % 20 == 0
+        assert live.headers["etag"].startswith(f'"{handle}:{log.offset}:{log.offset}:')
+        later = s.get(offset=log.offset, handle=handle, live="", cursor=live.headers["electric-cursor"])
+        assert int(later.headers["electric-cursor"]) > int(live.headers["electric-cursor"])
+        assert later.headers["etag"] != live.headers["etag"]
+        assert s.get(offset=log.offset, handle=handle, live="false").headers["electric-schema"]
+        assert (
+            s.ask(table="orders", offset="-1", headers={"Origin": "https://a.example"}).headers[
+                "access-control-allow-origin"
+            ]
+            == "https://a.example"
+        )
+
+
+def test_an_answer_that_the_client_has_is_not_sent_again() -> None:
+    with shop() as s:
+        s.push(rows=[order(1)])
+        first = s.get()
+        s.push(rows=[order(2)])
+        assert s.get().headers["etag"] == first.headers["etag"]  # also after changes
+
+        def known(tag: str, **query: Any) -> int:
+            answer = s.ask(table="orders", headers={"If-None-Match": tag}, **query)
+            assert answer.content == b"" if answer.status == 304 else answer.body
+            return answer.status
+
+        assert known(first.headers["etag"], offset="-1") == 304
+        assert known(f'"a", W/{first.headers["etag"]}', offset="-1") == 304
+        assert known('"a"', offset="-1") == 200
+        log = s.get(offset="0_0", handle=first.handle)
+        assert known(log.headers["etag"], offset="0_0", handle=first.handle) == 304
+        s.push(rows=[order(3)])
+        assert known(log.headers["etag"], offset="0_0", handle=first.handle) == 200
+        end = Follower(s, {"table": "orders"}).caught_up()
+        nothing = end.step()
+        assert known(nothing.headers["etag"], offset=end.offset, handle=end.handle) == 200
+
+
+def test_a_handle_that_is_not_of_this_shape_is_answered_with_the_one_that_is() -> None:
+    with shop() as s:
+        s.push(rows=[order(1)])
+        right, other = s.get().handle, s.get(where="id = 1").handle
+        for wrong in (other, "x", "x-1", "../../x-1", "-", f"{right}0", right.upper(), "é-1", "0" * 32 + "-1"):
+            answer = s.get(offset="0_0", handle=wrong)
+            assert (answer.status, answer.handle) == (409, right), wrong
+            assert answer.body == [{"headers": {"control": "must-refetch"}}]
+            assert answer.headers["cache-control"] == "public, max-age=60, must-revalidate"
+            assert "electric-has-data" not in answer.headers
+            assert "electric-up-to-date" not in answer.headers
+            assert CORS.items() <= answer.headers.items()
+
+
+def test_a_place_beyond_the_log_is_waited_for_and_then_refused() -> None:
+    with shop() as s:
+        t = s.push(rows=[order(1)])
+        handle = s.get().handle
+        refused = errors(s, table="orders", offset=f"{t + 2}_0", handle=handle)
+        assert refused == {"offset": ["out of bounds for this shape"]}
+        assert s.get(offset=f"{t + 1}_99999", handle=handle).status == 200
+
+
+def test_head_options_and_other_methods() -> None:
+    with shop(options=ShapeOptions(secret="s")) as s:
+        s.push(rows=[order(1)])
+        head = s.ask("HEAD", table="orders", offset="-1", secret="s")
+        assert (head.status, head.content, head.offset) == (200, b"", "0_0")
+        asked = {"Access-Control-Request-Headers": "If-None-Match, X-Other,traceparent", "Origin": "https://a.example"}
+        options = s.ask("OPTIONS", headers=asked)
+        assert (options.status, options.content) == (204, b"")
+        assert options.headers["access-control-max-age"] == "86400"
+        assert options.headers["access-control-allow-headers"] == "if-none-match, traceparent"
+        assert options.headers["access-control-allow-origin"] == "https://a.example"
+        assert "cache-control" not in options.headers
+        assert s.ask("PUT", table="orders", offset="-1", secret="s").status == 404
+
+
+def test_without_the_secret_nobody_gets_anything_however_the_address_is_written() -> None:
+    with shop(options=ShapeOptions(secret="oh so ünsafe")) as s:
+        s.push(rows=[order(1)])
+        right: dict[str, Any] = {"table": "orders", "offset": "-1", "secret": "oh so ünsafe"}
+        assert s.ask(**right).status == 200
+        assert s.ask(**{**right, "secret": "", "api_secret": "oh so ünsafe"}).status == 200
+        for path in (
+            "/v1/shape",
+            "/v1/%73hape",
+            "/v1%2fshape",
+            "/v1//shape",
+            "//v1/shape",
+            "/v1/./shape",
+            "/v1/shape/",
+        ):
+            for given in WRONG:
+                for method in ("GET", "HEAD", "POST", "DELETE"):
+                    answer = s.ask(method, path, table="orders", offset="-1", **given)
+                    assert answer.status in (401, 404, 307), (path, given, answer)
+                    assert b"ann" not in answer.content
+        answer = s.get()
+        assert (answer.status, answer.body) == (401, {"message": "Unauthorized - Invalid API secret"})
+        assert s.ask(path="/v1/%73hape", **right).status == 200
+        assert s.ask(path="/v1/health").status == 200
+    assert "ünsafe" not in repr(ShapeOptions(secret="oh so ünsafe"))
+
+
+def test_deleting_a_shape_ends_it() -> None:
+    with shop(options=ShapeOptions(long_poll_s=0.1)) as s:
+        s.push(rows=[order(1)])
+        refused = s.ask("DELETE", table="orders")
+        assert (refused.status, refused.body["message"]) == (405, "DELETE not allowed")
+    with shop() as s:
+        s.push(rows=[order(1)])
+        first, other = s.get().handle, s.get(where="id = 1").handle
+        assert s.ask("DELETE", handle=first).status == 202
+        again = s.get(offset="0_0", handle=first)
+        assert (again.status, again.handle != first) == (409, True)
+        mixed = s.ask("DELETE", table="orders", handle=other)
+        assert (mixed.status, [*mixed.body["errors"]]) == (400, ["handle"])
+        gone = s.ask("DELETE", table="orders", where="id = 1")
+        assert (gone.status, gone.content, gone.headers["cache-control"]) == (202, b"", "no-cache")
+        assert CORS.items() <= gone.headers.items()
+        queries: list[dict[str, Any]] = [{"handle": other}, {"table": "orders", "where": "id = 1"}, {"handle": "x"}]
+        for query in queries:
+            nothing = s.ask("DELETE", **query)
+            assert (nothing.status, nothing.body) == (404, {"message": "No existing shape found"})
+        assert s.ask("DELETE").status == 400
+
+
+def test_a_request_for_too_many_at_a_time_is_told_when_to_come_again() -> None:
+    with shop(options=ShapeOptions(clients_max=1, long_poll_s=5)) as s:
+        s.push(rows=[order(1)])
+        client = Follower(s, {"table": "orders"}).caught_up()
+        endpoint = s.service.endpoint
+        endpoint._admission.clients = 1
+        answer = s.get()
+        assert (answer.status, answer.body["code"]) == (503, "concurrent_request_limit_exceeded")
+        assert 6 <= int(answer.headers["retry-after"]) <= 10
+        assert answer.headers["electric-internal-known-error"] == "true"
+        endpoint._admission.clients = 0
+        client.caught_up()
+        assert (endpoint._admission.clients, endpoint._admission.newcomers) == (0, 0)
+
+
+def test_a_view_that_is_still_computed_is_not_ready_and_is_waited_for() -> None:
+    with shop() as s:
+        s.push(rows=[order(1)])
+        runner = s.pipeline._runner
+        there = runner.members
+        away = Away("hydrating", 1, "it is computed from the tables", 0.0)
+        view = msgspec.structs.replace(there.definition.views["revenue"], shard="", away=away)
+        views = {**there.definition.views, "revenue": view}
+        runner.members = there.moved(msgspec.structs.replace(there.definition, views=views, change="not yet"))
+        answer = s.get("revenue")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+        assert "it is computed from the tables" in answer.body["message"]
+        assert answer.headers["electric-internal-known-error"] == "true"
+        assert s.get("orders").status == 200
+        runner.members = there
+        assert len(s.get("revenue").body) == 1

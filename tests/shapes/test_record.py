@@ -1,0 +1,89 @@
+"""What storage knows of shapes: read as it was written, by every later version (`EVERTIDE_GOLDEN=write` writes it)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evertide.shapes.record import Ended, ShapeRecord, log_rows
+from evertide.shapes.record import _key as key_of
+from evertide.shard.part import Part
+from evertide.shard.state import Batch, ShardState
+from evertide.store.sealed import seal, unseal
+from tests.shapes.kit import OPTIONS, order, shop
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RECORD = ShapeRecord(
+    handle="0123456789abcdef0123456789abcdef-1794769520285214526",
+    definition='{"collection":"orders"}',
+    collection="orders",
+    shard="orders.01234567",
+    time=2**40,
+    rows=7,
+    made_at_s=1.5,
+    change="0123456789abcdef",
+)
+RECORDS: dict[str, msgspec.Struct] = {
+    "shape": RECORD,
+    "shape-ended": Ended(RECORD.handle, "its log grew too long", "0123456789abcdef"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records(name: str) -> None:
+    value = RECORDS[name]
+    path = GOLDEN / f"record-{name}-v1.bin"
+    if os.environ.get("EVERTIDE_GOLDEN") == "write":
+        path.write_bytes(seal(value))
+    stored = path.read_bytes()
+    assert unseal(stored, type(value), "there") == value
+    assert seal(value) == stored
+
+
+def test_a_handle_says_where_its_record_lies() -> None:
+    assert key_of(RECORD.handle) == "shape/0123456789abcdef0123456789abcdef/1794769520285214526"
+    for wrong in ("", "-", "x-1", "0" * 32, "0" * 32 + "-", "0" * 32 + "-x", "0" * 31 + "/-1", "0" * 32 + "-\u0661"):
+        assert key_of(wrong) is None
+
+
+def test_a_handle_never_comes_back_also_if_the_clock_does() -> None:
+    with shop(follow=False) as s:
+        s.push(rows=[order(1)])
+        s.service.shapes.runtime.wall_s = lambda: 1.0  # type: ignore[method-assign]
+        handles = set()
+        for _ in range(5):
+            handle = s.get().handle
+            handles.add(handle)
+            assert s.ask("DELETE", handle=handle).status == 202
+        assert len(handles) == 5
+
+
+def batch(lower: int, upper: int, rows: int, since: int | None = None) -> Batch:
+    part = Part(rows, 1, "", "", rows, 0, lower if since is None else since, upper - 1, {})
+    return Batch(lower, upper, (part,))
+
+
+def test_how_much_is_kept_for_a_shape_is_known_also_after_merging() -> None:
+    record = msgspec.structs.replace(RECORD, time=10, rows=100)
+    before, after = batch(0, 11, 100), [batch(11, 20, 30), batch(20, 25, 5)]
+    assert log_rows(record, ShardState("s", b"", 0, 25, (before, *after))) == 35
+    assert log_rows(record, ShardState("s", b"", 0, 25, (batch(0, 25, 135),))) == 35
+    assert log_rows(record, ShardState("s", b"", 0, 25, (batch(0, 20, 130), after[1]))) == 35
+    assert log_rows(record, ShardState("s", b"", 0, 11, (before,))) == 0
+
+
+def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:
+    with shop(options=replace(OPTIONS), follow=False) as s:
+        s.push(rows=[order(1)])
+        shapes = s.service.shapes
+        one, other = s.get().handle, s.get(where="id = 1").handle
+        shapes.records.end(one, "by another process")
+        shapes.records.end(s.get(where="id = 2").handle, "as well")
+        shapes.meta.truncate("shapes", 2)
+        shapes.learn()
+        assert [shape.handle for shape in shapes.live()] == [other]
+        assert s.get(offset="0_0", handle=one).status == 409

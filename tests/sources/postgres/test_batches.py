@@ -1,0 +1,142 @@
+"""Messages taken many at a time and one by one: the same rows, the same faults, in the same places."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evertide.sources.contract import OP
+from evertide.sources.postgres.batches import HEAD, WORTHWHILE, new_rows
+from evertide.sources.postgres.transactions import Done, Room
+from tests.sources.postgres.test_messages import Memory, begin, commit, insert, relation, transactions
+
+XID = struct.pack(">I", 3)
+TEXTS = st.one_of(
+    st.none(),
+    st.integers(-(10**20), 10**20).map(lambda number: str(number).encode()),
+    st.text('aé"\0', max_size=4).map(str.encode),
+    st.just(b"\xff\xfe"),
+)
+
+
+def value(text: bytes | None) -> bytes:
+    return b"n" if text is None else b"t" + struct.pack(">i", len(text)) + text
+
+
+def tuple_of(*values: bytes | None) -> bytes:
+    return struct.pack(">h", len(values)) + b"".join(map(value, values))
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> bytes:
+    """One of the table, or of another one; with the subtransaction's id left out."""
+    oid = struct.pack(">I", draw(st.sampled_from([5, 5, 5, 6])))
+    kind = draw(st.sampled_from("IIIIIUUmsDT"))
+    if kind == "T":
+        return b"T" + struct.pack(">iB", 1, 0) + oid
+    key, note = draw(TEXTS), draw(TEXTS)
+    if kind == "D":
+        return b"D" + oid + b"K" + tuple_of(key or b"1", None)
+    if kind == "m":  # an update of the key
+        return b"U" + oid + b"K" + tuple_of(draw(TEXTS) or b"1", None) + b"N" + tuple_of(key, note)
+    if kind == "s":  # one that leaves a value alone
+        return b"U" + oid + b"N" + struct.pack(">h", 2) + value(key) + b"u"
+    return kind.encode() + oid + b"N" + tuple_of(key, note)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[bytes]:
+    """Transactions, small and large, some of them streamed, with subtransactions that are taken back."""
+    found = [begin(50), relation("id", "note"), commit(50)]
+    for number in range(draw(st.integers(1, 6))):
+        inside = draw(st.lists(changes(), max_size=30))
+        lsn = 100 * (number + 1)
+        if draw(st.booleans()):
+            found += [begin(lsn), *inside, commit(lsn)]
+            continue
+        xids = [struct.pack(">I", draw(st.sampled_from([3, 4]))) for _ in inside]
+        said = [relation("id", "note", xid=XID)]
+        said += [one[:1] + xid + one[1:] for one, xid in zip(inside, xids, strict=True)]
+        cut = draw(st.integers(0, len(said)))
+        found += [b"S" + XID + b"\1", *said[:cut], b"E", b"S" + XID + b"\0", *said[cut:], b"E"]
+        found += [b"A" + XID + struct.pack(">I", 4)] * draw(st.integers(0, 1))
+        found.append(b"c" + struct.pack(">IbQQq", 3, 0, lsn, lsn + 8, 0))
+    return found
+
+
+def outer(content: bytes) -> bytes:
+    return b"w" + struct.pack(">QQq", 1, 1, 0) + content
+
+
+def staged(messages: list[bytes], room: Room, batch: int) -> Any:
+    """What comes out, and how it ends. `batch` 1: one by one."""
+    done: list[Done] = []
+    staging = Memory()
+    several = transactions(done, staging, room=room)
+    error = ""
+    try:
+        for at in range(0, len(messages), batch):
+            if batch == 1:
+                several.take(messages[at])
+            else:
+                several.take_all([outer(one) for one in messages[at : at + batch]])
+        several.flush()
+    except Exception as raised:  # noqa: BLE001 - both ways must fail alike
+        error = str(raised)
+        several.flush_whole()
+    several.drop()
+    tables = [staging.kept[fragment.key] for each in done for fragment in each.fragments]
+    return [table.to_pylist() for table in tables], [table.schema for table in tables], error, several.after
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(messages=streams(), batch=st.sampled_from([60, 97, 10_000]))
+def test_both_ways_give_the_same(messages: list[bytes], batch: int) -> None:
+    room = Room(rows=10_000)
+    assert staged(messages, room, batch) == staged(messages, room, 1)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(messages=st.lists(changes().map(lambda one: b"x" * HEAD + one), min_size=1, max_size=80), data=st.data())
+def test_what_is_cut_off_is_left_to_the_slow_way(messages: list[bytes], data: st.DataObject) -> None:
+    """A message that ends too early, or too late, is never taken for a row."""
+    at = data.draw(st.integers(0, len(messages) - 1))
+    length = data.draw(st.integers(1, len(messages[at]) - HEAD))
+    broken = [*messages]
+    broken[at] = messages[at][: HEAD + length - 1] + b"I" if length == 1 else messages[at][: HEAD + length]
+    longer = [*messages]
+    longer[at] = messages[at] + b"\0"
+    for several in (broken, longer):
+        if several[at] != messages[at]:
+            assert at in new_rows(several, is_streamed=False)[1]
+
+
+def test_rows_are_staged_as_soon_as_there_are_enough() -> None:
+    """And none of a batch is forgotten, whatever the room."""
+    rows = [insert(str(number), "x") for number in range(1000)]
+    messages = [begin(100), relation("id", "note"), *rows, commit(100)]
+    tables, _, _, _ = staged(messages, Room(rows=300), 10_000)
+    assert [len(table) for table in tables] == [300, 300, 300, 100]
+    assert [row["id"] for table in tables for row in table] == list(range(1000))
+    assert [len(table) for table in staged(messages, Room(bytes=20_000), 10_000)[0]] != [1000]
+
+
+def test_few_messages_are_not_worth_it() -> None:
+    """Both ways are used, and a row keeps its place among those of the other way."""
+    many = [insert(str(number), "many") for number in range(WORTHWHILE)]
+    messages = [begin(100), relation("id", "note"), insert("-1", "few"), *many, insert("-2", "few"), commit(100)]
+    done: list[Done] = []
+    staging = Memory()
+    several = transactions(done, staging)
+    several.take_all([outer(one) for one in messages[:3]])
+    several.take_all([outer(one) for one in messages[3:-2]])
+    several.take_all([outer(one) for one in messages[-2:]])
+    several.flush()
+    [table] = staging.kept.values()
+    assert [row["id"] for row in table.to_pylist()] == [-1, *range(WORTHWHILE), -2]
+    assert set(table.column(OP).to_pylist()) == {0}
+    assert isinstance(table, pa.Table)

@@ -1,0 +1,280 @@
+"""What a source of PostgreSQL says of itself: how far behind it is, that it connects again, that its slot is at risk.
+
+The pipeline is often left waiting here: then nothing is offered, and only the source knows.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from evertide.pipeline.source_record import SourceTelling
+from evertide.pipeline.status import SourceStatus, read_status
+from evertide.runtime import SystemRuntime
+from evertide.shard.shard import Shards
+from evertide.sources.contract import Candid, Lag
+from evertide.sources.postgres.gauge import Gauge
+from evertide.testing import ManualRuntime
+from tests.cli.kit import document, evertide
+from tests.sources.postgres.kit import ORDERS_SQL, Feeding, counted_sessions, table, worker
+from tests.sources.postgres.server import Database, running_logical
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evertide.sources.postgres.gauge._LOOK_S", 0.05)
+
+
+def from_elsewhere(f: Feeding) -> SourceStatus:
+    """What another process says, that has the storage only."""
+    shards = Shards(f.store.blob, f.store.meta, runtime=f.runtime, settings=f.settings)
+    status = read_status(f.store, shards, f.pipeline._hosts.journal, f.pipeline._hosts.checkpoints)
+    return next(one for one in status.sources if one.name == f.source.name)
+
+
+def telling(f: Feeding) -> SourceTelling:
+    return next(one for one in f.pipeline._threads if isinstance(one, SourceTelling))
+
+
+def is_caught_up(f: Feeding) -> bool:
+    return f.told.lag == Lag(bytes=0, seconds=0.0)
+
+
+def test_lag_grows_with_what_is_not_bound_and_goes_back_to_nothing(db: Database) -> None:
+    db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
+    with Feeding(db) as f:
+        assert f.told.lag == Lag(), "nothing is known before there is a stream"
+        f.until_equal()
+        f.until(lambda: is_caught_up(f))
+        db.run("INSERT INTO orders SELECT i, repeat('x', 100), 1 FROM generate_series(2, 1001) i")
+        f.wait(lambda: (f.source.lag.bytes or 0) > 100_000)
+        f.wait(lambda: (f.source.lag.seconds or 0) > 0.5)
+        before = f.source.lag.bytes or 0
+        db.run("INSERT INTO orders SELECT i, repeat('x', 100), 1 FROM generate_series(1002, 2001) i")
+        f.wait(lambda: (f.source.lag.bytes or 0) > before + 100_000)
+        assert (f.told.state, f.told.problems) == ("running", ())
+        f.until_equal()
+        f.until(lambda: is_caught_up(f))
+
+
+def test_lag_counts_what_the_server_has_and_has_not_sent(db: Database) -> None:
+    """A queue that is full takes nothing: by what arrived alone, the lag would stay as it is."""
+    db.run(ORDERS_SQL)
+    with Feeding(db, table(db, fragment_rows="100")) as f:
+        f.until_streaming()
+        f.source._queue._rows_max = 100
+        db.run("INSERT INTO orders SELECT i, repeat('x', 100), 1 FROM generate_series(1, 200) i")
+        f.wait(lambda: not f.source._queue.has_room())
+        for number in range(1, 11):
+            first = number * 1000
+            db.run(f"INSERT INTO orders SELECT i, repeat('x', 100), 1 FROM generate_series({first}, {first + 999}) i")
+        f.wait(lambda: (f.source.lag.bytes or 0) > 1_000_000)
+        assert f.source._feed.sent - f.source._queue.bound.confirmed < 1_000_000
+        f.source._queue._rows_max = 100_000
+        f.until_equal()
+
+
+def test_a_connection_that_is_cut_is_made_again_and_told_of(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the pipeline waits, and by another process. Before: as long as nothing was offered, nobody knew."""
+    db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
+    with Feeding(db) as f:
+        f.until_equal()
+        f.until(lambda: is_caught_up(f))
+        assert isinstance(f.source, Candid)
+        telling(f).once()
+        assert (from_elsewhere(f).state, from_elsewhere(f).tables) == ("running", ("orders",))
+        f.pipeline.pause()
+        monkeypatch.setattr("evertide.sources.postgres.feed._BACKOFF_S", (2.0, 2.0))
+        before_s = f.runtime.wall_s()
+        db.cut()
+        f.wait(lambda: f.told.state == "reconnecting")
+        [problem] = f.told.problems
+        assert (problem.state, problem.error_code) == ("reconnecting", "source_away")
+        assert "does not go on" in problem.why
+        assert "connected to again by itself" in problem.remedy
+        assert before_s <= problem.since_s <= f.runtime.wall_s()
+        assert problem.wait_s is not None
+        assert 1.0 <= problem.wait_s <= 2.0
+        assert f.told.lag == Lag(), "without a connection, nobody knows"
+        telling(f).once()
+        there = from_elsewhere(f)
+        assert there.state == "reconnecting"
+        assert (there.problems[0].why, there.problems[0].wait_s) == (problem.why, None)
+        assert there.told_at_s is not None
+        db.run("INSERT INTO orders VALUES (2, 'b', 2)")
+        f.wait(lambda: f.told.state == "running")
+        f.wait(lambda: (f.source.lag.bytes or 0) > 0)
+        telling(f).once()
+        assert from_elsewhere(f).state == "running"
+        f.pipeline.resume()
+        f.until_equal()
+        f.until(lambda: is_caught_up(f))
+        assert f.pipeline.status().state == "running"
+
+
+def test_evertide_status_beside_a_process_whose_server_goes_and_comes_back(
+    own: Database, tmp_path: Path, runtime: SystemRuntime
+) -> None:
+    """Two processes, and the command itself: what it says is a few seconds old at most."""
+    own.run("CREATE TABLE notes (text text)", "ALTER TABLE notes REPLICA IDENTITY FULL")
+    storage = tmp_path / "s"
+
+    def told() -> dict[str, Any]:
+        found: dict[str, Any] = document(evertide("status", "--storage", storage, "--json"))
+        return next(one for one in found["sources"] if one["name"] == own.slot)
+
+    def until(is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline_s = runtime.monotonic_s() + 40
+        while not is_so(found := told()):
+            assert runtime.monotonic_s() < deadline_s, found
+            runtime.sleep_s(0.1)
+        return found
+
+    with worker(storage, own, "notes"):
+        caught_up = until(lambda found: bool(found["lag"]) and found["lag"]["bytes"] == 0)
+        assert (caught_up["state"], caught_up["tables"], caught_up["lag"]["seconds"]) == ("running", ["notes"], 0)
+        own.connection.close()
+        own.server.stop()
+        away = until(lambda found: found["state"] == "reconnecting")
+        assert away["problems"][0]["error_code"] == "source_away"
+        assert away["problems"][0]["since_s"] <= away["told_at_s"] <= runtime.wall_s()
+        own.server.start(wal_sender_timeout="2s")
+        own.reconnect()
+        own.run("INSERT INTO notes VALUES ('a')")
+        until(lambda found: found["state"] == "running" and not found["problems"])
+    until(lambda found: found["state"] == "stopped" and found["tables"] == ["notes"])  # it was killed
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+def test_a_server_that_restarts_while_the_pipeline_waits(own: Database, how: signal.Signals) -> None:
+    own.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
+    with Feeding(own) as f:
+        f.until_equal()
+        f.until(lambda: is_caught_up(f))
+        f.pipeline.pause()
+        own.connection.close()
+        own.server.stop(how)
+        f.wait(lambda: f.told.state == "reconnecting")
+        since_s, tries = f.told.problems[0].since_s, f.source._feed._failures
+        f.wait(lambda: f.source._feed._failures > tries + 1)
+        assert f.told.problems[0].since_s == since_s, "it is the same outage"
+        own.server.start(wal_sender_timeout="2s")
+        own.reconnect()
+        own.run("INSERT INTO orders VALUES (2, 'b', 2)")
+        f.wait(lambda: f.told.state == "running")
+        f.wait(lambda: (f.source.lag.seconds or 0) > 0)
+        assert f.told.problems == ()
+        f.pipeline.resume()
+        f.until_equal()
+        f.until(lambda: is_caught_up(f))
+
+
+def test_a_server_that_refuses_is_no_server_that_is_away(db: Database) -> None:
+    """Waiting does not end it: somebody has to do something, and the state says so."""
+    db.run(ORDERS_SQL)
+    user = f"u_{db.name}"
+    db.run(f"CREATE USER {user} SUPERUSER")
+    try:
+        with Feeding(db, table(db, user=user)) as f:
+            f.until_streaming()
+            db.run(f"ALTER USER {user} NOLOGIN")
+            db.cut()
+            f.wait(lambda: f.told.state == "stalled")
+            [problem] = f.told.problems
+            assert "not permitted to log in" in problem.why
+            assert problem.error_code == "source_failed"
+            db.run(f"ALTER USER {user} LOGIN")
+            f.wait(lambda: f.told.state == "running")
+    finally:
+        db.run(f"DROP OWNED BY {user}", f"DROP USER {user}")
+
+
+def test_a_table_that_was_dropped_is_named(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.1)
+    db.run(ORDERS_SQL, "CREATE TABLE lines (id bigint PRIMARY KEY, customer text, amount bigint)")
+    with Feeding(db, table(db), table(db, name="lines")) as f:
+        f.until_streaming()
+        assert f.told.tables == ("orders", "lines")
+        f.pipeline.pause()
+        db.run("DROP TABLE lines")
+        f.wait(lambda: f.told.state == "stalled")
+        assert "public.lines" in f.told.problems[0].why
+
+
+def test_a_slot_that_is_about_to_be_lost_is_told_while_there_is_time() -> None:
+    with running_logical(max_slot_wal_keep_size="64MB", min_wal_size="32MB", max_wal_size="32MB") as server:
+        db = Database(server, "risk")
+        try:
+            db.run(ORDERS_SQL)
+            with Feeding(db) as f:
+                f.until_streaming()
+                f.until(lambda: is_caught_up(f))
+                assert not f.told.problems
+                db.run("INSERT INTO orders VALUES (1, 'a', 1)")  # not bound, so the slot stays where it is
+                for _ in range(4):
+                    db.run("INSERT INTO orders SELECT max(id) + 1, 'b', 2 FROM orders", "SELECT pg_switch_wal()")
+                f.wait(lambda: bool(f.told.problems))
+                problem = f.told.problems[0]
+                assert (problem.state, problem.error_code) == ("warning", "slot_at_risk")
+                assert "the replication slot 'risk' is " in problem.why
+                assert "max_slot_wal_keep_size" in problem.remedy
+                assert f.told.state == "running", "it goes on, for now"
+                f.until_equal()
+                db.run("SELECT pg_switch_wal()", "CHECKPOINT")
+                f.until(lambda: f.told.problems == ())
+        finally:
+            db.close()
+
+
+def test_what_measures_may_lose_its_connection_and_the_stream_goes_on(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = counted_sessions(monkeypatch)
+    db.run(ORDERS_SQL)
+    with Feeding(db) as f:
+        f.until_streaming()
+        f.until(lambda: is_caught_up(f))
+        f.until(lambda: f.source._feed.gauge.reached > 0)
+        measuring = f.source._feed.gauge._connection
+        assert measuring is not None
+        db.run(f"SELECT pg_terminate_backend({measuring.info.backend_pid})")
+        f.until(lambda: f.source._feed.gauge._connection not in (None, measuring))
+        f.until(lambda: is_caught_up(f))
+        assert len(sessions) == 1
+
+
+def test_what_was_written_and_is_not_sent_for_long_counts_as_behind(db: Database) -> None:
+    """While the server decodes, no commit is seen whose age could be told."""
+    db.run("SELECT pg_create_logical_replication_slot('" + db.slot + "', 'pgoutput')", ORDERS_SQL)
+    with Feeding(db, table(db, snapshot="none")) as f:
+        runtime = ManualRuntime()
+        gauge = Gauge(f.source._feed._server, db.slot, runtime)
+        try:
+            gauge.look(0)
+            assert gauge.reached > 0
+            assert gauge.behind_s(0) == 0, "it may be on its way"
+            runtime.advance_s(10)
+            gauge.look(0)
+            assert gauge.behind_s(0) == pytest.approx(10)
+            assert gauge.behind_s(gauge.reached) == 0
+        finally:
+            gauge.close()
+        assert gauge.reached == 0
+
+
+def test_no_connection_is_left(db: Database) -> None:
+    db.run(ORDERS_SQL)
+    with Feeding(db) as f:
+        f.until_streaming()
+        f.until(lambda: is_caught_up(f))
+    with psycopg.connect(db.server.dsn(), autocommit=True) as admin:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'evertide%%' AND datname = %s"
+        deadline_s = f.runtime.monotonic_s() + 10
+        while admin.execute(query, (db.name,)).fetchone() != (0,):
+            assert f.runtime.monotonic_s() < deadline_s
+            f.runtime.sleep_s(0.05)

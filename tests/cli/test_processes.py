@@ -45,7 +45,8 @@ def test_a_running_pipeline_is_looked_at_beside_it_and_ended_by_ctrl_c_with_a_ch
         until(first, "transaction")
         status = document(evertide("status", "--storage", storage, "--json"))
         assert (status["state"], status["pid"]) == ("running", first.pid)
-        assert f"process {first.pid} on" in one_error(evertide("run", script, "--storage", storage), 3)
+        refused = evertide("checkpoint", "--storage", storage, "--script", script)
+        assert f"process {first.pid} on" in one_error(refused, 3)
         with running("subscribe", "best", "--storage", storage, "--json") as reader:
             assert reader.stdout is not None
             told = [json.loads(reader.stdout.readline()) for _ in range(40)]
@@ -80,3 +81,33 @@ def test_the_demo_goes_on_after_kill_9_and_all_views_are_right_in_the_end(tmp_pa
     assert len(checked["views"]) == 9
     assert all(view["is_same"] for view in checked["views"])
     assert all(view["rows"] > 0 for view in checked["views"])
+
+
+def test_a_read_only_replica_is_promoted_and_the_one_that_led_is_fenced_out(tmp_path: Path) -> None:
+    script, storage = tmp_path / "made.sql", tmp_path / "s"
+    script.write_text(SCRIPT)
+    with running("run", script, "--storage", storage, "--json") as first:
+        until(first, "transaction")
+        with running("run", script, "--storage", storage, "--json", "--read-only") as second:
+            assert until(second, "opened")["leads"] is False
+            until(second, "transaction", 2)
+            status = document(evertide("status", "--storage", storage, "--json"))
+            assert {one["pid"]: one["role"] for one in status["replicas"]} == {
+                first.pid: "leads",
+                second.pid: "read-only",
+            }
+            assert "read-only" in evertide("status", "--storage", storage).stdout
+            assert document(evertide("promote", "--storage", storage, "--json"))["pid"] == second.pid
+            assert first.stdout is not None
+            for _ in first.stdout:  # to its end
+                pass
+            assert first.stderr is not None
+            assert "fenced" in first.stderr.read()
+            assert first.wait(120) == 4
+            led = document(evertide("status", "--storage", storage, "--json"))["time"]
+            until(second, "transaction", led + 3)
+            second.send_signal(signal.SIGINT)
+            stopped = until(second, "stopped")
+            assert second.wait(120) == 0
+    assert stopped["checkpoint"]["time"] == stopped["time"] + 1
+    assert evertide("fsck", "--storage", storage).exit_code == 0

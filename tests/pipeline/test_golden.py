@@ -13,6 +13,8 @@ from evertide.flow.state_part import PartEntry
 from evertide.pipeline.definition import Away, Definition, TableRecord, ViewRecord
 from evertide.pipeline.health import Health
 from evertide.pipeline.machine import CohortState, MachineState
+from evertide.pipeline.ownership import Leader
+from evertide.pipeline.replica_record import ReplicaRecord
 from evertide.pipeline.source_record import SourceRecord, SourceRecords
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
@@ -44,6 +46,8 @@ RECORDS: dict[str, msgspec.Struct] = {
         change="0123456789abcdef",
     ),
     "health": Health("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
+    "leader": Leader("0123456789abcdef", 1.5, "fedcba9876543210"),
+    "replica": ReplicaRecord("0123456789abcdef", "read-only", "running", 2**40, 1.5, "fedcba9876543210"),
     "sources": SourceRecords(
         writer="0123456789abcdef",
         told_at_s=1.5,

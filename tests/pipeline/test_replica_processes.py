@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,6 +24,7 @@ from evertide.sources.chance import Chance
 from tests.pipeline.kit import rows_of
 from tests.pipeline.replica import open_replica
 from tests.pipeline.worker import SMALL
+from tests.servers.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = SystemRuntime()
@@ -140,6 +143,22 @@ def test_u1_the_same_with_storage_that_fails(tmp_path: Path) -> None:
     check(tmp_path / "s", reached)
 
 
+def stop(replica: Replica, storage: Path) -> None:
+    """At a moment when it does not hold the lock of the embedded database, which nobody else can take from it."""
+    while True:
+        replica.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, replica.process.pid, os.WSTOPPED)  # until it really stands
+        with closing(sqlite3.connect(storage / "meta.db", timeout=1, isolation_level=None)) as database:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+                database.execute("ROLLBACK")
+            except sqlite3.OperationalError:
+                replica.signal(signal.SIGCONT)
+                RUNTIME.sleep_s(0.01)
+            else:
+                return
+
+
 @pytest.mark.timeout(300)
 def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
     """It believes that it leads; its first commit tells it that it does not. What it wrote meanwhile is nowhere."""
@@ -147,7 +166,7 @@ def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
         wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
         [leader] = [one for one in several if one.leads]
         [other] = [one for one in several if one is not leader]
-        leader.signal(signal.SIGSTOP)
+        stop(leader, tmp_path / "s")
         wait_until(lambda: other.leads and other.time > leader.time + 3, several)
         leader.signal(signal.SIGCONT)
         wait_until(lambda: leader.process.poll() is not None, several)
@@ -156,3 +175,27 @@ def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
         reached = other.time
         wait_until(lambda: other.time > reached + 3, several)
     check(tmp_path / "s", other.time)
+
+
+@pytest.mark.timeout(300)
+def test_u1_meta_on_postgresql_with_its_connections_cut(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    """Both wait it out; a commit whose answer was lost is read back, or something would be there twice."""
+    name = f"replicas_{RUNTIME.new_id()[:8]}"
+    dsn = postgres_server.dsn.replace("/postgres?", f"/{name}?")
+    with psycopg.connect(postgres_server.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        with replicas(2, lambda: Replica(tmp_path / "s", meta=dsn)) as several:
+            wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
+            for _ in range(25):
+                cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
+                admin.execute(cut, (name,))
+                RUNTIME.sleep_s(0.1)
+            before = [one.time for one in several]
+            wait_until(lambda: all(one.time > time + 3 for one, time in zip(several, before, strict=True)), several)
+            [leader] = [one for one in several if one.leads]
+            [other] = [one for one in several if one is not leader]
+            leader.end()
+            wait_until(lambda: other.leads and other.time > leader.time + 3, several)
+            assert not other.error
+            reached = other.time
+        check(tmp_path / "s", reached, dsn)

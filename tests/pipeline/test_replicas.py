@@ -382,7 +382,7 @@ def test_a_replica_of_the_old_version_that_follows_is_fenced_by_the_new_one() ->
         second.push("orders", [order(1)])
         second.commit()
         other.push("orders", [order(2)])
-        with pytest.raises(Fenced, match="unregistered|another version"):
+        with pytest.raises(Fenced, match=r"unregistered|another version"):
             other.commit()
         second.push("orders", [order(3)])
         second.commit()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from evertide.errors import BlobDamaged, BlobMissing, EvertideError, InvalidInput, OutcomeUnknown, Unavailable
@@ -14,6 +15,7 @@ from evertide.flow.arrangement import Arrangement
 from evertide.flow.row_groups import RowGroupCache
 from evertide.flow.spine import ArrangementSettings
 from evertide.flow.state_part import PartEntry
+from evertide.shard.changes import DIFF
 from evertide.store import Blob, Fault, Faults, FaultyBlob, MemoryBlob
 from tests.flow.arranging import World, content, delta, keys
 from tests.shard.kit import PassingBlob
@@ -240,3 +242,31 @@ def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     assert (cache.bytes, len(cache), cache.get("q", -1)) == (10, 1, "file")
     with pytest.raises(InvalidInput):
         RowGroupCache(-1)
+
+
+def test_what_is_not_null_inside_a_struct_has_no_value_where_the_struct_is_null() -> None:
+    """Spark leaves NULL there. If the file's column were NOT NULL as the type says, nothing could be written."""
+    inner = [pa.field("a", pa.int32()), pa.field("b", pa.string(), nullable=False)]
+    kind = pa.struct(inner)
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("s", kind)])
+    loose = pa.array([None, {"a": 1, "b": "x"}], pa.struct([field.with_nullable(True) for field in inner]))
+    known = pa.Array.from_buffers(
+        kind, 2, [loose.buffers()[0]], children=[pa.array([None, 1], pa.int32()), pa.array([None, "x"])]
+    )
+    rows = pa.Table.from_arrays([pa.array([1, 2]), known], schema=schema)
+    blob = MemoryBlob()
+    names = iter(range(100))
+    parts: dict[str, Any] = {
+        "blob": blob,
+        "cache": RowGroupCache(1 << 20),
+        "new_name": lambda: f"0123456789abcdef-{next(names):08d}.parquet",
+        "settings": ArrangementSettings(memory_rows_max=1, inline_rows_max=1),
+    }
+    subject = Arrangement("structs", schema, ("id",), **parts)
+    subject.apply(rows.append_column(pa.field(DIFF, pa.int64(), nullable=False), pa.array([1, 1])))
+    again = Arrangement.restore(subject.save(), **parts)
+    assert again.scan().to_pylist() == [
+        {"id": 1, "s": None, DIFF: 1},
+        {"id": 2, "s": {"a": 1, "b": "x"}, DIFF: 1},
+    ]
+    assert [entry.key for entry in blob.list("state/")]

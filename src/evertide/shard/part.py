@@ -269,7 +269,7 @@ def _check_schema(found: pa.Schema, metadata: dict[bytes, bytes] | None, wanted:
         number = int(version) if version.isdigit() else 0
         raise UnsupportedFormat(path=path, found=number, supported=FORMAT_VERSION)
     stored = _stored_schema(wanted)
-    if not found.equals(stored):
+    if not _stored_schema(found).equals(stored):  # older files have NOT NULL inside structs, too
         expected, given = (str(schema.remove_metadata()) for schema in (stored, found))
         raise BlobDamaged(path=path, why="columns", expected=expected, found=given)
 

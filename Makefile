@@ -4,6 +4,8 @@
 PYTHON ?=
 # How long `make soak` runs.
 MINUTES ?= 10
+# How many processes `make test` spreads the tests over. Each has servers, and a Spark, of its own.
+WORKERS ?= 2
 # For `make demo`: ARGS="--rate 5000".
 ARGS ?=
 
@@ -15,7 +17,7 @@ INSTALLED = $(VENV)/.installed
 .NOTPARALLEL:
 
 help: ## Say what can be made
-	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10] [ARGS=...]"
+	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10] [WORKERS=2] [ARGS=...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## Make .venv as requirements.lock says, if it is not so yet
@@ -38,7 +40,7 @@ check: setup ## Check format, lint, types and the order of imports
 
 test: setup ## Run the tests
 	@sh tools/preflight.sh java
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 bench: setup ## Measure
 	@sh tools/preflight.sh java

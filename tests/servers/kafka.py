@@ -7,6 +7,7 @@ pom's content. Nothing is skipped if that cannot be done: the error says what is
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -161,20 +162,25 @@ def _program(name: str) -> str:
 
 
 def _jars() -> Path:
-    """Made beside its place and renamed, so that two runs at once do not meet half of it."""
+    """Made beside its place and renamed, so that nobody meets half of it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evertide-tests"
     jars = cache / f"kafka-{hashlib.sha256(POM.read_bytes()).hexdigest()[:16]}"
     if jars.exists():
         return jars
     cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time, as Maven's own cache is not made for two
+        return jars if jars.exists() else _resolved(cache, jars)
+
+
+def _resolved(cache: Path, jars: Path) -> Path:
     made = Path(tempfile.mkdtemp(dir=cache))
     try:
         command = [_program("mvn"), "-q", "-B", "-f", str(POM), COPY, "-DincludeScope=runtime"]
         done = subprocess.run([*command, f"-DoutputDirectory={made}/jars"], capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"Maven could not resolve Kafka's broker ({POM}):\n{done.stdout}{done.stderr}")
-        if not jars.exists():
-            (made / "jars").rename(jars)
+        (made / "jars").rename(jars)
     finally:
         shutil.rmtree(made)
     return jars

@@ -210,12 +210,18 @@ def test_a_portion_is_read_again_if_reading_it_fails() -> None:
     assert fails == 1
 
 
-def test_t7_memory_follows_the_portion_not_the_transaction(tmp_path: Path) -> None:
-    """96 MiB of rows in one transaction, in portions of 4 MiB: in one piece they would be in memory several times."""
-    command = [sys.executable, "-m", "tests.pipeline.large", str(tmp_path / "s"), "96", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def large_transaction(path: Path, mib: int, portion_mib: int) -> tuple[int, int, int]:
+    """Rows that arrived, portions, and by how many MiB the memory of the process grew."""
+    command = [sys.executable, "-m", "tests.pipeline.large", str(path / "s"), str(mib), str(portion_mib)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows, portions, grown_mib = (int(word) for word in done.stdout.split())
+    return rows, portions, grown_mib
+
+
+def test_t7_memory_follows_the_portion_not_the_transaction(tmp_path: Path) -> None:
+    """96 MiB of rows in one transaction, in portions of 4 MiB: in one piece they would be in memory several times."""
+    rows, portions, grown_mib = large_transaction(tmp_path, 96, 4)
     assert rows == 96 * 1024
     assert portions >= 20
     assert grown_mib < 96

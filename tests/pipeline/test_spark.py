@@ -62,6 +62,7 @@ def test_a_shop_from_its_first_order_to_a_changed_script(spark: SparkSession, tm
         p.push("orders", deletes=[3])
         p.push("changes", [{"name": "ann", "city": "Oslo", "at": 9, "gone": True}])
         p.commit()
+        assert p.hydrated(60)
         assert rows(p.view("shares")) == [(1, 100 / 21), (2, 20.0)]
         assert rows(p.view("revenue")) == [("Rome", 5, 5), (None, 21, 21)]
 
@@ -114,3 +115,25 @@ def test_a_script_that_cannot_be_read_is_refused_with_its_path(spark: SparkSessi
         et.Pipeline.open("CREATE TABLE t (a INT) USING nothing;", tmp_path / "s", spark=spark)
     with et.Pipeline.open("CREATE TABLE t (a INT);", tmp_path / "s", spark=spark) as p:
         assert p.commit() == 0
+
+
+def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSession, tmp_path: Path) -> None:
+    settings = et.Settings(portion_rows_max=150, push_buffer_bytes=1)
+    with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark, settings=settings) as p:
+        for first in range(0, 1000, 100):
+            numbers = range(first, first + 150)  # every third of them twice
+            p.push("orders", [{"id": n % 700, "customer": f"c{n % 7}", "amount": n % 90 + 1} for n in numbers])
+            p.push("changes", [{"name": f"c{first // 100 % 7}", "city": f"t{first % 300}", "at": first, "gone": False}])
+        t = p.commit()
+        recorded = p._hosts.journal.committed(t)
+        assert recorded is not None
+        assert recorded.portions > 3
+        again = p.query(
+            "SELECT c.city, sum(o.amount) AS total, max(o.amount) AS top "
+            "FROM orders o LEFT JOIN customers c ON o.customer = c.name GROUP BY c.city"
+        )
+        assert rows(p.view("revenue")) == sorted((tuple(row.values()) for row in again.to_pylist()), key=repr)
+        crash(p)
+    with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark, settings=settings) as p:  # replayed, in portions too
+        assert p.time == t
+        assert len(rows(p.view("shares"))) == 700

@@ -13,6 +13,9 @@ import pytest
 
 from evertide.sources.chance import Chance
 from tests.pipeline.test_kill import check, run_and_kill
+from tests.pipeline.test_portions import large_transaction
+from tests.pipeline.test_replica_processes import Replica, killed_again_and_again
+from tests.pipeline.test_replica_processes import check as check_replicas
 from tests.soak.test_soak import soak
 
 SCRIPTS = ("both,total", "both-2,total", "total", "total,highest", "both,total,highest")
@@ -39,6 +42,29 @@ def test_pipelines_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture
         return one_round(tmp_path / str(number), kind, kills, os.getpid() * 1000 + number)
 
     soak("pipeline", capsys, once)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_replicas_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def once(number: int) -> str:
+        storage = tmp_path / str(number) / "s"
+        storage.parent.mkdir()
+        faults = 0.01 if number % 2 else 0.0
+        reached = killed_again_and_again(lambda: Replica(storage, faults=faults), 10, os.getpid() * 1000 + number)
+        check_replicas(storage, reached)
+        return f"10 kills, {reached} transactions"
+
+    soak("replicas", capsys, once)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_t7_two_gib_of_changes_within_one_gib_of_memory(tmp_path: Path) -> None:
+    rows, portions, grown_mib = large_transaction(tmp_path, 2048, 64)
+    assert rows == 2048 * 1024
+    assert portions > 30
+    assert grown_mib < 1024
 
 
 def test_a_short_round(tmp_path: Path) -> None:

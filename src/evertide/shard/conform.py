@@ -70,7 +70,8 @@ def reinterpret(array: Any, kind: Any) -> Any:
 
 def stored_type(kind: Any) -> Any:
     """What a file holds instead: Parquet has no intervals, rounds or rescales seconds and date64, and cannot read back
-    lists of a fixed size inside a struct that is NULL. What is NOT NULL inside a struct has no value if that is NULL."""
+    lists of a fixed size inside a struct that is NULL. What is NOT NULL inside a struct has no value where that is
+    NULL."""
     if isinstance(kind, pa.BaseExtensionType):
         return stored_type(kind.storage_type)
     if pa.types.is_timestamp(kind) and kind.unit == "s":
@@ -78,7 +79,7 @@ def stored_type(kind: Any) -> Any:
     if pa.types.is_nested(kind):
         fields = [field.with_type(stored_type(field.type)) for field in type_fields(kind)]
         if pa.types.is_struct(kind):
-            return pa.struct([field.with_nullable(True) for field in fields])
+            return pa.struct([field.with_nullable(nullable=True) for field in fields])
         return pa.list_(fields[0]) if pa.types.is_fixed_size_list(kind) else _nested_type(kind, fields)
     return _STORED.get(kind, kind)
 
@@ -89,7 +90,7 @@ def _nested_type(kind: Any, fields: list[Any]) -> Any:
         return pa.struct(fields)
     if pa.types.is_map(kind):
         entry = fields[0].type
-        return pa.map_(entry.field(0).with_nullable(False), entry.field(1), keys_sorted=kind.keys_sorted)
+        return pa.map_(entry.field(0).with_nullable(nullable=False), entry.field(1), keys_sorted=kind.keys_sorted)
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(fields[0], kind.list_size)
     return pa.large_list(fields[0]) if pa.types.is_large_list(kind) else pa.list_(fields[0])

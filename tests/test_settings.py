@@ -41,6 +41,6 @@ def test_merging_one_batch_is_no_merging() -> None:
 
 @pytest.mark.parametrize("name", ["lease_ttl_s", "writer_ttl_s"])
 def test_one_late_beat_must_not_end_a_lease(name: str) -> None:
-    Settings(**{name: 20.0})  # type: ignore[arg-type]
+    Settings(**{name: 10.0})  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="beat_interval_s"):
-        Settings(**{name: 19.9})  # type: ignore[arg-type]
+        Settings(**{name: 9.9})  # type: ignore[arg-type]

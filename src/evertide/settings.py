@@ -34,10 +34,11 @@ class Settings:
     lease_ttl_s: float = 60.0
     """A reader silent for this long may lose its lease."""
 
-    writer_ttl_s: float = 60.0
-    """A writer silent for this long may be unregistered, and is fenced then."""
+    writer_ttl_s: float = 20.0
+    """A writer silent for this long may be unregistered, and is fenced then: so long it takes to notice that a replica
+    on another machine is gone."""
 
-    beat_interval_s: float = 10.0
+    beat_interval_s: float = 5.0
     """How often leases and writers say that they live."""
 
     maintenance_interval_s: float = 1.0

@@ -5,19 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from bench import connectors, pipelines, shape_index, shards, views
+from bench import connectors, pipelines, replicas, shape_index, shards, sizing, views
 from bench.measure import Figure
 
-BENCHMARKS = (*shards.BENCHMARKS, "refresh", "pipeline", *connectors.BENCHMARKS, "shape_index")
+OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
+    "pipeline": (pipelines.PipelineSize, pipelines.pipeline),
+    "shape_index": (shape_index.ShapeIndexSize, shape_index.shape_index),
+    "replicas": (replicas.ReplicaSize, replicas.replicas),
+    "sizing": (sizing.SizingSize, sizing.sizing),
+}
+"""Each with its sizes."""
+BENCHMARKS = (*shards.BENCHMARKS, "refresh", *OTHERS, *connectors.BENCHMARKS)
 MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 
@@ -48,11 +57,9 @@ def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[
     if name in connectors.BENCHMARKS:
         measured = connectors.ConnectorSize.short() if chosen.short else connectors.ConnectorSize()
         return connectors.BENCHMARKS[name](measured, moved)
-    if name == "pipeline":
-        return pipelines.pipeline(pipelines.PipelineSize.short() if chosen.short else pipelines.PipelineSize(), moved)
-    if name == "shape_index":
-        small = shape_index.ShapeIndexSize.short()
-        return shape_index.shape_index(small if chosen.short else shape_index.ShapeIndexSize(), moved)
+    if name in OTHERS:
+        sizes, measure = OTHERS[name]
+        return measure(sizes.short() if chosen.short else sizes(), moved)
     size = views.ViewSize.short() if chosen.short else views.ViewSize()
     if chosen.full:
         size = replace(size, histories=(*size.histories, 100_000_000))

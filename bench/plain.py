@@ -51,7 +51,7 @@ def consume_kafka(brokers: str, topic: str, following: dict[int, int], count: in
 
 def consume_postgres(dsn: str, slot: str, publication: str, count: int) -> None:
     """So many rows, to the end of their last transaction, which is confirmed."""
-    with closing(psycopg.connect(f"{dsn}&replication=database", autocommit=True)) as connection:
+    with closing(psycopg.connect(dsn, autocommit=True, replication="database")) as connection:
         protocol = connection.pgconn
         asked = f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names '{publication}')"
         assert protocol.exec_(asked.encode()).status == pq.ExecStatus.COPY_BOTH

@@ -8,16 +8,19 @@ Kinds differ only where a caller would act differently; the classes below a kind
     │   ├── UpperMismatch       the shard's upper is not the expected one
     │   └── TimeCompacted       the time asked for lies below since
     ├── Fenced                  this process lost its right to write: stop, discard, register again
+    │   └── GenerationMoved     a replica takes the new generation over, and goes on
     ├── LeaseLost               a reader's lease ended: restart from the time named
     ├── Unavailable             "did not happen": safe to try again
     │   ├── StorageFull         no room: make some
-    │   └── StorageForbidden    read-only or no permission
+    │   ├── StorageForbidden    read-only or no permission
+    │   └── SparkAway           Spark lost executors, or could not finish a job for another reason than a row
     ├── OutcomeUnknown          "may have happened": read back before anything else
     ├── SourceFailed            a source cannot go on: it stalls, the others do not
     │   ├── SourceAway          it cannot be reached: nothing to do but wait, or look at what lies between
     │   └── SourceChanged       it no longer says what it said
     ├── SinkFailed              a sink cannot go on: it stalls, nothing else does
     ├── Diverged                a replay came to something else than what is recorded: stop, discard the state
+    ├── SparkEnded              Spark is gone as a whole: start this process again
     ├── ViewFailed              a view cannot be computed, because of a row: correct the row
     ├── Damaged                 storage no longer holds what it acknowledged: stop, repair or restore
     │   ├── BlobMissing         a blob that a record names is not there
@@ -54,6 +57,8 @@ __all__ = [
     "SourceAway",
     "SourceChanged",
     "SourceFailed",
+    "SparkAway",
+    "SparkEnded",
     "StorageForbidden",
     "StorageFull",
     "TimeCompacted",
@@ -199,6 +204,15 @@ class StorageForbidden(Unavailable):
 
 
 @dataclass(eq=False, repr=False)
+class SparkAway(Unavailable):
+    """`path` is Spark's master. No row is to blame, so no view fails for it."""
+
+    error_code = "spark_away"
+    what = "Spark could not finish a job, and nothing happened"
+    remedy = "It is tried again by itself; if it lasts, look at the memory and the logs of the executors."
+
+
+@dataclass(eq=False, repr=False)
 class OutcomeUnknown(EvertideError):
     error_code = "outcome_unknown"
     exit_code = 7
@@ -318,6 +332,19 @@ class ViewFailed(EvertideError):
 
     views: tuple[str, ...]
     time: int
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class SparkEnded(EvertideError):
+    """The JVM of this process died, or its application was ended from outside: no job can run any more."""
+
+    error_code = "spark_ended"
+    exit_code = 14
+    what = "Spark has ended"
+    remedy = "Start the process again: it goes on where it was. Then look at why the JVM or the cluster's master died."
+
+    master: str
     why: str
 
 

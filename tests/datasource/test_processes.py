@@ -40,7 +40,7 @@ def asker(master: str, *where: str, **environment: str) -> Iterator[tuple[IO[str
         assert process.stdout.readline() == "ready\n"
         yield process.stdin, process.stdout
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

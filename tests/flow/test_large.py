@@ -83,6 +83,17 @@ def test_columns_that_only_move_stay_on_the_driver(spark: SparkSession, monkeypa
     assert seen == [["int64"]]
 
 
+def test_shuffles_follow_the_executors_that_are_there_now(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster most come after the session has begun."""
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
+    circuit = Circuit(spark, TABLES + "CREATE MATERIALIZED VIEW v AS SELECT r.c, s.f FROM r JOIN s ON r.b = s.id;")
+    conf = circuit.program.catalyst._large.conf()
+    conf.set("spark.sql.shuffle.partitions", "97")
+    [first, *_] = random_transactions(circuit.tables, 3, keys={"s": ("id",)}, count=1, rows_each=9, rows_huge=9)
+    circuit.step(first)
+    assert conf.get("spark.sql.shuffle.partitions") == str(spark.sparkContext.defaultParallelism)
+
+
 def test_min_and_max_of_an_argument_share_its_values(spark: SparkSession) -> None:
     query = "SELECT b, min(a) AS i, max(a) AS j, max(a) FILTER (WHERE x > 0) AS k FROM r GROUP BY b"
     circuit = Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS {query};")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertide.errors import BlobMissing
+from evertide.journal.journal import Journal
 from evertide.pipeline.status import Status, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
@@ -35,6 +36,26 @@ def test_s1_a_transaction_that_is_bound_and_does_not_get_anywhere() -> None:
         assert status.remedy
         assert p.advance() == 1
         assert p.status().state == "running"
+
+
+def test_what_is_committed_while_somebody_looks_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out once (two looks at how far it is): the transaction after the last was asked for, and is not bound."""
+    with open_pipeline(storage()) as p:
+        p.push("orders", [order(1)])
+        p._pushes.offer_up(p._pushed)
+        inputs, _ = p._intake.input()
+        p._runner.bind(inputs)
+        upper = Journal.__dict__["committed_upper"]
+
+        def moving(journal: Journal) -> int:
+            found: int = upper.__get__(journal)
+            monkeypatch.undo()
+            assert p.advance() == 1
+            return found
+
+        monkeypatch.setattr(Journal, "committed_upper", property(moving))
+        assert p.status().state == "running"
+        assert p.time == 1
 
 
 def test_s2_a_part_that_is_gone_freezes_the_pipeline_and_is_named() -> None:

@@ -6,17 +6,22 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.shapes.kit import OPTIONS, Shop, order, shop
+from evertide.runtime import SystemRuntime
+from evertide.store.open import open_storage
+from tests.pipeline.kit import SETTINGS, open_pipeline
+from tests.shapes.kit import OPTIONS, Shop, engine, order, shop
+from tests.shapes.test_processes import serving
 
 HERE = Path(__file__).parent / "client"
 LIVE = replace(OPTIONS, long_poll_s=20, sse_s=60, keep_alive_s=21)
@@ -56,6 +61,7 @@ class Client:
             if wanted(told):
                 return told
             assert "error" not in told, told
+            assert "refetch" not in told, "it begins again"
         raise AssertionError((said, self.process.stderr and self.process.stderr.read()))
 
     def rows(self, *expected: tuple[Any, ...]) -> Any:
@@ -139,3 +145,30 @@ def test_a_request_that_is_wrong_is_told_to_the_caller(client_folder: Path) -> N
         with following(client_folder, s, {"table": "orders", "where": "nope = 1"}) as client:
             told = client.until(lambda told: "error" in told)
             assert (told["error"], "nope" in told["message"]) == ("FetchError", True)
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["long-poll", "sse"])
+def test_a_server_that_is_killed_and_comes_back_costs_no_fetch(
+    client_folder: Path, tmp_path: Path, is_stream: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
+    with open_pipeline(store, engine()) as pipeline, ExitStack() as stack:
+        pipeline.push("orders", [order(1)])
+        pipeline.commit()
+        with serving(tmp_path / "s", pipeline, "--listen", listen) as (process, s):
+            client = stack.enter_context(following(client_folder, s, {"table": "buyers"}, liveSse=is_stream))
+            first = client.rows(("ann",))
+            pipeline.push("orders", [order(2)])
+            pipeline.commit()
+            client.rows(("ann",), ("ann",))
+            process.kill()
+        pipeline.push("orders", [order(3, "bob")], deletes=[1])
+        pipeline.commit()
+        pipeline.checkpoint()
+        with serving(tmp_path / "s", pipeline, "--listen", listen):
+            pipeline.push("orders", [order(4, "bob")])
+            pipeline.commit()
+            last = client.rows(("ann",), ("bob",), ("bob",))  # a refetch would be told, and is no such state
+            assert last["handle"] == first["handle"]

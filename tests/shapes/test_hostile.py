@@ -15,10 +15,35 @@ from evertide.sources.chance import Chance
 from evertide.testing.small_engine import SmallEngine
 from tests.shapes.kit import Follower, Shop, order, shop
 
-NAMES = ("table", "offset", "handle", "live", "live_sse", "cursor", "where", "params[1]", "params[x]", "columns")
+NAMES: tuple[str, ...] = (
+    "table",
+    "offset",
+    "handle",
+    "live",
+    "live_sse",
+    "cursor",
+    "where",
+    "params[1]",
+    "params[x]",
+    "columns",
+)
 NAMES += ("queryable_columns", "replica", "log", "subset__where", "subset__params", "subset__limit", "secret", "")
 NAMES += ("subset__offset", "subset__order_by", "subset__where_expr", "experimental_live_sse", "expired_handle")
-VALUES = ("orders", "revenue", "buyers", "-1", "now", "0_0", "0_inf", "1_0", "2_inf", "true", "false", "", "full")
+VALUES: tuple[str, ...] = (
+    "orders",
+    "revenue",
+    "buyers",
+    "-1",
+    "now",
+    "0_0",
+    "0_inf",
+    "1_0",
+    "2_inf",
+    "true",
+    "false",
+    "",
+    "full",
+)
 VALUES += ("id", '"id"', "id,amount", "id = 1", "id = $1", "1", '{"1": "x"}', "[", "id desc", "default", "changes_only")
 VALUES += (
     "\x00",

@@ -252,5 +252,5 @@ def test_a_change_between_looking_and_waiting_is_not_waited_for() -> None:
             return found
 
         shapes.span_known = lambda *_: None  # type: ignore[method-assign]
-        shapes.span = looked  # type: ignore[method-assign]
+        shapes.span = looked  # type: ignore[method-assign, assignment]
         assert operations(client.step(live=True).changes) == [("insert", "2")]

@@ -21,7 +21,8 @@ from tests.shapes.test_oracle import SHAPES, Watched, transaction
 
 @contextmanager
 def serving(path: Path, pipeline: Any, *options: str) -> Iterator[tuple[subprocess.Popen[str], Shop]]:
-    with spawned("shapes", "--storage", path, "--listen", "127.0.0.1:0", "--json", *options) as process:
+    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+    with spawned("shapes", "--storage", path, "--json", *listen, *options) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

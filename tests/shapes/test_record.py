@@ -24,6 +24,7 @@ RECORD = ShapeRecord(
     shard="orders.01234567",
     time=2**40,
     rows=7,
+    chunk_bytes=10 * 2**20,
     made_at_s=1.5,
     change="0123456789abcdef",
 )

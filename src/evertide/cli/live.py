@@ -14,7 +14,7 @@ from rich.text import Text
 
 from evertide.cli.looking import problem_lines, state_text
 from evertide.cli.output import Output, lag_text
-from evertide.errors import EvertideError
+from evertide.errors import EvertideError, TimeCompacted
 from evertide.journal.journal import Journal
 from evertide.runtime import SystemRuntime
 
@@ -59,7 +59,10 @@ class Watch:
 
     def told(self, time: int, took_s: float) -> None:
         """For `Pipeline.run`."""
-        committed = self._journal.committed(time)
+        try:
+            committed = self._journal.committed(time)
+        except TimeCompacted:  # a replica that fell behind started again from a checkpoint: it never took this one
+            return
         rows = sum(content.rows for content in committed.sources.values()) if committed else 0
         one = Made(time, rows, took_s, self._runtime.monotonic_s())
         self.made.append(one)

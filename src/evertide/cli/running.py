@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from evertide.cli.opened import opened, stopped_by_signals
 from evertide.cli.options import Json, Master, Meta, Script, ScriptOption, ShapesSecret, Storage
 from evertide.cli.output import Output, guarded
 from evertide.cli.rows import Format, rows_of_file
+from evertide.cli.setting import Assignments, settings_of
 from evertide.errors import SinkFailed, SourceFailed
 from evertide.pipeline.ownership import Role
 from evertide.settings import Settings
@@ -48,6 +49,7 @@ def run(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Follow those that run it, and write nothing until promoted.")
     ] = False,
+    assignments: Assignments = None,
     is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what is wrong.")] = False,
     is_json: Json = False,
 ) -> None:
@@ -59,7 +61,7 @@ def run(
     Example: evertide run shop.sql --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    settings = Settings(checkpoint_interval_s=checkpoint_every)
+    settings = settings_of(assignments, checkpoint_interval_s=checkpoint_every)
     role = Role.READ_ONLY if read_only else Role.REPLICA
     with (
         _address(listen) as server,
@@ -67,7 +69,8 @@ def run(
     ):
         _opened(output, pipeline, is_quiet=is_quiet)
         watch = Watch(pipeline, output, is_quiet=is_quiet)
-        served = _served(server, pipeline, output, secret, is_quiet=is_quiet) if server else _kept(pipeline)
+        kept = nullcontext() if read_only else _kept(pipeline)
+        served = _served(server, pipeline, output, secret, is_quiet=is_quiet) if server else kept
         with stopped_by_signals(pipeline, output), served, watch.drawn():
             pipeline.run(transactions=transactions, until_idle=until_idle, told=watch.told)
         stalled = [source for source in pipeline.status().sources if source.state != "running"]

@@ -35,7 +35,7 @@ from evertide.flow.top import Top
 from evertide.flow.totals import Totals
 from evertide.flow.trace import cut_plan
 from evertide.plan.columns import arrow_schema
-from evertide.plan.failure import reason, without_traces
+from evertide.plan.failure import reason, told_apart, without_traces
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.program import Program
@@ -147,7 +147,7 @@ class Circuit:
             for name, delta in deltas.items():
                 table = self._table(name)
                 table.delta = self._taken(name, delta)
-            with without_traces():
+            with without_traces(), told_apart(self.program.catalog.session.sparkContext):
                 for each in self.order:
                     self._run(each)
             return {name: self._given(name) for name in self.views}

@@ -138,10 +138,10 @@ def problem(error: EvertideError, since_s: float) -> Problem:
 
 def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:
     """A transaction that is bound, and waits for longer than it should (S1)."""
+    waiting = journal.committed_upper  # once, and before the head: peers may go on meanwhile
     head = journal.head()
-    if head is None or journal.committed_upper > head.time:
+    if head is None or waiting > head.time:
         return None
-    waiting = journal.committed_upper
     bound_at_s = journal.read(waiting).bound_at_s
     if runtime.wall_s() - bound_at_s < settings.stall_after_s:
         return None

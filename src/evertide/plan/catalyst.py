@@ -177,6 +177,7 @@ class Catalyst:
         """A relation of these rows, in partitions, whose size the planner knows; by way of a file, as bytes go slowly
         from Python to the JVM."""
         partitions = self._large.sparkContext().defaultParallelism()
+        self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))  # executors come and go
         path = Path(self._scratch) / "leaf"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
             stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
@@ -219,8 +220,7 @@ class Catalyst:
     def _large_session(self) -> SparkSession:
         """With the settings of ours that decide results, and those of Spark that make many rows fast."""
         clone = self.session.cloneSession()
-        partitions = str(clone.sparkContext().defaultParallelism())
-        for name, value in {**_LARGE, "spark.sql.shuffle.partitions": partitions}.items():
+        for name, value in _LARGE.items():
             clone.conf().set(name, value)
         return SparkSession(self._context, jsparkSession=clone)
 

@@ -7,10 +7,12 @@ import shutil
 import sys
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
+from evertide.plan.failure import reason
 
 __all__ = ["Session", "SparkSession", "open_session"]
 
@@ -47,8 +49,8 @@ def open_session(spark: SparkSession | None = None, master: str | None = None) -
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
-    except (PySparkException, RuntimeError) as error:
-        raise InvalidInput(where="Spark", why=f"it does not start: {error}") from error
+    except (PySparkException, Py4JJavaError, RuntimeError) as error:
+        raise InvalidInput(where="Spark", why=f"it does not start: {reason(error)}") from error
     session.sparkContext.setLogLevel("ERROR")
     return Session(session, is_own=True)
 

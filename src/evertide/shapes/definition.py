@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
@@ -56,6 +56,8 @@ class ShapeDefinition:
     is_full: bool
     """Whether updates and deletes tell the whole row."""
     is_changes_only: bool
+    asked: ShapeRequest = field(compare=False, repr=False)
+    """A request for it: what it means is looked up again when the collection is another."""
 
     @cached_property
     def canonical(self) -> str:
@@ -128,6 +130,7 @@ def define(subject: Subject, asked: ShapeRequest) -> ShapeDefinition:
         where=where_of(subject.schema, asked.where, asked.params, "where"),
         is_full=asked.is_full,
         is_changes_only=asked.is_changes_only,
+        asked=asked,
     )
 
 

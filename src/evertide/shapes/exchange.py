@@ -53,6 +53,8 @@ class Exchange:
         self._admission = admission
         self._answers = Answering(shapes.options, shapes.runtime)
         self._threads = anyio.CapacityLimiter(self._options.threads)
+        self._waiting = anyio.CapacityLimiter(self._options.newcomers_max)
+        """For those who wait until a snapshot is made: they take no thread from others."""
 
     async def answer(self, request: Request, asked: ShapeRequest) -> Response:
         definition = await self.definition(asked)
@@ -67,7 +69,7 @@ class Exchange:
             return await self._now(request, asked, shape)
         number = _chunk_number(asked.offset)
         if number is not None:
-            answer = await self._read(shape, lambda: self._chunk(request, asked, shape, number))
+            answer = await self._read(shape, lambda: self._chunk(request, asked, shape, number), self._waiting)
             if answer is not None:
                 return answer
         await self._in_bounds(shape, asked.offset)
@@ -80,8 +82,8 @@ class Exchange:
         known = self._shapes.definition_known(asked)
         return known if known is not None else await self._ready(lambda: self._shapes.definition(asked))
 
-    async def aside(self, call: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(call, limiter=self._threads)
+    async def aside(self, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+        return await anyio.to_thread.run_sync(call, limiter=limiter or self._threads)
 
     async def _ready(self, call: Callable[[], T]) -> T:
         """Waits a little for a collection that is about to come."""
@@ -94,10 +96,10 @@ class Exchange:
                     raise
             await asyncio.sleep(_POLL_S)
 
-    async def _read(self, shape: LiveShape, call: Callable[[], T]) -> T:
+    async def _read(self, shape: LiveShape, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
         """Of the shape's collection; if that is not what it was, the shape is over."""
         try:
-            return await self.aside(call)
+            return await self.aside(call, limiter)
         except (Conflict, InvalidInput):
             raise await self._over(shape.definition, shape.handle) from None
 

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,17 +30,31 @@ _ROWS = 50_000
 """Changes that are taken at once, about."""
 
 
+class _Made(NamedTuple):
+    """The entries of a shape in [lower, upper)."""
+
+    handle: str
+    lower: int
+    upper: int
+    entries: list[Entry]
+
+
 class Feed:
-    def __init__(self, shard: Shard, subject: Subject, txids: TxIds) -> None:
+    def __init__(self, shard: Shard, subject: Subject, txids: TxIds, tail_bytes_max: int) -> None:
+        """What is longer than that at once is not kept in the tails of shapes."""
         self.shard = shard
         self.subject = subject
         self.upper = shard.upper
         self.shapes: dict[str, LiveShape] = {}
+        self.is_spoiled = False
+        """Something failed half way: some shapes may know of it, and others not."""
         self._txids = txids
+        self._tail_bytes_max = tail_bytes_max
         self._index = ShapeIndex()
         self._lock = threading.RLock()
         self._read: Stretch | None = None
         """What was read last for somebody who came late: others often do, too."""
+        self._made: _Made | None = None
         self._copies: Copies | None = None
         if not subject.key:
             with shard.snapshot(self.upper - 1) as found:
@@ -60,6 +76,10 @@ class Feed:
         with self._lock:
             shape.forget(self.upper)
 
+    def rest(self) -> None:
+        """Forget what nobody may ask for again."""
+        self._read = self._made = None
+
     def follow(self) -> list[LiveShape]:
         """The shapes that something was told to."""
         if self.shard.upper <= self.upper:
@@ -71,11 +91,18 @@ class Feed:
                 reach = state.reach(self.upper, _ROWS)
                 stretch = Stretch(self.shard.changes(self.upper, reach), self.upper, reach)
                 if len(stretch):
-                    if self._copies is not None:
-                        self._count(stretch, self._copies)
-                    told.update(self._tell(stretch))
+                    told.update(self._taken(stretch))
                 self.upper = reach
             return [*told.values()]
+
+    def _taken(self, stretch: Stretch) -> dict[str, LiveShape]:
+        try:
+            if self._copies is not None:
+                self._count(stretch, self._copies)
+            return self._tell(stretch)
+        except BaseException:
+            self.is_spoiled = True
+            raise
 
     def derive(self, shape: LiveShape, after: Offset, bytes_max: int) -> Span:
         """What lies behind a place that the tail of the shape does not reach."""
@@ -84,17 +111,25 @@ class Feed:
         entries: list[Entry] = []
         size = 0
         while reach < tail.begins and size < bytes_max:
-            stretch = self._again(reach, tail.begins)
-            made = self._entries_of(shape, stretch, self._chosen(shape, stretch))
-            size += sum(len(entry.data) for entry in made if entry.offset > after)
+            reach, made = self._made_again(shape, reach, tail.begins)
+            size += _size(entry for entry in made if entry.offset > after)
             entries += made
-            reach = stretch.upper
         if reach < tail.begins:
             return cut_entries(entries, after, reach, bytes_max)._replace(is_all=False)
         with self._lock:
-            if shape.tail is tail:
+            if shape.tail is tail and _size(entries) <= self._tail_bytes_max:
                 shape.prepend(lower, entries)
         return cut_entries([*entries, *tail.entries], after, upper, bytes_max)
+
+    def _made_again(self, shape: LiveShape, lower: int, upper: int) -> tuple[int, list[Entry]]:
+        """The entries of the first times of [lower, upper), and the time behind them: one chunk of a long log is often
+        asked for after the other."""
+        made = self._made
+        if made is None or made.handle != shape.handle or not made.lower <= lower < made.upper:
+            stretch = self._again(lower, upper)
+            entries = self._entries_of(shape, stretch, self._chosen(shape, stretch))
+            made = self._made = _Made(shape.handle, stretch.lower, stretch.upper, entries)
+        return min(upper, made.upper), [one for one in made.entries if lower <= one.offset.time < upper]
 
     def last(self, shape: LiveShape) -> Offset:
         """The place of the last entry of a shape."""
@@ -156,9 +191,17 @@ class Feed:
             shape = self.shapes[handle]
             entries = stretch.entries(shape.teller, rows, rendered, self._txids)
             if entries:
-                shape.append(entries)
+                self._append(shape, stretch, entries)
                 told[handle] = shape
         return told
+
+    def _append(self, shape: LiveShape, stretch: Stretch, entries: list[Entry]) -> None:
+        if _size(entries) <= self._tail_bytes_max:
+            shape.append(entries)
+        else:
+            shape.forget(stretch.upper)
+            shape.last = entries[-1].offset
+            self._made = _Made(shape.handle, stretch.lower, stretch.upper, entries)
 
     def _entries_of(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[Entry]:
         return stretch.entries(shape.teller, chosen, stretch.rendered([chosen]), self._txids)
@@ -167,6 +210,10 @@ class Feed:
         where = shape.definition.where
         rows = np.arange(len(stretch)) if where is None else np.flatnonzero(np.asarray(where.matches(stretch.rows)))
         return _within(shape, stretch, rows)
+
+
+def _size(entries: Iterable[Entry]) -> int:
+    return sum(len(entry.data) for entry in entries)
 
 
 def _within(shape: LiveShape, stretch: Stretch, rows: Longs) -> Longs:

@@ -15,7 +15,7 @@ import threading
 from typing import Self
 
 from evertide.errors import EvertideError
-from evertide.shapes.record import HOLD, ShapeRecord
+from evertide.shapes.record import HOLD, ShapeRecord, log_rows
 from evertide.shapes.registry import Shapes
 from evertide.shard.ticker import Ticker
 from evertide.store.paths import COMMITTED
@@ -34,13 +34,15 @@ def keep(shapes: Shapes) -> None:
     records = shapes.records.all()
     shards = {name: shapes.members.shard(name) for name in sorted({record.shard for record in records})}
     named = shapes.shards()
+    states = {name: shard.log.read().state for name, shard in shards.items()}
+    rows_max = shapes.options.log_rows_max
     left: list[ShapeRecord] = []
     for record in records:
-        shard = shards[record.shard]
-        if record.shard not in named or shard.log.read().state.finalized:
+        state = states[record.shard]
+        if record.shard not in named or state.finalized:
             shapes.end(record.handle, f"the content of {record.collection!r} was made anew")
-        elif shapes.is_too_long(record, shard):
-            shapes.end(record.handle, f"its log grew beyond {shapes.options.log_rows_max} changes")
+        elif log_rows(record, state) > max(rows_max, record.rows):
+            shapes.end(record.handle, f"its log grew beyond {rows_max} changes")
         else:
             left.append(record)
     used_s = {shape.handle: shape.used_s for shape in shapes.live()}

@@ -36,9 +36,6 @@ class Rendered:
         self._rows = rows
         self._texts: dict[str, list[str | None]] = {}
 
-    def __len__(self) -> int:
-        return int(self._rows.num_rows)
-
     def column(self, name: str) -> list[str | None]:
         found = self._texts.get(name)
         if found is None:

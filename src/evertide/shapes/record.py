@@ -50,6 +50,8 @@ class ShapeRecord(msgspec.Struct, frozen=True):
     """Its snapshot holds all transactions up to this one."""
     rows: int
     """Changes that the shard held then."""
+    chunk_bytes: int
+    """About how large the chunks of its snapshot are: whoever goes on with the next one must find it where it was."""
     made_at_s: float
     change: str
     """A unique id: tells a commit whose outcome was unknown from another's."""
@@ -64,8 +66,8 @@ class Ended(msgspec.Struct, frozen=True):
 class ShapeRecords:
     """Those of one storage, as one process reads and writes them."""
 
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
+    def __init__(self, shards: Shards, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
         self._meta = shards.meta
         self._runtime = shards.runtime
         self._settings = shards.settings
@@ -160,6 +162,7 @@ class ShapeRecords:
             shard=definition.subject.shard,
             time=state.upper - 1,
             rows=sum(batch.rows for batch in state.batches),
+            chunk_bytes=self._chunk_bytes,
             made_at_s=made_at_s,
             change=self._runtime.new_id(),
         )

@@ -25,7 +25,7 @@ from evertide.shapes.feed import Feed
 from evertide.shapes.live import LiveShape, Span, cut_entries
 from evertide.shapes.offsets import Offset
 from evertide.shapes.options import ShapeOptions
-from evertide.shapes.record import ShapeRecord, ShapeRecords, log_rows
+from evertide.shapes.record import ShapeRecord, ShapeRecords
 from evertide.shapes.refusals import not_ready
 from evertide.shapes.requests import ShapeRequest
 from evertide.shapes.snapshot import Chunks, Snapshots, content_of, snapshot_messages
@@ -52,8 +52,8 @@ class Shapes:
         self.runtime = shards.runtime
         self.settings = shards.settings
         self.meta = shards.meta
-        self.records = ShapeRecords(shards)
-        self.snapshots = Snapshots(self.options, self.runtime)
+        self.records = ShapeRecords(shards, self.options.chunk_bytes)
+        self.snapshots = Snapshots(self.options)
         self._collections = collections
         self._txids = txids
         self._lock = threading.RLock()
@@ -130,7 +130,10 @@ class Shapes:
 
     def obtain(self, definition: ShapeDefinition) -> LiveShape:
         """The shape of a definition; a new one if there is none."""
+        self.look()
         self.learn()  # whoever begins must not get a handle that was told to be over
+        if definition.subject.shard not in self.shards():
+            definition = self.definition(definition.asked)
         known = self.live_known(definition)
         if known is not None:
             return known
@@ -143,8 +146,9 @@ class Shapes:
         """None if that shape is over, or is not of this definition."""
         known = self._live.get(handle)
         if known is None and handle.startswith(f"{definition.id}-"):
+            self.look()
             record = self.records.find(handle)
-            if record is not None and record.shard == definition.subject.shard:
+            if record is not None and record.shard == definition.subject.shard and record.shard in self.shards():
                 known = self._taken_up(record, definition, self.shard(definition.subject))
         if known is None or known.definition.id != definition.id:
             return None
@@ -174,7 +178,7 @@ class Shapes:
             content = content_of(self.shard(definition.subject), definition, record.time)
             yield from snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key))
 
-        return self.snapshots.of(record.handle, messages)
+        return self.snapshots.of(record.handle, messages, record.chunk_bytes)
 
     def follow(self) -> None:
         """What was committed since, for all shapes that somebody asks for."""
@@ -207,6 +211,8 @@ class Shapes:
         for shape in [*self._live.values()]:
             if not shape.waiters and now_s - shape.used_s > self.options.idle_s:
                 self._dropped(shape.handle)
+        for feed in [*self._feeds.values()]:
+            feed.rest()
         self._shrink()
 
     def shards(self) -> set[str]:
@@ -217,9 +223,6 @@ class Shapes:
 
     def live(self) -> list[LiveShape]:
         return [*self._live.values()]
-
-    def is_too_long(self, record: ShapeRecord, shard: Shard) -> bool:
-        return log_rows(record, shard.log.known().state) > max(self.options.log_rows_max, record.rows)
 
     def drain(self) -> None:
         """Nobody waits any more: those who do get their answer, and streams end."""
@@ -248,6 +251,10 @@ class Shapes:
         except (Conflict, InvalidInput) as error:
             self._end_all(feed, error)
             return []
+        finally:
+            if feed.is_spoiled:  # what its shapes know is thrown away, and read again for whoever asks
+                for handle in [*feed.shapes]:
+                    self._dropped(handle)
 
     def _reading(self, shape: LiveShape, read: Callable[[Feed], T]) -> T:
         feed = self._feeds.get(shape.record.shard)
@@ -269,23 +276,21 @@ class Shapes:
         return self.members.shard(subject.shard)
 
     def _taken_up(self, record: ShapeRecord, definition: ShapeDefinition, shard: Shard) -> LiveShape:
-        with self._lock:
-            known = self._live.get(record.handle)
-            if known is not None:
-                return known
-            shape = LiveShape(record, definition, 0, self.runtime.monotonic_s())
-            self._fed(shape, shard)
-            self._live[record.handle] = shape
-            self._by_definition[definition.id] = shape
-            return shape
-
-    def _fed(self, shape: LiveShape, shard: Shard) -> Feed:
-        with self._lock:
-            feed = self._feeds.get(shard.name)
-            if feed is None:
-                feed = self._feeds[shard.name] = Feed(shard, shape.definition.subject, self._txids)
-            feed.add(shape)
-            return feed
+        """From now on it is followed. A feed may take long to make, so nobody waits for that but those who need it."""
+        made: Feed | None = None
+        while True:
+            with self._lock:
+                known = self._live.get(record.handle)
+                if known is not None:
+                    return known
+                feed = self._feeds.get(shard.name) or made
+                if feed is not None:
+                    self._feeds[shard.name] = feed
+                    shape = LiveShape(record, definition, 0, self.runtime.monotonic_s())
+                    feed.add(shape)
+                    self._live[record.handle] = self._by_definition[definition.id] = shape
+                    return shape
+            made = Feed(shard, definition.subject, self._txids, self.options.memory_bytes // 4)
 
     def _dropped(self, handle: str) -> LiveShape | None:
         with self._lock:

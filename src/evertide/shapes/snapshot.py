@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import EvertideError, Unavailable
-from evertide.runtime import Runtime
 from evertide.shapes.definition import ShapeDefinition
 from evertide.shapes.messages import Rendered, Teller
 from evertide.shapes.options import ShapeOptions
@@ -110,21 +109,12 @@ class Chunks:
         return self._ends[number] - (self._ends[number - 1] if number else 0)
 
     def pieces(self, number: int) -> Iterator[bytes]:
-        """The body of a chunk that is there."""
-        yield b"["
-        start, end = self._ends[number] - self.size(number), self._ends[number]
-        if self._file is None:
-            yield self._small[start:end]
-        else:
-            file = os.dup(self._file)  # it may be forgotten while a slow client reads
-            try:
-                while start < end:
-                    piece = os.pread(file, min(_PIECE_BYTES, end - start), start)
-                    start += len(piece)
-                    yield piece
-            finally:
-                os.close(file)
-        yield b"]"
+        """The body of a chunk that is there. It may be forgotten while a slow client reads: this one has its own."""
+        with self._changed:
+            self._check()
+            start, end = self._ends[number] - self.size(number), self._ends[number]
+            file = None if self._file is None else _Shared(self._file)
+            return _pieces(file, self._small, start, end)
 
     def close(self) -> None:
         with self._changed:
@@ -167,20 +157,19 @@ class Chunks:
 class Snapshots:
     """Those of one process, by the handles of their shapes."""
 
-    def __init__(self, options: ShapeOptions, runtime: Runtime) -> None:
+    def __init__(self, options: ShapeOptions) -> None:
         self._options = options
-        self._runtime = runtime
         self._lock = threading.Lock()
         self._made: dict[str, Chunks] = {}
         """The one that was asked for last is the last."""
         self._makers = ThreadPoolExecutor(_MAKERS, thread_name_prefix="evertide-snapshot")
 
-    def of(self, handle: str, messages: Callable[[], Iterator[bytes]]) -> Chunks:
+    def of(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int) -> Chunks:
         with self._lock:
             found = self._made.pop(handle, None)
             if found is None or found.has_failed:
                 found = Chunks()
-                self._makers.submit(found.make, _late(messages), self._options.chunk_bytes)
+                self._makers.submit(found.make, _late(messages), chunk_bytes)
             self._made[handle] = found
             self._shrink()
         return found
@@ -201,12 +190,34 @@ class Snapshots:
     def _shrink(self) -> None:
         memory = sum(chunks.memory_bytes for chunks in self._made.values())
         disk = sum(chunks.disk_bytes for chunks in self._made.values())
-        for handle in [*self._made][:-1]:
-            if memory <= self._options.memory_bytes // 2 and disk <= self._options.disk_bytes:
-                return
-            chunks = self._made.pop(handle)
-            memory, disk = memory - chunks.memory_bytes, disk - chunks.disk_bytes
-            chunks.close()
+        for handle, chunks in [*self._made.items()][:-1]:
+            is_over = memory > self._options.memory_bytes // 2, disk > self._options.disk_bytes
+            if (is_over[0] and chunks.memory_bytes) or (is_over[1] and chunks.disk_bytes):
+                memory, disk = memory - chunks.memory_bytes, disk - chunks.disk_bytes
+                del self._made[handle]
+                chunks.close()
+
+
+class _Shared:
+    """An open file, once more; closed when nobody has it any more, also if it was never read."""
+
+    def __init__(self, file: int) -> None:
+        self.file = os.dup(file)
+
+    def __del__(self) -> None:
+        os.close(self.file)
+
+
+def _pieces(shared: _Shared | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
+    yield b"["
+    if shared is None:
+        yield small[start:end]
+    else:
+        while start < end:
+            piece = os.pread(shared.file, min(_PIECE_BYTES, end - start), start)
+            start += len(piece)
+            yield piece
+    yield b"]"
 
 
 def _late(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:

@@ -216,9 +216,11 @@ def test_offsets_without_records_are_passed(kafka_broker: KafkaBroker) -> None:
     ("option", "elsewhere", "expected"), [("auto", True, 1), ("auto", False, 0), ("never", True, 0)]
 )
 def test_who_reads_is_an_option(kafka_broker: KafkaBroker, option: str, elsewhere: bool, expected: int) -> None:
-    """By default only executors that do not take the driver's own processors."""
+    """`auto` is for executors that do not take the driver's own processors; by default the driver reads."""
     asked: list[int] = []
-    source = spread_source(kafka_broker, filled(kafka_broker), Here(asked, elsewhere), executors=option)
+    topic = filled(kafka_broker)
+    source = spread_source(kafka_broker, topic, Here(asked, elsewhere), executors=option)
+    assert opened(table(kafka_broker, topic))._asked.executors == "never"  # type: ignore[attr-defined]
     offered(source, first(source), LIMIT, 300)
     assert len(asked) == expected
     source.close()

@@ -140,3 +140,26 @@ def test_few_messages_are_not_worth_it() -> None:
     assert [row["id"] for row in table.to_pylist()] == [-1, *range(WORTHWHILE), -2]
     assert set(table.column(OP).to_pylist()) == {0}
     assert isinstance(table, pa.Table)
+
+
+def test_columns_that_change_places_in_the_middle_are_followed() -> None:
+    rows = [[insert(str(number), "x"), insert("x", str(number))] for number in range(60)]
+    messages = [begin(100), relation("id", "note"), *(one for one, _ in rows)]
+    messages += [relation("note", "id"), *(other for _, other in rows), commit(100)]
+    [table], _, _, _ = staged(messages, Room(), 10_000)
+    assert [(row["id"], row["note"]) for row in table] == [(number, "x") for number in range(60)] * 2
+
+
+def test_a_transaction_that_is_streamed_in_between_keeps_its_rows_to_itself() -> None:
+    """Rows of the same table, in the same messages, on both sides of those of a transaction that is still open."""
+    xid = struct.pack(">I", 3)
+    few = [
+        [insert(str(100 * part + number), "x", xid=xid if part == 1 else b"") for number in range(30)]
+        for part in range(3)
+    ]
+    messages = [begin(50), relation("id", "note"), *few[0], commit(50)]
+    messages += [b"S" + xid + b"\1", relation("id", "note", xid=xid), *few[1], b"E"]
+    messages += [begin(100), *few[2], commit(100), b"c" + struct.pack(">IbQQq", 3, 0, 200, 208, 0)]
+    both = [[row["id"] for row in table] for table in staged(messages, Room(), 10_000)[0]]
+    assert both == [[*range(30), *range(200, 230)], [*range(100, 130)]]
+    assert staged(messages, Room(), 10_000) == staged(messages, Room(), 1)

@@ -63,7 +63,7 @@ def read_options(declaration: TableDeclaration, base: Path) -> Asked:
     start = _start(options)
     group = options.text("group")
     is_skipping = options.choice("on_expired", ("stall", "skip"), "stall") == "skip"
-    executors = options.choice("executors", ("auto", "always", "never"), "auto")
+    executors = options.choice("executors", ("auto", "always", "never"), "never")
     registry = _registry(options)
     decoder = _decoder(declaration, options, registry, topic)
     options.end()

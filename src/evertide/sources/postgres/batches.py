@@ -8,6 +8,7 @@ taken out of the messages in one go. What is no such message, or not one from it
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,14 +46,14 @@ class NewRows:
     """By place in the relation: binary arrays."""
     xids: Longs
     """The subtransaction of each row, in pieces of streamed transactions; else 0."""
-    sizes: Longs
+    sizes: list[int]
     """Bytes up to each row, and to the end of the last."""
     before: list[int]
     """By message, and at the end: how many of these rows came before it."""
 
     def fitting(self, first: int, room: int) -> int:
         """About how many rows from one on are so many bytes; at least one."""
-        return max(1, int(np.searchsorted(self.sizes, self.sizes[first] + room, "right")) - 1 - first)
+        return max(1, bisect_right(self.sizes, self.sizes[first] + room) - 1 - first)
 
 
 def new_rows(messages: Sequence[bytes], *, is_streamed: bool) -> tuple[list[NewRows], list[int]]:
@@ -88,7 +89,7 @@ def new_rows(messages: Sequence[bytes], *, is_streamed: bool) -> tuple[list[NewR
                 shape >> 16,
                 tuple(_texts(content, *column) for column in zip(begins, value_ends, is_null, strict=True)),
                 np.where(inside[at] > 0, _number(data, starts[at] + 1, 4), 0),
-                np.concatenate((np.zeros(1, np.int64), np.cumsum(ends[at] - starts[at]))),
+                [0, *np.cumsum(ends[at] - starts[at]).tolist()],
                 np.cumsum(whole).tolist(),
             )
         )

@@ -149,7 +149,7 @@ class Buffer:
             columns = tuple(None if place < 0 else rows.columns[place] for place in layout.places)
             self._pieces.append(_Piece((layout, rows), columns, None, rows.xids, first, last))
         self._pieces_rows += last - first
-        self.bytes += _ROW_BYTES * (last - first) + int(rows.sizes[last] - rows.sizes[first])
+        self.bytes += _ROW_BYTES * (last - first) + rows.sizes[last] - rows.sizes[first]
 
     def change(self, layout: Layout, change: Change) -> bool:
         """False if it does not say which row it means: the replica identity is not what it has to be."""

@@ -1,0 +1,39 @@
+"""`--set NAME=VALUE`: a setting by its name, as `evertide.settings` spells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Annotated
+
+import typer
+
+from evertide.errors import InvalidInput
+from evertide.settings import Settings
+
+__all__ = ["Assignments", "settings_of"]
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting, as writer_ttl_s=5. May be given several times."),
+]
+
+
+def settings_of(assignments: Sequence[str] | None, **given: float) -> Settings:
+    """The defaults, with what options of their own have given, and then these."""
+    known = {field.name: field.type for field in fields(Settings)}
+    values: dict[str, int | float] = dict(given)
+    for text in assignments or ():
+        name, _, value = (part.strip() for part in text.partition("="))
+        where = f"--set {text}"
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise InvalidInput(where=where, why=f"there is no setting {name!r}{hint}")
+        try:
+            values[name] = int(value) if known[name] == "int" else float(value)
+        except ValueError:
+            kind = "a whole number" if known[name] == "int" else "a number"
+            raise InvalidInput(where=where, why=f"{name} is {kind}, not {value!r}") from None
+    return Settings(**values)  # type: ignore[arg-type]

@@ -1,0 +1,15 @@
+"""One cluster for the tests here: a master and two workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers.cluster import QUICK, SparkCluster, running_cluster
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), QUICK) as made:
+        yield made

@@ -1,0 +1,49 @@
+"""`evertide run --listen` serves shapes as well; on the Spark that all tests share."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.cli.kit import SHOP, evertide
+from tests.server.kit import Client
+from tests.shapes.kit import Follower, Shop, order
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_tables_and_views_of_a_run_are_followed_live(tmp_path: Path, spark: SparkSession) -> None:
+    (tmp_path / "shop.sql").write_text(SHOP)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def follow() -> list[Follower]:
+        pushing = Client("127.0.0.1", port)
+        shop = Shop(None, None, "127.0.0.1", port)  # type: ignore[arg-type]
+        for _ in range(1200):
+            try:
+                pushing.post("/v1/tables/orders/rows", [order(1), order(2, "bob")])
+                break
+            except ConnectionRefusedError:
+                threading.Event().wait(0.05)
+        assert shop.get().status == 401
+        followers = [Follower(shop, {"table": table, "secret": "hush"}).caught_up() for table in ("orders", "revenue")]
+        with ThreadPoolExecutor(2) as threads:
+            waiting = [threads.submit(one.step, live=True) for one in followers]
+            pushing.post("/v1/tables/orders/rows", [order(3)])
+            assert all(one.result().is_up_to_date for one in waiting)
+        return followers
+
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(follow)
+        options = ("--listen", f":{port}", "--shapes-secret", "hush", "--transactions", "2", "--json")
+        result = evertide("run", tmp_path / "shop.sql", "--storage", tmp_path / "s", *options)
+        assert result.exit_code == 0, result.stderr
+        orders, revenue = asked.result()
+    assert orders.content("id") == [("1",), ("2",), ("3",)]
+    assert revenue.content("customer", "amount") == [("ann", "20"), ("bob", "10")]
+    assert sorted(revenue.rows) == ['"public"."revenue"/"ann"', '"public"."revenue"/"bob"']  # by what it is grouped by

@@ -1,0 +1,97 @@
+"""Chunks of snapshots: given out as they are made, and whole, also if they are forgotten meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from evertide.errors import EvertideError, Unavailable
+from evertide.shapes.snapshot import Chunks, Snapshots
+from tests.shapes.kit import OPTIONS
+
+
+def made(count: int, size: int = 100_000, chunk_bytes: int = 250_000) -> Chunks:
+    chunks = Chunks()
+    chunks.make((str(number).encode() * size for number in range(count)), chunk_bytes)
+    return chunks
+
+
+def test_chunks_hold_all_messages_once() -> None:
+    chunks = made(10)
+    found = [b"".join(chunks.pieces(number)) for number in range(4)]
+    assert not chunks.has(4)
+    assert b",".join(one[1:-1] for one in found) == b",".join(str(number).encode() * 100_000 for number in range(10))
+    assert [one.count(b",") for one in found] == [2, 2, 2, 0]
+    whole = made(6)  # ends where a chunk does
+    assert [whole.has(number) for number in range(3)] == [True, True, False]
+
+
+def test_without_a_row_there_is_one_empty_chunk() -> None:
+    chunks = made(0)
+    assert (chunks.has(0), chunks.has(1), b"".join(chunks.pieces(0)), chunks.size(0)) == (True, False, b"[]", 0)
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_chunk_that_is_read_is_whole_although_it_is_forgotten(count: int) -> None:
+    """Fails if the file is looked for when the client gets to it: it then reads nothing, and holds that for all."""
+    chunks = made(count, 10_000 if count == 1 else 100_000)
+    expected = b"".join(chunks.pieces(0))
+    reading = chunks.pieces(0)
+    chunks.close()
+    assert b"".join(reading) == expected
+    with pytest.raises(Unavailable):
+        chunks.pieces(0)
+    with pytest.raises(Unavailable):
+        chunks.has(1)
+
+
+def test_a_chunk_is_given_out_while_the_next_is_made() -> None:
+    goes_on = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        yield b"a" * 300_000
+        assert goes_on.wait(30)
+        yield b"b"
+
+    snapshots = Snapshots(OPTIONS)
+    chunks = snapshots.of("h", messages, 250_000)
+    assert chunks.has(0)
+    assert len(b"".join(chunks.pieces(0))) == 300_002
+    goes_on.set()
+    assert chunks.has(1)
+    assert snapshots.of("h", messages, 250_000) is chunks
+    snapshots.stop()
+
+
+def test_what_goes_wrong_is_told_to_whoever_waits_and_tried_again_for_the_next() -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"a"
+        raise Unavailable(path="there", why="it rains")
+
+    snapshots = Snapshots(OPTIONS)
+    chunks = snapshots.of("h", failing, 1000)
+    with pytest.raises(EvertideError, match="it rains"):
+        chunks.has(0)
+    again = snapshots.of("h", lambda: iter([b"a"]), 1000)
+    assert again.has(0)
+    snapshots.stop()
+
+
+def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
+    snapshots = Snapshots(replace(OPTIONS, memory_bytes=50_000, disk_bytes=400_000))
+
+    def of(handle: str, size: int) -> Chunks:
+        found = snapshots.of(handle, lambda: iter([b"x" * size]), 1000)
+        assert found.has(0)
+        return found
+
+    small = [of(f"small{number}", 900) for number in range(30)]
+    large = [of(f"large{number}", 100_000) for number in range(5)]
+    of("small29", 900)
+    of("last", 1)
+    assert [one.has_failed for one in small] == [True] * 3 + [False] * 27
+    assert [one.has_failed for one in large] == [True] + [False] * 4
+    snapshots.stop()

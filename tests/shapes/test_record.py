@@ -88,3 +88,20 @@ def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:
         shapes.learn()
         assert [shape.handle for shape in shapes.live()] == [other]
         assert s.get(offset="0_0", handle=one).status == 409
+
+
+def test_logs_are_told_by_the_same_bytes_in_every_version() -> None:
+    """Clients go on in the middle of a log with a newer process. A change of it needs a new version of the record."""
+    told = []
+    with shop(follow=False) as s:
+        s.push(rows=[order(1, "a/b", 1), order(2, None, None), order(3, 'q"', 3)])
+        tables = ("orders", "revenue", "buyers")
+        handles = {table: s.get(table).handle for table in tables}
+        s.push(rows=[order(1, "a/b", 2), order(4, "é", -1), order(5, "é", 0)], deletes=[2])
+        s.push(rows=[order(3, 'q"', 3), order(5, None, 7)], deletes=[4])
+        for table, handle in handles.items():
+            told += [s.get(table).content, s.get(table, "0_inf", handle=handle).content]
+    path = GOLDEN / "shape-log-v1.json"
+    if os.environ.get("EVERTIDE_GOLDEN") == "write":
+        path.write_bytes(b"\n".join(told) + b"\n")
+    assert path.read_bytes().splitlines() == told

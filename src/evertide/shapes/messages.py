@@ -19,7 +19,7 @@ from evertide.shapes.definition import SCHEMA, ShapeDefinition
 from evertide.shapes.offsets import Offset
 from evertide.shapes.texts import texts
 
-__all__ = ["Rendered", "Teller", "up_to_date"]
+__all__ = ["Rendered", "Teller", "Value", "up_to_date"]
 
 _encode = msgspec.json.Encoder().encode
 Value = dict[str, str | None]
@@ -59,8 +59,9 @@ class Teller:
         columns = [rendered.column(name) for name in self._identity]
         return [self._prefix + "".join([_part(column[row]) for column in columns]) for row in rows]
 
-    def value(self, rendered: Rendered, row: int) -> Value:
-        return {name: rendered.column(name)[row] for name in self._columns}
+    def values(self, rendered: Rendered, rows: Sequence[int]) -> list[Value]:
+        columns = [(name, rendered.column(name)) for name in self._columns]
+        return [{name: column[row] for name, column in columns} for row in rows]
 
     def snapshot(self, key: str, value: Value, mark: int | None = None) -> bytes:
         headers: dict[str, Any] = {"operation": "insert", "relation": self._relation}

@@ -55,10 +55,9 @@ def snapshot_messages(teller: Teller, content: pa.Table, *, has_key: bool, mark:
     for start in range(0, content.num_rows, _ROWS):
         piece = content.slice(start, _ROWS)
         rendered = Rendered(piece.drop_columns([DIFF]))
-        keys = teller.keys(rendered, range(piece.num_rows))
+        rows = range(piece.num_rows)
         counts = np.asarray(piece.column(DIFF)).tolist()
-        for row, (key, count) in enumerate(zip(keys, counts, strict=True)):
-            value = teller.value(rendered, row)
+        for key, value, count in zip(teller.keys(rendered, rows), teller.values(rendered, rows), counts, strict=True):
             for copy in range(1, 2 if has_key else count + 1):
                 yield teller.snapshot(copy_key(key, copy), value, mark)
 

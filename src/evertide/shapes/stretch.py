@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.shapes.copies import copies_before
-from evertide.shapes.messages import Rendered, Teller
+from evertide.shapes.messages import Rendered, Teller, Value
 from evertide.shapes.offsets import Offset
 from evertide.shard.changes import DIFF, TIME
 from evertide.shard.columns import Longs, Words
@@ -36,6 +36,16 @@ def own_number(time: int) -> Sequence[int]:
 class Entry(NamedTuple):
     offset: Offset
     data: bytes
+
+
+class _Change(NamedTuple):
+    """A row that comes (diff > 0) or goes, with its texts."""
+
+    operation: int
+    diff: int
+    before: int
+    key: str
+    value: Value
 
 
 class _Step(NamedTuple):
@@ -96,58 +106,52 @@ class Stretch:
             return []
         told, texts = rendered
         places = np.searchsorted(told, chosen).tolist()
-        found: list[Entry] = []
-        keys = teller.keys(texts, places)
+        before = np.zeros(len(chosen), np.int64) if self.before is None else self.before[chosen]
+        columns = (self.operations[chosen].tolist(), self.diffs[chosen].tolist(), before.tolist())
+        rows = zip(*columns, teller.keys(texts, places), teller.values(texts, places), strict=True)
+        changes = [_Change(*row) for row in rows]
+        steps_of = _keyed if self.before is None else _copied
         times = self.times[chosen]
         starts = np.flatnonzero(np.diff(times, prepend=times[0] - 1)).tolist()
+        found: list[Entry] = []
         for start, end in zip(starts, [*starts[1:], len(chosen)], strict=True):
-            time = int(times[start])
-            numbers = chosen[start:end].tolist()
-            make = self._copied if self.before is not None else self._keyed
-            steps = make(teller, texts, numbers, places[start:end], keys[start:end])
-            named = list(txids(time))
+            steps = steps_of(teller, changes[start:end])
+            transaction, named = int(times[start]) + 1, list(txids(int(times[start])))
             for at, step in enumerate(steps):
-                offset = Offset(time + 1, step.operation)
+                offset = Offset(transaction, step.operation)
                 found.append(Entry(offset, step.tell(*step.of, offset, named, is_last=at == len(steps) - 1)))
         return found
 
-    def _keyed(
-        self, teller: Teller, texts: Rendered, numbers: list[int], places: list[int], keys: list[str]
-    ) -> list[_Step]:
-        gone: dict[str, list[int]] = {}
-        for at, (number, key) in enumerate(zip(numbers, keys, strict=True)):
-            if self.diffs[number] < 0:
-                gone.setdefault(key, []).append(at)
-        steps: list[_Step] = []
-        for at, (number, key) in enumerate(zip(numbers, keys, strict=True)):
-            if self.diffs[number] < 0:
-                continue
-            operation, new = int(self.operations[number]), teller.value(texts, places[at])
-            if old_at := gone.get(key):
-                old = teller.value(texts, places[old_at.pop(0)])
-                if teller.changed(old, new):
-                    steps.append(_Step(operation, teller.updated, (key, old, new)))
-            else:
-                steps.append(_Step(operation, teller.inserted, (key, new)))
-        for key, left in gone.items():
-            for at in left:
-                value = teller.value(texts, places[at])
-                steps.append(_Step(int(self.operations[numbers[at]]), teller.deleted, (key, value)))
-        return sorted(steps, key=lambda step: step.operation)
 
-    def _copied(
-        self, teller: Teller, texts: Rendered, numbers: list[int], places: list[int], keys: list[str]
-    ) -> list[_Step]:
-        assert self.before is not None  # noqa: S101 - who calls looked
-        steps = []
-        for number, place, key in zip(numbers, places, keys, strict=True):
-            operation, value = int(self.operations[number]), teller.value(texts, place)
-            before, diff = int(self.before[number]), int(self.diffs[number])
-            for each in range(abs(diff)):
-                copy = before + 1 + each if diff > 0 else before - each
-                tell = teller.inserted if diff > 0 else teller.deleted
-                steps.append(_Step(operation + 2 * each, tell, (copy_key(key, copy), value)))
-        return steps
+def _keyed(teller: Teller, changes: list[_Change]) -> list[_Step]:
+    """Of one transaction."""
+    gone: dict[str, list[_Change]] = {}
+    for one in changes:
+        if one.diff < 0:
+            gone.setdefault(one.key, []).append(one)
+    steps: list[_Step] = []
+    for new in changes:
+        if new.diff < 0:
+            continue
+        if old := gone.get(new.key):
+            before = old.pop(0).value
+            if teller.changed(before, new.value):
+                steps.append(_Step(new.operation, teller.updated, (new.key, before, new.value)))
+        else:
+            steps.append(_Step(new.operation, teller.inserted, (new.key, new.value)))
+    left = [_Step(one.operation, teller.deleted, (one.key, one.value)) for old in gone.values() for one in old]
+    return sorted(steps + left, key=lambda step: step.operation) if left else steps
+
+
+def _copied(teller: Teller, changes: list[_Change]) -> list[_Step]:
+    """Each copy by itself: the last that came is the first that goes."""
+    steps = []
+    for one in changes:
+        tell = teller.inserted if one.diff > 0 else teller.deleted
+        for each in range(abs(one.diff)):
+            copy = one.before + 1 + each if one.diff > 0 else one.before - each
+            steps.append(_Step(one.operation + 2 * each, tell, (copy_key(one.key, copy), one.value)))
+    return steps
 
 
 def copy_key(key: str, copy: int) -> str:

@@ -91,7 +91,8 @@ class _Partition:
             return
         keys, values = [one.key() for one in came], [one.value() for one in came]
         sizes = [len(key or b"") + len(value or b"") + _OWN for key, value in zip(keys, values, strict=True)]
-        for have, more in zip(self._columns(), (came, offsets, keys, values, sizes), strict=True):
+        found: tuple[list[Any], ...] = (list(came), offsets, keys, values, sizes)
+        for have, more in zip(self._columns(), found, strict=True):
             have.extend(more)
         self.next = offsets[-1] + 1
         self.size += sum(sizes)

@@ -17,7 +17,6 @@ from evertide.cli.output import Output
 from evertide.journal.records import Input
 from evertide.pipeline.opening import positions
 from evertide.pipeline.reader import Reader
-from evertide.pipeline.source_record import SourceTelling
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -182,7 +181,7 @@ def test_status_tells_how_sources_fare_as_they_said_it_themselves(tmp_path: Path
     with with_sources(source), open_small(tmp_path / "s") as p:
         p.advance()
         source.lag, source.problems = Lag(bytes=3_000_000, seconds=75.5), (AWAY, RISK)
-        next(one for one in p._threads if isinstance(one, SourceTelling)).once()
+        p._duties._telling.once()
         found = document(evertide("status", "--storage", tmp_path / "s", "--json"))["sources"]
         told = next(one for one in found if one["name"] == "shop")
         assert (told["state"], told["tables"]) == ("reconnecting", ["orders"])

@@ -75,7 +75,7 @@ def test_run_until_idle_takes_all_there_is_and_makes_a_checkpoint(tmp_path: Path
     )
     run = ("run", script, "--storage", tmp_path / "s", "--json")
     opened, first, stopped = lines(evertide(*run, "--transactions", "1"))
-    assert opened == {"event": "opened", "time": 0, "tables": ["bid"], "views": ["best"]}
+    assert opened == {"event": "opened", "time": 0, "tables": ["bid"], "views": ["best"], "leads": True}
     assert (first["event"], first["time"], first["rows"]) == ("transaction", 1, 184)
     assert (stopped["event"], stopped["time"], stopped["checkpoint"]["time"]) == ("stopped", 1, 2)
     *_, stopped = lines(evertide(*run, "--until-idle"))
@@ -130,14 +130,13 @@ def _no_spark(master: str | None) -> None:
     raise AssertionError(master)
 
 
-@pytest.mark.parametrize("command", ["run", "push", "checkpoint"])
+@pytest.mark.parametrize("command", ["push", "checkpoint"])
 def test_a_second_one_is_refused_before_spark_starts_and_told_who_runs_it(
     tmp_path: Path, shop: tuple[str | Path, ...], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the look before, whoever is refused waits for a Spark first."""
     monkeypatch.setattr("evertide.cli.opened.spark_session", _no_spark)
     args = {
-        "run": (tmp_path / "shop.sql", *shop[:2]),
         "push": ("orders", tmp_path / "a.csv", *shop),
         "checkpoint": shop,
     }[command]

@@ -35,7 +35,7 @@ RISK = Problem("warning", "slot_at_risk", "12 bytes are left", "hurry", 6.0)
 
 
 def telling(p: Pipeline) -> SourceTelling:
-    return next(one for one in p._threads if isinstance(one, SourceTelling))
+    return p._duties._telling
 
 
 def there(store: Storage, p: Pipeline, runtime: Runtime | None = None) -> Status:

@@ -186,6 +186,7 @@ class Pipeline:
     def take(self, pushed: PushTransaction) -> int:
         """Commit what a block pushed: its time. If this fails, it was not taken, or `pushed.time` says otherwise."""
         with self._turn, self._pushes.taking(pushed):
+            self._check_going()
             return self._taken(pushed)
 
     # Going on

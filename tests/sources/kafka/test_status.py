@@ -11,7 +11,6 @@ from confluent_kafka import Producer
 from evertide.errors import SourceFailed
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.source_record import SourceTelling
 from evertide.pipeline.status import SourceStatus, read_status
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
@@ -111,7 +110,7 @@ def test_a_broker_that_restarts_is_told_of_and_nothing_is_lost(kafka_broker: Kaf
             return next(one for one in p.status().sources if one.name == "orders")
 
         def there() -> SourceStatus:
-            next(one for one in p._threads if isinstance(one, SourceTelling)).once()
+            p._duties._telling.once()
             shards = Shards(store.blob, store.meta, runtime=RUNTIME, settings=Settings())
             found = read_status(store, shards, p._hosts.journal, p._hosts.checkpoints)
             return next(one for one in found.sources if one.name == "orders")

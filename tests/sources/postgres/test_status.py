@@ -38,7 +38,7 @@ def from_elsewhere(f: Feeding) -> SourceStatus:
 
 
 def telling(f: Feeding) -> SourceTelling:
-    return next(one for one in f.pipeline._threads if isinstance(one, SourceTelling))
+    return f.pipeline._duties._telling
 
 
 def is_caught_up(f: Feeding) -> bool:

@@ -28,7 +28,7 @@ class Settings:
     compaction_fan_in: int = 8
     """Neighbouring batches of like size that are merged into one."""
 
-    compaction_rows_max: int = 4_000_000
+    compaction_rows_max: int = 1_000_000
     """Rows that compaction holds in memory at once; a larger merge goes slice by slice."""
 
     lease_ttl_s: float = 60.0

@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from bench import connectors, pipelines, replicas, shape_index, shards, sizing, views
+from bench import connectors, pipelines, replicas, shape_index, shapes, shards, sizing, views
 from bench.measure import Figure
 
 OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "pipeline": (pipelines.PipelineSize, pipelines.pipeline),
     "shape_index": (shape_index.ShapeIndexSize, shape_index.shape_index),
+    "shapes": (shapes.ShapesSize, shapes.shapes),
     "replicas": (replicas.ReplicaSize, replicas.replicas),
     "sizing": (sizing.SizingSize, sizing.sizing),
 }

@@ -25,6 +25,7 @@ from urllib.parse import urlencode
 __all__ = ["raise_file_limit"]
 
 _AT_ONCE = 100
+_LIMIT_S = 120.0
 _MARK = b'"lsn":"'
 
 
@@ -88,7 +89,7 @@ class _Arrivals:
             self.changed.notify_all()
 
     async def of(self, transaction: int, count: int) -> list[float]:
-        async with self.changed:
+        async with asyncio.timeout(_LIMIT_S), self.changed:
             await self.changed.wait_for(lambda: len(self.moments.get(transaction, ())) >= count)
             return sorted(self.moments[transaction])
 
@@ -104,11 +105,10 @@ class _Clients:
         waiting = [asyncio.Event() for _ in owners]
         pairs = zip(owners, waiting, strict=True)
         self._following += [asyncio.create_task(self._one(owner, event)) for owner, event in pairs]
-        all_wait = asyncio.gather(*(event.wait() for event in waiting))
-        ended = [asyncio.ensure_future(task) for task in self._following]
-        await asyncio.wait([all_wait, *ended], return_when=asyncio.FIRST_COMPLETED)
-        for task in ended:
-            if task.done():
+        all_wait = asyncio.create_task(_all(waiting))
+        await asyncio.wait([all_wait, *self._following], return_when=asyncio.FIRST_COMPLETED)
+        for task in self._following:
+            if task.done():  # it never ends by itself
                 task.result()
         return {"waiting": len(owners)}
 
@@ -145,6 +145,11 @@ class _Clients:
 
     async def _connection(self) -> _Connection:
         return _Connection(*await asyncio.open_connection(self._host, self._port))
+
+
+async def _all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()
 
 
 def _next(answer: _Answer) -> dict[str, str]:

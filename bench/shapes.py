@@ -116,6 +116,8 @@ class _Served:
     server: Server
     files_max: int
     shapes: int = 0
+    pushed: int = 1_000_000
+    """The number of the last single row: each is another, or it would be no change."""
 
     def clients_max(self, wanted: int) -> int:
         """As many as there may be connections."""
@@ -175,7 +177,8 @@ def _measured(served: _Served, clients: _Clients, rounds: int) -> tuple[Timing, 
     for number in range(-1, rounds):
         SystemRuntime().sleep_s(_SETTLE_S)  # until it waits again
         begun_s = time.perf_counter()
-        transaction = served.push("orders", range(1_000_000 + number, 1_000_001 + number), [0])
+        served.pushed += 1
+        transaction = served.push("orders", range(served.pushed, served.pushed + 1), [0])
         done_s = time.perf_counter()
         arrived = clients.ask(expect=transaction + 1, clients=1)
         if number >= 0:

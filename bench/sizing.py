@@ -71,17 +71,20 @@ def sizing(size: SizingSize, moved: Progress) -> list[Figure]:
 
 def _rows(spark: Any, place: Path, size: SizingSize) -> list[Figure]:
     generator = Nexmark(seed=3)
-    memory = [_memory()]
+    memory, taken = [_memory()], []
     with Pipeline.open(WORKLOAD.script(NEXMARK), place, spark=spark, settings=_settings()) as opened:
         for first in range(0, size.events, size.chunk):
             events = generator.events(first, size.chunk)
             for name, rows in (("person", events.person), ("auction", events.auction), ("bid", events.bid)):
                 opened.push(name, rows)
+            begun = time.perf_counter()
             opened.commit()
+            taken.append(time.perf_counter() - begun)
             memory.append(_memory())
         files = [file.bytes for file in opened.checkpoint_files(opened.checkpoint()) if file.key.startswith("state/")]
-        million = size.events / 1e6
-        found = []
+        million, speed = size.events / 1e6, size.chunk / statistics.median(taken)
+        detail = f"{size.chunk:,} a transaction, {len(NEXMARK)} views; first {taken[0]:.1f} s, last {taken[-1]:.1f} s"
+        found = [Figure("loading", f"{speed / 1e3:.1f}k events/s", detail)]
         for kind in ("table", "view"):
             several = [one for one in opened.status().collections if one.kind == kind]
             parts = [_parts(opened, one.name) for one in several]

@@ -10,6 +10,7 @@ import pytest
 from bench.__main__ import BENCHMARKS, main
 
 
+@pytest.mark.timeout(600)  # several processes with a Spark each, on whatever else the machine does
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_short_form_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: object

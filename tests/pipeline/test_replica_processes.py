@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -18,9 +19,10 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from evertide.pipeline.ownership import Role
+from evertide.pipeline.ownership import Role, is_process_gone
 from evertide.runtime import SystemRuntime
 from evertide.sources.chance import Chance
+from evertide.store.writers import Registration
 from tests.pipeline.kit import rows_of
 from tests.pipeline.replica import open_replica
 from tests.pipeline.worker import SMALL
@@ -199,3 +201,13 @@ def test_u1_meta_on_postgresql_with_its_connections_cut(tmp_path: Path, postgres
             assert not other.error
             reached = other.time
         check(tmp_path / "s", reached, dsn)
+
+
+def test_a_process_that_ended_and_was_not_asked_for_is_gone() -> None:
+    """Until its parent asks how it ended, its number is still taken."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        known = Registration("w", "pipeline", socket.gethostname(), process.pid, 0.0, 1e9)
+        assert is_process_gone(known)
+    assert is_process_gone(known)
+    assert not is_process_gone(Registration("w", "pipeline", socket.gethostname(), os.getppid(), 0.0, 1e9))

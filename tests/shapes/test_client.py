@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import pytest
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
 from tests.pipeline.kit import SETTINGS, open_pipeline
+from tests.servers.npm import npm_folder
 from tests.shapes.kit import OPTIONS, Shop, engine, order, shop
 from tests.shapes.test_processes import serving
 
@@ -29,20 +27,7 @@ LIVE = replace(OPTIONS, long_poll_s=20, sse_s=60, keep_alive_s=21)
 
 @pytest.fixture(scope="session")
 def client_folder() -> Path:
-    """Installed once: it stays in the user's cache, in a directory named after what was asked for."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed: Electric's client cannot run")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evertide-tests"
-    folder = cache / f"electric-client-{hashlib.sha256((HERE / 'package.json').read_bytes()).hexdigest()[:16]}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=cache))
-        shutil.copy(HERE / "package.json", made)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
-        done = subprocess.run(command, cwd=made, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr
-        with suppress(OSError):  # somebody else was first
-            made.rename(folder)
+    folder = npm_folder("electric-client", HERE / "package.json")
     shutil.copy(HERE / "follow.mjs", folder)
     return folder
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import os
 import socket
+from pathlib import Path
 
 import msgspec
 
@@ -145,7 +146,16 @@ def is_process_gone(other: Registration) -> bool:
         return True
     except PermissionError:
         return False
-    return False
+    return _is_zombie(other.pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it has ended, and nobody has asked how: where that cannot be told, its silence will tell."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return told.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 def end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:

@@ -1,0 +1,231 @@
+"""The example page in a real browser: what is committed in a real PostgreSQL shows on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.pipeline.engine import DeclaredTable
+from evertide.server.app import make_app
+from evertide.server.serving import Server
+from evertide.shapes.service import ShapeService
+from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.pipeline.kit import open_pipeline, storage
+from tests.servers.npm import npm_folder
+from tests.sources.postgres.server import Database, running_logical
+
+HERE = Path(__file__).parent / "browser"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard"
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+Row = dict[str, Any]
+INT = pa.int64()
+BID = pa.schema([pa.field("id", INT, nullable=False), ("auction", INT), ("price", INT), ("channel", pa.string())])
+SELLER = pa.schema(
+    [pa.field("auction", INT, nullable=False), ("name", pa.string()), ("city", pa.string()), ("state", pa.string())]
+)
+TABLES = (
+    "CREATE TABLE bid (id bigint PRIMARY KEY, auction bigint, price bigint, channel text)",
+    "CREATE TABLE local_sellers (auction bigint PRIMARY KEY, name text, city text, state text)",
+    "INSERT INTO bid VALUES (1, 7, 100, 'Google'), (2, 7, 300, 'Apple'), (3, 8, 500, 'Google')",
+    "INSERT INTO local_sellers VALUES (7, 'Ann Ash', 'Portland', 'OR'), (8, 'Bob Birch', 'Boise', 'ID')",
+)
+
+
+def channels(tables: Mapping[str, list[Row]]) -> list[Row]:
+    found: dict[str, list[Row]] = {}
+    for row in tables["bid"]:
+        found.setdefault(row["channel"], []).append(row)
+    return [
+        {"channel": name, "bids": len(rows), "bidders": len(rows), "auctions": len({row["auction"] for row in rows})}
+        for name, rows in found.items()
+    ]
+
+
+def category_prices(tables: Mapping[str, list[Row]]) -> list[Row]:
+    prices = [row["price"] for row in tables["bid"]]
+    return [{"category": 10, "average": sum(prices) / max(1, len(prices)), "auctions": len(prices)}]
+
+
+def large_bids(tables: Mapping[str, list[Row]]) -> list[Row]:
+    return [
+        {"auction": row["auction"], "bidder": row["id"], "euros": str(row["price"]), "channel": row["channel"]}
+        for row in tables["bid"]
+        if row["price"] > 1_000_000
+    ]
+
+
+VIEWS = [
+    SmallView(
+        "channels",
+        pa.schema([("channel", pa.string()), ("bids", INT), ("bidders", INT), ("auctions", INT)]),
+        ("bid",),
+        channels,
+        key=("channel",),
+    ),
+    SmallView(
+        "category_prices",
+        pa.schema([("category", INT), ("average", pa.float64()), ("auctions", INT)]),
+        ("bid",),
+        category_prices,
+        key=("category",),
+    ),
+    SmallView(
+        "large_bids",
+        pa.schema([("auction", INT), ("bidder", INT), ("euros", pa.string()), ("channel", pa.string())]),
+        ("bid",),
+        large_bids,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Path]:
+    """The example, as `npm run build` makes it; only the places are others."""
+    folder = npm_folder("dashboard", EXAMPLE / "package.json")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # node looks for its modules in the folders above
+        place = Path(scratch) / "page"
+        shutil.copytree(EXAMPLE, place, ignore=shutil.ignore_patterns("node_modules", "dist"))
+        for command in (["typescript/bin/tsc"], ["vite/bin/vite.js", "build"]):
+            called = ["node", str(folder / "node_modules" / command[0]), *command[1:]]
+            done = subprocess.run(called, cwd=place, capture_output=True, text=True, timeout=240, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield place / "dist"
+
+
+def executable() -> str | None:
+    """The browser of this machine; None if there is none and npm has one."""
+    for name in NAMES:
+        if found := shutil.which(name):
+            return found
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        pytest.skip(f"no browser is installed: looked for {', '.join(NAMES)}; npm has one for Linux on x86_64 only")
+    return None
+
+
+class Page:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._process.stderr and self._process.stderr.read()
+        return json.loads(line)
+
+    def do(self, **command: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        assert self.answer() == {"errors": []}
+
+    def shows(self, view: str, *texts: str) -> None:
+        """Until a row of a table has these cells."""
+        cells = "".join(f":has(td:text-is({json.dumps(text)}))" for text in texts)
+        self.do(see=f'[data-view="{view}"] tr{cells}', text="")
+
+
+@contextmanager
+def opened(folder: Path, url: str) -> Iterator[Page]:
+    shutil.copy(HERE / "page.mjs", folder)
+    found = executable()
+    command = ["node", "page.mjs", url, *([found] if found else [])]
+    env = {**os.environ, "TMPDIR": str(folder)}  # where the browser from npm is unpacked, once
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, env=env, text=True, **pipes) as process:
+        try:
+            page = Page(process)
+            assert "version" in page.answer()
+            yield page
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def hosted(folder: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def followed(db: Database) -> Iterator[str]:
+    """A pipeline that follows the database, as `evertide run --listen` runs and serves it, but without Spark."""
+    options = {"url": db.dsn, "slot": db.slot}
+    tables = [
+        DeclaredTable("bid", BID, ("id",), "postgres", options),
+        DeclaredTable("local_sellers", SELLER, ("auction",), "postgres", options),
+    ]
+    with (
+        open_pipeline(storage(), SmallEngine(tables, VIEWS)) as pipeline,
+        Server() as server,
+        ShapeService(pipeline.collections) as service,
+    ):
+        running = threading.Thread(target=pipeline.run)
+        running.start()
+        server.start(make_app(pipeline, shapes=service))
+        try:
+            yield server.address
+        finally:
+            service.drain()
+            server.stop()
+            pipeline.stop()
+            running.join()
+
+
+def test_a_change_in_postgresql_shows_on_the_page(built: Path) -> None:
+    executable()
+    browser = npm_folder("browser", HERE / "package.json")
+    with running_logical() as server, hosted(built) as address:
+        db = Database(server, "page")
+        try:
+            db.run(*TABLES)
+            with followed(db) as shapes, opened(browser, f"{address}?server={shapes}") as page:
+                page.do(see='[role="status"]', text="live")
+                page.shows("channels", "Google", "2")
+                page.shows("local_sellers", "Ann Ash", "Portland")
+                db.run("INSERT INTO bid VALUES (4, 9, 1100, 'Google')")
+                page.shows("channels", "Google", "3")
+                page.do(see='[data-tile="bids"]', text="4")
+                page.do(see='svg[aria-label^="Average"] text', text="500")
+                db.run("UPDATE bid SET channel = 'Baidu' WHERE id = 2", "DELETE FROM bid WHERE id = 3")
+                page.shows("channels", "Baidu", "1")
+                page.shows("channels", "Google", "2")
+                db.run("INSERT INTO bid VALUES (5, 77, 2000000, 'Apple')")
+                page.shows("large_bids", "77", "2,000,000")
+                page.do(choose="select", value="ID")
+                page.shows("local_sellers", "Bob Birch", "Boise")
+                db.run("UPDATE local_sellers SET state = 'ID', city = 'Nampa' WHERE auction = 7")
+                page.shows("local_sellers", "Ann Ash", "Nampa")
+                if shots := os.environ.get("EVERTIDE_SHOTS"):  # for people: what it looks like
+                    for width, dark in ((1200, False), (1200, True), (390, False)):
+                        page.do(shot=f"{shots}/{width}-{'dark' if dark else 'light'}.png", width=width, dark=dark)
+        finally:
+            db.close()

@@ -232,16 +232,18 @@ def _clients(served: _Served, size: ShapesSize) -> list[Figure]:
 
 def _rate(served: _Served, size: ShapesSize, hit: float) -> Figure:
     chance = np.random.default_rng(7)
-    taken_s = 0.0
+    taken_s = core_s = 0.0
     for _ in range(size.transactions):
         owners = chance.integers(0, served.shapes, size.transaction)
         chosen = np.where(chance.random(size.transaction) < hit, owners, -1)
         served.push("orders", chance.choice(500_000, size.transaction, replace=False) + 3_000_000, chosen)
-        begun_s = time.perf_counter()
+        begun_s, core_begun_s = time.perf_counter(), time.process_time()
         served.service.shapes.follow()
         taken_s += time.perf_counter() - begun_s
+        core_s += time.process_time() - core_begun_s
     rows = size.transaction * size.transactions
-    detail = f"{size.transactions} transactions of {size.transaction:,} rows; read, matched and written, on one core"
+    detail = f"{size.transactions} transactions of {size.transaction:,} rows; read, matched and written; "
+    detail += f"by the time of the processor {rows / max(core_s, 1e-9):,.0f} rows/s"
     name = f"row changes with {served.shapes:,} shapes, {hit:.0%} of rows concern one"
     rate = rows / taken_s
     return Figure(name, f"{rate:,.0f} rows/s", detail, f"{GOAL_ROWS_S:,} rows/s", rate >= GOAL_ROWS_S)

@@ -400,3 +400,14 @@ def open_pipeline_of_next_version(kept: Storage, other: Pipeline) -> Iterator[Pi
         yield second
     finally:
         second.close()
+
+
+def test_one_that_was_fenced_notices_without_any_input() -> None:
+    """Otherwise it would keep the connections of its sources for ever, and nobody else could have them."""
+    settings = replace(QUICK, beat_interval_s=0.01)
+    with open_pipeline(shared(), settings=settings, threads=True, role=Role.REPLICA) as p:
+        p.advance()
+        p._writer.unregister()
+        with pytest.raises(Fenced):
+            p.run()  # for ever, if it does not notice
+        assert p.status().state == "failed"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from evertide.errors import TimeCompacted
+from evertide.errors import Damaged, TimeCompacted
 from evertide.journal.records import Bound
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.following import Following
@@ -55,6 +55,13 @@ class Advancing:
 
     def step(self) -> int | None:
         """The number of the last transaction that was taken; None if there is nothing."""
+        try:
+            return self._stepped()
+        except Damaged:
+            self._hosts.writer.check_registered()  # or its state was collected, as of one that is gone: no damage
+            raise
+
+    def _stepped(self) -> int | None:
         self._lead()
         self._following.together(self._runner.commit)  # what waits from before
         if self._kept_up():

@@ -38,7 +38,7 @@ import pyarrow as pa
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, Damaged, EvertideError, InvalidInput, Unavailable
+from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, Unavailable
 from evertide.journal.journal import Journal
 from evertide.pipeline.advancing import Advancing, opened
 from evertide.pipeline.checkpointing import Checkpointing
@@ -103,6 +103,7 @@ class Pipeline:
         self._opened_s = runtime.wall_s()
         self._threads: list[Any] = []
         self._pushed: PushTransaction
+        self._heart: Heart | None = None
         self._role = role
         self._writer = registered_as(role, storage.meta, runtime=runtime, settings=settings)
         self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
@@ -198,24 +199,12 @@ class Pipeline:
             try:
                 return self._advancing.step()
             except EvertideError as error:
-                fenced = self._fenced(error)
                 # If storage is away, nothing happened, or what was computed waits to be committed.
-                if not isinstance(fenced, Unavailable) or self._runner.machine.broken is not None:
-                    self._error = (fenced, self._runtime.wall_s())
-                if fenced is not error:
-                    raise fenced from error
+                if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
+                    self._error = (error, self._runtime.wall_s())
                 raise
             finally:
                 self._tell(self._foremost())
-
-    def _fenced(self, error: EvertideError) -> EvertideError:
-        """Whoever was unregistered may find its state collected: that is no damage."""
-        if isinstance(error, Damaged):
-            try:
-                self._writer.check_registered()
-            except EvertideError as found:
-                return found
-        return error
 
     def run(
         self,
@@ -374,7 +363,8 @@ class Pipeline:
         executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
         self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
         if threads:
-            self._threads.append(Heart(settings, shards.leases, writer).start())
+            self._heart = Heart(settings, shards.leases, writer).start()
+            self._threads.append(self._heart)
         self._hosts = Hosts(
             meta=storage.meta,
             shards=shards,
@@ -478,6 +468,8 @@ class Pipeline:
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidInput(where="pipeline", why="it is closed")
+        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._error is None:
+            self._fail(self._heart.error)  # or one that has no input would never notice
         if self._error is not None:
             raise self._error[0]
 

@@ -143,7 +143,9 @@ class _Served:
         command = [sys.executable, "-m", "bench.shape_clients", self.server.host, str(self.server.port)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             try:
-                yield _Clients(process)
+                made = _Clients(process)
+                made.ask(follow=[])  # until it has started
+                yield made
             finally:
                 process.kill()
 

@@ -23,7 +23,7 @@ from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.worker import SETTINGS, SMALL, small_engine
 
 QUICK = replace(
-    SETTINGS, writer_ttl_s=3.0, lease_ttl_s=3.0, beat_interval_s=0.5, lead_interval_s=0.2, transaction_interval_s=0.01
+    SETTINGS, writer_ttl_s=8.0, lease_ttl_s=8.0, beat_interval_s=0.5, lead_interval_s=0.2, transaction_interval_s=0.01
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from evertide.errors import Conflict, Diverged, Fenced
 from evertide.pipeline.leading import promote
+from evertide.pipeline.machine import Machine
 from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.runner import Runner
@@ -411,3 +412,31 @@ def test_one_that_was_fenced_notices_without_any_input() -> None:
         with pytest.raises(Fenced):
             p.run()  # for ever, if it does not notice
         assert p.status().state == "failed"
+
+
+def test_a_checkpoint_is_of_its_time_though_a_peer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards, and where the sources stand, are those of the checkpoint's time, or a repair would lose input."""
+    with pair(shared()) as (first, second):
+        first.push("orders", [order(1)])
+        first.commit()
+        caught_up(first, second)
+        real = Machine.save
+
+        def save(machine: Machine, *args: Any) -> Any:
+            monkeypatch.setattr(Machine, "save", real)
+            with second.transaction("shop", 7) as pushed:
+                pushed.push("orders", [order(2)])
+            second.take(pushed)
+            return real(machine, *args)
+
+        monkeypatch.setattr(Machine, "save", save)
+        entry = first.checkpoint()
+        manifest = first._hosts.checkpoints.read(entry)
+        assert (entry.time, second.time) == (2, 2)
+        assert "shop" not in manifest.positions["push"]
+        caught_up(first, second)
+        assert first.checkpoint().time == 3
+        crash(first)
+        crash(second)
+    with open_pipeline(first.storage, settings=QUICK) as p:
+        assert rows_of(p, "counts") == [(2, 0)]

@@ -38,7 +38,7 @@ export function App() {
 
       <section className="panels">
         <Panel title="Bids a second" note="channels" isWide>
-          <Sparkline points={rates} title="Bids a second, over the last minute" />
+          <Sparkline points={rates} title="Bids a second, over the last two minutes" />
         </Panel>
 
         <Panel title="Average closing price" note="category_prices">
@@ -86,8 +86,8 @@ export function App() {
               </tr>
             </thead>
             <tbody>
-              {largeBids.map((row) => (
-                <tr key={`${row.auction} ${row.bidder} ${row.dateTime} ${row.euros}`}>
+              {largeBids.map((row, at) => (
+                <tr key={at}>
                   <td>{row.channel}</td>
                   <td className="number">{String(row.auction)}</td>
                   <td className="number">{String(row.bidder)}</td>

@@ -46,19 +46,22 @@ export function useLargeBids(count: number): LargeBid[] {
   return bids
 }
 
-// How much a growing number grew per second, over the last minute: a point for each second.
-export function useRate(total: number, points = 60): number[] {
+// How much a growing number grows in a second, by the last ten: a point for each second of the last two minutes.
+export function useRate(total: number, seconds = 10, points = 120): number[] {
   const latest = useRef(total)
   const [rates, setRates] = useState<number[]>([])
   latest.current = total
   useEffect(() => {
-    let before = latest.current
+    const totals: number[] = []
     const timer = setInterval(() => {
-      const grown = before > 0 ? Math.max(0, latest.current - before) : 0 // the first content is no growth
-      before = latest.current
-      setRates((known) => [...known, grown].slice(-points))
+      if (!latest.current) return // nothing is there yet, and the first content is no growth
+      totals.push(latest.current)
+      const window = totals.slice(-seconds - 1)
+      const grown = window.at(-1)! - window[0]!
+      setRates((known) => [...known, Math.max(0, grown / Math.max(1, window.length - 1))].slice(-points))
+      if (totals.length > seconds) totals.shift()
     }, 1000)
     return () => clearInterval(timer)
-  }, [points])
+  }, [seconds, points])
   return rates
 }

@@ -42,7 +42,7 @@ from evertide.store.retry import truncate_sometimes
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer, registered
 
-__all__ = ["Publication"]
+__all__ = ["Publication", "as_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class Publication:
         log = ShardLog(name, place.blob, place.meta, place.runtime, place.settings)
         found = log.read().state
         if not _keys(drafted) <= _keys(found):
-            drafted = _as_of(found, drafted.upper, log.path)
+            drafted = as_of(found, drafted.upper, log.path)
         return msgspec.structs.replace(drafted, tokens={})
 
 
@@ -154,7 +154,7 @@ def _keys(state: ShardState) -> set[str]:
     return {part.key for part in state.parts if part.key}
 
 
-def _as_of(state: ShardState, upper: int, path: str) -> ShardState:
+def as_of(state: ShardState, upper: int, path: str) -> ShardState:
     """What the state is without the times from `upper` on."""
     batches = tuple(batch for batch in state.batches if batch.lower < upper)
     if state.finalized or any(batch.upper > upper for batch in batches) or state.since >= max(upper, 1):

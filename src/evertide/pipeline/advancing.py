@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from evertide.errors import Damaged, TimeCompacted
+from evertide.errors import EvertideError, OutcomeUnknown, TimeCompacted, Unavailable
 from evertide.journal.records import Bound
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.following import Following
@@ -57,9 +57,19 @@ class Advancing:
         """The number of the last transaction that was taken; None if there is nothing."""
         try:
             return self._stepped()
-        except Damaged:
-            self._hosts.writer.check_registered()  # or its state was collected, as of one that is gone: no damage
+        except (Unavailable, OutcomeUnknown):
             raise
+        except EvertideError:
+            self._hosts.writer.check_registered()  # whoever is fenced may find its state, or what it needs, gone
+            raise
+
+    def settle(self) -> None:
+        """Bring what is computed to its end, and take what peers have committed."""
+        while True:
+            self._following.together(self._runner.commit)
+            if self._runner.outcome is None:
+                self._kept_up()
+                return
 
     def _stepped(self) -> int | None:
         self._lead()

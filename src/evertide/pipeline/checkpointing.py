@@ -5,7 +5,7 @@ The order, each step durable before the next (I11, I12):
 1. The machine saves its arrangements: only what is not on the blob yet is written.
 2. The checkpoint is published, and the oldest dropped from the catalog, in one commit.
 3. With C the time of the oldest one that is kept: times of the shards below C - 1 may be forgotten, and the journal
-   below C.
+   below C - 1.
 4. Files that nobody needs are deleted, beside the transactions (`collect`).
 """
 
@@ -17,11 +17,14 @@ from collections.abc import Set
 from evertide.checkpoint.collection import Collected
 from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import StateFile
+from evertide.checkpoint.publication import as_of
 from evertide.checkpoint.records import Entry
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
+from evertide.shard.shard import Shard
+from evertide.shard.state import ShardState
 from evertide.store.paths import PIPELINE, Name
 from evertide.store.retry import reading
 
@@ -71,7 +74,8 @@ class Checkpointing:
             if oldest > 1 and shard.since < oldest - 1:
                 shard.hold(HOLD, oldest - 1)
                 shard.advance_since(oldest - 1, runner.writer)
-        runner.journal.truncate(min(oldest, runner.journal.committed_upper), runner.writer)
+        # One more stays: it says where the sources stood at the checkpoint, which another one at its time needs.
+        runner.journal.truncate(min(max(oldest - 1, 0), runner.journal.committed_upper), runner.writer)
 
     def collect(self) -> Collected:
         """Delete what neither a checkpoint nor this process needs."""
@@ -98,13 +102,19 @@ class Checkpointing:
             time=runner.time,
             fingerprint=definition.fingerprint,
             generation=definition.generation,
-            positions=positions(runner),
+            positions=positions(runner, runner.time),
             state=state,
             parts=parts,
-            shards={name: shard.log.read().state for name, shard in runner.members.all().items()},
+            shards={name: _as_of(shard, runner.time) for name, shard in runner.members.all().items()},
             members=definition.members(),
             pipeline=record.data if record else b"",
         )
+
+
+def _as_of(shard: Shard, upper: int) -> ShardState:
+    """A peer may have gone on meanwhile, with rows that were pushed to it."""
+    state = shard.log.read().state
+    return state if state.upper == upper else as_of(state, upper, shard.log.path)
 
 
 class _Live:

@@ -79,14 +79,9 @@ class Duties:
         """One that holds everything up to now; the last one, if nothing happened since."""
         if not self.is_begun:
             raise Conflict(where="checkpoint", why="another replica leads, and makes them: ask that one")
-        self._runner.commit()
         if not self.checkpointing.is_due() and self.checkpointing.last is not None:
             return self.checkpointing.last
         return self.checkpointing.checkpoint()
-
-    def checkpoint_if_due(self) -> None:
-        if self.is_begun:
-            self.checkpoint()
 
     def deliver_once(self) -> None:
         if self.deliveries is not None:

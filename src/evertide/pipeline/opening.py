@@ -129,9 +129,15 @@ def take_lead(runner: Runner, progress: OnProgress) -> None:
         runner.complete(runner.bind({name: Input(position, position) for name, position in _starts(runner).items()}))
 
 
-def positions(runner: Runner) -> dict[str, str]:
-    """Where each source of the pipeline stands: those that are new at their beginning."""
-    known = runner.journal.positions()
+def positions(runner: Runner, upper: int | None = None) -> dict[str, str]:
+    """Where each source of the pipeline stands, after all that is bound, or all below a time.
+
+    Those that are new stand at their beginning.
+    """
+    if upper:
+        known = {name: given.after for name, given in runner.journal.read(upper - 1).inputs.items()}
+    else:
+        known = runner.journal.positions()
     return {name: known.get(name, start) for name, start in _starts(runner).items()}
 
 

@@ -234,8 +234,8 @@ class Pipeline:
                 self._stopping.wait(self.settings.transaction_interval_s)
             if self._runtime.monotonic_s() >= next_checkpoint_s:
                 try:
-                    with self._turn:
-                        self._duties.checkpoint_if_due()
+                    if self.leads:
+                        self.checkpoint()
                 except Unavailable as error:  # the transactions say whether storage is still away
                     logger.warning("no checkpoint was made: %s", error)
                 next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
@@ -254,6 +254,7 @@ class Pipeline:
         """Waits for the end of a transaction that is under way."""
         with self._turn:
             self._check_open()
+            self._advancing.settle()
             return self._duties.checkpoint()
 
     def checkpoint_files(self, entry: Entry) -> tuple[StateFile, ...]:
@@ -339,8 +340,8 @@ class Pipeline:
             if self._is_closed:
                 return
             try:
-                if checkpoint and self._error is None:
-                    self._duties.checkpoint_if_due()
+                if checkpoint and self._error is None and self.leads:
+                    self.checkpoint()
                 if self._error is None:
                     self._tell(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
             finally:

@@ -134,7 +134,7 @@ def test_only_committed_transactions_are_seen(kafka_broker: KafkaBroker) -> None
     ],
 )
 def test_it_begins_where_start_says(kafka_broker: KafkaBroker, start: str, expected: list[int]) -> None:
-    topic = new_topic(kafka_broker)
+    topic = new_topic(kafka_broker, retention_ms="-1")
     for number in range(4):
         at_ms = int(datetime(2026, 1, 1 + number // 2, 12, tzinfo=UTC).timestamp() * 1000)
         produce(kafka_broker, topic, [(None, order(number))], timestamp=at_ms)

@@ -66,7 +66,6 @@ def test_changes_come_as_events_each_transaction_with_its_end() -> None:
             assert stream.headers["electric-offset"] == client.offset
             assert "electric-cursor" in stream.headers
             assert "electric-schema" not in stream.headers
-            assert stream.batch() == [control(t + 1)]
             for number in range(2, 5):
                 t = s.push(rows=[order(number), order(number + 10)])
                 *told, end = stream.batch()
@@ -91,13 +90,12 @@ def test_what_there_is_already_comes_first_and_the_stream_goes_on() -> None:
 
 def test_silence_is_kept_alive_and_ends_after_its_time() -> None:
     with shop(options=OPTIONS) as s:
-        t = s.push(rows=[order(1)])
+        s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
         with streaming(s, client) as stream:
             told = [*stream]
-        assert told[0] == control(t + 1)
-        assert set(map(str, told[1:])) == {": keep-alive"}
-        assert len(told) >= 3
+        assert set(map(str, told)) == {": keep-alive"}
+        assert len(told) >= 2
 
 
 def test_a_shape_that_ends_ends_its_streams_and_then_says_409() -> None:
@@ -105,6 +103,7 @@ def test_a_shape_that_ends_ends_its_streams_and_then_says_409() -> None:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
         with streaming(s, client) as stream:
+            s.push(rows=[order(2)])
             stream.batch()
             threading.Thread(target=s.ask, args=("DELETE",), kwargs={"handle": client.handle}).start()
             assert [*stream] == []

@@ -193,15 +193,13 @@ class Exchange:
 
     async def _events(self, shape: LiveShape, after: Offset) -> AsyncIterator[bytes]:
         deadline_s = self._runtime.monotonic_s() + self._options.sse_s
-        is_told = False
         try:
             span = await self._span(shape, after)
             while True:
                 for entry in span.entries:
                     yield _event(entry.data)
-                if span.is_all and (span.entries or not is_told):
-                    yield _event(up_to_date(span.end.transaction if span.entries else span.upper))
-                    is_told = True
+                if span.is_all and span.entries:  # who begins at the end of the log was told so by the answer before
+                    yield _event(up_to_date(span.end.transaction))
                 left_s = deadline_s - self._runtime.monotonic_s()
                 if left_s <= 0 or self._shapes.is_ending:
                     return

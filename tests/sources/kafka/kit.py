@@ -118,7 +118,7 @@ def first(source: Source) -> str:
 
 def offered(source: Source, position: str, limit: Limit = LIMIT, count: int = 1) -> Offer:
     """So many records at least: they are there, but may come with several fetches."""
-    for _ in range(40):
+    for _ in range(1000):
         offer = source.offer(position, limit)
         if offer is not None and offer.rows >= count:
             return offer

@@ -207,7 +207,7 @@ def test_a_table_that_was_dropped_is_named(db: Database, monkeypatch: pytest.Mon
 
 
 def test_a_slot_that_is_about_to_be_lost_is_told_while_there_is_time() -> None:
-    with running_logical(max_slot_wal_keep_size="64MB", min_wal_size="32MB", max_wal_size="32MB") as server:
+    with running_logical(max_slot_wal_keep_size="160MB", min_wal_size="32MB", max_wal_size="32MB") as server:
         db = Database(server, "risk")
         try:
             db.run(ORDERS_SQL)

@@ -114,6 +114,24 @@ def test_t7_storage_that_is_away_between_two_portions_is_waited_for(monkeypatch:
         orphans_gone(p)
 
 
+def test_t7_no_checkpoint_of_a_transaction_that_is_taken_by_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state holds some of its portions: it is brought to its end first, or the checkpoint waits."""
+    kept = storage()
+    p = open_pipeline(kept, settings=SMALL)
+    for number in range(12):
+        p.push("notes", [{"text": f"n{number}"}])
+    with Away(p.storage.blob, "put", after=4).installed(monkeypatch):
+        with pytest.raises(Unavailable):
+            p.commit()
+        with pytest.raises(Unavailable):
+            p.checkpoint()
+    assert p.checkpoint().time == 2
+    assert rows_of(p, "counts") == [(0, 12)]
+    crash(p)
+    with open_pipeline(kept, settings=SMALL) as p:
+        assert rows_of(p, "counts") == [(0, 12)]
+
+
 class Away:
     """A blob that does not answer, after some calls."""
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evertide.errors import Conflict, Diverged, Fenced
+from evertide.errors import Conflict, Diverged, Fenced, Unavailable
+from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.leading import promote
 from evertide.pipeline.machine import Machine
 from evertide.pipeline.ownership import Role
@@ -440,3 +441,21 @@ def test_a_checkpoint_is_of_its_time_though_a_peer_goes_on(monkeypatch: pytest.M
         crash(second)
     with open_pipeline(first.storage, settings=QUICK) as p:
         assert rows_of(p, "counts") == [(2, 0)]
+
+
+def test_storage_that_is_away_when_the_lead_is_taken_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If its duties counted as begun, nobody would ever deliver, compact or compute what failed."""
+    with pair(shared()) as (first, second):
+        crash(first)
+
+        def away(_: Checkpointing) -> None:
+            raise Unavailable(path="meta", why="it is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Checkpointing, "look", away)
+            with pytest.raises(Unavailable):
+                second.advance()
+        assert not leading(second)
+        second.push("orders", [order(1)])
+        second.commit()
+        assert leading(second) == [second]

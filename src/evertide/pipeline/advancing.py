@@ -65,11 +65,10 @@ class Advancing:
 
     def settle(self) -> None:
         """Bring what is computed to its end, and take what peers have committed."""
-        while True:
-            self._following.together(self._runner.commit)
-            if self._runner.outcome is None:
-                self._kept_up()
-                return
+        while (outcome := self._runner.outcome) is not None:  # a part of it may be taken: no state to keep
+            bound = self._hosts.journal.read(outcome.time)
+            self._following.together(lambda bound=bound: self._runner.complete(bound))  # type: ignore[misc]
+        self._kept_up()
 
     def _stepped(self) -> int | None:
         self._lead()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
-from evertide.errors import EvertideError, InvalidInput, Unavailable
+from evertide.errors import EvertideError, GenerationMoved, InvalidInput, Unavailable
 from evertide.pipeline.hydration import Backfill
 from evertide.pipeline.runner import Runner
 
@@ -62,8 +62,8 @@ class Backfills:
         if not self._due or (self._thread is not None and self._thread.is_alive()):
             return
         now_s, wait_s = self._runner.runtime.monotonic_s(), self._runner.settings.retry_view_s
-        failed = set(self._runner.definition.away("failed"))
-        self._due &= failed
+        definition = self._runner.definition
+        self._due &= {*definition.away("failed"), *definition.away("hydrating")}
         views = [name for name in sorted(self._due) if now_s - self._tried_s.get(name, -1e9) >= wait_s]
         self._due.difference_update(views)
         self._tried_s |= dict.fromkeys(views, now_s)
@@ -103,7 +103,7 @@ class Backfills:
         try:
             self._run(views)
         except EvertideError as error:
-            if isinstance(error, Unavailable) and set(views) <= set(self._runner.definition.away("failed")):
+            if isinstance(error, Unavailable | GenerationMoved):  # nothing was changed
                 logger.warning("the views %s are tried again later: %s", views, error)
                 self._due.update(views)
                 return

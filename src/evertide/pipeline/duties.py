@@ -63,17 +63,18 @@ class Duties:
     def begin(self, sinks: PreparedSinks | None = None) -> None:
         """From now on this process does it."""
         hosts = self._hosts
-        with self._turn:
-            self.deliveries = Deliveries(sinks or self.prepared_sinks(), lambda: self._runner.members, self._turn)
+        with self._turn:  # if storage does not answer here, nothing is begun, and it is asked again
+            deliveries = Deliveries(sinks or self.prepared_sinks(), lambda: self._runner.members, self._turn)
             self.checkpointing.look()
+        self.deliveries = deliveries
         self._telling.begun(threads=self._has_threads)
+        if self._has_threads:
+            self._maintenance = Maintenance(hosts.shards, hosts.writer, hosts.checkpoints.pinned).start()
+            deliveries.start()
         self.backfills.begin()
         with self._turn:
             if self.checkpointing.is_due():
                 self.checkpointing.checkpoint()
-        if self._has_threads:
-            self._maintenance = Maintenance(hosts.shards, hosts.writer, hosts.checkpoints.pinned).start()
-            self.deliveries.start()
 
     def checkpoint(self) -> Entry:
         """One that holds everything up to now; the last one, if nothing happened since."""

@@ -8,20 +8,21 @@ registered. It is a courtesy, as health is: nothing rests on it. It is written w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import msgspec
 
 from evertide.errors import EvertideError
+from evertide.pipeline.health import tell
 from evertide.pipeline.ownership import is_gone
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.ticker import Ticker
 from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import replica_key, writer_key
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
-from evertide.store.sealed import seal, unseal
+from evertide.store.retry import commit_settled, reading
+from evertide.store.sealed import unseal
 from evertide.store.writers import registered
 
 __all__ = ["ReplicaRecord", "ReplicaStatus", "ReplicaTelling", "replica_statuses"]
@@ -67,52 +68,33 @@ class ReplicaTelling(Ticker):
         self._runtime = runtime
         self._settings = settings
         self._last = ("", "", -1)
-        self._number = 0
 
     def tick(self) -> bool:
         now = self._told()
         if now != self._last:
-            try:
-                self._write(ReplicaRecord(self._writer, *now, self._runtime.wall_s(), self._runtime.new_id()))
-                self._last = now
-                if now[0] == "leads":
-                    self._sweep()
-            except EvertideError as error:
-                logger.warning("the storage could not be told how this replica fares: %s", error)
+            self._last = now
+            record = ReplicaRecord(self._writer, *now, self._runtime.wall_s(), self._runtime.new_id())
+            registered_still = (Guard(writer_key(self._writer), 1),)
+            tell(self._meta, replica_key(self._writer), record, self._runtime, self._settings, guards=registered_still)
+            if now[0] == "leads":
+                self._remove(lambda writer, alive: writer not in alive)
         return True
 
     def stop(self) -> None:
         super().stop()
-        if self._number:
-            try:
-                commit_settled(
-                    self._meta,
-                    [Write(replica_key(self._writer), self._number, None)],
-                    (),
-                    self._runtime,
-                    self._settings,
-                )
-            except EvertideError as error:
-                logger.warning("what this replica said of itself stays: %s", error)
+        self._remove(lambda writer, _: writer == self._writer)
 
-    def _write(self, record: ReplicaRecord) -> None:
-        key = replica_key(self._writer)
-        guards = [Guard(writer_key(self._writer), 1)]
-        stale = commit_settled(
-            self._meta, [Write(key, self._number, seal(record))], guards, self._runtime, self._settings
-        )
-        if stale is None:
-            self._number += 1
-            truncate_sometimes(self._meta, key, self._number)
-
-    def _sweep(self) -> None:
-        """What is left of those that are gone."""
+    def _remove(self, is_over: Callable[[str, Container[str]], bool]) -> None:
+        """Records of which nobody needs to know."""
         prefix = replica_key("")
-        heads = reading(lambda: self._meta.heads(prefix), self._runtime, self._settings)
-        alive = reading(lambda: registered(self._meta), self._runtime, self._settings)
-        for key, head in heads.items():
-            if key.removeprefix(prefix) not in alive:
-                commit_settled(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
+        try:
+            heads = reading(lambda: self._meta.heads(prefix), self._runtime, self._settings)
+            alive = reading(lambda: registered(self._meta), self._runtime, self._settings)
+            for key, head in heads.items():
+                if is_over(key.removeprefix(prefix), alive):
+                    commit_settled(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
+        except EvertideError as error:
+            logger.warning("what replicas that are gone said of themselves stays: %s", error)
 
 
 def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Settings) -> tuple[ReplicaStatus, ...]:

@@ -34,8 +34,14 @@ AWAY = (
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._DESTROY_BROKER,  # noqa: SLF001
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
 )
-"""Codes of errors that say that no broker answered."""
+"""Codes of errors that say that nobody answered, or that those who answer are just agreeing on who leads."""
 
 _REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)  # noqa: SLF001 - its names
 _PROBES = 3

@@ -15,6 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from evertide.brokers import describe
 from evertide.runtime import SystemRuntime
 from evertide.sources.contract import OP, Fault, Limit, Offer, Source, TableDeclaration
+from evertide.sources.kafka.fetch import ends
 from evertide.sources.registry import open_sources
 from tests.servers.kafka import KafkaBroker
 
@@ -55,7 +56,7 @@ def admin(broker: KafkaBroker) -> AdminClient:
 
 
 def new_topic(broker: KafkaBroker, partitions: int = 1, name: str = "", **config: str) -> str:
-    """A topic of its own for a test, known to the broker when this returns."""
+    """A topic of its own for a test, which the broker knows and leads when this returns."""
     name = name or f"t-{RUNTIME.new_id()}"
     client = admin(broker)
     options = {key.replace("_", "."): value for key, value in config.items()}
@@ -63,6 +64,7 @@ def new_topic(broker: KafkaBroker, partitions: int = 1, name: str = "", **config
     for _ in range(100):
         try:
             describe(client, name)
+            ends(client, name, range(partitions))
         except Exception:  # noqa: BLE001 - until it is there
             RUNTIME.sleep_s(0.05)
         else:

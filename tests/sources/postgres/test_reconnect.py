@@ -68,19 +68,19 @@ def test_a_server_that_is_away_at_the_start_stalls_only_this_source(own: Databas
 
 
 def test_a_pipeline_that_is_slow_does_not_lose_its_connection(own: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server ends connections that are silent for two seconds; for longer than that nothing is read here.
+    """The server ends connections that are silent for five seconds; for longer than that nothing is read here.
 
     Without status updates while the queue is full, the stream would be begun again and again.
     """
     sessions = counted_sessions(monkeypatch)
-    own.run(ORDERS_SQL)
+    own.run(ORDERS_SQL, f'ALTER DATABASE "{own.name}" SET wal_sender_timeout = 5000')
     with Feeding(own, table(own, fragment_rows="100")) as f:
         f.until(lambda: f.position.at == "stream")
         f.source._queue._rows_max = 1000
         for number in range(15):
             first = number * 2000
             own.run(f"INSERT INTO orders SELECT i, repeat('x', 500), 1 FROM generate_series({first}, {first + 1999}) i")
-        f.runtime.sleep_s(3.5)
+        f.runtime.sleep_s(7)
         waiting = sum(entry.rows for entry in f.source._queue._entries)
         assert waiting <= 8000, "the queue is not bounded"  # some transactions may come in one batch
         f.until(lambda: len(f.rows()) == 30_000)

@@ -1,9 +1,14 @@
-"""`python -m bench [NAME ...] [--short | --full] [--json FILE]`."""
+"""`python -m bench [NAME ...] [--short | --full] [--json FILE]`.
+
+`peers` is Evertide beside what people would use instead. It writes a report (`--report`); `--render` writes it anew, of
+the results in its directory.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +23,10 @@ from rich.table import Table
 
 from bench import connectors, pipelines, replicas, shape_index, shapes, shards, sizing, views
 from bench.measure import Figure
+from bench.peers.contest import ENGINES, MEASURES, Contest, ContestSize
+from bench.peers.publishing import publish
+from bench.peers.report import figures as goals
+from bench.peers.report import read_report, reported, write_report
 
 OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "pipeline": (pipelines.PipelineSize, pipelines.pipeline),
@@ -27,7 +36,7 @@ OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "sizing": (sizing.SizingSize, sizing.sizing),
 }
 """Each with its sizes."""
-BENCHMARKS = (*shards.BENCHMARKS, "refresh", *OTHERS, *connectors.BENCHMARKS)
+BENCHMARKS = (*shards.BENCHMARKS, "refresh", *OTHERS, *connectors.BENCHMARKS, "peers")
 MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 
@@ -37,6 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="small sizes: shows that it runs, not how fast")
     parser.add_argument("--full", action="store_true", help="histories of 100 million events, too: takes hours")
     parser.add_argument("--views", help="only these views, with commas in between")
+    parser.add_argument("--engines", help=f"of peers, only these: {','.join(ENGINES)}")
+    parser.add_argument("--measures", help=f"of peers, only these: {','.join(MEASURES)}")
+    parser.add_argument("--histories", help="of peers: events before the refreshes, as in 1000000,100000000")
+    parser.add_argument("--report", type=Path, help="where peers write their report; bench/report")
+    parser.add_argument("--publish", type=Path, help="put the report of peers into this page, too")
+    parser.add_argument("--render", action="store_true", help="measure nothing; write the report of what is there")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     chosen = parser.parse_args(arguments)
     console = Console()
@@ -58,6 +73,8 @@ def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[
     if name in connectors.BENCHMARKS:
         measured = connectors.ConnectorSize.short() if chosen.short else connectors.ConnectorSize()
         return connectors.BENCHMARKS[name](measured, moved)
+    if name == "peers":
+        return _peers(chosen, moved)
     if name in OTHERS:
         sizes, measure = OTHERS[name]
         return measure(sizes.short() if chosen.short else sizes(), moved)
@@ -67,6 +84,35 @@ def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[
     if chosen.views:
         size = replace(size, views=tuple(chosen.views.split(",")))
     return views.refresh(size, moved)
+
+
+def _peers(chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
+    directory = chosen.report or Path(os.environ.get("EVERTIDE_BENCH_DIR", "bench")) / "report"
+    if chosen.render:
+        report = read_report(directory)
+    else:
+        contest = Contest(_contest_size(chosen), moved)
+        contest.run()
+        report = reported(contest)
+    write_report(report, directory)
+    if chosen.publish:
+        publish(directory, chosen.publish)
+    written = Figure("report", str(directory / "report.md"), f"{len(report.measured)} measurements")
+    return [*goals(report), written]
+
+
+def _contest_size(chosen: argparse.Namespace) -> ContestSize:
+    size = ContestSize.short() if chosen.short else ContestSize.full() if chosen.full else ContestSize()
+    if chosen.views:
+        names = tuple(chosen.views.split(","))
+        size = replace(size, queries=names, refreshed=names)
+    if chosen.engines:
+        size = replace(size, engines=tuple(name for name in ENGINES if name in chosen.engines.split(",")))
+    if chosen.measures:
+        size = replace(size, measures=tuple(name for name in MEASURES if name in chosen.measures.split(",")))
+    if chosen.histories:
+        size = replace(size, histories=tuple(map(int, chosen.histories.split(","))))
+    return size
 
 
 def _moved(bars: Progress, bar: TaskID, done: int, total: int) -> None:

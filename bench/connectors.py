@@ -165,7 +165,7 @@ def kafka(size: ConnectorSize, moved: Progress) -> list[Figure]:
         def plain() -> None:
             following.update(consume_kafka(broker.brokers, "orders", following, size.rows))
 
-        def reader(name: str, topic: str, options: str = "", settings: Settings = Settings()) -> Reader:  # noqa: B008
+        def reader(name: str, topic: str, options: str = "", settings: Settings = Settings()) -> Reader:  # noqa: B008 - frozen
             given = f"brokers '{broker.brokers}', topic '{topic}', format 'json'{options}"
             script = f"CREATE TABLE orders ({COLUMNS}) USING kafka OPTIONS ({given});\n{VIEW};"
             return Reader(script, scratch / name, spark, settings)

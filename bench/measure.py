@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-__all__ = ["Figure", "alternate"]
+__all__ = ["Figure", "Timing", "alternate", "own_spark"]
+
+_SPARKS = ("PYSPARK_GATEWAY", "SPARK_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,12 @@ def alternate(
             if number >= 0:
                 taken[which].append(time.perf_counter() - begun)
     return Timing.of(taken[0]), Timing.of(taken[1])
+
+
+def own_spark() -> dict[str, str]:
+    """The environment for a process that starts a Spark of its own: without what the Spark of this one put there."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_SPARKS) or name == "SPARK_CONF_DIR"  # which the user has set, or a test
+    }

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.measure import Figure, alternate
+from bench.measure import Figure, alternate, own_spark
 from bench.shards import Progress
 from bench.views import bench_spark, deltas_of
 from evertide.flow import Circuit
@@ -163,11 +163,10 @@ def _restart(place: Path, size: PipelineSize) -> list[Figure]:
         "from evertide.pipeline.pipeline import Pipeline; "
         f"Pipeline.open({str(script)!r}, {str(place / 'pipeline')!r}).close()"
     )
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_GATEWAY", "SPARK_"))}
 
     def run(code: str) -> float:
         command = [sys.executable, "-c", code]
-        return _timed(lambda: subprocess.run(command, check=True, capture_output=True, env=environment))
+        return _timed(lambda: subprocess.run(command, check=True, capture_output=True, env=own_spark()))
 
     bare = statistics.median(run(nothing) for _ in range(size.starts))
     whole = statistics.median(run(opening) for _ in range(size.starts))

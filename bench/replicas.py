@@ -1,10 +1,15 @@
 """Replicas and executors: how soon another replica goes on, what it costs the first, what a second executor brings.
 
-All are real processes (`evertide run`, `kill -9`), on this one machine, which they share:
+All are real processes (`evertide run`, `kill -9`), on this one machine, which they share. In each round:
 
-1. Takeover: from the kill of the one that leads to the first transaction that the other one committed.
-2. Cost: transactions per second of the one that leads, alone and with one that follows; in turns, as the history grows.
-3. Bulk load: the same transactions on a Spark cluster of two workers, with one core of it and with two.
+1. The one that leads is alone: its transactions per second, as fast as it can.
+2. Another one follows: the same again. That is the cost of the second replica; measured with all cores for both, and
+   with half of the cores for each, alone and together, as replicas on two machines have it. Besides, the time that the
+   leader itself computes per transaction: if only the wall time grows, they wait for cores.
+3. The one that leads is killed. Takeover: until the first transaction that the other one committed. It leads in the
+   next round.
+
+Then the bulk load: the same transactions on a Spark with one executor of one core, and with two.
 """
 
 from __future__ import annotations
@@ -16,25 +21,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench.measure import Figure, Timing
+import psutil
+import pyspark
+
+from bench.measure import Figure, Timing, own_spark
 from bench.shards import Progress
 from evertide.pipeline.reader import Reader
 from evertide.pipeline.replica_record import ReplicaStatus, replica_statuses
 from evertide.runtime import SystemRuntime
-from tests.servers.cluster import SparkCluster, running_cluster
 
 __all__ = ["ReplicaSize", "replicas"]
 
 LIMIT_S = 300.0
+_NEAR_S = 30.0
+"""How long a replica that was just started may catch up while the other one goes on at full speed."""
 _RUNTIME = SystemRuntime()
 _BEHIND = 5
-"""Transactions: what a replica says of itself is up to a second old."""
+"""Transactions that may be under way."""
+_OLD_S = 1.5
+"""What a replica says of itself is older than that by no more than a moment."""
 _SCRIPT = """
 CREATE TABLE bid (auction BIGINT NOT NULL, bidder BIGINT NOT NULL, price BIGINT NOT NULL) USING nexmark
 OPTIONS (events_per_transaction '1000', rate '{rate}');
@@ -47,53 +58,83 @@ FROM bid b JOIN auction a ON b.auction = a.id GROUP BY a.category;
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSize:
-    takeovers: int = 5
-    rounds: int = 3
+    rounds: int = 4
     transactions: int = 60
     """Of one measurement of the speed."""
+    rate: int = 0
+    """Events per second; 0: as fast as it can."""
     events: int = 400_000
     """Of one transaction of the bulk load."""
     loads: int = 3
 
     @classmethod
     def short(cls) -> ReplicaSize:
-        return cls(takeovers=1, rounds=1, transactions=3, events=20_000, loads=1)
+        return cls(rounds=1, transactions=2, rate=500, events=20_000, loads=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Of the one that leads, per transaction."""
+
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass
+class _Cost:
+    """What was measured with these cores for the one that leads, and for the one that follows."""
+
+    what: str
+    cores: tuple[set[int], set[int]] | None
+    """None: all of them for both, as the system likes."""
+    alone: list[_Pace] = field(default_factory=list)
+    together: list[_Pace] = field(default_factory=list)
+
+    def figure(self, behind: int) -> Figure:
+        before, after = (statistics.median(pace.wall_s for pace in paces) for paces in (self.alone, self.together))
+        own = [statistics.median(pace.cpu_s for pace in paces) * 1e3 for paces in (self.alone, self.together)]
+        share = 1 - before / after
+        detail = f"{1 / after:.1f} against {1 / before:.1f} transactions/s of 1,000 events; wall {after * 1e3:.0f} "
+        detail += f"against {before * 1e3:.0f} ms each, of which the leader computes {own[1]:.0f} against {own[0]:.0f}"
+        detail += f"; {len(self.alone)} rounds, the follower at most {behind} behind"
+        return Figure(f"cost of a second replica, {self.what}", f"{share:.0%}", detail, "at most 10%", share <= 0.10)
 
 
 def replicas(size: ReplicaSize, moved: Progress) -> list[Figure]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("EVERTIDE_BENCH_DIR")) as scratch:
-        place, found = Path(scratch), []
-        for at, measure in enumerate((_takeover, _cost, _bulk), 1):
-            (place / str(at)).mkdir()
-            found.append(measure(place / str(at), size))
-            moved(at, 3)
-    return found
+        places = [Path(scratch) / name for name in ("two", "bulk")]
+        for place in places:
+            place.mkdir()
+        found = _two(places[0], size, moved)
+        return [*found, _bulk(places[1], size)]
 
 
 class _Runners:
     """Processes that run one pipeline, and a look at its storage."""
 
     def __init__(self, place: Path, rate: int) -> None:
-        self._script, self._storage = place / "bench.sql", place / "storage"
+        self._script, self._storage, self._log = place / "bench.sql", place / "storage", place / "log"
         self._script.write_text(_SCRIPT.format(rate=rate))
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._reader: Reader | None = None
 
     def start(self) -> None:
         command = ["run", str(self._script), "--storage", str(self._storage), "--quiet"]
-        made = subprocess.Popen(
-            [sys.executable, "-m", "evertide.cli", *command],
-            env=_clean(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with self._log.open("ab") as log:
+            made = subprocess.Popen(
+                [sys.executable, "-m", "evertide.cli", *command],
+                env=own_spark(),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
         self._processes[made.pid] = made
 
     def kill(self, one: ReplicaStatus) -> float:
         """When. Its parent takes note of its end, as any supervisor does: until then it seems to be there."""
         at_s = time.perf_counter()
-        self._processes[one.pid].kill()
-        self._processes[one.pid].wait()
+        killed = self._processes.pop(one.pid)
+        killed.kill()
+        killed.wait()
         return at_s
 
     def end(self) -> None:
@@ -106,27 +147,37 @@ class _Runners:
     @property
     def reader(self) -> Reader:
         if self._reader is None:
-            _until((self._storage / "FORMAT").exists)
             self._reader = Reader.open(self._storage)
         return self._reader
 
     def running(self) -> tuple[ReplicaStatus, ...]:
         """The one that leads first."""
+        if not (self._storage / "FORMAT").exists():
+            return ()
         reader = self.reader
         return replica_statuses(reader.storage.meta, reader.journal.committed_upper, reader.runtime, reader.settings)
 
     def are(self, count: int) -> bool:
         """So many, of which one leads, and all have taken something."""
+        if any(process.poll() is not None for process in self._processes.values()):
+            raise RuntimeError(f"a replica ended by itself:\n{self._log.read_text()[-2000:]}")
         several = self.running()
         return len(several) == count and several[0].role == "leads" and min(one.time for one in several) > 2
 
-    def commits(self, count: int) -> float:
-        """Seconds that so many transactions take from now on."""
-        first = self.reader.journal.committed_upper
+    def pace(self, count: int) -> _Pace:
+        """Of the one that leads, over so many transactions from the next one on."""
+        leader, first = self.running()[0], self.reader.journal.committed_upper
         _until(lambda: self.reader.journal.committed_upper > first)
-        begun, first = time.perf_counter(), self.reader.journal.committed_upper
+        begun, computed, first = time.perf_counter(), _cpu_s(leader), self.reader.journal.committed_upper
         _until(lambda: self.reader.journal.committed_upper >= first + count)
-        return time.perf_counter() - begun
+        made = self.reader.journal.committed_upper - first
+        return _Pace((time.perf_counter() - begun) / made, (_cpu_s(leader) - computed) / made)
+
+    def is_near(self) -> bool:
+        """Whether the other one is not further behind than what it said last is old."""
+        first = self.reader.journal.committed_upper
+        _RUNTIME.sleep_s(_OLD_S)
+        return self.running()[1].behind <= self.reader.journal.committed_upper - first + _BEHIND
 
     def has_committed(self, one: ReplicaStatus) -> bool:
         """Whether the last transaction is its."""
@@ -135,80 +186,100 @@ class _Runners:
 
 
 @contextmanager
-def _runners(place: Path, rate: int, count: int) -> Iterator[_Runners]:
+def _runners(place: Path, rate: int) -> Iterator[_Runners]:
     made = _Runners(place, rate)
     try:
-        for _ in range(count):
-            made.start()
-        _until(lambda: made.are(count))
+        made.start()
+        _until(lambda: made.are(1))
         yield made
     finally:
         made.end()
 
 
-def _takeover(place: Path, size: ReplicaSize) -> Figure:
-    taken = []
-    with _runners(place, 4, 2) as runners:
-        for number in range(size.takeovers):
-            if number:
-                runners.start()
-            _until(lambda: runners.are(2) and runners.running()[1].behind <= _BEHIND)
+def _two(place: Path, size: ReplicaSize, moved: Progress) -> list[Figure]:
+    costs, taken, behind = _costs(), [], 0
+    with _runners(place, size.rate) as runners:
+        for number in range(size.rounds):
+            runners.pace(size.transactions)  # warm-up, of one that has just begun to lead
+            for cost in costs:
+                _pin(runners.running(), cost.cores)
+                cost.alone.append(runners.pace(size.transactions))
+            runners.start()
+            _until(lambda: runners.are(2))
+            _holds_within(_NEAR_S, runners.is_near)  # if it is not, the takeover is the longer for it
+            for cost in reversed(costs):
+                _pin(runners.running(), cost.cores)
+                cost.together.append(runners.pace(size.transactions))
             leader, other = runners.running()
+            behind = max(behind, other.behind)
             begun = runners.kill(leader)
             _until(partial(runners.has_committed, other))
             taken.append(time.perf_counter() - begun)
-    timing = Timing.of(taken)
-    detail = f"{timing}; same host, lead_interval_s 1, {len(taken)} kills, 4 transactions/s"
-    return Figure("takeover: from kill -9 of the leader to the next transaction", f"{timing.median_s:.2f} s", detail)
-
-
-def _cost(place: Path, size: ReplicaSize) -> Figure:
-    alone, together, behind = [], [], []
-    with _runners(place, 0, 1) as runners:
-        runners.commits(size.transactions)  # warm-up
-        for _ in range(size.rounds):
-            alone.append(size.transactions / runners.commits(size.transactions))
-            runners.start()
-            _until(lambda: runners.are(2))
-            together.append(size.transactions / runners.commits(size.transactions))
-            follower = runners.running()[1]
-            behind.append(follower.behind)
-            runners.kill(follower)
             _until(lambda: runners.are(1))
-    before, after = statistics.median(alone), statistics.median(together)
-    share = 1 - after / before
-    detail = f"{after:.1f} against {before:.1f} transactions/s of 1,000 events, the follower {max(behind)} behind; "
-    detail += f"{size.rounds} rounds, both share {os.cpu_count()} cores"
-    name = "cost of a second replica on the same machine to the one that leads"
-    return Figure(name, f"{share:.0%}", detail, "at most 10%", share <= 0.10)
+            moved(number + 1, size.rounds + 1)
+    timing = Timing.of(taken)
+    detail = f"{timing}; same host, lead_interval_s 1, {len(taken)} kills, at full speed, "
+    detail += f"the other one at most {behind} transactions behind"
+    name = "takeover: from kill -9 of the leader to the next transaction"
+    return [Figure(name, f"{timing.median_s:.2f} s", detail), *(cost.figure(behind) for cost in costs)]
+
+
+def _costs() -> list[_Cost]:
+    """The first is what is asked for on one machine, the second where there is a core for each."""
+    found = [_Cost(f"both share {os.cpu_count()} cores", None)]
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    half = len(cores) // 2
+    if half:
+        found.append(_Cost(f"each has {half} of {len(cores)} cores", (set(cores[:half]), set(cores[half:]))))
+    return found
+
+
+def _pin(several: Sequence[ReplicaStatus], cores: tuple[set[int], set[int]] | None) -> None:
+    """All threads of the one that leads, and of the other one. New threads are where the one is that made them."""
+    for one, own in zip(several, cores or (None, None), strict=False):
+        for process in _processes(one) if sys.platform == "linux" else ():
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, own or os.sched_getaffinity(0))
+
+
+def _cpu_s(one: ReplicaStatus) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in _processes(one))
+
+
+def _processes(one: ReplicaStatus) -> list[psutil.Process]:
+    """Itself, and its Spark."""
+    own = psutil.Process(one.pid)
+    return [own, *own.children(recursive=True)]
 
 
 def _bulk(place: Path, size: ReplicaSize) -> Figure:
-    with running_cluster(place, {}) as cluster:
-        one, two = ([*_loaded(cluster, place, cores, size)] for cores in (1, 2))
+    one, two = (_loaded(place, executors, size) for executors in (1, 2))
     speedup = statistics.median(one) / statistics.median(two)
     detail = f"{Timing.of(two)} against {Timing.of(one)}, {size.events:,} events a transaction; "
     detail += f"driver and executors share {os.cpu_count()} cores"
     return Figure("bulk load with two executors of one core, against one", f"{speedup:.2f}x", detail)
 
 
-def _loaded(cluster: SparkCluster, place: Path, cores: int, size: ReplicaSize) -> list[float]:
-    arguments = [cluster.master, str(place / f"cores-{cores}"), str(size.events), str(size.loads)]
-    command = [sys.executable, "-m", "bench.bulk", *arguments]
-    env = cluster.env(cores_max=str(cores), executor_cores="1", driver_memory="2g")
+def _loaded(place: Path, executors: int, size: ReplicaSize) -> list[float]:
+    """With executors as processes of their own; the cluster's master and workers are threads of the driver here."""
+    master, storage = f"local-cluster[{executors},1,1024]", str(place / f"executors-{executors}")
+    command = [sys.executable, "-m", "bench.bulk", master, storage, str(size.events), str(size.loads)]
+    settings = {"spark.driver.memory": "2g", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    submit = " ".join(f"--conf {name}={value}" for name, value in settings.items())
+    env = own_spark() | {"PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell", "SPARK_HOME": pyspark.__path__[0]}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    end_s = time.perf_counter() + LIMIT_S
-    while not holds():
-        if time.perf_counter() > end_s:
-            raise TimeoutError("the replicas did not come to what is measured")
-        _RUNTIME.sleep_s(0.005)
+    if not _holds_within(LIMIT_S, holds):
+        raise TimeoutError("the replicas did not come to what is measured")
 
 
-def _clean() -> dict[str, str]:
-    """Each starts a Spark of its own."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_GATEWAY", "SPARK_"))}
+def _holds_within(limit_s: float, holds: Callable[[], bool]) -> bool:
+    end_s = time.perf_counter() + limit_s
+    while not (is_so := holds()) and time.perf_counter() < end_s:
+        _RUNTIME.sleep_s(0.02)
+    return is_so

@@ -238,15 +238,15 @@ def _short(events: int) -> str:
 
 
 @contextmanager
-def bench_spark() -> Iterator[SparkSession]:
-    """The one that runs, in tests; else one of our own, on all cores."""
+def bench_spark(master: str = "local[*]") -> Iterator[SparkSession]:
+    """The one that runs, in tests; else one of our own, on all cores unless told otherwise."""
     known = SparkSession.getActiveSession()
     if known is not None:
         yield known
         return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = (
-        SparkSession.builder.master("local[*]")
+        SparkSession.builder.master(master)
         .appName("evertide-bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

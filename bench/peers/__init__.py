@@ -1,0 +1,1 @@
+"""Evertide beside what people would use instead: the same data, the same queries, the same machine, in one run."""

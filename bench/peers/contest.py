@@ -1,0 +1,329 @@
+"""The contest: which engine does what, at which sizes, one after the other, and whether they agree.
+
+1. Each measurement is a process of its own (`process`), with two threads, and nothing else runs beside it.
+2. Before anything is measured, each engine answers each query over a few events, and all must agree with Evertide.
+3. An engine that cannot express a query, or fails at it, is left out there, and the report says why.
+4. In the short form engines run in this process, on the Spark that is there, without Flink: it shows that all of it
+   works and agrees, not how fast.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bench.measure import own_spark
+from bench.peers import flink_job, nexmark
+from bench.peers.engine_spark import STREAMED
+from bench.peers.flink_sql import FLINK, flink_tables
+from bench.peers.jobs import TWO_THREADS, Job, Measured, Skipped
+from bench.peers.process import Worker, WorkerFailed
+from bench.peers.setting_up import Flink, set_up_flink
+from bench.peers.worker import work
+from bench.shards import Progress
+from bench.views import bench_spark
+from evertide.testing.compare import Differs, compare
+from evertide.testing.tpch import WORKLOAD as TPCH
+
+__all__ = ["ENGINES", "MEASURES", "Contest", "ContestSize"]
+
+ENGINES = ("evertide", "flink", "streaming", "spark", "duckdb")
+MEASURES = ("agree", "sustained", "refresh", "tpch", "recovery")
+_SLOW_ROUNDS = 3
+"""Of those that compute everything again."""
+_RECOVERED = "q4"
+"""A join and two aggregates; Flink's sources tell for it how far they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContestSize:
+    """The ten-minute form."""
+
+    measures: tuple[str, ...] = MEASURES
+    engines: tuple[str, ...] = ENGINES
+    queries: tuple[str, ...] = ("q4", "q12", "q20")
+    agreeing: int = 20_000
+    events: int = 1_000_000
+    chunk: int = 500_000
+    rounds: int = 1
+    refreshed: tuple[str, ...] = ("q4", "q12")
+    histories: tuple[int, ...] = (1_000_000,)
+    sizes: tuple[int, ...] = (1, 1_000, 100_000)
+    warm_up: int = 15
+    refreshes: int = 11
+    recovered: int = 1_000_000
+    tpch: tuple[str, ...] = ("q01", "q03", "q13")
+    scale: float = 0.05
+    in_process: bool = False
+
+    @classmethod
+    def short(cls) -> ContestSize:
+        return cls(
+            measures=("agree", "sustained", "refresh", "tpch"),
+            engines=("evertide", "streaming", "spark", "duckdb"),
+            queries=("q12", "q20"),
+            agreeing=2_000,
+            events=4_000,
+            chunk=2_000,
+            refreshed=("q12",),
+            histories=(2_000,),
+            sizes=(1, 100),
+            warm_up=0,
+            refreshes=1,
+            tpch=("q03",),
+            scale=0.001,
+            in_process=True,
+        )
+
+    @classmethod
+    def full(cls) -> ContestSize:
+        return cls(
+            queries=nexmark.QUERIES,
+            events=10_000_000,
+            chunk=1_000_000,
+            rounds=3,
+            refreshed=nexmark.QUERIES,
+            histories=(1_000_000, 10_000_000),
+            recovered=10_000_000,
+            tpch=tuple(TPCH.queries),
+            scale=1.0,
+        )
+
+
+class Contest:
+    def __init__(self, size: ContestSize, moved: Progress) -> None:
+        self.size = size
+        self.measured: list[Measured] = []
+        self.skipped: list[Skipped] = []
+        self.agreed: dict[str, list[str]] = {}
+        """By query, who agrees with Evertide."""
+        self._moved = moved
+        self._scratch = Path()
+
+    def run(self) -> None:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("EVERTIDE_BENCH_DIR"), prefix="evertide-peers-") as scratch:
+            self._scratch = Path(scratch).resolve()
+            with bench_spark(TWO_THREADS) if self.size.in_process else nullcontext():
+                for number, measure in enumerate(self.size.measures):
+                    self._moved(number, len(self.size.measures))
+                    getattr(self, f"_{measure}")()
+
+    @cached_property
+    def _flink(self) -> Flink:
+        return set_up_flink()
+
+    # Measures
+
+    def _agree(self) -> None:
+        """All queries of an engine in one process, as nothing is timed."""
+        data = self._scratch / "few"
+        nexmark.write_files(data, self.size.agreeing, self.size.agreeing)
+        able = {query: tuple(self._able(query)) for query in self.size.queries}
+        for engine in self.size.engines:
+            result = self._scratch / "answers" / engine
+            result.mkdir(parents=True)
+            queries = tuple(query for query, engines in able.items() if engine in engines)
+            self._tried(engine, self._job("sustained", queries, data=str(data), result=str(result)))
+        for query, engines in able.items():
+            paths = {engine: self._scratch / "answers" / engine / f"{query}.parquet" for engine in engines}
+            self._compared(query, {engine: path for engine, path in paths.items() if path.exists()})
+
+    def _sustained(self) -> None:
+        data = self._scratch / "events"
+        nexmark.write_files(data, self.size.events, self.size.chunk)
+        for query in self.size.queries:
+            rows = nexmark.written_rows(data, query)
+            for engine in self._able(query):
+                found = Measured(measure="sustained", engine=engine, query=query, events=rows)
+                for _ in range(self.size.rounds):
+                    told = self._tried(engine, self._job("sustained", (query,), data=str(data)))
+                    for each in told or ():
+                        if each["what"] == "done":
+                            found.seconds.append(each["seconds"])
+                            found.peak_bytes = max(found.peak_bytes, each.get("peak_bytes", 0))
+                            found.written_bytes = each.get("written_bytes", 0)
+                            found.cpu_s = each.get("cpu_s", 0.0)
+                self._keep(found)
+        shutil.rmtree(data)
+
+    def _refresh(self) -> None:
+        for query in self.size.refreshed:
+            for engine in self._able(query):
+                if engine == "flink":
+                    continue  # it shows results when its next checkpoint is complete: how late is a setting
+                is_slow = engine in ("spark", "duckdb")
+                job = self._job(
+                    "refresh",
+                    (query,),
+                    histories=self.size.histories,
+                    sizes=self.size.sizes,
+                    warm_up=min(1, self.size.warm_up) if is_slow else self.size.warm_up,
+                    rounds=min(_SLOW_ROUNDS, self.size.refreshes) if is_slow else self.size.refreshes,
+                )
+                self._refreshed(engine, self._tried(engine, job) or [])
+
+    def _tpch(self) -> None:
+        answers: dict[str, dict[str, Path]] = {query: {} for query in self.size.tpch}
+        orders = max(1, int(1_500 * self.size.scale))
+        for engine in ("evertide", "spark", "duckdb"):
+            if engine not in self.size.engines:
+                continue
+            result = self._scratch / "tpch" / engine
+            result.mkdir(parents=True)
+            job = self._job(
+                "tpch",
+                self.size.tpch,
+                scale=self.size.scale,
+                sizes=(orders,),
+                warm_up=self.size.warm_up,
+                rounds=self.size.refreshes,
+                result=str(result),
+            )
+            self._refreshed(engine, self._tried(engine, job) or [], measure="tpch")
+            for query in self.size.tpch:
+                answers[query][engine] = result / f"{query}.parquet"
+        for query, found in answers.items():
+            self._compared(query, found)
+
+    def _recovery(self) -> None:
+        data = self._scratch / "history"
+        nexmark.write_files(data, self.size.recovered, self.size.chunk)
+        for engine in ("evertide", "flink"):
+            if engine in self.size.engines:
+                rows = nexmark.written_rows(data, _RECOVERED) if engine == "flink" else self.size.recovered
+                job = self._job("recovery", (_RECOVERED,), data=str(data), histories=(rows,), phase="first")
+                try:
+                    self._recovered(engine, job)
+                except WorkerFailed as error:
+                    self._leave_out(engine, _RECOVERED, error)
+                shutil.rmtree(job.place, ignore_errors=True)
+        shutil.rmtree(data)
+
+    # Steps
+
+    def _recovered(self, engine: str, job: Job) -> None:
+        starts = Measured(measure="start", engine=engine, query=_RECOVERED, events=0)
+        again = Measured(measure="recovery", engine=engine, query=_RECOVERED, events=self.size.recovered)
+        with self._worker(engine, job) as first:
+            first.told("ready")
+            starts.seconds.append(time.perf_counter() - first.begun_s)
+            first.told("loaded")
+        with self._worker(engine, msgspec.structs.replace(job, phase="second")) as second:
+            second.told("ready")
+            again.seconds.append(time.perf_counter() - second.begun_s)
+        self._keep(starts)
+        self._keep(again)
+
+    def _refreshed(self, engine: str, told: list[dict[str, Any]], measure: str = "refresh") -> None:
+        by_case: dict[tuple[str, int, int], Measured] = {}
+        for each in told:
+            case = (each["query"] or "all", each["history"], each["size"])
+            if case not in by_case:
+                query, history, size = case
+                by_case[case] = Measured(measure=measure, engine=engine, query=query, events=history, size=size)
+            by_case[case].seconds.append(each["seconds"])
+        for found in by_case.values():
+            self._keep(found)
+
+    def _able(self, query: str) -> Iterator[str]:
+        """The engines that can express it, ours first: all others are compared with it."""
+        for engine in self.size.engines:
+            if engine == "streaming" and query not in STREAMED:
+                self._skip(engine, query, "cannot be said in Structured Streaming without watermarks")
+            elif engine == "flink" and query not in FLINK:
+                self._skip(engine, query, "Flink has no OVER over what changes")
+            else:
+                yield engine
+
+    def _job(self, measure: str, queries: tuple[str, ...], **values: Any) -> Job:
+        place = tempfile.mkdtemp(dir=self._scratch)
+        return Job(measure=measure, place=place, queries=queries, chunk=self.size.chunk, **values)
+
+    def _tried(self, engine: str, job: Job) -> list[dict[str, Any]] | None:
+        """What it told; None if it failed, which is noted."""
+        if self.size.in_process:
+            told: list[dict[str, Any]] = []
+            work(engine, job, lambda what, **values: told.append({"what": what, **values}))
+            for each in told:
+                assert each["what"] != "failed", each
+            return told
+        try:
+            with self._worker(engine, job) as worker:
+                told = worker.all_told()
+        except WorkerFailed as error:
+            self._leave_out(engine, " ".join(job.queries), error)
+            return None
+        finally:
+            shutil.rmtree(job.place, ignore_errors=True)
+        for each in told:
+            if each["what"] == "failed":
+                self._skip(engine, each["query"], f"failed: {each['why'][-600:]}")
+        return told
+
+    def _worker(self, engine: str, job: Job) -> Worker:
+        if engine != "flink":
+            return Worker([sys.executable, "-m", "bench.peers.worker", engine], job, own_spark())
+        texts: dict[str, str | dict[str, str]] = {query: FLINK[query] for query in job.queries}
+        for query in job.queries:
+            texts[f"{query}.tables"] = flink_tables(query, Path(job.data), is_watched=job.measure == "recovery")
+        given = msgspec.structs.replace(job, texts=texts, jars=self._flink.jars)
+        return Worker([str(self._flink.python), str(Path(flink_job.__file__))], given, own_spark())
+
+    def _compared(self, query: str, answers: dict[str, Path]) -> None:
+        if "evertide" not in answers:
+            return
+        expected = pq.read_table(answers["evertide"])
+        self.agreed[query] = []
+        for engine, path in answers.items():
+            if engine != "evertide":
+                try:
+                    compare(
+                        _like(pq.read_table(path), expected), expected, where=f"{query} of {engine}", exact_types=False
+                    )
+                except Differs as error:
+                    if self.size.in_process:
+                        raise
+                    self._skip(engine, query, f"has another result: {str(error)[:300]}")
+                else:
+                    self.agreed[query].append(engine)
+
+    def _leave_out(self, engine: str, query: str, error: WorkerFailed) -> None:
+        self._skip(engine, query, f"failed: {str(error)[-600:]}")
+
+    def _skip(self, engine: str, query: str, why: str) -> None:
+        found = Skipped(engine=engine, query=query, why=why)
+        if found not in self.skipped:
+            self.skipped.append(found)
+
+    def _keep(self, found: Measured) -> None:
+        if found.seconds:
+            self.measured.append(found)
+
+
+def _like(found: pa.Table, expected: pa.Table) -> pa.Table:
+    """With the names of the other, and instants where another engine has no time zone."""
+    columns = []
+    for at, field in enumerate(expected.schema):
+        column = found.column(at)
+        if pa.types.is_null(column.type):  # without rows, another engine's answer may have no types
+            column = column.cast(field.type)
+        if pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type) and column.type.tz is None:
+            column = pc.assume_timezone(column, "UTC")
+        if pa.types.is_timestamp(field.type):
+            column = column.cast(field.type)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, names=expected.schema.names)

@@ -1,0 +1,152 @@
+"""Evertide: a pipeline, durable, as its users open it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bench.peers import nexmark
+from bench.peers.jobs import TWO_THREADS, Job
+from bench.views import bench_spark
+from evertide.pipeline.pipeline import Pipeline
+from evertide.settings import Settings
+from evertide.shard.changes import DIFF, expand, net
+from evertide.testing.ledger import Transaction
+from evertide.testing.nexmark import WORKLOAD
+from evertide.testing.oracle import Content
+from evertide.testing.tpch import WORKLOAD as TPCH
+from evertide.testing.tpch import generated, refreshes
+
+__all__ = ["final_tables", "recovery", "refresh", "sustained", "tpch"]
+
+Tell = Callable[..., None]
+_SEED = 3
+_KEYS = {
+    "region": ("r_regionkey",),
+    "nation": ("n_nationkey",),
+    "supplier": ("s_suppkey",),
+    "part": ("p_partkey",),
+    "partsupp": ("ps_partkey", "ps_suppkey"),
+    "customer": ("c_custkey",),
+    "orders": ("o_orderkey",),
+    "lineitem": ("l_orderkey", "l_linenumber"),
+}
+
+
+def sustained(job: Job, tell: Tell) -> None:
+    """All files, as fast as they go, checkpoints now and then; over when all is committed and in a checkpoint."""
+    [query] = job.queries
+    script = nexmark.script_over_files(query, Path(job.data))
+    settings = Settings(checkpoint_interval_s=job.checkpoint_s)
+    with (
+        bench_spark(TWO_THREADS) as spark,
+        Pipeline.open(script, Path(job.place) / "storage", spark=spark, settings=settings) as opened,
+    ):
+        tell("ready")
+        begun = time.perf_counter()
+        opened.run(until_idle=True)
+        opened.checkpoint()
+        tell("done", seconds=time.perf_counter() - begun)
+        if job.result:
+            pq.write_table(opened.view(query).to_arrow(), Path(job.result) / f"{query}.parquet")
+
+
+def refresh(job: Job, tell: Tell) -> None:
+    with bench_spark(TWO_THREADS) as spark:
+        for query in job.queries:
+            place = Path(job.place) / query
+            with Pipeline.open(WORKLOAD.script([query]), place, spark=spark) as opened:
+                for step in nexmark.steps(job, query):
+                    rows = nexmark.made(query, step.first, step.count)
+                    if step.first == 0 and "side_input" in rows:
+                        _pushed(opened, {"side_input": rows.pop("side_input")})
+                    taken = _pushed(opened, rows)
+                    if step.is_measured:
+                        tell("refresh", query=query, history=step.history, size=step.size, seconds=taken)
+
+
+def _pushed(opened: Pipeline, tables: dict[str, pa.Table]) -> float:
+    """From the first row handed over to the durable commit."""
+    begun = time.perf_counter()
+    for name, rows in tables.items():
+        if rows.num_rows:
+            opened.push(name, rows)
+    opened.commit()
+    return time.perf_counter() - begun
+
+
+def recovery(job: Job, tell: Tell) -> None:
+    """First: take the history in, make a checkpoint, and go on until killed. Second: open it again."""
+    [query], [history] = job.queries, job.histories
+    with bench_spark(TWO_THREADS) as spark:
+        place = Path(job.place) / "storage"
+        with Pipeline.open(WORKLOAD.script([query]), place, spark=spark) as opened:
+            tell("ready")
+            if job.phase == "second":
+                _pushed(opened, nexmark.made(query, 2 * history, 1_000))
+                tell("first")
+                return
+            for first in range(0, history, job.chunk):
+                _pushed(opened, nexmark.made(query, first, min(job.chunk, history - first)))
+            opened.checkpoint()
+            for number in itertools.count():
+                _pushed(opened, nexmark.made(query, history + 1_000 * number, 1_000))
+                if number == 5:
+                    tell("loaded")
+
+
+def tpch(job: Job, tell: Tell) -> None:
+    """The load, then refreshes: orders come and go, rows of all tables change. All queries in one pipeline."""
+    settings = Settings(checkpoint_interval_s=60)
+    script = TPCH.script(job.queries)
+    with (
+        bench_spark(TWO_THREADS) as spark,
+        Pipeline.open(script, Path(job.place) / "storage", spark=spark, settings=settings) as opened,
+    ):
+        for number, delta in enumerate(_changes(job)):
+            taken = _changed(opened, delta)
+            if number > job.warm_up:
+                tell("refresh", query="", history=0, size=job.sizes[0], seconds=taken)
+        if job.result:
+            for query in job.queries:
+                pq.write_table(opened.view(query).to_arrow(), Path(job.result) / f"{query}.parquet")
+
+
+def final_tables(job: Job) -> dict[str, pa.Table]:
+    """What the tables of TPC-H hold after the refreshes."""
+    held = {name: Content(rows.schema, name) for name, rows in generated(job.scale).items()}
+    for delta in _changes(job):
+        for name, rows in delta.items():
+            held[name].apply(rows)
+    return {name: content.rows for name, content in held.items()}
+
+
+def _changes(job: Job) -> Iterator[Transaction]:
+    transactions = 1 + job.warm_up + job.rounds
+    return refreshes(generated(job.scale), _SEED, transactions=transactions, orders_each=job.sizes[0])
+
+
+def _changed(opened: Pipeline, delta: Transaction) -> float:
+    """A delta, pushed as upserts and deletes by key."""
+    prepared = [(name, *_by_key(name, rows)) for name, rows in delta.items() if rows.num_rows]
+    begun = time.perf_counter()
+    for name, rows, deletes in prepared:
+        opened.push(name, rows, deletes=deletes)
+    opened.commit()
+    return time.perf_counter() - begun
+
+
+def _by_key(name: str, delta: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """What is there after it, and the keys that are not."""
+    netted = net(delta, name)
+    positive: Any = pc.greater(netted.column(DIFF), 0)
+    added = expand(netted.filter(positive), name)
+    gone = netted.filter(pc.invert(positive)).select(_KEYS[name])
+    return added, gone.join(added.select(_KEYS[name]), list(_KEYS[name]), join_type="left anti")

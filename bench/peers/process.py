@@ -1,0 +1,147 @@
+"""A worker's process: what it tells, the memory of all its processes together, the bytes that they wrote, and its end.
+
+Figures come from /proc, of the process and all that descend from it: a JVM beside Python counts. They are looked at
+five times a second, so a peak that is shorter may be missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.peers.jobs import Job
+
+__all__ = ["Worker", "WorkerFailed"]
+
+_LOOK_S = 0.2
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class WorkerFailed(Exception):
+    """It ended before it told what was waited for; the end of its log is the message."""
+
+
+class Worker:
+    def __init__(self, command: Sequence[str], job: Job, environment: Mapping[str, str]) -> None:
+        Path(job.place).mkdir(parents=True, exist_ok=True)
+        self._log = Path(job.place) / "worker.log"
+        given = json.dumps({name: getattr(job, name) for name in job.__struct_fields__})
+        self.begun_s = time.perf_counter()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, given],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=dict(environment),
+                cwd=Path(__file__).parents[2],
+                start_new_session=True,
+            )
+        self.peak_bytes = 0
+        self._written: dict[int, int] = {}
+        self._cpu: dict[int, float] = {}
+        self._is_over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        self._watching.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.kill()
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(self._written.values())
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._cpu.values())
+
+    def told(self, what: str) -> dict[str, Any]:
+        """The next line that tells this; lines of others are passed over."""
+        stream: Any = self._process.stdout
+        for line in stream:
+            found = _parsed(line)
+            if found.get("what") == what:
+                self._look()
+                return found
+        raise self._failed(what)
+
+    def _failed(self, what: str) -> WorkerFailed:
+        self._process.wait()
+        end = self._log.read_text(errors="replace")[-2000:]
+        return WorkerFailed(f"ended with {self._process.returncode} before it told {what!r}:\n{end}")
+
+    def all_told(self) -> list[dict[str, Any]]:
+        """Everything, until it says that it is over; memory and bytes are as of when it was done."""
+        found: list[dict[str, Any]] = []
+        before = 0
+        stream: Any = self._process.stdout
+        for line in stream:
+            told = _parsed(line)
+            if told.get("what") == "ready":
+                self._look()
+                before = self.written_bytes  # by starting up
+            if told.get("what") == "done":
+                self._look()
+                written = self.written_bytes - before
+                told |= {"peak_bytes": self.peak_bytes, "written_bytes": written, "cpu_s": self.cpu_s}
+            if told.get("what") == "over":
+                return found
+            if told:
+                found.append(told)
+        raise self._failed("over")
+
+    def kill(self) -> None:
+        """The whole group, as SIGKILL does it: nothing is said or written before the end."""
+        self._is_over.set()
+        self._watching.join()
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        resident = 0
+        for pid in _family(self._process.pid):
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+                written = Path(f"/proc/{pid}/io").read_text()
+            except (OSError, IndexError):
+                continue  # ended meanwhile
+            resident += int(fields[21]) * _PAGE
+            self._cpu[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
+            self._written[pid] = int(written.partition("\nwrite_bytes: ")[2].split()[0])
+        self.peak_bytes = max(self.peak_bytes, resident)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Engines write to the same stream: only lines that are ours count."""
+    if not line.startswith(b'{"what"'):
+        return {}
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    for known in found:
+        try:
+            children = [path.read_text() for path in Path(f"/proc/{known}/task").glob("*/children")]
+        except OSError:
+            continue
+        found += [int(child) for text in children for child in text.split()]
+    return found

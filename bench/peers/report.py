@@ -1,0 +1,303 @@
+"""The report: results as a JSON file, and of them a page of Markdown with plots beside it, and the goals as figures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.measure import Figure
+from bench.peers.contest import ENGINES, Contest
+from bench.peers.jobs import Measured, Skipped
+from bench.peers.setting_up import FLINK_VERSION
+from bench.peers.svg import bars
+
+__all__ = ["Report", "figures", "read_report", "reported", "write_report"]
+
+_TITLES = {
+    "evertide": "Evertide",
+    "flink": "Flink",
+    "streaming": "Structured Streaming",
+    "spark": "Spark, recomputed",
+    "duckdb": "DuckDB, recomputed",
+}
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    machine: dict[str, str]
+    measured: list[Measured]
+    skipped: list[Skipped]
+    agreed: dict[str, list[str]]
+
+    def of(self, measure: str) -> list[Measured]:
+        return [one for one in self.measured if one.measure == measure]
+
+
+def reported(contest: Contest) -> Report:
+    return Report(machine=_machine(), measured=contest.measured, skipped=contest.skipped, agreed=contest.agreed)
+
+
+def read_report(directory: Path) -> Report:
+    return msgspec.json.decode((directory / "results.json").read_bytes(), type=Report)
+
+
+def write_report(report: Report, directory: Path) -> None:
+    """`results.json`, `report.md`, and plots."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    plots = {name: plot for name, plot in _plots(report).items() if plot}
+    for name, plot in plots.items():
+        (directory / f"{name}.svg").write_text(plot)
+    (directory / "report.md").write_text("\n".join(_page(report, plots)) + "\n")
+
+
+def _machine() -> dict[str, str]:
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = {name: importlib.metadata.version(name) for name in ("evertide", "pyspark", "duckdb", "pyarrow")}
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {cores} cores, {memory:.0f} GiB",
+        "Python": platform.python_version(),
+        "Java": java[0] if java else "none",
+        **versions,
+        "apache-flink": FLINK_VERSION,
+        "load when it ended": f"{os.getloadavg()[1]:.1f}",
+    }
+
+
+# The page
+
+
+def _page(report: Report, plots: Iterable[str]) -> Iterator[str]:
+    yield "# What was measured"
+    yield ""
+    yield "; ".join(f"{name}: {value}" for name, value in report.machine.items()) + "."
+    yield "Medians, with the 10th and 90th percentile in brackets. Each engine has two threads."
+    for title, lines in (
+        ("Goals", _goals(report)),
+        ("Sustained load, durable", _sustained(report)),
+        ("Refresh", _refreshes(report)),
+        ("TPC-H with refreshes", _tpch(report)),
+        ("Start and recovery", _recoveries(report)),
+        ("Agreement", _agreement(report)),
+    ):
+        found = list(lines)
+        if found:
+            yield from ("", f"## {title}", "", *found)
+    for name in plots:
+        yield from ("", f"![{name}]({name}.svg)")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _engines(found: Iterable[Measured]) -> list[str]:
+    known = {one.engine for one in found}
+    return [engine for engine in ENGINES if engine in known]
+
+
+def _sustained(report: Report) -> Iterator[str]:
+    found = report.of("sustained")
+    if not found:
+        return
+    engines, queries = _engines(found), _unique(one.query for one in found)
+    by = {(one.query, one.engine): one for one in found}
+    yield "Thousands of events a second, of those that the query reads, until all results are durable:"
+    yield ""
+    yield from _table(
+        ["query", *(_TITLES[engine] for engine in engines)],
+        [
+            [query, *(_cell(by.get((query, engine)), lambda one: f"{one.rate / 1e3:.0f}") for engine in engines)]
+            for query in queries
+        ],
+    )
+    yield ""
+    yield "Peak memory of all its processes (MB), and bytes written per event:"
+    yield ""
+    yield from _table(
+        ["query", *(_TITLES[engine] for engine in engines)],
+        [
+            [
+                query,
+                *(
+                    _cell(
+                        by.get((query, engine)),
+                        _memory,
+                    )
+                    for engine in engines
+                ),
+            ]
+            for query in queries
+        ],
+    )
+
+
+def _refreshes(report: Report) -> Iterator[str]:
+    found = report.of("refresh")
+    engines = _engines(found)
+    for events, size in _unique((one.events, one.size) for one in found):
+        by = {(one.query, one.engine): one for one in found if (one.events, one.size) == (events, size)}
+        yield f"After {size:,} new events on {events:,}, in milliseconds:"
+        yield ""
+        yield from _table(
+            ["query", *(_TITLES[engine] for engine in engines)],
+            [
+                [query, *(_cell(by.get((query, engine)), _ms) for engine in engines)]
+                for query in _unique(query for query, _ in by)
+            ],
+        )
+        yield ""
+
+
+def _tpch(report: Report) -> Iterator[str]:
+    found = report.of("tpch")
+    if found:
+        yield f"All views together, after {found[0].size} orders came, others went and other rows changed, in ms:"
+        yield ""
+        yield from _table([_TITLES[one.engine] for one in found], [[_ms(one) for one in found]])
+
+
+def _recoveries(report: Report) -> Iterator[str]:
+    found = [*report.of("start"), *report.of("recovery")]
+    if found:
+        rows = [[_TITLES[one.engine], one.measure, f"{one.events:,}", f"{one.median_s:.1f} s"] for one in found]
+        yield "From the start of a process until it runs, on nothing, and after kill -9 with so many events taken in:"
+        yield ""
+        yield from _table(["engine", "", "events", "takes"], rows)
+
+
+def _agreement(report: Report) -> Iterator[str]:
+    for query, engines in report.agreed.items():
+        yield f"- {query}: {', '.join(_TITLES[engine] for engine in engines) or 'nobody'} agree with Evertide."
+    for one in report.skipped:
+        yield f"- {one.query}: without {_TITLES[one.engine]}: {' '.join(one.why.split())}"
+
+
+def _goals(report: Report) -> Iterator[str]:
+    found = list(figures(report))
+    if found:
+        marks = {True: "met", False: "**missed**", None: ""}
+        yield from _table(
+            ["what", "figure", "goal", "", "measured"],
+            [[one.name, one.value, one.goal, marks[one.met], one.detail] for one in found],
+        )
+
+
+def _cell(one: Measured | None, told: Any) -> str:
+    return "" if one is None else told(one)
+
+
+def _memory(one: Measured) -> str:
+    """Nothing, if it had no process of its own."""
+    return f"{one.peak_bytes / 1e6:.0f}; {one.written_bytes / one.events:.0f}" if one.peak_bytes else ""
+
+
+def _ms(one: Measured) -> str:
+    low, high = one.spread
+    return f"{one.median_s * 1e3:.0f} ({low * 1e3:.0f}-{high * 1e3:.0f})"
+
+
+def _unique(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def _plots(report: Report) -> dict[str, str]:
+    found = report.of("refresh")
+    made = {}
+    for events, size in _unique((one.events, one.size) for one in found):
+        groups: dict[str, dict[str, float]] = {}
+        for one in found:
+            if (one.events, one.size) == (events, size):
+                groups.setdefault(one.query, {})[_TITLES[one.engine]] = one.median_s * 1e3
+        title = f"Refresh after {size:,} new events on {events:,}"
+        made[f"refresh-{events}-{size}"] = bars(title, "ms", groups, [*_TITLES.values()])
+    rates: dict[str, dict[str, float]] = {}
+    for one in report.of("sustained"):
+        rates.setdefault(one.query, {})[_TITLES[one.engine]] = one.rate
+    if rates:
+        made["sustained"] = bars("Sustained load, durable", "events/s", rates, [*_TITLES.values()])
+    return made
+
+
+# Goals
+
+
+def figures(report: Report) -> Iterator[Figure]:
+    """The goals, each as a ratio of what was measured in this run."""
+    refreshes = {(one.query, one.engine, one.events, one.size): one.median_s for one in report.of("refresh")}
+    for events in _unique(one.events for one in report.of("refresh")):
+        goal = {10_000_000: 15.0, 100_000_000: 150.0}.get(events)
+        yield from _ratio(refreshes, "spark", events, 1_000, goal)
+        yield from _ratio(refreshes, "duckdb", events, 1_000, 1.0 if events == 100_000_000 else None)
+        yield from _ratio(refreshes, "streaming", events, 1_000, 1.0)
+        for query in ("q4",):
+            taken = refreshes.get((query, "evertide", events, 1_000))
+            if taken is not None:
+                name = f"{query} (two stateful operators), 1,000 events on {events:,}"
+                yield Figure(name, f"{taken * 1e3:.0f} ms", "median, durable", "at most 100 ms", taken <= 0.1)
+    yield from _growth(refreshes)
+    yield from _against_flink(report)
+
+
+def _ratio(refreshes: dict[Any, float], peer: str, events: int, size: int, goal: float | None) -> Iterator[Figure]:
+    ratios = {
+        query: taken / refreshes[query, "evertide", events, size]
+        for (query, engine, at, new), taken in refreshes.items()
+        if (engine, at, new) == (peer, events, size) and (query, "evertide", events, size) in refreshes
+    }
+    if ratios:
+        mean = statistics.geometric_mean(ratios.values())
+        worst = min(ratios, key=ratios.__getitem__)
+        detail = f"geometric mean of {len(ratios)} queries; least {ratios[worst]:.1f}x, {worst}"
+        name = f"refresh after {size:,} on {events:,}: faster than {_TITLES[peer]} by"
+        judged = ratios[worst] if peer == "duckdb" else mean
+        yield Figure(
+            name, f"{mean:.1f}x", detail, f"at least {goal:g}x" if goal else "", judged >= goal if goal else None
+        )
+
+
+def _growth(refreshes: dict[Any, float]) -> Iterator[Figure]:
+    histories = sorted({events for _, engine, events, _ in refreshes if engine == "evertide"})
+    if len(histories) > 1:
+        first, last = histories[0], histories[-1]
+        ratios = [
+            taken / refreshes[query, "evertide", first, 1_000]
+            for (query, engine, events, size), taken in refreshes.items()
+            if (engine, events, size) == ("evertide", last, 1_000) and (query, "evertide", first, 1_000) in refreshes
+        ]
+        if ratios:
+            growth = statistics.geometric_mean(ratios)
+            name = f"refresh after 1,000: growth from {first:,} to {last:,}"
+            yield Figure(name, f"{growth:.2f}x", f"geometric mean of {len(ratios)}", "less than 1.3x", growth < 1.3)
+
+
+def _against_flink(report: Report) -> Iterator[Figure]:
+    rates = {(one.query, one.engine): one.rate for one in report.of("sustained")}
+    ratios = [
+        rate / rates[query, "flink"]
+        for (query, engine), rate in rates.items()
+        if engine == "evertide" and (query, "flink") in rates
+    ]
+    if ratios:
+        mean = statistics.geometric_mean(ratios)
+        detail = f"geometric mean of {len(ratios)} queries"
+        yield Figure("sustained load, against Flink with checkpoints", f"{mean:.2f}x", detail, "at least 1x", mean >= 1)
+    taken = {one.engine: one for one in report.of("recovery")}
+    if {"evertide", "flink"} <= set(taken):
+        ours, theirs = taken["evertide"].median_s, taken["flink"].median_s
+        detail = f"{ours:.1f} s against {theirs:.1f} s, at {taken['evertide'].events:,} events"
+        yield Figure(
+            "recovery after kill -9, against Flink", f"{theirs / ours:.2f}x", detail, "at least 1x", ours <= theirs
+        )

@@ -1,0 +1,52 @@
+"""`python -m bench.peers.worker ENGINE JOB`: one job of an engine that lives in our own Python environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.peers import engine_duckdb, engine_evertide
+from bench.peers.engine_spark import Recompute, Stream
+from bench.peers.jobs import TWO_THREADS, Job
+from bench.views import bench_spark
+
+__all__ = ["ENGINES", "work"]
+
+ENGINES: dict[str, Any] = {
+    "evertide": engine_evertide,
+    "spark": Recompute,
+    "streaming": Stream,
+    "duckdb": engine_duckdb,
+}
+
+
+def work(engine: str, job: Job, tell: Callable[..., None]) -> None:
+    """A sustained load is one query at a time; one that fails is told, and the others go on."""
+    run = getattr(ENGINES[engine], job.measure)
+    if job.measure != "sustained":
+        run(job, tell)
+        return
+    with nullcontext() if engine == "duckdb" else bench_spark(TWO_THREADS):
+        for query in job.queries:
+            place = Path(job.place) / query
+            place.mkdir()
+            try:
+                run(msgspec.structs.replace(job, queries=(query,), place=str(place)), tell)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the report says so
+                tell("failed", query=query, why=f"{type(error).__name__}: {error}")
+
+
+def _tell(what: str, **values: Any) -> None:
+    sys.stdout.write(json.dumps({"what": what, **values}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], msgspec.json.decode(sys.argv[2], type=Job), _tell)
+    _tell("over")

@@ -1,0 +1,14 @@
+"""The short form of `bench replicas`, in a file of its own: it takes the longest of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_bench import check_short_form
+
+
+@pytest.mark.timeout(600)  # several processes with a Spark each, on whatever else the machine does
+def test_the_short_form_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_short_form("replicas", tmp_path, monkeypatch)

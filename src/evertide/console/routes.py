@@ -1,0 +1,95 @@
+"""The console's files by HTTP: the page at `/`, its modules, style and picture under `/console/`.
+
+1. All files are in the package, and are what the browser gets: nothing is built, nothing comes from elsewhere.
+2. They are read when the routes are made. A path is looked up among their names: no other file can be reached.
+3. The page may run its own modules and ask its own server, and nothing else (`POLICY`). A text can never become markup,
+   also if a module tried: the browser refuses it (trusted types). No other site may frame it.
+4. A browser asks each time whether it has the newest version, and is told by a digest: an upgrade shows at once.
+5. The files hold no data, so they need no token. What they ask for does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+__all__ = ["POLICY", "console_routes"]
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+_PAGE = "index.html"
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    tag: str
+
+    def answer(self, request: Request) -> Response:
+        headers = {**_HEADERS, "ETag": self.tag}
+        if self.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers={**headers, "Content-Type": self.media_type})
+
+
+def console_routes() -> list[BaseRoute]:
+    found = dict(_read(files("evertide.console").joinpath("static"), ""))
+
+    async def page(request: Request) -> Response:
+        return found[_PAGE].answer(request)
+
+    async def file(request: Request) -> Response:
+        asked = found.get(request.path_params["path"])
+        if asked is None:
+            raise HTTPException(404)
+        return asked.answer(request)
+
+    return [Route("/", page), Route("/console/{path:path}", file)]
+
+
+def _read(folder: Traversable, prefix: str) -> list[tuple[str, _File]]:
+    found = []
+    for each in folder.iterdir():
+        name = f"{prefix}{each.name}"
+        kind = _TYPES.get(name.rpartition(".")[2])
+        if each.is_dir():
+            found += _read(each, f"{name}/")
+        elif kind is not None:
+            content = each.read_bytes()
+            found.append((name, _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')))
+    return found

@@ -1,0 +1,148 @@
+// Requests to the server that the page came from, and what went wrong with them.
+//
+// 1. Addresses are relative to the page: it also works below a path of a proxy.
+// 2. A token is sent if somebody entered one. It stays in this tab (sessionStorage), and is never in an address.
+// 3. Whatever fails is a `Refused` (the server said no, and why) or an `Away` (nobody answered).
+// 4. 401 asks for a token once, whoever met it; those who wait go on with it.
+
+const TOKEN = "evertide.token"
+const LIMIT_MS = 20_000
+
+export class Refused extends Error {
+  constructor(status, body) {
+    super(body?.message ?? body?.error ?? `The server answered ${status}.`)
+    this.status = status
+    this.code = body?.error_code ?? ""
+    this.remedy = body?.remedy ?? ""
+    this.body = body
+  }
+
+  get isMissing() {
+    return this.status === 404 || this.status === 405
+  }
+}
+
+export class Away extends Error {
+  constructor(why) {
+    super(`The server does not answer: ${why}`)
+    this.remedy = "It may be stopped, or starting. The page goes on by itself once it answers."
+  }
+}
+
+const listeners = new Set()
+
+// Called with true if a token is wanted, and with false once one was taken.
+export function onTokenWanted(listener) {
+  listeners.add(listener)
+}
+
+let waiting = null
+
+function tokenWanted() {
+  if (!waiting) {
+    waiting = {}
+    waiting.promise = new Promise((done) => (waiting.done = done))
+    listeners.forEach((each) => each(true))
+  }
+  return waiting.promise
+}
+
+export function enterToken(text) {
+  keep(text.trim())
+  const asked = waiting
+  waiting = null
+  listeners.forEach((each) => each(false))
+  asked?.done()
+}
+
+export function hasToken() {
+  return Boolean(token())
+}
+
+function token() {
+  try {
+    return sessionStorage.getItem(TOKEN)
+  } catch {
+    return null
+  }
+}
+
+function keep(text) {
+  try {
+    if (text) sessionStorage.setItem(TOKEN, text)
+    else sessionStorage.removeItem(TOKEN)
+  } catch {
+    // A browser that keeps nothing asks again.
+  }
+}
+
+export function address(path, query = {}) {
+  const url = new URL(path.replace(/^\//, ""), document.baseURI.split("#")[0])
+  for (const [name, value] of Object.entries(query)) if (value != null && value !== "") url.searchParams.set(name, value)
+  return url
+}
+
+// The answer, whatever its type. Follows `signal`; without `limit_ms` for as long as it takes.
+export async function ask(path, { method = "GET", query, body, headers = {}, signal, limit_ms = LIMIT_MS } = {}) {
+  for (;;) {
+    const used = token()
+    const limits = [signal, limit_ms && AbortSignal.timeout(limit_ms)].filter(Boolean)
+    let answer
+    try {
+      answer = await fetch(address(path, query), {
+        method,
+        headers: { ...headers, ...(used && { Authorization: `Bearer ${used}` }), ...(body != null && { "Content-Type": "application/json" }) },
+        body: body == null ? undefined : JSON.stringify(body),
+        signal: limits.length ? AbortSignal.any(limits) : undefined,
+        cache: "no-store",
+      })
+    } catch (error) {
+      if (signal?.aborted) throw error
+      throw new Away(error.name === "TimeoutError" ? `no answer within ${limit_ms / 1000} s` : "the connection failed")
+    }
+    noteClock(answer.headers.get("date"))
+    if (answer.status !== 401) return answer
+    if (token() === used) await tokenWanted()
+    if (signal?.aborted) throw signal.reason
+  }
+}
+
+export async function get(path, query, options = {}) {
+  return read(await ask(path, { query, ...options }))
+}
+
+export async function post(path, body, options = {}) {
+  return read(await ask(path, { method: "POST", body, ...options }))
+}
+
+export async function remove(path) {
+  return read(await ask(path, { method: "DELETE" }))
+}
+
+async function read(answer) {
+  let body = null
+  try {
+    body = answer.status === 204 ? null : JSON.parse(await answer.text(), exact)
+  } catch {
+    if (answer.ok) throw new Refused(answer.status, { message: "The answer is no JSON: is this an Evertide server?" })
+  }
+  if (!answer.ok) throw new Refused(answer.status, body)
+  return body
+}
+
+// A whole number that JavaScript would round stays the text that it was written as.
+function exact(_, value, context) {
+  return typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? context.source : value
+}
+
+let skew_s = 0
+
+// Ages are told by the server's clock: that of this machine may be off.
+function noteClock(date) {
+  const told_s = date ? Date.parse(date) / 1000 : NaN
+  if (!Number.isNaN(told_s)) skew_s = Math.abs(told_s - Date.now() / 1000) > 3 ? told_s - Date.now() / 1000 : 0
+}
+
+export function now_s() {
+  return Date.now() / 1000 + skew_s
+}

@@ -1,0 +1,24 @@
+// How wide an element is: charts are drawn for the pixels that they have, so that their texts keep their size.
+
+const widths = new Map()
+let changed = () => {}
+const observer = new ResizeObserver((entries) => {
+  let isNew = false
+  for (const { target, contentRect } of entries) {
+    const width = Math.round(contentRect.width)
+    if (width && widths.get(target.dataset.measured) !== width) {
+      widths.set(target.dataset.measured, width)
+      isNew = true
+    }
+  }
+  if (isNew) changed()
+})
+
+export function onMeasured(listener) {
+  changed = listener
+}
+
+// Props for the element that is measured, and its width as known so far.
+export function measured(name, guess = 640) {
+  return { props: { "data-measured": name, once: (node) => observer.observe(node) }, width: widths.get(name) ?? guess }
+}

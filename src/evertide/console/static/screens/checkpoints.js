@@ -1,0 +1,68 @@
+// Durable copies of all state, from which the pipeline goes on after a crash.
+
+import { get, post } from "../api.js"
+import { Asking } from "../asking.js"
+import { plot } from "../charts.js"
+import { h } from "../dom.js"
+import { ago, bytes, count, moment } from "../format.js"
+import { button, card, missing, table, tile, trouble } from "../parts.js"
+
+export default {
+  title: "Checkpoints",
+  open: (_, redraw) => {
+    const told = new Asking(() => get("/v1/checkpoints"), redraw)
+    const made = { isBusy: false, error: null, words: "" }
+    return { view: (world) => view(world, told, made, redraw), close: () => told.close() }
+  },
+}
+
+function view({ status, now_s: now }, told, made, redraw) {
+  if (!told.value) return missing(told.error, "the checkpoints")
+  const all = told.value.checkpoints
+  const newest = all[0]
+  const sized = all.filter((one) => one.bytes != null).reverse()
+  const since = newest && status ? status.time - newest.time + 1 : null
+  return [
+    trouble(told.error, "the checkpoints"),
+    h("dl", { class: "tiles" },
+      tile("Newest", newest ? count(newest.number) : "none", newest?.made_at_s ? ago(newest.made_at_s, now) : ""),
+      tile("To replay", since == null ? "–" : count(Math.max(0, since)), "transactions that a start now would run again"),
+      tile("Size", bytes(newest?.bytes), newest?.files != null ? `${count(newest.files)} files, most of them shared with older ones` : ""),
+    ),
+    sized.length > 2 && card("Size", null, plot({
+      name: "checkpoints", label: "Size of each checkpoint", kind: "bars", height: 150, formatY: bytes,
+      points: sized.map((one) => ({ x: String(one.number), y: one.bytes, words: `checkpoint ${one.number}, at time ${count(one.time)}: ${bytes(one.bytes)}` })),
+    })),
+    card("Kept", { class: "flush", actions: button(made.isBusy ? "Making one…" : "Make one now", () => make(made, told, redraw), { disabled: made.isBusy }) },
+      made.error && h("div", { class: "inset" }, trouble(made.error, "a new checkpoint")),
+      made.words && h("p", { class: "inset quiet", role: "status" }, made.words),
+      table({
+        label: "Checkpoints",
+        rows: all,
+        keyOf: (row) => row.number,
+        none: "There is none yet; the pipeline makes them while it runs.",
+        columns: [
+          { name: "number", isNumber: true, show: (row) => count(row.number) },
+          { name: "time", isNumber: true, show: (row) => count(row.time) },
+          { name: "made", show: (row) => moment(row.made_at_s) },
+          { name: "files", isNumber: true, show: (row) => count(row.files) },
+          { name: "bytes", title: "size", isNumber: true, show: (row) => bytes(row.bytes) },
+          { name: "generation", isNumber: true, show: (row) => count(row.generation) },
+        ],
+      })),
+  ]
+}
+
+async function make(made, told, redraw) {
+  Object.assign(made, { isBusy: true, error: null, words: "" })
+  redraw()
+  try {
+    const entry = await post("/v1/checkpoints", undefined, { limit_ms: 300_000 })
+    made.words = `Checkpoint ${count(entry.number)} holds everything up to time ${count(entry.time)}.`
+  } catch (error) {
+    made.error = error
+  }
+  made.isBusy = false
+  redraw()
+  told.now()
+}

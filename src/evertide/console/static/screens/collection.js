@@ -1,0 +1,112 @@
+// One table or view: what it is, and its rows, live.
+
+import { spark } from "../charts.js"
+import { h } from "../dom.js"
+import { bytes, count, isNumberType, plural } from "../format.js"
+import { badge, button, card, empty, link, missing, pathOf, table, tile, trouble, value } from "../parts.js"
+import { LiveRows } from "../shape.js"
+import { highlighted } from "../sql.js"
+
+const LIMIT = 100
+
+export default {
+  title: "Collection",
+  needs: ["collections"],
+  open: ([name], redraw) => {
+    const here = { name, where: "", draft: "", order: null, live: null }
+    return { view: (world) => view(world, here, redraw), close: () => here.live?.close() }
+  },
+}
+
+function view(world, here, redraw) {
+  const { collections: all, errors } = world
+  if (!all) return missing(errors.collections, "the collections")
+  const found = all.find((one) => one.name === here.name)
+  if (!found) return empty(`There is no collection ${here.name}.`, link("/collections", "All collections"))
+  if (!here.live && found.columns.length) follow(here, found, redraw)
+  return [
+    h("p", { class: "crumbs" }, link("/collections", "Collections"), " / ", h("strong", null, found.name)),
+    found.comment && h("p", { class: "quiet" }, found.comment),
+    h("dl", { class: "tiles" },
+      tile("State", badge(found.state), found.kind),
+      tile("Rows", count(found.rows), spark(world.samples.map((one) => [one.at_s, one.rows[found.name]]), `Rows of ${found.name}`)),
+      tile("Upper", count(found.upper), "the first time that is not complete"),
+      tile("Stored", bytes(found.bytes), plural(found.parts, "part")),
+    ),
+    rows(found, here, redraw),
+    h("div", { class: "columns" }, columns(found), definition(found)),
+  ]
+}
+
+function follow(here, found, redraw) {
+  here.live?.close()
+  here.order ??= { column: (found.key ?? [found.columns[0].name])[0], isDown: false }
+  here.live = new LiveRows({ collection: found.name, where: here.where, order: here.order, limit: LIMIT, changed: redraw })
+}
+
+function rows(found, here, redraw) {
+  const { live } = here
+  const submit = (event) => {
+    event.preventDefault()
+    here.where = here.draft.trim()
+    follow(here, found, redraw)
+    redraw()
+  }
+  const filter = h("form", { class: "filter", onsubmit: submit },
+    h("label", null, h("span", null, "where"), h("input", { value: here.draft, spellcheck: "false", autocapitalize: "off", placeholder: example(found), "aria-label": "Only rows where", oninput: (event) => { here.draft = event.target.value } })),
+    h("button", { type: "submit" }, "Filter"),
+    here.where && button("All rows", () => { here.where = here.draft = ""; follow(here, found, redraw); redraw() }),
+  )
+  return card("Rows", { class: "flush", actions: live && h("span", { class: `connection ${live.state === "live" ? "live" : live.state}`, "data-rows": live.state }, h("span", { class: "dot-mark", "aria-hidden": "true" }), told(live)) },
+    filter,
+    live?.error && h("div", { class: "inset" }, trouble(live.error, "the rows")),
+    live && table({
+      label: `Rows of ${found.name}`,
+      kind: "rows",
+      rows: live.rows,
+      keyOf: (row) => row.key,
+      classOf: (row) => row.change && `${row.change} ${row.number % 2 ? "odd" : "even"}`,
+      none: live.state === "loading" ? "Asking for rows…" : here.where ? "No row is so." : "It is empty.",
+      columns: found.columns.map(({ name, type }) => ({
+        name, isNumber: isNumberType(type), show: (row) => value(row.value[name]),
+        order: here.order?.column === name && (here.order.isDown ? "down" : "up"),
+        onsort: () => { here.order = { column: name, isDown: here.order?.column === name && !here.order.isDown }; follow(here, found, redraw); redraw() },
+      })),
+    }),
+    live?.isMore && h("p", { class: "quiet inset" }, `The first ${LIMIT} by ${here.order.column}; choose a column to see others, or a clause.`))
+}
+
+function told(live) {
+  if (live.state === "live") return `live, at time ${count(live.time)}${live.changes ? `, ${count(live.changes)} changes seen` : ""}`
+  return { loading: "asking", away: "server away: these rows are old", failed: "not followed" }[live.state]
+}
+
+function example(found) {
+  const one = found.columns.find(({ type }) => isNumberType(type)) ?? found.columns[0]
+  return isNumberType(one?.type) ? `${one.name} > 100` : `${one?.name} = 'text'`
+}
+
+function columns(found) {
+  const key = new Set(found.key ?? [])
+  return card("Columns", null, table({
+    label: "Columns",
+    rows: found.columns,
+    keyOf: (row) => row.name,
+    columns: [
+      { name: "name", show: (row) => (key.has(row.name) ? h("strong", null, row.name) : row.name) },
+      { name: "type", show: (row) => h("code", null, row.type) },
+      { name: "key", show: (row) => (key.has(row.name) ? "key" : "") },
+      { name: "null", show: (row) => (row.is_nullable ? "may be NULL" : "") },
+    ],
+  }))
+}
+
+function definition(found) {
+  const neighbours = [
+    found.reads?.length > 0 && h("p", null, "Reads ", found.reads.flatMap((name, at) => [at ? ", " : "", link(pathOf("collection", name), name)])),
+    found.source && h("p", null, "Fed by ", h("strong", null, found.source.name), found.source.connector !== found.source.name && ` (${found.source.connector})`),
+    found.sinks?.length > 0 && h("p", null, `Written to ${found.sinks.map((one) => one.name).join(", ")}`),
+  ]
+  if (!found.sql) return card("Where rows come from", null, neighbours.some(Boolean) ? neighbours : h("p", null, "They are pushed, from Python or by HTTP."))
+  return card("Query", { actions: link(pathOf("flow", found.name), "how it is maintained") }, highlighted(found.sql), neighbours)
+}

@@ -1,0 +1,60 @@
+// Which input each transaction holds.
+
+import { get } from "../api.js"
+import { Asking } from "../asking.js"
+import { h } from "../dom.js"
+import { bytes, count, moment } from "../format.js"
+import { badge, button, card, missing, table, trouble } from "../parts.js"
+
+const LIMIT = 50
+
+export default {
+  title: "Journal",
+  open: (_, redraw) => {
+    const here = { before: null }
+    const told = new Asking(() => get("/v1/journal", { limit: LIMIT, before: here.before }), redraw)
+    const go = (before) => () => {
+      here.before = before
+      told.now()
+    }
+    return { view: () => view(told, here, go), close: () => told.close() }
+  },
+}
+
+function view(told, here, go) {
+  if (!told.value) return missing(told.error, "the journal")
+  const lines = told.value.records
+  const oldest = lines.at(-1)?.time
+  const moves = h("div", { class: "pages" },
+    button("Newest", go(null), { disabled: here.before == null }),
+    button("Older", go(oldest), { disabled: lines.length < LIMIT || !oldest }),
+  )
+  return [
+    trouble(told.error, "the journal"),
+    h("p", { class: "quiet hint" }, "A record is durable before anything of its transaction shows anywhere. Those that no checkpoint needs any more are not kept."),
+    card("Transactions", { class: "flush", actions: moves }, table({
+      label: "Journal",
+      rows: lines,
+      keyOf: (row) => row.time,
+      none: "No transaction is kept here.",
+      columns: [
+        { name: "time", isNumber: true, show: (row) => count(row.time) },
+        { name: "", title: "state", show: (row) => badge(row.committed ? "committed" : "bound") },
+        { name: "rows", isNumber: true, show: (row) => count(row.rows) },
+        { name: "bytes", title: "staged", isNumber: true, show: (row) => (row.bytes ? bytes(row.bytes) : "–") },
+        { name: "input", show: inputs },
+        { name: "generation", isNumber: true, show: (row) => count(row.generation) },
+        { name: "bound", show: (row) => moment(row.bound_at_s) },
+      ],
+    })),
+  ]
+}
+
+function inputs(row) {
+  return row.moved.map((source) => h("span", { class: "input", title: row.positions[source] }, h("b", null, source), " ", short(row.positions[source])))
+}
+
+function short(position) {
+  const text = String(position ?? "")
+  return text.length > 42 ? `${text.slice(0, 20)}…${text.slice(-20)}` : text
+}

@@ -1,0 +1,42 @@
+// The last lines that the process logged.
+
+import { get } from "../api.js"
+import { Asking } from "../asking.js"
+import { h } from "../dom.js"
+import { clock, count } from "../format.js"
+import { card, empty, missing, trouble } from "../parts.js"
+
+const LIMIT = 300
+const LEVELS = { debug: "everything", info: "info and worse", warning: "warnings and worse", error: "errors" }
+
+export default {
+  title: "Logs",
+  open: (_, redraw) => {
+    const here = { level: "info", text: "" }
+    const told = new Asking(() => get("/v1/logs", { limit: LIMIT, level: here.level }), redraw)
+    return { view: () => view(told, here, redraw), close: () => told.close() }
+  },
+}
+
+function view(told, here, redraw) {
+  if (!told.value) return missing(told.error, "the log")
+  const sought = here.text.toLowerCase()
+  const found = told.value.logs.filter((one) => `${one.logger} ${one.message} ${one.error_code ?? ""}`.toLowerCase().includes(sought))
+  const level = h("select", { "aria-label": "Level", value: here.level, onchange: (event) => { here.level = event.target.value; told.now() } },
+    Object.entries(LEVELS).map(([name, words]) => h("option", { value: name }, words)))
+  const search = h("input", { type: "search", placeholder: "Find in the log", "aria-label": "Find in the log", value: here.text, oninput: (event) => { here.text = event.target.value; redraw() } })
+  return [
+    trouble(told.error, "the log"),
+    card("", { class: "flush", label: "Log" },
+      h("header", { class: "card-head" }, level, search, h("span", { class: "quiet" }, "the newest first")),
+      found.length ? h("ol", { class: "log" }, found.map(line)) : h("div", { class: "inset" }, empty("No line is like that."))),
+  ]
+}
+
+function line(one) {
+  const at_s = Date.parse(one.time) / 1000
+  return h("li", { class: `log-line ${one.level.toLowerCase()}` },
+    h("time", { title: one.time }, clock(at_s)),
+    h("span", { class: "log-level" }, one.level.toLowerCase()),
+    h("span", { class: "log-text" }, h("small", null, one.logger), one.transaction != null && h("small", null, ` transaction ${count(one.transaction)}`), one.error_code && h("code", null, ` ${one.error_code}`), ` ${one.message}`, one.trace && h("details", null, h("summary", null, "trace"), one.trace)))
+}

@@ -1,0 +1,202 @@
+// How the pipeline fares, at a glance.
+
+import { post } from "../api.js"
+import { plot } from "../charts.js"
+import { h } from "../dom.js"
+import { ago, brief, bytes, clock, count, moment, plural, seconds } from "../format.js"
+import { refresh } from "../live.js"
+import { badge, button, card, empty, lag, link, missing, pathOf, problem, table, tile, trouble } from "../parts.js"
+
+const WINDOW_S = 120
+const RATE_S = 10
+const BARS_MAX = 160
+const SPAN_S = 300
+
+export default {
+  title: "Overview",
+  needs: ["collections", "transactions"],
+  open: (_, redraw) => {
+    const control = { isBusy: false, error: null, redraw }
+    return { view: (world) => view(world, control) }
+  },
+}
+
+function view(world, control) {
+  const { status } = world
+  if (!status) return missing(world.errors.status, "the status")
+  return [
+    health(world, control),
+    h("dl", { class: "tiles" }, tiles(world)),
+    h("div", { class: "columns" }, throughput(world), timeline(world)),
+    h("div", { class: "columns" }, collections(world), h("div", { class: "stack" }, sources(status), sinks(status), replicas(status))),
+  ]
+}
+
+function health({ status, now_s: now }, control) {
+  const problems = [...status.problems.map((one) => [one, ""]), ...status.sources.flatMap((source) => source.problems.map((one) => [one, `source ${source.name}`]))]
+  const told = new Set()
+  const isNew = ([one]) => !told.has(one.why) && told.add(one.why)
+  const failed = status.collections.filter((one) => one.why)
+  return card("", { class: `health ${status.state}`, label: "Health" },
+    h("div", { class: "health-line" }, badge(status.state), h("p", null, h("strong", null, sentence(status)), ` since ${moment(status.since_s)}`, h("span", { class: "quiet" }, ` · ${seconds(now - status.since_s)}`)), pausing(status, control)),
+    control.error && trouble(control.error, "what you asked for"),
+    status.why && !problems.some(([one]) => one.why === status.why) && h("p", { class: "why" }, status.why),
+    status.remedy && !problems.length && h("p", { class: "remedy" }, h("span", null, "What to do"), status.remedy),
+    problems.filter(isNew).map(([one, where]) => problem(one, where)),
+    failed.map((one) => problem({ state: one.state, why: one.why, remedy: one.state === "failed" ? "Its last good content stays readable. It is computed again when its tables change." : "" }, `view ${one.name}`)),
+  )
+}
+
+function pausing({ state }, control) {
+  const go = (path, question) => async () => {
+    if (question && !confirm(question)) return
+    control.isBusy = true
+    control.redraw()
+    try {
+      await post(path)
+      control.error = null
+    } catch (error) {
+      control.error = error
+    }
+    control.isBusy = false
+    refresh()
+  }
+  if (state === "paused") return button("Resume", go("/v1/resume"), { class: "primary", disabled: control.isBusy })
+  return state === "running" && button("Pause", go("/v1/pause", "Take no new transactions until somebody resumes?"), { disabled: control.isBusy })
+}
+
+function sentence({ state, collections }) {
+  const hydrating = collections.filter((one) => one.state === "hydrating")
+  if (state === "running" && hydrating.length) return `Running; ${plural(hydrating.length, "view")} still computed`
+  return { running: "Everything is up to date and running", paused: "Paused: it takes no new transaction", stopped: "Nobody runs it", stalled: "A transaction waits", reconnecting: "A source is being reached again", replaying: "It comes back after a stop" }[state] ?? `It is ${state}`
+}
+
+function tiles({ status, transactions, now_s: now }) {
+  const lately = transactions.filter((one) => one.at_s > now - RATE_S)
+  const rows = lately.reduce((sum, one) => sum + (one.rows_in ?? 0), 0)
+  const took = transactions.slice(-20).map((one) => one.took_ms).filter((one) => one != null).sort((a, b) => a - b)
+  const stored = status.collections.reduce((sum, one) => sum + one.bytes, 0)
+  const lags = status.sources.map((one) => one.lag?.seconds).filter((one) => one != null)
+  const newest = status.checkpoints[0]
+  const [tables, views] = ["table", "view"].map((kind) => status.collections.filter((one) => one.kind === kind).length)
+  return [
+    tile("Last transaction", count(status.time), status.bound > status.time ? `${count(status.bound - status.time)} bound, not committed yet` : transactions.length ? ago(transactions.at(-1).at_s, now) : ""),
+    tile("Rows a second", brief(rows / RATE_S), `in ${plural(lately.length, "transaction")} of the last ${RATE_S} s`),
+    tile("A transaction takes", took.length ? seconds(took[Math.floor(took.length / 2)] / 1000) : "–", took.length ? `the slowest of ${took.length}: ${seconds(took.at(-1) / 1000)}` : ""),
+    tile("Lag", lags.length ? seconds(Math.max(...lags)) : "–", lags.length ? "of the source furthest behind" : "no source says so"),
+    tile("Stored", bytes(stored), `${plural(tables, "table")}, ${plural(views, "view")}`),
+    tile("Checkpoint", newest ? count(newest.number) : "none", newest ? `at time ${count(newest.time)}` : "made while it runs"),
+  ]
+}
+
+function throughput({ transactions, errors, now_s: now }) {
+  const points = perSecond(transactions, now)
+  return card("Throughput", { class: "wide", actions: h("span", { class: "quiet" }, `rows a second, last ${WINDOW_S / 60} minutes`) },
+    errors.transactions && !transactions.length
+      ? trouble(errors.transactions, "the last transactions")
+      : points.length > 1
+        ? plot({ name: "throughput", label: "Rows a second", points, kind: "area", formatX: clock })
+        : empty("No transaction yet.", "The chart is drawn as soon as rows come in."))
+}
+
+// Rows a second, in steps of 2 seconds; a transaction counts when it was committed.
+function perSecond(transactions, now) {
+  const step = 2
+  const last = Math.floor(now / step) - 1
+  const first = Math.max(last - WINDOW_S / step, Math.floor((transactions[0]?.at_s ?? now) / step))
+  const sums = new Map()
+  for (const one of transactions) {
+    const at = Math.floor(one.at_s / step)
+    sums.set(at, (sums.get(at) ?? 0) + (one.rows_in ?? 0))
+  }
+  const points = []
+  for (let at = first; at <= last; at += 1) {
+    const y = (sums.get(at) ?? 0) / step
+    points.push({ x: at * step, y, words: `${clock(at * step)}: ${brief(y)} rows a second` })
+  }
+  return points
+}
+
+function timeline({ transactions, errors }) {
+  const shown = transactions.slice(-BARS_MAX).filter((one) => one.at_s > transactions.at(-1).at_s - SPAN_S)
+  const points = shown.map((one) => ({ x: one.at_s, y: (one.took_ms ?? 0) / 1000, words: words(one) }))
+  return card("Transactions", { class: "wide", actions: h("span", { class: "quiet" }, "each when it was committed, and how long it took") },
+    errors.transactions && !transactions.length
+      ? trouble(errors.transactions, "the last transactions")
+      : points.length
+        ? plot({ name: "timeline", label: "How long each transaction took", points, kind: "bars", formatX: clock, formatY: (value) => `${Number(value.toFixed(3))} s` })
+        : empty("No transaction yet."))
+}
+
+function words(one) {
+  const told = [
+    `transaction ${count(one.time)}`,
+    clock(one.at_s),
+    one.rows_in != null && `${count(one.rows_in)} rows in`,
+    one.rows_out != null && `${count(one.rows_out)} changes out`,
+    one.took_ms != null && seconds(one.took_ms / 1000),
+    one.bytes ? bytes(one.bytes) : null,
+  ]
+  return told.filter(Boolean).join(" · ")
+}
+
+function collections({ status, collections: told }) {
+  const exact = new Map((told ?? []).map((one) => [one.name, one]))
+  return card("Collections", { actions: link("/collections", "all of them") },
+    table({
+      label: "Collections",
+      rows: status.collections.filter((one) => one.kind !== "errors"),
+      keyOf: (row) => row.name,
+      columns: [
+        { name: "name", show: (row) => link(pathOf("collection", row.name), row.name) },
+        { name: "kind", kind: "hide-small" },
+        { name: "state", show: (row) => badge(row.state) },
+        { name: "rows", isNumber: true, show: (row) => count(exact.get(row.name)?.rows) },
+        { name: "bytes", title: "size", isNumber: true, show: (row) => bytes(row.bytes) },
+      ],
+    }))
+}
+
+function sources({ sources: found }) {
+  return card("Sources", { actions: link("/flow", "flow") },
+    table({
+      label: "Sources",
+      rows: found,
+      keyOf: (row) => row.name,
+      none: "Rows are pushed: there is no source to read.",
+      columns: [
+        { name: "name" },
+        { name: "state", show: (row) => badge(row.state) },
+        { name: "lag", show: (row) => lag(row.lag) },
+      ],
+    }))
+}
+
+function sinks({ sinks: found }) {
+  return found.length > 0 && card("Sinks", null,
+    table({
+      label: "Sinks",
+      rows: found,
+      keyOf: (row) => row.name,
+      columns: [
+        { name: "name" },
+        { name: "connector" },
+        { name: "state", show: (row) => badge(row.state) },
+        { name: "behind", isNumber: true, show: (row) => count(row.behind) },
+      ],
+    }))
+}
+
+function replicas({ replicas: found }) {
+  return found.length > 0 && card("Processes", null,
+    table({
+      label: "Processes",
+      rows: found,
+      keyOf: (row) => row.writer,
+      columns: [
+        { name: "process", show: (row) => `${row.host} ${row.pid}` },
+        { name: "role", show: (row) => badge(row.state || row.role, row.role) },
+        { name: "behind", isNumber: true, show: (row) => count(row.behind) },
+      ],
+    }))
+}

@@ -1,0 +1,154 @@
+// Questions in SQL, over all tables and views at one time; the answer as a table, and as a chart.
+
+import { post } from "../api.js"
+import { plot } from "../charts.js"
+import { h } from "../dom.js"
+import { cell, count, isNumberType, plural, seconds } from "../format.js"
+import { button, card, empty, link, pathOf, table, trouble, valueColumns } from "../parts.js"
+
+const HISTORY = "evertide.queries"
+const DRAFT = "evertide.query"
+const HISTORY_MAX = 30
+const LIMIT = 1000
+const BARS_MAX = 60
+
+export default {
+  title: "SQL",
+  needs: ["collections"],
+  open: (_, redraw) => {
+    const here = { sql: read(DRAFT, ""), history: read(HISTORY, []), answer: null, error: null, stop: null, chart: null, redraw }
+    return { view: (world) => view(world, here), close: () => here.stop?.abort() }
+  },
+}
+
+function view({ collections }, here) {
+  const isBusy = Boolean(here.stop)
+  const submit = (event) => {
+    event?.preventDefault()
+    run(here)
+  }
+  return [
+    card("", { label: "Question", class: "question" },
+      h("form", { onsubmit: submit },
+        h("textarea", {
+          "aria-label": "SQL", rows: 6, spellcheck: "false", autocapitalize: "off", autocomplete: "off", value: here.sql,
+          placeholder: example(collections),
+          oninput: (event) => { here.sql = event.target.value; keep(DRAFT, here.sql) },
+          onkeydown: (event) => (event.ctrlKey || event.metaKey) && event.key === "Enter" && submit(event),
+        }),
+        h("div", { class: "question-foot" },
+          h("button", { type: "submit", class: "primary", disabled: isBusy }, isBusy ? "Running…" : "Run"),
+          isBusy ? button("Stop", () => here.stop.abort()) : h("kbd", { class: "hide-small" }, "Ctrl Enter"),
+          h("span", { class: "quiet" }, "Read only. All collections are seen at the same time."),
+        )),
+      collections && h("div", { class: "chips", "aria-label": "Collections" }, collections.map((one) => button(one.name, () => { here.sql = `SELECT * FROM ${quoted(one.name)} LIMIT 100`; run(here) }, { key: one.name, class: "chip", title: `Show rows of ${one.name}` })))),
+    here.error && trouble(here.error, "the answer"),
+    here.answer && [chart(here), result(here)],
+    !here.answer && !here.error && empty("Ask something.", "Choose a collection above, or write a SELECT."),
+    past(here),
+  ]
+}
+
+function example(collections) {
+  const one = collections?.find((each) => each.kind === "view") ?? collections?.[0]
+  return one ? `SELECT * FROM ${quoted(one.name)} LIMIT 100` : "SELECT 1"
+}
+
+function quoted(name) {
+  return /^[A-Za-z_]\w*$/.test(name) ? name : `"${name.replaceAll('"', '""')}"`
+}
+
+async function run(here) {
+  const sql = here.sql.trim() || ""
+  if (!sql || here.stop) return
+  here.stop = new AbortController()
+  here.error = null
+  here.redraw()
+  try {
+    here.answer = await post("/v1/query", { sql, limit: LIMIT }, { limit_ms: 120_000, signal: here.stop.signal })
+    here.chart = guess(here.answer)
+    remember(here, sql)
+  } catch (error) {
+    here.error = here.stop.signal.aborted ? Object.assign(new Error("It was stopped."), { remedy: "" }) : error
+  }
+  here.stop = null
+  here.redraw()
+}
+
+function remember(here, sql) {
+  here.history = [{ sql, at_s: Date.now() / 1000 }, ...here.history.filter((one) => one.sql !== sql)].slice(0, HISTORY_MAX)
+  keep(HISTORY, here.history)
+  keep(DRAFT, here.sql)
+}
+
+function result({ answer }) {
+  const { columns, rows } = answer
+  const told = `${plural(rows.length, "row")}${answer.is_truncated ? ", and there are more" : ""} at time ${count(answer.time)}, by ${answer.engine} in ${seconds(answer.took_ms / 1000)}`
+  return card("Answer", { class: "flush", actions: [h("span", { class: "quiet", role: "status" }, told), button("Copy as CSV", () => navigator.clipboard?.writeText(csv(answer)))] },
+    table({ label: "Answer", kind: "rows", rows, none: "No row.", columns: valueColumns(columns) }))
+}
+
+function csv({ columns, rows }) {
+  const field = (one) => (one == null ? "" : /[",\n]/.test(cell(one)) ? `"${cell(one).replaceAll('"', '""')}"` : cell(one))
+  return [columns.map((one) => field(one.name)), ...rows.map((row) => row.map(field))].map((row) => row.join(",")).join("\n")
+}
+
+// The first column that is no number, against the first that is.
+function guess({ columns, rows }) {
+  const numbers = columns.map((one, at) => (isNumberType(one.type) || typeof rows[0]?.[at] === "number" ? at : -1)).filter((at) => at >= 0)
+  const x = columns.findIndex((_, at) => !numbers.includes(at))
+  const y = numbers.find((at) => at !== x)
+  return y == null ? null : { kind: "bars", x: x >= 0 ? x : 0, y: x < 0 && numbers.length > 1 ? numbers[1] : y }
+}
+
+function chart(here) {
+  const { chart: chosen, answer } = here
+  if (!chosen || answer.rows.length < 2) return null
+  const pick = (name, options, value) =>
+    h("label", null, h("span", null, name), h("select", { value: String(value), onchange: (event) => { chosen[name] = name === "kind" ? event.target.value : Number(event.target.value); here.redraw() } },
+      options.map(([key, words]) => h("option", { value: String(key) }, words))))
+  const columns = answer.columns.map((one, at) => [at, one.name])
+  const points = pointsOf(answer, chosen)
+  const names = `${answer.columns[chosen.y].name} by ${answer.columns[chosen.x].name}`
+  return card("Chart", { actions: h("div", { class: "picks" }, pick("kind", [["bars", "bars"], ["line", "line"], ["area", "area"]], chosen.kind), pick("x", columns, chosen.x), pick("y", columns, chosen.y)) },
+    points.length
+      ? plot({ name: "answer", label: names, points, kind: chosen.kind, height: 220, formatX: (value) => String(Math.round(value * 1000) / 1000) })
+      : empty("That column has no numbers.", "Choose another one for y."))
+}
+
+function pointsOf({ rows }, { kind, x, y }) {
+  const known = rows.filter((row) => row[y] != null && row[y] !== "" && Number.isFinite(Number(row[y])))
+  const points = known.map((row) => ({ name: cell(row[x]), x: Number(row[x]), y: Number(row[y]), words: `${cell(row[x])}: ${cell(row[y])}` }))
+  const isScale = kind !== "bars" && points.every((one) => Number.isFinite(one.x))
+  const isTime = kind !== "bars" && !isScale && points.every((one) => !Number.isNaN(Date.parse(one.name)))
+  if (isScale) return points.sort((a, b) => a.x - b.x)
+  if (isTime) return points.map((one) => ({ ...one, x: Date.parse(one.name) / 1000 })).sort((a, b) => a.x - b.x)
+  return kind === "bars" ? points.slice(0, BARS_MAX).map((one) => ({ ...one, x: one.name })) : points.map((one, at) => ({ ...one, x: at }))
+}
+
+function past(here) {
+  if (!here.history.length) return null
+  const clear = () => {
+    here.history = []
+    keep(HISTORY, [])
+    here.redraw()
+  }
+  return card("Asked before", { actions: button("Forget all", clear) },
+    h("ul", { class: "history" }, here.history.map((one) => h("li", { key: one.sql }, h("button", { type: "button", class: "quiet-button", onclick: () => { here.sql = one.sql; keep(DRAFT, one.sql); run(here) } }, one.sql)))))
+}
+
+function read(name, fallback) {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? fallback
+  } catch {
+    return fallback
+  }
+}
+
+function keep(name, value) {
+  try {
+    localStorage.setItem(name, JSON.stringify(value))
+  } catch {
+    // A browser that keeps nothing has no history.
+  }
+}

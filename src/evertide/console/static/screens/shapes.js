@@ -1,0 +1,54 @@
+// Live subscriptions, and who follows them.
+
+import { get, remove } from "../api.js"
+import { Asking } from "../asking.js"
+import { h } from "../dom.js"
+import { bytes, count, moment, plural } from "../format.js"
+import { button, card, link, missing, pathOf, table, text, trouble } from "../parts.js"
+
+export default {
+  title: "Shapes",
+  open: (_, redraw) => {
+    const told = new Asking(() => get("/v1/shapes"), redraw)
+    const ended = { error: null }
+    return { view: () => view(told, ended), close: () => told.close() }
+  },
+}
+
+function view(told, ended) {
+  if (!told.value) return missing(told.error, "the shapes")
+  const all = told.value.shapes
+  const end = (handle) => async () => {
+    if (!confirm("End this shape? Those who follow it begin anew.")) return
+    try {
+      await remove(`/v1/shapes/${encodeURIComponent(handle)}`)
+      ended.error = null
+    } catch (error) {
+      ended.error = error
+    }
+    told.now()
+  }
+  return [
+    trouble(told.error, "the shapes"),
+    ended.error && trouble(ended.error, "the end of that shape"),
+    h("p", { class: "quiet hint" }, "A shape is a live, filtered subscription to a table or a view. Browsers and services follow it at /v1/shape; so does this console."),
+    card("Shapes", { class: "flush", actions: h("span", { class: "quiet" }, plural(all.length, "shape")) }, table({
+      label: "Shapes",
+      rows: all,
+      keyOf: (row) => row.handle,
+      none: "Nobody follows anything. Open a collection, and there is one.",
+      columns: [
+        { name: "collection", show: (row) => link(pathOf("collection", row.collection), row.collection) },
+        { name: "where", show: (row) => (row.where ? h("code", null, row.where) : text("all rows")) },
+        { name: "columns", show: (row) => (row.columns?.length ? row.columns.join(", ") : "all") },
+        { name: "clients", isNumber: true, show: (row) => count(row.clients) },
+        { name: "rows", isNumber: true, show: (row) => count(row.rows) },
+        { name: "log_rows", title: "log", isNumber: true, show: (row) => count(row.log_rows) },
+        { name: "bytes", title: "in memory", isNumber: true, show: (row) => bytes(row.bytes) },
+        { name: "made", show: (row) => moment(row.made_at_s) },
+        { name: "handle", show: (row) => h("code", { title: row.handle }, `…${row.handle.slice(-10)}`) },
+        { name: "", title: "", show: (row) => button("End", end(row.handle), { "aria-label": `End the shape of ${row.collection}` }) },
+      ],
+    })),
+  ]
+}

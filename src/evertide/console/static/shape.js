@@ -1,0 +1,116 @@
+// Some rows of a collection, live, by the shape endpoint: the first ones in an order, and what changes of them.
+//
+// 1. The shape follows changes only, and a subset of it gives the rows to begin with: a collection of any size costs a
+//    page of rows.
+// 2. A change names its row by a key. Changes that the subset has already come again to the same, so none is sorted out.
+// 3. When so many rows went that the page is half empty, it is asked for again.
+// 4. A shape that is over (409) is begun anew, as is one that the server does not know any more.
+
+import { ask, Away, Refused } from "./api.js"
+import { isNumberType } from "./format.js"
+
+const BURST_MS = 400
+
+export class LiveRows {
+  constructor({ collection, where, order, limit, changed }) {
+    this.rows = []
+    this.schema = null
+    this.error = null
+    this.time = null
+    this.isMore = false
+    this.state = "loading"
+    this.changes = 0
+    this._asked = { table: `"${collection.replaceAll('"', '""')}"`, where, replica: "full", log: "changes_only" }
+    this._order = order
+    this._limit = limit
+    this._changed = changed
+    this._stop = new AbortController()
+    this._follow()
+  }
+
+  close() {
+    this._stop.abort()
+  }
+
+  async _follow() {
+    for (let wait_s = 1; !this._stop.signal.aborted; wait_s = Math.min(wait_s * 2, 15)) {
+      try {
+        let place = await this._begin()
+        wait_s = 1
+        while (place) place = await this._next(place)
+      } catch (error) {
+        if (this._stop.signal.aborted) return
+        this.error = error
+        this.state = error instanceof Away ? "away" : "failed"
+        this._changed()
+        if (error instanceof Refused && error.status === 400) return // as it is asked it never works
+      }
+      await new Promise((done) => setTimeout(done, wait_s * 1000))
+    }
+  }
+
+  async _begin() {
+    const { column, isDown } = this._order
+    const order = `"${column.replaceAll('"', '""')}" ${isDown ? "desc nulls last" : "asc"}`
+    const answer = await this._get({ offset: "now", subset__order_by: order, subset__limit: this._limit })
+    const { metadata, data } = await answer.json()
+    this.schema = JSON.parse(answer.headers.get("electric-schema") ?? "{}")
+    this.rows = data.map((each) => ({ key: each.key, value: each.value, change: "" }))
+    this.time = Number(metadata.database_lsn) - 1
+    this.isMore = data.length >= this._limit
+    this.state = "live"
+    this.error = null
+    this._changed()
+    return { handle: answer.headers.get("electric-handle"), offset: answer.headers.get("electric-offset") }
+  }
+
+  async _next({ handle, offset }) {
+    const answer = await this._get({ handle, offset, live: "true" }, 60_000)
+    if (answer.status === 409) return null
+    const messages = answer.status === 204 ? [] : await answer.json()
+    const isChanged = messages.filter((each) => this._take(each)).length > 0
+    if (isChanged) {
+      this.state = "live"
+      this._changed()
+      await new Promise((done) => setTimeout(done, BURST_MS)) // a busy collection is drawn some times a second
+    }
+    if (this.isMore && this.rows.length < this._limit / 2) return null
+    return { handle, offset: answer.headers.get("electric-offset") ?? offset }
+  }
+
+  async _get(query, limit_ms = 20_000) {
+    const answer = await ask("/v1/shape", { query: { ...this._asked, ...query }, signal: this._stop.signal, limit_ms })
+    if (answer.ok || answer.status === 409) return answer
+    const body = await answer.json().catch(() => null)
+    const why = body?.errors && Object.entries(body.errors).map(([name, told]) => `${name}: ${[told].flat().join("; ")}`).join(" · ")
+    throw new Refused(answer.status, why ? { ...body, message: why } : body)
+  }
+
+  _take({ key, value, headers }) {
+    if (!headers.operation) return false
+    this.changes += 1
+    this.time = Math.max(this.time, Number(headers.lsn ?? 0) - 1)
+    const at = this.rows.findIndex((row) => row.key === key)
+    if (at >= 0) this.rows.splice(at, 1)
+    if (headers.operation === "delete") return true
+    const before = at >= 0
+    const row = { key, value, change: before ? "updated" : "added", number: this.changes }
+    const place = this.rows.findIndex((each) => this._compare(row.value, each.value) < 0)
+    if (place < 0 && this.isMore) return true // behind the last row of the page
+    this.rows.splice(place < 0 ? this.rows.length : place, 0, row)
+    if (this.rows.length > this._limit) {
+      this.rows.length = this._limit
+      this.isMore = true
+    }
+    return true
+  }
+
+  _compare(one, other) {
+    const { column, isDown } = this._order
+    const [a, b] = [one[column], other[column]]
+    if (a == null || b == null) return a == null ? (b == null ? 0 : 1) : -1
+    const isNumber = isNumberType(this.schema?.[column]?.type)
+    const less = isNumber ? Number(a) - Number(b) : a < b ? -1 : a > b ? 1 : 0
+    return isDown ? -less : less
+  }
+}

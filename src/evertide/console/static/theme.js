@@ -1,0 +1,7 @@
+// Light or dark, before anything is drawn. Not a module: a module would run too late, and the page would flash.
+try {
+  const chosen = localStorage.getItem("evertide.theme")
+  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen
+} catch {
+  // A browser that keeps nothing shows what the system prefers.
+}

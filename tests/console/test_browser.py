@@ -1,0 +1,256 @@
+"""The console in a real browser, before a shop without Spark: hostile contents, tokens, phones, a server that goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from evertide.pipeline.engine import DeclaredTable
+from evertide.server.access import Access, Listening
+from evertide.server.app import make_app
+from evertide.server.serving import Server
+from evertide.shapes.service import ShapeService
+from evertide.testing.small_engine import SmallView
+from tests.pipeline.kit import NOTES, ORDERS, open_pipeline, storage
+from tests.server.access.kit import ACCESS, TEXTS, WRONG
+from tests.servers.browser import Page, browser_folder, opened
+from tests.shapes.kit import VIEWS, Shop, engine, order, shop
+
+EVIL = "<img src=x onerror=\"window.harmed='row'\">"
+TAG = "t</script><script>window.harmed='name'</script>"
+HOSTILE = DeclaredTable(
+    TAG,
+    pa.schema([pa.field("id", pa.int64(), nullable=False), (EVIL, pa.string())]),
+    key=("id",),
+    comment="<b onmouseover=window.harmed=1>comment</b>",
+)
+COPIES = SmallView(
+    "v<svg/onload=harmed=2>", pa.schema([("text", pa.string())]), ("notes",), lambda given: given["notes"]
+)
+SCREENS = (
+    "overview",
+    "flow",
+    "collections",
+    "query",
+    "api",
+    "checkpoints",
+    "journal",
+    "shapes",
+    "errors",
+    "logs",
+)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Shop]:
+    browser_folder()
+    with shop(made=engine(*VIEWS, COPIES, tables=(ORDERS, NOTES, HOSTILE))) as found:
+        found.push(rows=[order(1, "ann", 20), order(2, EVIL, 5)])
+        found.push(TAG, [{"id": 1, EVIL: EVIL}, {"id": 2, EVIL: "javascript:alert(1)"}])
+        found.push("notes", [{"text": EVIL}])
+        yield found
+
+
+def address(found: Shop) -> str:
+    return f"http://{found.host}:{found.port}/"
+
+
+@pytest.fixture(scope="module")
+def browser(here: Shop) -> Iterator[Page]:
+    with opened(address(here)) as page:
+        page.do(width=1280, height=900, still=True)
+        yield page
+
+
+def go(page: Page, *pieces: str) -> None:
+    """To a screen, by its address."""
+    page.ask(f"location.hash = '/' + {json.dumps(pieces)}.map(encodeURIComponent).join('/')")
+    page.see(f'main[data-screen="{pieces[0]}"]')
+
+
+def test_rows_that_change_show_and_are_marked(browser: Page, here: Shop) -> None:
+    go(browser, "collection", "orders")
+    browser.see("tbody tr:has(:text-is('ann'))", "20")
+    browser.see('[data-rows="live"]')
+    here.push(rows=[order(3, "eve", 77)])
+    browser.see("tr.added:has(:text-is('eve'))", "77")
+    here.push(rows=[order(1, "ann", 21)])
+    browser.see("tr.updated:has(:text-is('ann'))", "21")
+    here.push(deletes=[3])
+    browser.do(gone="tbody tr:has(:text-is('eve'))")
+    go(browser, "collection", "revenue")
+    browser.see("tbody tr:has(:text-is('ann'))", "21")
+
+
+def test_rows_are_filtered_and_sorted(browser: Page, here: Shop) -> None:
+    here.push(rows=[order(10, "zoe", 1), order(11, "yan", 1000)])
+    go(browser, "collection", "orders")
+    browser.do(fill='input[aria-label="Only rows where"]', value="amount >= 1000")
+    browser.do(press="Enter")
+    browser.see("tbody tr:has(:text-is('yan'))")
+    browser.do(gone="tbody tr:has(:text-is('zoe'))")
+    browser.do(fill='input[aria-label="Only rows where"]', value="amount >= ")
+    browser.do(press="Enter")
+    browser.see('[role="alert"]', "where")
+    browser.do(click='button:text-is("All rows")')
+    browser.do(click='th button:has-text("amount")')
+    browser.do(click='th button:has-text("amount")')
+    browser.see('th[aria-sort="descending"]', "amount")
+    browser.see("table.rows tbody tr:first-child", "yan")
+    here.push(deletes=[10, 11])
+
+
+def test_hostile_contents_and_names_stay_texts(browser: Page, here: Shop) -> None:
+    go(browser, "collection", TAG)
+    browser.see("td", EVIL)
+    browser.see("th", EVIL)
+    here.push(TAG, [{"id": 3, EVIL: f"{EVIL} again"}])
+    browser.see("tr.added td", "again")
+    for screen in SCREENS:
+        go(browser, screen)
+        browser.do(gone="main .spinner")
+    go(browser, "flow")
+    browser.see(".node-name", TAG)
+    go(browser, "flow", COPIES.name)
+    browser.see("[role=alert], [data-plan], main .empty")
+    go(browser, "query")
+    quoted = EVIL.replace("'", "''")
+    browser.do(fill="textarea", value=f"SELECT '{quoted}' AS \"{TAG}\", 1 AS one UNION ALL SELECT 'b', 2")
+    browser.do(click='button:text-is("Run")')
+    browser.see("td", EVIL)
+    browser.see(".history button", quoted)
+    browser.do(fill="textarea", value=f"SELECT {TAG}")
+    browser.do(click='button:text-is("Run")')
+    browser.see('main [role="alert"]')
+    assert browser.ask("window.harmed ?? null") is None
+    assert (
+        browser.ask("document.querySelectorAll('main img, main script, main svg[onload], main b[onmouseover]').length")
+        == 0
+    )
+
+
+def test_the_browser_itself_refuses_markup_and_inline_script(browser: Page) -> None:
+    """The policy holds also if a module of ours were wrong."""
+    refused = """(() => {
+      try { document.createElement("p").innerHTML = "<b>x</b>"; return "taken" } catch (error) { return error.name }
+    })()"""
+    answer = browser.told(ask=refused)
+    assert answer["told"] == "TypeError"
+    assert "requires 'TrustedHTML'" in answer["errors"][0]
+
+
+def test_a_graph_and_charts_are_reached_by_keyboard(browser: Page) -> None:
+    go(browser, "flow")
+    browser.see('[data-node="revenue"]')
+    browser.ask("document.querySelector('[data-node=\"orders\"]').focus()")
+    browser.do(press="Enter")
+    browser.see('main[data-screen="collection"]', "orders")
+    go(browser, "overview")
+    browser.see('svg[aria-label^="How long each transaction took"]')
+    browser.ask("document.querySelector('svg[aria-label^=\"How long\"]').focus()")
+    browser.do(press="ArrowLeft")
+    browser.see(".plot-words", "transaction")
+    browser.see("circle.cursor-dot")
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_no_screen_is_wider_than_a_phone(browser: Page, here: Shop, is_dark: bool) -> None:
+    browser.do(width=360, height=740, dark=is_dark)
+    try:
+        for pieces in [*((screen,) for screen in SCREENS), ("collection", "orders"), ("collection", TAG)]:
+            go(browser, *pieces)
+            browser.do(gone="main .spinner")
+            assert browser.ask("document.documentElement.scrollWidth") <= 360, pieces
+        light = browser.ask(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every((each) => each > 128)"
+        )
+        assert light is not is_dark
+        browser.do(click=".menu-button")
+        browser.see(".with-menu nav a", "Journal")
+        browser.do(click='nav a:has-text("Journal")')
+        browser.see('main[data-screen="journal"]')
+        browser.do(gone=".with-menu")
+    finally:
+        browser.do(width=1280, height=900, dark=False)
+
+
+def test_colours_are_chosen_and_stay(browser: Page, here: Shop) -> None:
+    browser.do(click='.chooser button:text-is("dark")')
+    assert browser.ask("document.documentElement.dataset.theme") == "dark"
+    browser.do(go=f"{address(here)}?again")
+    browser.see("main")
+    assert browser.ask("document.documentElement.dataset.theme") == "dark"
+    browser.do(click='.chooser button:text-is("auto")')
+    assert browser.ask("document.documentElement.dataset.theme ?? ''") == ""
+
+
+def test_a_token_is_asked_for_and_a_wrong_one_is_told(browser: Page) -> None:
+    with shop(access=ACCESS) as guarded:
+        guarded.push(rows=[order(1)])
+        browser.do(go=address(guarded))
+        browser.see('[role="dialog"]', "A token, please")
+        assert browser.ask("document.activeElement.name") == "token"
+        browser.do(fill='input[name="token"]', value=WRONG)
+        browser.do(press="Enter")
+        browser.see('[role="dialog"]', "does not know that token")
+        browser.do(fill='input[name="token"]', value=TEXTS["reader"])
+        browser.do(press="Enter")
+        browser.do(gone='[role="dialog"]')
+        browser.see('[data-tile="Last transaction"]')
+        go(browser, "collection", "orders")
+        browser.see('[data-rows="live"]')
+        browser.see("tbody tr:has(:text-is('ann'))")
+        go(browser, "logs")  # which needs another role
+        browser.see('[role="alert"]')
+        assert browser.ask("JSON.stringify(localStorage) + location.href").count(TEXTS["reader"]) == 0
+        browser.do(click='button:text-is("Forget the token")')
+        browser.see('[role="dialog"]', "A token, please")
+
+
+@contextmanager
+def served(listen: str, found: Shop, access: Access | None = None) -> Iterator[tuple[str, Callable[[], None]]]:
+    with ShapeService(found.pipeline.collections) as service, Server(listen, Listening()) as server:
+        server.start(make_app(found.pipeline, shapes=service, access=access))
+
+        def stop() -> None:
+            service.drain()
+            server.stop()
+
+        yield server.address, stop
+
+
+def test_a_server_that_goes_away_is_told_and_one_that_comes_back_is_found(browser: Page, here: Shop) -> None:
+    with served("127.0.0.1:0", here) as (url, stop):
+        browser.do(go=url)
+        browser.see('[data-tile="Last transaction"]')
+        browser.see(".connection.live")
+        stop()
+        browser.see(".banner.bad", "The server is away. What you see is from")
+        browser.see('[data-tile="Last transaction"]')  # what was known stays
+    with served(url.removeprefix("http://"), here):
+        browser.do(gone=".banner.bad")
+        browser.see(".connection.live")
+        browser.do(go=address(here))
+
+
+def test_a_server_that_offers_less_is_told_kindly() -> None:
+    """Of an earlier version, say: only the status, and no events."""
+    with open_pipeline(storage()) as pipeline, Server() as server:
+        app = make_app(pipeline)
+        kept = [
+            one for one in app.router.routes if getattr(one, "path", "") in ("/", "/console/{path:path}", "/v1/status")
+        ]
+        app.router.routes[:] = kept
+        server.start(app)
+        with opened(server.address) as page:
+            page.see(".connection.polling", "asking every 2 s")
+            page.see("main", "This server does not offer the last transactions")
+            for screen in SCREENS[1:]:
+                go(page, screen)
+                page.do(gone="main .spinner")
+            go(page, "journal")
+            page.see("main", "This server does not offer the journal")

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from evertide.errors import BlobMissing, Conflict, InvalidInput
+from evertide.observer import Observer
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Blob, Faults, FaultyBlob, LocalBlob, MemoryBlob, S3Blob
+from evertide.store.observed import ObservedBlob
 from evertide.testing.runtime import ManualRuntime
 from tests.servers.s3 import S3Server
 from tests.store.race import together
@@ -24,7 +26,7 @@ EVERY_BYTE = bytes(range(256)) * 1000
 ODD_KEYS = ["plain", "p/q/r.parquet", "p/with space", "p/ümläut", "p/a+b=@c", "p/a%20b", "p/x#y?z&w", "p/~tilde*star"]
 
 
-@pytest.fixture(params=["memory", "local", "s3", "faulty", "faulty, settled"])
+@pytest.fixture(params=["memory", "local", "s3", "observed", "faulty", "faulty, settled"])
 def blob(request: pytest.FixtureRequest, tmp_path: Path, settings: Settings) -> Blob:
     if request.param == "memory":
         return MemoryBlob()
@@ -33,6 +35,8 @@ def blob(request: pytest.FixtureRequest, tmp_path: Path, settings: Settings) -> 
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         return S3Blob(server.bucket, f"storage/{SystemRuntime().new_id()}", **server.options)
+    if request.param == "observed":
+        return ObservedBlob(LocalBlob(tmp_path), Observer(), SystemRuntime())
     if request.param == "faulty":
         return FaultyBlob(LocalBlob(tmp_path), Faults.none())
     runtime = ManualRuntime(seed=7)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evertide.errors import InvalidInput
+from evertide.observer import Observer
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import (
@@ -24,6 +25,7 @@ from evertide.store import (
     Stale,
     Write,
 )
+from evertide.store.observed import ObservedMeta
 from evertide.testing.runtime import ManualRuntime
 from tests.servers.postgres import PostgresServer
 from tests.store.race import together
@@ -34,7 +36,7 @@ WAKE_LIMIT_S = 2.0
 """Generous: a waiter wakes within milliseconds, but the machine may be busy."""
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "faulty", "faulty, settled"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", "observed", "faulty", "faulty, settled"])
 def meta(request: pytest.FixtureRequest, tmp_path: Path, runtime: SystemRuntime, settings: Settings) -> Iterator[Meta]:
     """Nobody polls here within a test's time: whoever wakes was woken."""
     opened = open_meta(request, tmp_path / "meta.db", runtime, replace(settings, poll_interval_s=50.0))
@@ -50,6 +52,8 @@ def open_meta(request: pytest.FixtureRequest, path: Path, runtime: SystemRuntime
         return PostgresMeta(server.dsn, runtime, settings, schema=f"test_{runtime.new_id()}")
     if request.param == "sqlite":
         return SqliteMeta(path, runtime, settings)
+    if request.param == "observed":
+        return ObservedMeta(SqliteMeta(path, runtime, settings), Observer(), runtime)
     if request.param == "faulty":
         return FaultyMeta(SqliteMeta(path, runtime, settings), Faults.none())
     chance = ManualRuntime(seed=11)

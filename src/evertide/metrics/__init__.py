@@ -1,0 +1,12 @@
+"""What a process does and how it fares, for Prometheus and OpenTelemetry.
+
+`catalog` names every metric there is; `metrics` counts what observers are told; `standing` says at a scrape what is so;
+`measured` times requests; `endpoint` serves it all; `traces` makes spans of the same.
+"""
+
+from evertide.metrics.endpoint import metrics_route
+from evertide.metrics.measured import Measured
+from evertide.metrics.metrics import Metrics
+from evertide.metrics.watching import watch_pipeline, watch_reader
+
+__all__ = ["Measured", "Metrics", "metrics_route", "watch_pipeline", "watch_reader"]

@@ -1,0 +1,129 @@
+"""`Metrics`: counts what it is told as an observer, in a registry of its own.
+
+Telling it of a transaction costs some ten microseconds. Labels come from what is declared, so there are few of them
+(`evertide.metrics.catalog`). What only a scrape wants to know is not counted but asked for then, by a `Standing`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from evertide.metrics.tallies import Counts, Times
+from evertide.observer import Checkpointed, Delivered, Fault, Observer, Requested, Transacted
+
+__all__ = ["Metrics"]
+
+_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_STORAGE_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+
+
+class Metrics(Observer, Collector):
+    """Any thread may tell it. One per process and pipeline, as its registry is."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._lock = threading.Lock()
+        self._tallies: list[Counts | Times] = []
+        self._transactions = self._counts("transactions")
+        self._transaction_s = self._times("transaction")
+        self._phase_s = self._times("transaction_phase")
+        self._source_rows = self._counts("source_rows")
+        self._changes = self._counts("changes")
+        self._changes_bytes = self._counts("changes_bytes")
+        self._faults = self._counts("faults")
+        self._sink_rows = self._counts("sink_rows")
+        self._sink_s = self._times("sink_delivery")
+        self._checkpoint_s = self._times("checkpoint")
+        self._checkpoint_bytes = self._counts("checkpoint_files_bytes")
+        self._storage_s = self._times("storage", _STORAGE_BOUNDS_S)
+        self._storage_bytes = self._counts("storage_bytes")
+        self._storage_faults = self._counts("storage_faults")
+        self._requests = self._counts("http_requests")
+        self._request_s = self._times("http_request")
+        self._shape_requests = self._counts("shape_requests")
+        self._shape_s = self._times("shape_request")
+        self.registry.register(self)
+
+    def watch(self, standing: Collector) -> None:
+        """At a scrape it is asked how things stand."""
+        self.registry.register(standing)
+
+    # Told by those who do it
+
+    def transacted(self, made: Transacted) -> None:
+        phases: dict[str, float] = {}
+        for phase, _, took_s in made.laps:  # one that came several times counts as one
+            phases[phase] = phases.get(phase, 0.0) + took_s
+        with self._lock:
+            self._transactions.add(1, made.how)
+            for phase, took_s in phases.items():
+                self._phase_s.add(took_s, phase)
+            if made.how != "committed":  # or replicas would count the same rows several times
+                return
+            self._transaction_s.add(made.took_s)
+            for source, rows in made.sources.items():
+                if rows:
+                    self._source_rows.add(rows, source)
+            for collection, written in made.collections.items():
+                if written.rows:
+                    self._changes.add(written.rows, collection)
+                    self._changes_bytes.add(written.bytes, collection)
+
+    def delivered(self, made: Delivered) -> None:
+        with self._lock:
+            self._sink_rows.add(made.rows, made.sink)
+            self._sink_s.add(made.took_s, made.sink)
+
+    def checkpointed(self, made: Checkpointed) -> None:
+        with self._lock:
+            self._checkpoint_s.add(made.took_s)
+            self._checkpoint_bytes.add(made.bytes)
+
+    def stored(self, call: str, took_s: float, size: int, error_code: str) -> None:
+        with self._lock:
+            self._storage_s.add(took_s, call)
+            if size:
+                self._storage_bytes.add(size, call)
+            if error_code:
+                self._storage_faults.add(1, call, error_code)
+
+    def failed(self, fault: Fault) -> None:
+        with self._lock:
+            self._faults.add(1, fault.part, fault.name, fault.error_code)
+
+    def requested(self, made: Requested) -> None:
+        code = str(made.code)
+        with self._lock:
+            self._requests.add(1, made.method, made.route, code)
+            if made.kind:
+                self._shape_requests.add(1, made.kind, code)
+                self._shape_s.add(made.took_s, made.kind)
+            else:
+                self._request_s.add(made.took_s, made.method, made.route)
+
+    # Asked at a scrape
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            families = [tally.family() for tally in self._tallies]
+        yield from families
+
+    def _counts(self, name: str) -> Counts:
+        self._tallies.append(made := Counts(f"evertide_{name}_total"))
+        return made
+
+    def _times(self, name: str, bounds_s: tuple[float, ...] = _BOUNDS_S) -> Times:
+        self._tallies.append(made := Times(f"evertide_{name}_seconds", bounds_s))
+        return made

@@ -1,0 +1,62 @@
+"""`Counts` and `Times`: counters and histograms that cost a fraction of a microsecond to add to.
+
+They hold plain numbers under one lock, which their owner takes once for all that it adds, and become what Prometheus
+reads at a scrape only. The client library's own take a lock and a look-up for each, and a transaction has some thirty.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
+
+from evertide.metrics.catalog import BY_NAME
+
+__all__ = ["Counts", "Labels", "Times"]
+
+Labels = tuple[str, ...]
+
+
+class Counts:
+    """A counter for each combination of labels. Who adds holds the owner's lock."""
+
+    def __init__(self, name: str) -> None:
+        self._metric = BY_NAME[name]
+        self._values: dict[Labels, float] = {}
+
+    def add(self, amount: float, *labels: str) -> None:
+        self._values[labels] = self._values.get(labels, 0) + amount
+
+    def family(self) -> CounterMetricFamily:
+        made = CounterMetricFamily(self._metric.name, self._metric.says, labels=self._metric.labels)
+        for labels, value in self._values.items():
+            made.add_metric(labels, value)
+        return made
+
+
+class Times:
+    """A histogram of seconds for each combination of labels. Who adds holds the owner's lock."""
+
+    def __init__(self, name: str, bounds_s: Sequence[float]) -> None:
+        self._metric = BY_NAME[name]
+        self._bounds_s = tuple(bounds_s)
+        self._names = [*(str(float(bound)) for bound in bounds_s), "+Inf"]
+        self._values: dict[Labels, tuple[list[int], list[float]]] = {}
+
+    def add(self, seconds: float, *labels: str) -> None:
+        found = self._values.get(labels)
+        if found is None:
+            found = self._values[labels] = ([0] * len(self._names), [0.0])
+        found[0][bisect_left(self._bounds_s, seconds)] += 1
+        found[1][0] += seconds
+
+    def family(self) -> HistogramMetricFamily:
+        made = HistogramMetricFamily(self._metric.name, self._metric.says, labels=self._metric.labels)
+        for labels, (counts, [total]) in self._values.items():
+            buckets, below = [], 0
+            for name, count in zip(self._names, counts, strict=True):
+                below += count
+                buckets.append((name, float(below)))
+            made.add_metric(labels, buckets, total)
+        return made

@@ -1,0 +1,146 @@
+"""Whether a process is alive, and whether it should be asked: what Kubernetes wants to know."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from evertide.errors import Unavailable
+from evertide.observer import NOBODY
+from evertide.pipeline.course import Course, Phase
+from evertide.pipeline.machine import Machine
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.pulse import Pulse
+from evertide.runtime import SystemRuntime
+from evertide.shard.ticker import Ticker
+from tests.metrics.kit import order, wait_for
+from tests.pipeline.kit import SETTINGS, open_pipeline, storage
+from tests.server.kit import served
+
+LIVE, READY = "/v1/health/live", "/v1/health/ready"
+
+
+class Clock(SystemRuntime):
+    now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def pulse_of(clock: Clock, ended: Callable[[], list[str]] = list) -> tuple[Pulse, Course]:
+    course = Course(NOBODY, clock, SETTINGS, 0)
+    return Pulse(lambda: course.doing, ended, clock, 60.0), course
+
+
+def test_to_wait_is_to_be_alive_for_as_long_as_the_loop_comes_round(clock: Clock) -> None:
+    pulse, _ = pulse_of(clock)
+    clock.now_s += 10_000
+    assert pulse.beat().is_alive, "nobody runs it: pushes make the transactions"
+    pulse.comes_round()
+    clock.now_s += 59
+    assert pulse.beat().is_alive
+    clock.now_s += 2
+    beat = pulse.beat()
+    assert not beat.is_alive
+    assert "not come round for 61 s" in beat.why
+    pulse.is_over()
+    assert pulse.beat().is_alive
+
+
+def test_a_phase_may_take_long_and_not_for_ever(clock: Clock) -> None:
+    pulse, course = pulse_of(clock)
+    pulse.comes_round()
+    clock.now_s += 50
+    course.does(Phase.COMPUTE, 7)
+    clock.now_s += 50
+    beat = pulse.beat()
+    assert (beat.is_alive, beat.phase, beat.transaction, beat.since_s) == (True, "compute", 7, 50)
+    clock.now_s += 11
+    beat = pulse.beat()
+    assert (beat.is_alive, beat.why) == (False, "transaction 7 is in phase 'compute' for 61 s")
+    course.does(Phase.COMMIT, 7)
+    assert pulse.beat().is_alive, "it got on"
+
+
+def test_a_thread_that_has_ended_is_no_life(clock: Clock) -> None:
+    pulse, _ = pulse_of(clock, lambda: ["evertide-heart"])
+    assert pulse.beat().why == "the threads ['evertide-heart'] have ended: see the log"
+
+
+def test_a_ticker_that_dies_is_named_and_one_that_is_stopped_is_not() -> None:
+    class Broken(Ticker):
+        def tick(self) -> bool:
+            return False
+
+    broken = Broken("broken", 0.001)
+    assert broken.ended() == [], "it was not started"
+    broken.start()
+    wait_for(lambda: broken.ended() == ["broken"])
+    broken.stop()
+    assert broken.ended() == []
+
+
+def test_health_of_a_pipeline_whose_thread_died_is_503_for_the_liveness_probe_only() -> None:
+    """Fails if the threads are not looked at: one that is gone would be a silent stall (I13)."""
+    with open_pipeline(storage(), threads=True) as p, served(p) as client:
+        assert client.get(LIVE).status == 200
+        assert client.get(READY).status == 200
+        heart = p._heart
+        assert heart is not None
+        heart.tick = lambda: False  # type: ignore[method-assign]
+        heart._interval_s = 0.001
+        heart._stopping.set()  # wakes it
+        wait_for(lambda: not heart._thread.is_alive())
+        heart._stopping.clear()
+        answer = client.get(LIVE)
+        assert answer.status == 503
+        assert "evertide-heart" in answer.body["why"]
+        assert client.get(READY).status == 200, "it still serves what it has"
+
+
+def test_a_step_that_hangs_is_not_alive_and_storage_that_is_away_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = replace(SETTINGS, hang_after_s=0.2)
+    over, entered = threading.Event(), threading.Event()
+
+    with open_pipeline(storage(), settings=quick) as p, served(p) as client:
+        p.push("orders", [order(1)])
+        with monkeypatch.context() as patch:
+            step = Machine.step
+
+            def hang(*args: Any, **kwargs: Any) -> Any:
+                entered.set()
+                over.wait(60)
+                return step(*args, **kwargs)
+
+            patch.setattr(Machine, "step", hang)
+            thread = threading.Thread(target=p.commit, daemon=True)
+            thread.start()
+            assert entered.wait(60)
+            wait_for(lambda: client.get(LIVE).status == 503)
+            assert "'compute'" in client.get(LIVE).body["why"]
+            over.set()
+            thread.join(60)
+        wait_for(lambda: client.get(LIVE).status == 200)
+
+        def away(_: Any) -> None:
+            raise Unavailable(path="memory", why="away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Pipeline, "status", away)
+            assert client.get(LIVE).status == 200, "a restart would not bring storage back"
+            assert client.get(READY).status == 503
+
+
+def test_a_pipeline_that_failed_is_not_ready() -> None:
+    with open_pipeline(storage()) as p, served(p) as client:
+        p._fail(Unavailable(path="x", why="y"))
+        assert client.get(READY).status == 503

@@ -1,0 +1,155 @@
+"""What one client may take of a server's connections and patience.
+
+1. There are so many connections. One more is told so, and closed; those that are there go on.
+2. A request's first line and headers are so many bytes at most, and come within so many seconds. A connection that
+   says nothing is closed as well.
+3. A body comes, and an answer is taken, without a pause of more than so many seconds. The answer itself may take as
+   long as it takes: who waits for a change is no slow client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from evertide.settings import Settings
+
+__all__ = ["Patience", "protocol_of"]
+
+_AGAIN_S = 5
+_TRANSPORT = "evertide.transport"
+
+
+class Patience:
+    """Ends a request whose client neither sends nor takes anything."""
+
+    def __init__(self, app: ASGIApp, pause_s: float) -> None:
+        self._app = app
+        self._pause_s = pause_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_whole = False
+
+        async def receiving() -> Message:
+            nonlocal is_whole
+            if is_whole:  # from now on it only tells that the client went away
+                return await receive()
+            try:
+                async with asyncio.timeout(self._pause_s):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, headers={"Connection": "close"}) from None
+            is_whole = not message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._pause_s):
+                    await send(message)
+            except TimeoutError:
+                _cut(scope)
+                raise ClientDisconnect from None
+
+        await self._app(scope, receiving, sending)
+
+
+def _cut(scope: Scope) -> None:
+    transport = scope.get("extensions", {}).get(_TRANSPORT)
+    if transport is not None:
+        transport.abort()
+
+
+def protocol_of(settings: Settings) -> type[asyncio.Protocol]:
+    """HTTP as uvicorn speaks it, within limits."""
+
+    class Limited(_Limited):
+        pass
+
+    Limited.settings = settings
+    return Limited
+
+
+class _Limited(HttpToolsProtocol):
+    settings = Settings()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        """Runs while a head is waited for."""
+        self._rest_timer: asyncio.TimerHandle | None = None
+        """Runs while a body comes that nobody needs any more, as the answer was given."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.connections_max:
+            self._refuse(503, "too_many_connections", "There are too many connections", "Come again later.")
+        else:
+            self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._head_timer is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.settings.request_head_bytes_max:
+                self._refuse(431, "head_too_large", "The request's head is too large", "Put less into its headers.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._stop_timers()
+        super().on_headers_complete()
+        scope: Any = self.scope
+        scope.setdefault("extensions", {})[_TRANSPORT] = self.transport
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._stop_timers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
+            self._rest_timer = self.loop.call_later(self.settings.request_head_s, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        self._stop_timers()
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(self.settings.request_head_s, self._too_slow)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._head_timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._rest_timer = None
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._refuse(408, "request_timeout", "The request did not come in time", "Send it again, at once.")
+
+    def _refuse(self, status: int, code: str, message: str, remedy: str) -> None:
+        self._stop_timers()
+        body = msgspec.json.encode({"error_code": code, "message": message, "remedy": remedy})
+        head = (
+            f"HTTP/1.1 {status} {message}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"retry-after: {_AGAIN_S}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,75 @@
+"""`Hosts`: a web page must not reach a server of this machine through the browser of whoever sits in front of it.
+
+1. Who listens on loopback is asked for by a name of this machine, or by one that was configured. Another name in `Host`
+   is that of a page whose name was made to lead here (DNS rebinding): 403.
+2. Without tokens, a request that a browser sends for a page (`Origin`) is served if the page comes from the host that
+   is asked, from this machine, or from a host that was configured; else 403. With tokens the token decides: a page
+   of another origin has none, as there are no cookies here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from evertide.errors import Forbidden
+from evertide.server.answers import refused
+
+__all__ = ["Hosts", "is_loopback"]
+
+
+class Hosts:
+    def __init__(self, app: ASGIApp, names: Iterable[str], *, is_loopback: bool, is_open: bool) -> None:
+        """`names` are those beside the ones of this machine."""
+        self._app = app
+        self._names = frozenset(name.lower().rstrip(".") for name in names)
+        self._is_loopback = is_loopback
+        self._is_open = is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request = Request(scope)
+            why = self._why_not(request)
+            if why:
+                error = Forbidden(where=f"{request.method} {scope['path']}", why=why)
+                await refused(request, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _why_not(self, request: Request) -> str:
+        hosts = request.headers.getlist("host")
+        host = _host_of(f"//{hosts[0]}") if len(hosts) == 1 else ""
+        if self._is_loopback and not self._is_ours(host):
+            return "the header Host names no host of this machine: give --allow-host NAME if a proxy stands in front"
+        origin = request.headers.get("origin")
+        if not self._is_open or origin is None:
+            return ""
+        page = _host_of(origin)
+        if page and (page == host or self._is_ours(page)):
+            return ""
+        return "it comes from a web page of another host, and there are no tokens: --allow-host NAME lets one in"
+
+    def _is_ours(self, host: str) -> bool:
+        return bool(host) and (host in self._names or is_loopback(host))
+
+
+def is_loopback(host: str) -> bool:
+    """Of a name or an address."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_of(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        return "" if "@" in parts.netloc else (parts.hostname or "").rstrip(".")
+    except ValueError:
+        return ""

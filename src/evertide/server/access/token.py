@@ -1,0 +1,80 @@
+"""`Token`: a name, a role, and the digest of a secret text. The text itself is not kept.
+
+1. Roles are a ladder: who may write may read, an admin may do everything.
+2. A token that is restricted to collections, or to rows of them, can only read: what it may write is not told by rows.
+3. A token has at least 16 characters. Its digest is not salted, as it is meant to be drawn at random, not to be
+   remembered: `openssl rand -hex 32`.
+4. It may end at a moment, by the clock of this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from evertide.errors import InvalidInput
+from evertide.secrets import remember
+from evertide.shapes.restriction import UNRESTRICTED, Restriction
+
+__all__ = ["LENGTH_MIN", "Role", "Token", "digest_of"]
+
+LENGTH_MIN = 16
+
+
+class Role(IntEnum):
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def named(cls, text: str, where: str) -> Role:
+        found = cls.__members__.get(text.upper())
+        if found is None:
+            raise InvalidInput(where=where, why=f"there is no role {text!r}: it is one of read, write, admin")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    name: str
+    role: Role
+    digest: bytes = field(repr=False)
+    """SHA-256."""
+    restriction: Restriction = UNRESTRICTED
+    ends_at_s: float | None = None
+    """None: never."""
+
+    def __post_init__(self) -> None:
+        where = f"token {self.name!r}"
+        if not self.name.strip():
+            raise InvalidInput(where="token", why="it has no name")
+        if not self.restriction.is_free and self.role is not Role.READ:
+            why = f"it is restricted to collections, and so its role can only be read, not {self.role}"
+            raise InvalidInput(where=where, why=why)
+        try:
+            self.restriction.check_syntax()
+        except InvalidInput as error:
+            raise InvalidInput(where=f"{where}, {error.where}", why=error.why) from error
+
+    @property
+    def where(self) -> Mapping[str, str]:
+        """Clauses by collection, in lower case."""
+        return dict(self.restriction.where)
+
+    @classmethod
+    def of(cls, name: str, role: Role, text: str, restriction: Restriction = UNRESTRICTED) -> Token:
+        """Of the secret text."""
+        return cls(name, role, digest_of(text, f"token {name!r}"), restriction)
+
+
+def digest_of(text: str, where: str) -> bytes:
+    if len(text) < LENGTH_MIN or text != text.strip():
+        why = f"a token has at least {LENGTH_MIN} characters and no blanks around it; `openssl rand -hex 32` makes one"
+        raise InvalidInput(where=where, why=why)
+    remember(text)  # from now on it is in no line of the log
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,315 @@
+"""How a server listens: TLS with real certificates, hosts, and clients that are slow, large or many."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from evertide.errors import InvalidInput
+from evertide.server.access import Access, Listening, Tls
+from evertide.server.serving import Server
+from evertide.settings import Settings
+from tests.cli.kit import evertide, made, one_error
+from tests.server.access.kit import ACCESS, Guarded, bearer, guarded, raw
+from tests.server.kit import Client
+
+QUICK = Settings(request_head_s=0.3, request_pause_s=0.3)
+SMALL = Settings(request_head_bytes_max=4096, connections_max=3)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Of one authority: a server's certificate, a client's, and what is not of it."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    @property
+    def tls(self) -> Tls:
+        return Tls(self.path("server.crt"), self.path("server.key"))
+
+    def client(self, name: str = "") -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.path("ca.crt")))
+        if name:
+            context.load_cert_chain(self.path(f"{name}.crt"), self.path(f"{name}.key"))
+        return context
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def run(*args: str) -> None:
+        subprocess.run([openssl, *args], cwd=folder, check=True, capture_output=True)
+
+    key = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1")
+    leaf = ("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE")
+    run(*key, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt")
+    for name in ("server", "client"):
+        run(
+            *key,
+            "-subj",
+            f"/CN={name}",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            *leaf,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.crt",
+        )
+    run(*key, "-subj", "/CN=stranger", *leaf, "-keyout", "stranger.key", "-out", "stranger.crt")
+    run("ec", "-in", "server.key", "-aes256", "-passout", "pass:hush", "-out", "locked.key")
+    (folder / "text").write_text("no certificate")
+    return Made(folder)
+
+
+def status_over(port: int, context: ssl.SSLContext) -> int:
+    connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=30)
+    try:
+        connection.request("GET", "/v1/status", headers=bearer("reader"))
+        with connection.getresponse() as answer:
+            answer.read()
+            return answer.status
+    finally:
+        connection.close()
+
+
+def test_tls_is_spoken_and_nothing_else(certificates: Made) -> None:
+    with guarded(ACCESS, Listening(access=ACCESS, tls=certificates.tls)) as g:
+        assert status_over(g.shop.port, certificates.client()) == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            status_over(g.shop.port, ssl.create_default_context())
+        old = certificates.client()
+        old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            status_over(g.shop.port, old)
+        with pytest.raises((http.client.HTTPException, OSError)):
+            g.client("reader").get("/v1/status")
+
+
+def test_clients_may_need_a_certificate_as_well(certificates: Made) -> None:
+    """Fails if one that nobody signed, or none, is let in."""
+    mutual = Tls(certificates.path("server.crt"), certificates.path("server.key"), certificates.path("ca.crt"))
+    with guarded(ACCESS, Listening(access=ACCESS, tls=mutual)) as g:
+        assert status_over(g.shop.port, certificates.client("client")) == 200
+        for name in ("", "stranger"):
+            with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
+                status_over(g.shop.port, certificates.client(name))
+
+
+def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(certificates: Made) -> None:
+    path = certificates.path
+    server, key = path("server.crt"), path("server.key")
+    for wrong, why in (
+        (Tls(path("none.crt"), key), "--tls-cert .*No such file"),
+        (Tls(server, path("none.key")), "--tls-key .*No such file"),
+        (Tls(server, path("client.key")), "the key is not that of the certificate"),
+        (Tls(path("text"), key), "no certificate and its key"),
+        (Tls(server, path("text")), "no certificate and its key"),
+        (Tls(server, path("locked.key")), "--tls-key .*encrypted"),
+        (Tls(server, key, path("text")), "--tls-client-ca .*no certificate"),
+        (Tls(server, key, path("none")), "--tls-client-ca .*No such file"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            Server(listening=Listening(tls=wrong))
+    for given in ((server, None, None), (None, key, None), (None, None, path("ca.crt"))):
+        with pytest.raises(InvalidInput, match="belong together"):
+            Tls.of(*given)
+    with Server(listening=Listening(tls=certificates.tls)) as made_:
+        assert made_.address.startswith("https://127.0.0.1:")
+
+
+def test_the_command_line_says_it_the_same_way(
+    tmp_path: Path, certificates: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EVERTIDE_TOKEN", "EVERTIDE_TOKENS_FILE", "EVERTIDE_SHAPES_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    made(tmp_path / "s", 1)
+    (tmp_path / "shop.sql").write_text("CREATE TABLE t (a INT);")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "empty").chmod(0o600)
+    run = ("run", str(tmp_path / "shop.sql"), "--storage", str(tmp_path / "r"))
+    for command in (run, ("shapes", "--storage", str(tmp_path / "s"))):
+        open_to_all = one_error(evertide(*command, "--listen", "0.0.0.0:0"), 2)
+        assert "--tokens FILE" in open_to_all
+        assert "--insecure" in open_to_all
+        assert "holds no token" in one_error(evertide(*command, "--listen", ":0", "--tokens", tmp_path / "empty"), 2)
+        lone = one_error(evertide(*command, "--listen", ":0", "--tls-cert", certificates.path("server.crt")), 2)
+        assert "belong together" in lone
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.fixture(scope="module")
+def unguarded() -> Iterator[Guarded]:
+    with guarded(None, Listening(hosts=("Console.Example.",))) as made_:
+        yield made_
+
+
+def asked(g: Guarded, **headers: str) -> int:
+    return int(raw(g.client(), "GET /v1/status", headers).split(b" ", 2)[1])
+
+
+def test_a_name_that_was_made_to_lead_here_is_refused(unguarded: Guarded) -> None:
+    """DNS rebinding. Fails if `Host` is not looked at."""
+    good = ("localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1:80", "[::1]", "127.9.9.9", "console.example:8443")
+    assert [asked(unguarded, Host=host) for host in good] == [200] * len(good)
+    bad = (
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "[::2]",
+        "10.0.0.1",
+        "]",
+        "x@localhost:y",
+    )
+    assert {host: asked(unguarded, Host=host) for host in bad if asked(unguarded, Host=host) not in (400, 403)} == {}
+    twice = [("Host", "localhost"), ("Host", "evil.example")]
+    assert raw(unguarded.client(), "GET /v1/status", twice).split(b" ", 2)[1] in (b"400", b"403")
+    with guarded() as g:
+        assert asked(g, Host="evil.example", **bearer("admin")) == 403
+
+
+def test_without_tokens_a_page_of_another_host_gets_nothing(unguarded: Guarded) -> None:
+    """No preflight is needed for such a POST: the browser just sends it."""
+    before = unguarded.shop.pipeline.time
+    for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://", "https://[::2]"):
+        given = {"Origin": origin, "Content-Type": "text/plain", "Content-Length": "2"}
+        answer = raw(unguarded.client(), "POST /v1/checkpoints", given, b"{}")
+        assert answer.startswith(b"HTTP/1.1 403"), origin
+        assert asked(unguarded, Origin=origin) == 403
+        assert b"access-control" not in raw(unguarded.client(), "OPTIONS /v1/shape", {"Origin": origin})
+    for origin in ("http://localhost:5173", "https://console.example", "http://127.0.0.1"):
+        assert asked(unguarded, Origin=origin) == 200
+    assert unguarded.shop.pipeline.time == before
+    with guarded() as g:  # the token decides
+        assert asked(g, Origin="https://app.example", **bearer("reader")) == 200
+        preflight = raw(g.client(), "OPTIONS /v1/shape", {"Origin": "https://app.example"}).lower()
+        assert b"access-control-allow-origin: https://app.example" in preflight
+        assert b"access-control-allow-credentials" not in preflight
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Guarded]:
+    with guarded(ACCESS, Listening(access=ACCESS, settings=QUICK)) as made_:
+        yield made_
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    found = b""
+    while piece := connection.recv(65536):
+        found += piece
+    return found
+
+
+def test_a_head_that_does_not_come_or_does_not_end_is_cut_off(narrow: Guarded) -> None:
+    """Fails, by the socket's own limit, if nobody looks at the time."""
+    for begun in (b"", b"GET /v1/sta", b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nA: b\r\n"):
+        with socket.create_connection((narrow.shop.host, narrow.shop.port), timeout=30) as slow:
+            slow.sendall(begun)
+            answer = rest_of(slow)
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error_code"] == "request_timeout"
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Client]:
+    """An app that says nothing."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await Response()(scope, receive, send)
+
+    with Server(listening=Listening(settings=SMALL)) as server:
+        server.start(app)
+        yield Client(server.host, server.port)
+
+
+def test_a_head_that_is_too_large_is_refused(small: Client) -> None:
+    assert small.get("/").status == 200
+    for begun in (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"GET /?x=", b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 700):
+        with socket.create_connection((small.host, small.port), timeout=30) as large:
+            large.sendall(begun + b"y" * 5000)
+            answer = rest_of(large)
+            assert answer.startswith(b"HTTP/1.1 431"), answer
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error_code"] == "head_too_large"
+
+
+def test_a_body_that_does_not_come_is_cut_off(narrow: Guarded) -> None:
+    with socket.create_connection((narrow.shop.host, narrow.shop.port), timeout=30) as slow:
+        token = f"Authorization: {bearer('writer')['Authorization']}"
+        head = f"POST /v1/tables/orders/rows HTTP/1.1\r\nHost: localhost\r\n{token}\r\nContent-Length: 9\r\n"
+        slow.sendall(f"{head}Content-Type: application/json\r\n\r\n[".encode())
+        answer = rest_of(slow)
+        assert answer.startswith(b"HTTP/1.1 408"), answer
+        assert b"request_timeout" in answer
+
+
+def test_who_takes_nothing_of_his_answer_is_cut_off() -> None:
+    """The answer is larger than all buffers in between. Fails, by the event's own limit, if nobody looks."""
+    ended = threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        except ClientDisconnect:
+            ended.set()
+
+    with Server(listening=Listening(settings=QUICK)) as server:
+        server.start(app)
+        with socket.create_connection((server.host, server.port), timeout=30) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert slow.recv(15) == b"HTTP/1.1 200 OK"
+            assert ended.wait(60)
+            with suppress(ConnectionError):
+                while slow.recv(1 << 20):
+                    pass
+
+
+def test_who_is_one_too_many_is_told_and_the_others_go_on(small: Client) -> None:
+    where = (small.host, small.port)
+    with socket.create_connection(where, timeout=30), socket.create_connection(where, timeout=30):
+        kept = http.client.HTTPConnection(*where, timeout=30)
+        kept.request("GET", "/")
+        with kept.getresponse() as found:
+            assert (found.status, found.read()) == (200, b"")
+        with socket.create_connection(where, timeout=30) as fourth:
+            answer = rest_of(fourth)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error_code"] == "too_many_connections"
+        kept.request("GET", "/")
+        with kept.getresponse() as found:
+            assert (found.status, found.read()) == (200, b"")
+        kept.close()
+
+
+def test_an_app_without_tokens_is_open() -> None:
+    assert Listening().access == Access.open() == Access()

@@ -1,0 +1,176 @@
+"""Where tokens come from: files and the environment, what is refused, and that nothing says them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.server.access import Access, Role, Token
+from evertide.shapes.restriction import Restriction
+
+TEXT = "a-secret-that-nobody-says"
+DIGEST = hashlib.sha256(TEXT.encode()).hexdigest()
+TOML = f"""
+[[token]]
+name = "dashboard"
+role = "read"
+token_sha256 = "{DIGEST}"
+where = {{orders = "region = 'eu'", Totals = "true"}}
+
+[[token]]
+name = "till"
+role = "write"
+token = "another-secret-of-a-till"
+ends = 2027-01-01T00:00:00Z
+"""
+
+
+def written(path: Path, content: Any, mode: int = 0o600) -> Path:
+    text = content if isinstance(content, str) else "\n".join(json.dumps(one) for one in content)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def loaded(path: Path | None, secret: str = "", **environment: str) -> Access:
+    return Access.load(path, environment, secret)
+
+
+def test_toml_and_json_lines_say_the_same(tmp_path: Path) -> None:
+    lines = [
+        {
+            "name": "dashboard",
+            "role": "read",
+            "token_sha256": DIGEST,
+            "where": {"orders": "region = 'eu'", "totals": "true"},
+        },
+        {"name": "till", "role": "WRITE", "token": "another-secret-of-a-till", "ends": "2027-01-01T00:00:00Z"},
+    ]
+    found = loaded(written(tmp_path / "t.toml", TOML))
+    assert found == loaded(written(tmp_path / "t.jsonl", lines))
+    dashboard, till = found.tokens
+    assert (dashboard.name, dashboard.role, dashboard.ends_at_s) == ("dashboard", Role.READ, None)
+    assert dashboard.where == {"orders": "region = 'eu'", "totals": "true"}
+    assert sorted(dashboard.restriction.collections or ()) == ["orders", "totals"]
+    assert (till.role, till.ends_at_s, till.restriction.is_free) == (Role.WRITE, 1_798_761_600, True)
+    assert found.find(TEXT) == dashboard
+    assert found.find("another-secret-of-a-till") == till
+    assert found.find(DIGEST) is None
+    assert found.find("") is None
+    assert TEXT not in repr(found)
+    assert DIGEST not in repr(found)
+
+
+def test_a_token_may_lie_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"{TEXT}\n")
+    lines = [
+        {"name": "a", "role": "admin", "token": "${FILE:secret}"},
+        {"name": "b", "role": "read", "token": "${ENV:THERE}"},
+    ]
+    found = loaded(written(tmp_path / "t", lines), THERE="what-the-environment-has")
+    assert [found.find(text) for text in (TEXT, "what-the-environment-has")] == [*found.tokens]
+
+
+def test_the_example_of_the_docs_is_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text("utf-8")
+    example = page.partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "till").write_text(TEXT)
+    till, dashboard = loaded(written(tmp_path / "t", example.replace("/run/secrets/till", "till"))).tokens
+    assert (till.role, dashboard.where) == (Role.WRITE, {"orders": "region = 'eu'"})
+
+
+def test_the_environment_has_tokens_of_each_role() -> None:
+    texts = {f"EVERTIDE_TOKEN{end}": f"{TEXT}{end}" for end in ("", "_READ", "_WRITE", "_ADMIN")}
+    found = loaded(None, f"{TEXT}-shapes", **texts)
+    roles = {name: token.role for name, text in texts.items() if (token := found.find(text)) is not None}
+    assert [*roles.values()] == [Role.ADMIN, Role.READ, Role.WRITE, Role.ADMIN]
+    shapes = found.find(f"{TEXT}-shapes")
+    assert shapes is not None
+    assert shapes.role is Role.READ
+    assert len(loaded(None, TEXT, EVERTIDE_TOKEN=TEXT).tokens) == 1
+    assert loaded(None).is_open
+    assert not found.is_open
+
+
+def token(**given: Any) -> list[dict[str, Any]]:
+    return [{"name": "a", "role": "read", "token": TEXT, **given}]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "it holds no token"),
+        ("# nothing yet\n", "it holds no token"),
+        ("{}", "name is not there"),
+        ("[token", "neither TOML nor JSON lines"),
+        (f"token = '{TEXT}'", "expected a [[token]]"),
+        (f"x = 1\n{TOML}", "expected a [[token]]"),
+        (f'{{"name": "a"}}\n{TEXT}', "it is no JSON object"),
+        (token(role="root"), "there is no role 'root'"),
+        (token(token="short"), "at least 16 characters"),
+        (token(token=f" {TEXT}"), "no blanks around it"),
+        (token(token_sha256=DIGEST), "either token or token_sha256"),
+        ([{"name": "a", "role": "read"}], "either token or token_sha256"),
+        ([{"name": "a", "role": "read", "token_sha256": "12ab"}], "64 hexadecimal digits"),
+        ([{"name": "a", "role": "read", "token_sha256": TEXT}], "64 hexadecimal digits"),
+        (token(token="${ENV:NOT_THERE}"), "no variable 'NOT_THERE'"),
+        (token(wher={"orders": "true"}), "there is no field 'wher'"),
+        (token(where={}), "where is empty"),
+        (token(where="true"), "no table of clauses"),
+        (token(where={"orders": ""}), "no table of clauses"),
+        (token(where={"orders": "region ="}), "where of 'orders'"),
+        (token(where={"orders": "true"}, collections=["totals"]), "not among the collections"),
+        (token(collections=[]), "no list of names"),
+        (token(collections="orders"), "no list of names"),
+        (token(where={"orders": "true"}, role="write"), "can only be read"),
+        (token(collections=["orders"], role="admin"), "can only be read"),
+        (token(ends="soon"), "ends is no moment"),
+        (token(ends=17), "ends is no moment"),
+        (token() + token(name="b"), "another token has the same text"),
+        (token() + token(token=f"{TEXT}-2"), "another token has the same name"),
+    ],
+)
+def test_what_is_wrong_is_said_and_the_secret_is_not(tmp_path: Path, content: Any, why: str) -> None:
+    """A file that means to restrict somebody, and says it wrongly, must not let everybody in."""
+    with pytest.raises(InvalidInput) as caught:
+        loaded(written(tmp_path / "t", content))
+    assert why in str(caught.value)
+    assert TEXT not in str(caught.value)
+
+
+def test_who_else_may_read_or_write_the_file_is_looked_at(tmp_path: Path) -> None:
+    """Fails if the mode is not looked at."""
+    digests = [{"name": "a", "role": "read", "token_sha256": DIGEST}]
+    for mode in (0o644, 0o604):
+        with pytest.raises(InvalidInput, match="everybody may read"):
+            loaded(written(tmp_path / "t", token(), mode))
+        assert loaded(written(tmp_path / "d", digests, mode)).tokens
+    for mode in (0o660, 0o602, 0o666):
+        with pytest.raises(InvalidInput, match="may write it"):
+            loaded(written(tmp_path / "d", digests, mode))
+    assert loaded(written(tmp_path / "t", token(), 0o440)).tokens
+    with pytest.raises(InvalidInput, match="cannot be read: No such file"):
+        loaded(tmp_path / "none")
+
+
+def test_a_variable_that_is_set_and_empty_is_refused() -> None:
+    """Somebody meant to set it: nobody would be asked for a token otherwise."""
+    for name in ("EVERTIDE_TOKEN", "EVERTIDE_TOKEN_READ", "EVERTIDE_TOKEN_WRITE", "EVERTIDE_TOKEN_ADMIN"):
+        with pytest.raises(InvalidInput, match=f"{name}.*empty"):
+            loaded(None, **{name: ""})
+        with pytest.raises(InvalidInput, match=f"{name}.*at least 16"):
+            loaded(None, **{name: "short"})
+
+
+def test_a_token_has_a_name_and_roles_are_a_ladder() -> None:
+    assert Role.READ < Role.WRITE < Role.ADMIN
+    assert str(Role.WRITE) == "write"
+    with pytest.raises(InvalidInput, match="no name"):
+        Token.of(" ", Role.READ, TEXT)
+    with pytest.raises(InvalidInput, match=r"token 'x', where of 'orders'"):
+        Token.of("x", Role.READ, TEXT, Restriction.to({"orders": "a b"}, None))

@@ -4,6 +4,8 @@
 
     record-bound-v1.bin        the input of a transaction, with every kind of fragment
     record-committed-v1.bin    what it came to
+    record-bound-xids-v1.bin, record-committed-xids-v1.bin
+                               the same with the numbers of upstream transactions, which came to be there later
     staged-v1.arrow            staged rows
 """
 
@@ -43,6 +45,15 @@ RECORDS: dict[str, msgspec.Struct] = {
         token="12",
         bound_at_s=1_700_000_000.25,
     ),
+    "bound-xids": Bound(
+        time=7,
+        generation=3,
+        inputs={"shop": Input("a", "b", (STAGED,), (747, 2**32 - 1)), "push": Input("5", "5")},
+        writer="0123456789abcdef",
+        token="12",
+        bound_at_s=1_700_000_000.25,
+    ),
+    "committed-xids": Committed(7, {"shop": Content(0, "0" * 32)}, {}, "0123456789abcdef", xids=(747, 2**32 - 1)),
     "committed": Committed(
         time=2**40,
         sources={"clicks": Content(0, "0" * 32), "push": Content(6, "f" * 32)},

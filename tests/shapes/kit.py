@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.server.access import Access, Listening
 from evertide.server.app import make_app
 from evertide.server.serving import Server
 from evertide.settings import Settings
@@ -131,12 +132,13 @@ def shop(
     settings: Settings = SETTINGS,
     made: SmallEngine | None = None,
     follow: bool = True,
+    access: Access | None = None,
 ) -> Iterator[Shop]:
     """Without `follow`, nothing runs beside the requests."""
     with open_pipeline(store or storage(), made or engine(), settings=settings) as pipeline:
         service = ShapeService(pipeline.collections, options)
-        with Server() as server:
-            server.start(make_app(pipeline, shapes=service))
+        with Server(listening=Listening(access=access or Access.open())) as server:
+            server.start(make_app(pipeline, shapes=service, access=access))
             if follow:
                 service.start()
             try:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -26,12 +24,11 @@ from evertide.server.serving import Server
 from evertide.shapes.service import ShapeService
 from evertide.testing.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import open_pipeline, storage
+from tests.servers.browser import Page, browser_folder, opened
 from tests.servers.npm import npm_folder
 from tests.sources.postgres.server import Database, running_logical
 
-HERE = Path(__file__).parent / "browser"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard"
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 Row = dict[str, Any]
 INT = pa.int64()
@@ -108,55 +105,10 @@ def built() -> Iterator[Path]:
         yield place / "dist"
 
 
-def executable() -> str | None:
-    """The browser of this machine; None if there is none and npm has one."""
-    for name in NAMES:
-        if found := shutil.which(name):
-            return found
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        pytest.skip(f"no browser is installed: looked for {', '.join(NAMES)}; npm has one for Linux on x86_64 only")
-    return None
-
-
-class Page:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, self._process.stderr and self._process.stderr.read()
-        return json.loads(line)
-
-    def do(self, **command: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        assert self.answer() == {"errors": []}
-
-    def shows(self, view: str, *texts: str) -> None:
-        """Until a row of a table has these cells."""
-        cells = "".join(f":has(td:text-is({json.dumps(text)}))" for text in texts)
-        self.do(see=f'[data-view="{view}"] tr{cells}', text="")
-
-
-@contextmanager
-def opened(folder: Path, url: str) -> Iterator[Page]:
-    shutil.copy(HERE / "page.mjs", folder)
-    found = executable()
-    command = ["node", "page.mjs", url, *([found] if found else [])]
-    env = {**os.environ, "TMPDIR": str(folder)}  # where the browser from npm is unpacked, once
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=folder, env=env, text=True, **pipes) as process:
-        try:
-            page = Page(process)
-            assert "version" in page.answer()
-            yield page
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(30)
-        finally:
-            process.kill()
+def shows(page: Page, view: str, *texts: str) -> None:
+    """Until a row of a table has these cells."""
+    cells = "".join(f":has(td:text-is({json.dumps(text)}))" for text in texts)
+    page.see(f'[data-view="{view}"] tr{cells}')
 
 
 @contextmanager
@@ -201,29 +153,28 @@ def followed(db: Database) -> Iterator[str]:
 
 
 def test_a_change_in_postgresql_shows_on_the_page(built: Path) -> None:
-    executable()
-    browser = npm_folder("browser", HERE / "package.json")
+    browser_folder()
     with running_logical() as server, hosted(built) as address:
         db = Database(server, "page")
         try:
             db.run(*TABLES)
-            with followed(db) as shapes, opened(browser, f"{address}?server={shapes}") as page:
+            with followed(db) as served, opened(f"{address}?server={served}") as page:
                 page.do(see='[role="status"]', text="live")
-                page.shows("channels", "Google", "2")
-                page.shows("local_sellers", "Ann Ash", "Portland")
+                shows(page, "channels", "Google", "2")
+                shows(page, "local_sellers", "Ann Ash", "Portland")
                 db.run("INSERT INTO bid VALUES (4, 9, 1100, 'Google')")
-                page.shows("channels", "Google", "3")
+                shows(page, "channels", "Google", "3")
                 page.do(see='[data-tile="bids"]', text="4")
                 page.do(see='svg[aria-label^="Average"] text', text="500")
                 db.run("UPDATE bid SET channel = 'Baidu' WHERE id = 2", "DELETE FROM bid WHERE id = 3")
-                page.shows("channels", "Baidu", "1")
-                page.shows("channels", "Google", "2")
+                shows(page, "channels", "Baidu", "1")
+                shows(page, "channels", "Google", "2")
                 db.run("INSERT INTO bid VALUES (5, 77, 2000000, 'Apple')")
-                page.shows("large_bids", "77", "2,000,000")
+                shows(page, "large_bids", "77", "2,000,000")
                 page.do(choose="select", value="ID")
-                page.shows("local_sellers", "Bob Birch", "Boise")
+                shows(page, "local_sellers", "Bob Birch", "Boise")
                 db.run("UPDATE local_sellers SET state = 'ID', city = 'Nampa' WHERE auction = 7")
-                page.shows("local_sellers", "Ann Ash", "Nampa")
+                shows(page, "local_sellers", "Ann Ash", "Nampa")
                 if shots := os.environ.get("EVERTIDE_SHOTS"):  # for people: what it looks like
                     for width, dark in ((1200, False), (1200, True), (390, False)):
                         page.do(shot=f"{shots}/{width}-{'dark' if dark else 'light'}.png", width=width, dark=dark)

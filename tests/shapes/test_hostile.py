@@ -110,9 +110,9 @@ def test_addresses_that_are_no_text() -> None:
             b"table=orders&offset=-1&where=%ed%a0%80",
             b"&&=&",
         ):
-            answer = raw(s, b"GET /v1/shape?" + query + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = raw(s, b"GET /v1/shape?" + query + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 400"), (query, answer)
-        assert raw(s, b"GET /v1/shape?table=\xff HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(
+        assert raw(s, b"GET /v1/shape?table=\xff HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(
             b"HTTP/1.1 400"
         )
         assert raw(s, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
@@ -125,7 +125,7 @@ def test_names_of_any_kind_are_told_in_headers_and_keys() -> None:
         s.push("größe/der.welt", [{'sch"lüssel, 名': 'x/"y', "a/b.c": None}])
         answer = s.get('"größe/der.welt"', columns='"sch""lüssel, 名"')
         assert answer.status == 200, answer.content
-        [row] = answer.body
+        [row] = answer.changes
         assert row["key"] == '"public"."größe//der..welt"/"x//"y"'
         assert row["value"] == {'sch"lüssel, 名': 'x/"y'}
         assert row["headers"]["relation"] == ["public", "größe/der.welt"]
@@ -137,7 +137,7 @@ def test_a_slow_client_holds_on_to_little_and_holds_nobody_up() -> None:
         s.push(rows=[order(number, "x" * 2000, number) for number in range(5000)])
         with socket.create_connection((s.host, s.port)) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.sendall(b"GET /v1/shape?table=orders&offset=-1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            slow.sendall(b"GET /v1/shape?table=orders&offset=-1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert slow.recv(100).startswith(b"HTTP/1.1 200")
             other = Follower(s, {"table": "orders", "where": "id = 7"}).caught_up()
             assert len(other.rows) == 1

@@ -25,6 +25,7 @@ def test_a_snapshot_then_the_log_then_up_to_date() -> None:
                 "value": {"id": "2", "customer": None, "amount": None},
                 "headers": {"operation": "insert", "relation": ["public", "orders"]},
             },
+            {"headers": {"control": "snapshot-end", "xmin": "3", "xmax": "3", "xip_list": []}},
         ]
         empty = s.get(offset="0_0", handle=first.handle)
         assert (empty.offset, empty.is_up_to_date) == ("0_inf", True)
@@ -174,7 +175,8 @@ def test_now_begins_at_the_end_of_the_log() -> None:
         later = s.get(offset="now", log="changes_only")
         assert (later.handle, later.offset) == (now.handle, log.offset)
         assert log.offset.startswith(f"{t + 1}_")
-        assert s.get(log="changes_only").body == []  # there is no snapshot to begin with
+        [end] = s.get(log="changes_only").body  # there are no rows to begin with
+        assert end["headers"]["control"] == "snapshot-end"
 
 
 def test_a_large_snapshot_and_a_large_log_come_in_chunks() -> None:
@@ -230,7 +232,7 @@ def test_a_shape_that_begins_while_others_are_behind_is_not_told_what_its_snapsh
         s.push(rows=[order(2)])  # nobody takes it in
         new = Follower(s, {"table": "orders", "where": "id > 0"})
         copies = Follower(s, {"table": "buyers", "where": "customer = 'ann'"})
-        assert (len(new.step().body), len(copies.step().body)) == (2, 2)
+        assert (len(new.step().changes), len(copies.step().changes)) == (2, 2)
         s.push(rows=[order(3)])
         assert operations(new.step().changes) == [("insert", "3")]
         assert [one["key"][-2:] for one in copies.step().changes] == ["+3"]

@@ -69,21 +69,21 @@ def test_killed_at_any_moment_clients_go_on_with_the_next_process(tmp_path: Path
 
 def test_a_secret_and_health_and_what_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
     store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
-    monkeypatch.setenv("EVERTIDE_SHAPES_SECRET", "hush")
+    monkeypatch.setenv("EVERTIDE_SHAPES_SECRET", "hush-hush-hush-hush")
     with open_pipeline(store, engine()) as pipeline:
         pipeline.push("orders", [order(1)])
         pipeline.commit()
         with serving(tmp_path / "s", pipeline) as (_, s):
             assert s.get().status == 401
-            assert s.get(secret="hush").status == 200
+            assert s.get(secret="hush-hush-hush-hush").status == 200
             health = s.ask(path="/v1/health")
             assert (health.status, health.body) == (200, {"status": "active"})
             assert health.headers["cache-control"] == "no-cache, no-store, must-revalidate"
             assert (s.ask(path="/").status, s.ask(path="/").content) == (200, b"")
-            assert s.ask(path="/v1/other").status == 404
+            assert s.ask(path="/v1/other").status == 401
             pipeline.close()
             waiting = s.ask(path="/v1/health")
             assert (waiting.status, waiting.body["status"]) == (202, "waiting")
-            assert s.get(secret="hush").status == 200  # what is there can still be had
+            assert s.get(secret="hush-hush-hush-hush").status == 200  # what is there can still be had
     assert "no storage" in one_error(evertide("shapes", "--storage", tmp_path / "none", "--listen", ":0"), 2)
     assert "expected HOST:PORT" in one_error(evertide("shapes", "--storage", tmp_path / "s", "--listen", "x"), 2)

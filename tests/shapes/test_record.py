@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from evertide.shapes.numbers import Visible
 from evertide.shapes.record import Ended, ShapeRecord, log_rows
 from evertide.shapes.record import _key as key_of
 from evertide.shard.part import Part
@@ -30,6 +32,7 @@ RECORD = ShapeRecord(
 )
 RECORDS: dict[str, msgspec.Struct] = {
     "shape": RECORD,
+    "shape-visible": msgspec.structs.replace(RECORD, visible=Visible(939, 1004, (939, 1002))),
     "shape-ended": Ended(RECORD.handle, "its log grew too long", "0123456789abcdef"),
 }
 
@@ -90,12 +93,14 @@ def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:
         assert s.get(offset="0_0", handle=one).status == 409
 
 
-def test_logs_are_told_by_the_same_bytes_in_every_version() -> None:
+def test_logs_are_told_by_the_same_bytes_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients go on in the middle of a log with a newer process. A change of it needs a new version of the record."""
     told = []
     with shop(follow=False) as s:
         s.push(rows=[order(1, "a/b", 1), order(2, None, None), order(3, 'q"', 3)])
         tables = ("orders", "revenue", "buyers")
+        new = [s.get(table, where="true").body for table in tables]
+        monkeypatch.setattr(s.service.shapes.numbers, "visible", lambda time: msgspec.UNSET)  # as versions before did
         handles = {table: s.get(table).handle for table in tables}
         s.push(rows=[order(1, "a/b", 2), order(4, "é", -1), order(5, "é", 0)], deletes=[2])
         s.push(rows=[order(3, 'q"', 3), order(5, None, 7)], deletes=[4])
@@ -105,3 +110,18 @@ def test_logs_are_told_by_the_same_bytes_in_every_version() -> None:
     if os.environ.get("EVERTIDE_GOLDEN") == "write":
         path.write_bytes(b"\n".join(told) + b"\n")
     assert path.read_bytes().splitlines() == told
+    for old, with_end in zip(told[::2], new, strict=True):
+        assert with_end[:-1] == json.loads(old)
+        assert with_end[-1]["headers"]["control"] == "snapshot-end"
+
+
+def test_the_status_says_how_many_shapes_there_are_of_each_collection() -> None:
+    with shop(follow=False) as s:
+        s.push(rows=[order(1)])
+        s.get()
+        s.get(where="id = 1")
+        gone = s.get("revenue").handle
+        s.get("buyers")
+        assert s.ask("DELETE", handle=gone).status == 202
+        found = {one.name: one.shapes for one in s.pipeline.status().collections}
+        assert found == {"orders": 2, "notes": 0, "revenue": 0, "buyers": 1, "evertide_errors": 0}

@@ -29,7 +29,7 @@ from evertide.shapes.stretch import Stretch
 from evertide.store.open import Storage, open_storage
 from tests.pipeline.kit import SETTINGS, storage
 from tests.pipeline.kit import VIEWS as SMALL
-from tests.shapes.kit import OPTIONS, VIEWS, Follower, Shop, doubled, engine, order, shop
+from tests.shapes.kit import OPTIONS, VIEWS, Follower, Shop, doubled, engine, operations, order, shop
 
 LONG = replace(OPTIONS, long_poll_s=30)
 
@@ -318,9 +318,17 @@ def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_
 
         shapes.span_known = late  # type: ignore[method-assign]
         answer = s.get(offset=client.offset, handle=client.handle)
-        assert (answer.status, answer.headers["retry-after"]) == (503, "5")  # never 409 with the handle that it has
+        assert (answer.status, operations(answer.changes)) == (200, [("insert", "2")])  # it is taken up again
         assert client.step().changes
         assert client.refetched == 0
+
+        def always(shape: LiveShape, after: Offset) -> Span | None:
+            shapes.rest()
+            return known(shape, after)
+
+        shapes.span_known = always  # type: ignore[method-assign]
+        answer = s.get(offset=client.offset, handle=client.handle)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")  # never 409 with the handle that it has
 
 
 def test_memory_is_bounded_and_what_was_forgotten_is_read_again() -> None:

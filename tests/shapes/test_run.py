@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.cli.kit import SHOP, evertide
 from tests.server.kit import Client
 from tests.shapes.kit import Follower, Shop, order
@@ -15,14 +17,20 @@ from tests.shapes.kit import Follower, Shop, order
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+HUSH = "hush-hush-hush-hush"
+WRITE = "who-may-write-has-this"
 
-def test_tables_and_views_of_a_run_are_followed_live(tmp_path: Path, spark: SparkSession) -> None:
+
+def test_tables_and_views_of_a_run_are_followed_live(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERTIDE_TOKEN_WRITE", WRITE)
     (tmp_path / "shop.sql").write_text(SHOP)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
     def follow() -> list[Follower]:
-        pushing = Client("127.0.0.1", port)
+        pushing = Client("127.0.0.1", port, token=WRITE)
         shop = Shop(None, None, "127.0.0.1", port)  # type: ignore[arg-type]
         for _ in range(1200):
             try:
@@ -31,16 +39,17 @@ def test_tables_and_views_of_a_run_are_followed_live(tmp_path: Path, spark: Spar
             except ConnectionRefusedError:
                 threading.Event().wait(0.05)
         assert shop.get().status == 401
-        followers = [Follower(shop, {"table": table, "secret": "hush"}).caught_up() for table in ("orders", "revenue")]
+        followers = [Follower(shop, {"table": table, "secret": HUSH}).caught_up() for table in ("orders", "revenue")]
         with ThreadPoolExecutor(2) as threads:
             waiting = [threads.submit(one.step, live=True) for one in followers]
             pushing.post("/v1/tables/orders/rows", [order(3)])
             assert all(one.result().is_up_to_date for one in waiting)
+        pushing.post("/v1/tables/orders/rows", [order(4)])  # the last: it ends the run, and nobody waits for it
         return followers
 
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(follow)
-        options = ("--listen", f":{port}", "--shapes-secret", "hush", "--transactions", "2", "--json")
+        options = ("--listen", f":{port}", "--shapes-secret", HUSH, "--transactions", "3", "--json")
         result = evertide("run", tmp_path / "shop.sql", "--storage", tmp_path / "s", *options)
         assert result.exit_code == 0, result.stderr
         orders, revenue = asked.result()

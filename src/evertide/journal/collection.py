@@ -4,7 +4,8 @@
 
 1. The writer beats: it is not fenced (I16).
 2. The records are read. What those below the time name, and no later one does, is what will be deleted.
-3. The records are forgotten, never the newest of either key.
+3. The records are forgotten, never the newest of either key. Outcomes that name upstream transactions stay for longer,
+   as many as `_NAMED_KEPT`: somebody may be waiting for one of those.
 4. The writer beats again. Meta keeps commits in order, so with this one the forgetting is durable, too. Without it a
    power cut could bring back a record whose blobs are gone.
 5. The blobs are deleted. A crash before that leaves them as orphans, which `drop_unbound` finds.
@@ -23,6 +24,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from evertide.errors import InvalidInput, StorageFull
 from evertide.journal.log import Numbered, TimeLog
 from evertide.journal.records import Bound, Committed
@@ -35,6 +38,8 @@ from evertide.store.writers import Writer, end_silent_writers, registered, settl
 __all__ = ["drop_unbound", "truncate"]
 
 logger = logging.getLogger(__name__)
+
+_NAMED_KEPT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], b
     old = [record for record in records[:-1] if record.value.time < below]
     kept = _named(records[len(old) :])
     keys = [fragment.key for record in old for fragment in staged_of(record.value) if fragment.key not in kept]
-    done = [outcome for outcome in outcomes[:-1] if outcome.value.time < below]
+    named = any(not isinstance(outcome.value.xids, msgspec.UnsetType) for outcome in outcomes[-1:])
+    done = [outcome for outcome in outcomes[: -_NAMED_KEPT if named else -1] if outcome.value.time < below]
     if done:
         committed.meta.truncate(committed.key, done[-1].number + 1)
     if old:

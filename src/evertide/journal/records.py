@@ -5,6 +5,9 @@ written in the commit that appends to the shards. Version 1 of each. The newest 
 that a pipeline always knows where it is and where each of its sources stands.
 
 Positions and places are JSON texts that only their source understands; two positions are the same if the texts are.
+
+`xids` are the numbers that the transactions of a database have there: whoever wrote one of them may wait for it. A
+record without the field is of a time, or of a pipeline, that knows none.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class Input(msgspec.Struct, frozen=True):
     before: str
     after: str
     fragments: tuple[Fragment, ...] = ()
+    xids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Of the upstream transactions that it is made of, in order of their commits."""
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -69,3 +74,5 @@ class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
     portions: int = 1
     """In how many it was computed. Changes of several may take back each other: then only the digests tell."""
+    xids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Of all its sources. Set, if only to none, in a pipeline that has a source which knows any."""

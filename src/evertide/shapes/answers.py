@@ -31,7 +31,7 @@ _EXPOSED = (
     "electric-internal-known-error,retry-after"
 )
 _METHODS = "GET, POST, HEAD, DELETE, OPTIONS"
-_ALLOWED = ("if-none-match", "traceparent")
+_ALLOWED = ("authorization", "if-none-match", "traceparent")
 _SERVER = f"Evertide/{__version__}"
 _CURSOR_EPOCH_S = 1_728_432_000
 """2024-10-09T00:00Z."""

@@ -3,7 +3,8 @@
 1. Two requests that mean the same have the same definition, whatever way they are written, and so share one shape.
 2. Its `id` stands for it in handles and in storage. It is a cryptographic hash: who may choose a part of a request must
    not be able to meet another one's shape.
-3. Rows are known by the collection's key. Without one, all columns are, and equal rows are counted (`evertide.shapes.
+3. What whoever asks is restricted to is part of it, beside what was asked for: the rows must fulfil both.
+4. Rows are known by the collection's key. Without one, all columns are, and equal rows are counted (`evertide.shapes.
    copies`).
 """
 
@@ -22,8 +23,9 @@ from evertide.pipeline.members import Members
 from evertide.pipeline.names import ERRORS
 from evertide.shapes.refusals import invalid, not_ready
 from evertide.shapes.requests import Identifier, ShapeRequest
+from evertide.shapes.restriction import UNRESTRICTED, Restriction
 from evertide.shapes.texts import column_type
-from evertide.shapes.where import Where, parse_where
+from evertide.shapes.where import Where, both, parse_where
 
 __all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define", "subject_of", "where_of"]
 
@@ -53,9 +55,12 @@ class ShapeDefinition:
     columns: tuple[str, ...]
     """In the collection's order."""
     where: Where | None
+    """With what whoever asks is restricted to."""
     is_full: bool
     """Whether updates and deletes tell the whole row."""
     is_changes_only: bool
+    restriction: str
+    """The clause that is in `where` because of who asks; empty if there is none."""
     asked: ShapeRequest = field(compare=False, repr=False)
     """A request for it: what it means is looked up again when the collection is another."""
 
@@ -71,6 +76,7 @@ class ShapeDefinition:
             "where": self.where.canonical if self.where is not None else None,
             "replica": "full" if self.is_full else "default",
             "log": "changes_only" if self.is_changes_only else "full",
+            **({"restriction": self.restriction} if self.restriction else {}),
         }
         return msgspec.json.encode(told).decode()
 
@@ -94,12 +100,13 @@ class ShapeDefinition:
         return tuple(name for name in self.subject.schema.names if name in wanted)
 
 
-def subject_of(members: Members, table: tuple[Identifier, ...]) -> Subject:
-    """The collection that a request names."""
+def subject_of(members: Members, table: tuple[Identifier, ...], restriction: Restriction = UNRESTRICTED) -> Subject:
+    """The collection that a request names. Who is restricted is not told which others there are."""
     schema, name = (table[0], table[1]) if len(table) == 2 else (Identifier(SCHEMA), table[0])
     definition = members.definition
     known = [*definition.tables, *definition.views, ERRORS]
     found = name.finds(known) if schema.finds([SCHEMA]) else None
+    restriction.check(found or name.name)
     if found is None:
         told = ".".join(f'"{one.name}"' for one in (schema, name))
         raise invalid(
@@ -124,12 +131,14 @@ def define(subject: Subject, asked: ShapeRequest) -> ShapeDefinition:
     if queryable and columns and not set(columns) <= set(queryable):
         listed = ", ".join(name for name in columns if name not in queryable)
         raise invalid({"columns": [f"not in queryable_columns: {listed}"]})
+    own = asked.restriction.clause(subject.name, subject.schema)
     return ShapeDefinition(
         subject=subject,
         columns=columns or queryable or tuple(subject.schema.names),
-        where=where_of(subject.schema, asked.where, asked.params, "where"),
+        where=both(own, where_of(subject.schema, asked.where, asked.params, "where")),
         is_full=asked.is_full,
         is_changes_only=asked.is_changes_only,
+        restriction=own.canonical if own is not None else "",
         asked=asked,
     )
 

@@ -1,14 +1,15 @@
-"""`/v1/shape` as an ASGI app for one route: who may ask, by which method, and what is said if something goes wrong.
+"""`/v1/shape` as an ASGI app for one route: by which method it is asked, and what is said if something goes wrong.
 
-1. The secret comes first. It is asked for here, where the route has been found: so there is no way of writing the
-   address that leads around it.
-2. Whatever a client gets wrong is 4xx with a reason. Storage that does not answer is 503, and when to come again.
+1. Who may ask is decided before (`evertide.server.access`). What he is restricted to is found in the request's state,
+   and goes with what he asks for from here on.
+2. What was asked for with a token in a header is for nobody else: caches in between, which know the address only, must
+   not keep it.
+3. Whatever a client gets wrong is 4xx with a reason. Storage that does not answer is 503, and when to come again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from evertide.errors import Conflict, EvertideError, LeaseLost, Unavailable
+from evertide.errors import Conflict, EvertideError, Forbidden, LeaseLost, Unavailable
 from evertide.shapes.admission import Admission
 from evertide.shapes.answers import cors, options_answer, refused
 from evertide.shapes.definition import ShapeDefinition
@@ -25,6 +26,7 @@ from evertide.shapes.exchange import Exchange
 from evertide.shapes.refusals import Refusal, invalid, refusal_of
 from evertide.shapes.registry import Shapes
 from evertide.shapes.requests import ShapeRequest, parse_request, subset_of_body
+from evertide.shapes.restriction import restriction_in
 
 __all__ = ["ShapeEndpoint"]
 
@@ -51,10 +53,15 @@ class ShapeEndpoint:
             return
         except Refusal as refusal:
             answer = refused(refusal, origin, request.method)
+        except Forbidden as error:
+            logger.info("%s %s: %s", request.method, request.url.path, error)
+            answer = refused(refusal_of(error, 403), origin, request.method)
         except EvertideError as error:
             logger.warning("%s %s: %s", request.method, request.url.path, error)
             status = 503 if isinstance(error, Unavailable | LeaseLost | Conflict) else 500
             answer = refused(refusal_of(error, status), origin, request.method)
+        if "authorization" in request.headers:
+            _keep_private(answer)
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -64,20 +71,13 @@ class ShapeEndpoint:
         if request.method not in _METHODS:
             raise Refusal(404, {"message": "Not found"})
         query = request.query_params
-        self._authenticate(query)
         if request.method == "DELETE":
             return await self._deleted(query)
-        asked = parse_request(query)
+        asked = replace(parse_request(query), restriction=restriction_in(request.scope))
         if request.method == "POST" and asked.subset is None:
             asked = await self._with_body(request, asked)
         with self._admission.one(is_newcomer=asked.begins):
             return await self._exchange.answer(request, asked)
-
-    def _authenticate(self, query: Mapping[str, str]) -> None:
-        secret = self._options.secret
-        given = query.get("secret") or query.get("api_secret") or ""
-        if secret and not hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode()):
-            raise Refusal(401, {"message": "Unauthorized - Invalid API secret"})
 
     async def _with_body(self, request: Request, asked: ShapeRequest) -> ShapeRequest:
         content = b""
@@ -106,3 +106,9 @@ class ShapeEndpoint:
         if definition is not None and record.definition != definition.canonical:
             raise invalid({"handle": ["is of another definition than the one given"]})
         self._shapes.end(record.handle, "a client asked for it")
+
+
+def _keep_private(answer: Response) -> None:
+    kept = answer.headers.get("cache-control", "")
+    answer.headers["cache-control"] = kept.replace("public", "private") or "no-store"
+    answer.headers["vary"] = "Authorization"

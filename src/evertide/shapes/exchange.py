@@ -42,7 +42,11 @@ T = TypeVar("T")
 
 _POLL_S = 0.05
 _ENOUGH = 3
-"""How often a snapshot that is forgotten in the very moment is looked for again."""
+"""How often a shape or a snapshot that is let go of in the very moment is looked for again."""
+
+
+class _Again(Exception):
+    """The shape is there, but was let go of here, as nobody had asked for it for long."""
 
 
 class Exchange:
@@ -57,6 +61,14 @@ class Exchange:
         """For those who wait until a snapshot is made: they take no thread from others."""
 
     async def answer(self, request: Request, asked: ShapeRequest) -> Response:
+        for _ in range(_ENOUGH):
+            try:
+                return await self._answered(request, asked)
+            except _Again:
+                logger.debug("a shape was let go of while somebody asked for it: it is taken up again")
+        raise not_ready("The shape is taken up again: come back")
+
+    async def _answered(self, request: Request, asked: ShapeRequest) -> Response:
         definition = await self.definition(asked)
         if asked.begins:
             shape = await self._ready(lambda: self._shapes.obtain(definition))
@@ -103,10 +115,10 @@ class Exchange:
         except (Conflict, InvalidInput):
             raise await self._over(shape.definition, shape.handle) from None
 
-    async def _over(self, definition: ShapeDefinition, handle: str) -> Refusal:
+    async def _over(self, definition: ShapeDefinition, handle: str) -> Exception:
         """What is said of a shape that cannot go on. A handle that was told to be over must never be given again."""
         found = await self._ready(lambda: self._shapes.obtain(definition))
-        return rotated(found.handle) if found.handle != handle else not_ready("The shape is taken up again: come back")
+        return rotated(found.handle) if found.handle != handle else _Again()
 
     async def _with_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape:
         known = self._shapes.live_known(definition)
@@ -209,7 +221,11 @@ class Exchange:
                         yield b": keep-alive\n\n"
                 else:
                     span = await self._span(shape, span.end)
-        except (Refusal, EvertideError) as error:  # what was told is right, and the client asks for the rest again
+        except (
+            Refusal,
+            _Again,
+            EvertideError,
+        ) as error:  # what was told is right, and the client asks for the rest again
             logger.info("a stream of shape %s ends: %s", shape.handle, error)
 
 

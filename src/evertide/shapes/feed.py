@@ -18,7 +18,7 @@ import numpy as np
 from evertide.shapes.copies import Copies
 from evertide.shapes.definition import Subject
 from evertide.shapes.index import ShapeIndex
-from evertide.shapes.live import LiveShape, Span, cut_entries
+from evertide.shapes.live import LiveShape, Span, cut_entries, size_of
 from evertide.shapes.offsets import BEFORE_LOG, Offset
 from evertide.shapes.stretch import Entry, Stretch, TxIds
 from evertide.shard.columns import Longs
@@ -46,6 +46,8 @@ class Feed:
         self.subject = subject
         self.upper = shard.upper
         self.shapes: dict[str, LiveShape] = {}
+        self.appended = 0
+        """Entries that logs got here."""
         self.is_spoiled = False
         """Something failed half way: some shapes may know of it, and others not."""
         self._txids = txids
@@ -117,7 +119,7 @@ class Feed:
         if reach < tail.begins:
             return cut_entries(entries, after, reach, bytes_max)._replace(is_all=False)
         with self._lock:
-            if shape.tail is tail and _size(entries) <= self._tail_bytes_max:
+            if shape.tail is tail and size_of(entries) <= self._tail_bytes_max:
                 shape.prepend(lower, entries)
         return cut_entries([*entries, *tail.entries], after, upper, bytes_max)
 
@@ -185,26 +187,28 @@ class Feed:
             found = _within(self.shapes[str(handle)], stretch, rows)
             if len(found):
                 chosen[str(handle)] = found
-        rendered = stretch.rendered(chosen.values())
+        rows_told = stretch.told(chosen.values())
         told = {}
         for handle, rows in chosen.items():
             shape = self.shapes[handle]
-            entries = stretch.entries(shape.teller, rows, rendered, self._txids)
+            entries = stretch.entries(shape.teller, rows, rows_told, self._txids)
             if entries:
                 self._append(shape, stretch, entries)
                 told[handle] = shape
         return told
 
     def _append(self, shape: LiveShape, stretch: Stretch, entries: list[Entry]) -> None:
-        if _size(entries) <= self._tail_bytes_max:
-            shape.append(entries)
+        self.appended += len(entries)
+        size = size_of(entries)
+        if size <= self._tail_bytes_max:
+            shape.append(entries, size)
         else:
             shape.forget(stretch.upper)
             shape.last = entries[-1].offset
             self._made = _Made(shape.handle, stretch.lower, stretch.upper, entries)
 
     def _entries_of(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[Entry]:
-        return stretch.entries(shape.teller, chosen, stretch.rendered([chosen]), self._txids)
+        return stretch.entries(shape.teller, chosen, stretch.told([chosen]), self._txids)
 
     def _chosen(self, shape: LiveShape, stretch: Stretch) -> Longs:
         where = shape.definition.where

@@ -19,7 +19,7 @@ from evertide.shapes.offsets import BEFORE_LOG, Offset
 from evertide.shapes.record import ShapeRecord
 from evertide.shapes.stretch import Entry
 
-__all__ = ["LiveShape", "Span", "Tail", "cut_entries"]
+__all__ = ["LiveShape", "Span", "Tail", "cut_entries", "size_of"]
 
 _ENTRY_BYTES = 200
 """What an entry takes besides its text."""
@@ -57,15 +57,15 @@ class LiveShape:
         """Of the last entry that there is; None if that is not known."""
         self.waiters: set[asyncio.Future[None]] = set()
 
-    def append(self, entries: list[Entry]) -> None:
+    def append(self, entries: list[Entry], size: int) -> None:
         self.tail.entries.extend(entries)
-        self.bytes += _size(entries)
+        self.bytes += size
         self.last = entries[-1].offset
 
     def prepend(self, begins: int, entries: list[Entry]) -> None:
         """All entries between that time and the begin of the tail."""
         self.tail = Tail(begins, [*entries, *self.tail.entries])
-        self.bytes += _size(entries)
+        self.bytes += size_of(entries)
 
     def forget(self, begins: int) -> None:
         """What is in memory, which is everything below a time."""
@@ -101,5 +101,6 @@ def cut_entries(entries: Sequence[Entry], after: Offset, upper: int, bytes_max: 
     return Span(chosen, place, end == stop, upper)
 
 
-def _size(entries: Sequence[Entry]) -> int:
+def size_of(entries: Sequence[Entry]) -> int:
+    """In memory."""
     return sum(len(entry.data) + _ENTRY_BYTES for entry in entries)

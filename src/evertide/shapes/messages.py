@@ -5,6 +5,7 @@
    two rows have the same. The second copy of a row that has no key ends in `/+2`, the third in `/+3`.
 3. An update tells the key and what changed; with `replica=full` the whole row, and what changed as it was before. A
    delete tells the key; with `replica=full`, and where there is no key, the whole row.
+4. A snapshot ends with `snapshot-end`, which says what transactions it holds: some clients wait for one of those.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import msgspec
 import pyarrow as pa
 
 from evertide.shapes.definition import SCHEMA, ShapeDefinition
+from evertide.shapes.numbers import Visible
 from evertide.shapes.offsets import Offset
 from evertide.shapes.texts import texts
 
-__all__ = ["Rendered", "Teller", "Value", "up_to_date"]
+__all__ = ["Rendered", "Teller", "Value", "snapshot_end", "up_to_date"]
 
 _encode = msgspec.json.Encoder().encode
 Value = dict[str, str | None]
@@ -29,18 +31,42 @@ def up_to_date(transaction: int) -> bytes:
     return _encode({"headers": {"control": "up-to-date", "global_last_seen_lsn": str(transaction)}})
 
 
+def snapshot_end(visible: Visible) -> bytes:
+    return _encode({"headers": {"control": "snapshot-end", **visible.told}})
+
+
 class Rendered:
     """Rows as texts, column by column, each made when it is first asked for: shared by all shapes that tell them."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
         self._texts: dict[str, list[str | None]] = {}
+        self._keys: list[str] = []
+        self._values: dict[tuple[str, ...], tuple[list[tuple[str, list[str | None]]], dict[int, Value]]] = {}
 
     def column(self, name: str) -> list[str | None]:
         found = self._texts.get(name)
         if found is None:
             found = self._texts[name] = texts(self._rows.column(name))
         return found
+
+    def keys(self, prefix: str, identity: Sequence[str], rows: Sequence[int]) -> list[str]:
+        """All who ask are of one collection, and have the same keys."""
+        if not self._keys:
+            columns = [[_part(text) for text in self.column(name)] for name in identity]
+            self._keys = [prefix + "".join(parts) for parts in zip(*columns, strict=True)]
+        keys = self._keys
+        return [keys[row] for row in rows]
+
+    def values(self, names: tuple[str, ...], rows: Sequence[int]) -> list[Value]:
+        found = self._values.get(names)
+        if found is None:
+            found = self._values[names] = [(name, self.column(name)) for name in names], {}
+        columns, known = found
+        for row in rows:
+            if row not in known:
+                known[row] = {name: column[row] for name, column in columns}
+        return [known[row] for row in rows]
 
 
 class Teller:
@@ -52,16 +78,16 @@ class Teller:
         self._key = tuple(name for name in subject.key)
         self._identity = subject.identity
         self._is_full = definition.is_full
+        self.form = (definition.columns, definition.is_full)
+        """Shapes of a collection that have the same tell of a row in the same way."""
         self._relation = [SCHEMA, subject.name]
         self._prefix = ".".join(f'"{part.replace("/", "//").replace(".", "..")}"' for part in self._relation)
 
     def keys(self, rendered: Rendered, rows: Sequence[int]) -> list[str]:
-        columns = [rendered.column(name) for name in self._identity]
-        return [self._prefix + "".join([_part(column[row]) for column in columns]) for row in rows]
+        return rendered.keys(self._prefix, self._identity, rows)
 
     def values(self, rendered: Rendered, rows: Sequence[int]) -> list[Value]:
-        columns = [(name, rendered.column(name)) for name in self._columns]
-        return [{name: column[row] for name, column in columns} for row in rows]
+        return rendered.values(self._columns, rows)
 
     def snapshot(self, key: str, value: Value, mark: int | None = None) -> bytes:
         headers: dict[str, Any] = {"operation": "insert", "relation": self._relation}

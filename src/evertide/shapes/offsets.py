@@ -14,7 +14,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+import msgspec
 
 __all__ = ["BEFORE_ALL", "BEFORE_LOG", "INF", "Offset", "parse_offset"]
 
@@ -23,7 +24,7 @@ _WORD = 1 << 64
 _FORM = re.compile(r"([0-9]{1,20})_([0-9]{1,20}|inf)")
 
 
-class Offset(NamedTuple):
+class Offset(msgspec.Struct, frozen=True, order=True, gc=False):
     transaction: int
     operation: int
 

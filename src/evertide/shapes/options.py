@@ -1,8 +1,8 @@
-"""What whoever serves shapes may choose: times, sizes, counts, and the secret. Components are passed in beside it."""
+"""What whoever serves shapes may choose: times, sizes, counts. Components are passed in beside it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from evertide.errors import InvalidInput
 
@@ -11,9 +11,6 @@ __all__ = ["ShapeOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
-    secret: str = field(default="", repr=False)
-    """What requests must name; empty: whoever reaches the address may read."""
-
     deletion: bool = False
     """Whether clients may end shapes."""
 
@@ -62,7 +59,7 @@ class ShapeOptions:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, bool | str):
+            if isinstance(value, bool):
                 continue
             if not isinstance(value, int | float) or value <= 0:
                 raise InvalidInput(where=f"shapes.{one.name}", why=f"must be a positive number, not {value!r}")

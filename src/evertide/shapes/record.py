@@ -21,6 +21,7 @@ import msgspec
 
 from evertide.errors import TimeCompacted
 from evertide.shapes.definition import ShapeDefinition
+from evertide.shapes.numbers import Numbers, Visible
 from evertide.shard.hold import hold_write, read_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
@@ -55,6 +56,8 @@ class ShapeRecord(msgspec.Struct, frozen=True):
     made_at_s: float
     change: str
     """A unique id: tells a commit whose outcome was unknown from another's."""
+    visible: Visible | msgspec.UnsetType = msgspec.UNSET
+    """What its snapshot says that it holds. A shape of a version that did not say so is told as it was."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -66,7 +69,8 @@ class Ended(msgspec.Struct, frozen=True):
 class ShapeRecords:
     """Those of one storage, as one process reads and writes them."""
 
-    def __init__(self, shards: Shards, chunk_bytes: int) -> None:
+    def __init__(self, shards: Shards, numbers: Numbers, chunk_bytes: int) -> None:
+        self._numbers = numbers
         self._chunk_bytes = chunk_bytes
         self._meta = shards.meta
         self._runtime = shards.runtime
@@ -165,6 +169,7 @@ class ShapeRecords:
             chunk_bytes=self._chunk_bytes,
             made_at_s=made_at_s,
             change=self._runtime.new_id(),
+            visible=self._numbers.visible(state.upper - 1),
         )
 
     def _read(self, prefix: str) -> list[ShapeRecord]:

@@ -18,18 +18,23 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+import msgspec
+
 from evertide.errors import Conflict, EvertideError, InvalidInput
+from evertide.journal.xids import Xids
 from evertide.pipeline.reading import Collections
+from evertide.shapes.contents import Contents
 from evertide.shapes.definition import ShapeDefinition, Subject, define, subject_of
 from evertide.shapes.feed import Feed
 from evertide.shapes.live import LiveShape, Span, cut_entries
+from evertide.shapes.messages import snapshot_end
+from evertide.shapes.numbers import Numbers
 from evertide.shapes.offsets import Offset
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.record import ShapeRecord, ShapeRecords
 from evertide.shapes.refusals import not_ready
 from evertide.shapes.requests import ShapeRequest
-from evertide.shapes.snapshot import Chunks, Snapshots, content_of, snapshot_messages
-from evertide.shapes.stretch import TxIds, own_number
+from evertide.shapes.snapshot import Chunks, Snapshots, snapshot_messages
 from evertide.shard.shard import Shard
 
 __all__ = ["Shapes"]
@@ -42,9 +47,7 @@ _DEFINITIONS = 4096
 
 
 class Shapes:
-    def __init__(
-        self, collections: Collections, options: ShapeOptions | None = None, txids: TxIds = own_number
-    ) -> None:
+    def __init__(self, collections: Collections, options: ShapeOptions | None = None) -> None:
         self.options = options or ShapeOptions()
         self.members = collections.members()
         """Of the definition that was in force when somebody last looked."""
@@ -52,10 +55,11 @@ class Shapes:
         self.runtime = shards.runtime
         self.settings = shards.settings
         self.meta = shards.meta
-        self.records = ShapeRecords(shards, self.options.chunk_bytes)
+        self.numbers = Numbers(Xids(shards.meta, shards.runtime, shards.settings))
+        self.records = ShapeRecords(shards, self.numbers, self.options.chunk_bytes)
         self.snapshots = Snapshots(self.options)
+        self.contents = Contents(self.options.memory_bytes // 2)
         self._collections = collections
-        self._txids = txids
         self._lock = threading.RLock()
         self._learning = threading.Lock()
         self._ends = self.records.last_end()
@@ -65,6 +69,8 @@ class Shapes:
         self._by_definition: dict[str, LiveShape] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_ending = False
+        self.appended = 0
+        """Entries that logs got since this process serves them."""
         self._defined: dict[tuple[Any, ...], ShapeDefinition] = {}
 
     # In the event loop
@@ -113,7 +119,7 @@ class Shapes:
         known = self.definition_known(asked)
         if known is None:
             self.look()
-            known = define(subject_of(self.members, asked.table), asked)
+            known = define(subject_of(self.members, asked.table, asked.restriction), asked)
             if len(self._defined) >= _DEFINITIONS:
                 self._defined = {}
             self._defined[_question(asked)] = known
@@ -173,10 +179,11 @@ class Shapes:
         record, definition = shape.record, shape.definition
 
         def messages() -> Iterator[bytes]:
-            if definition.is_changes_only:
-                return
-            content = content_of(self.shard(definition.subject), definition, record.time)
-            yield from snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key))
+            if not definition.is_changes_only:
+                content = self.contents.of(self.shard(definition.subject), definition, record.time)
+                yield from snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key))
+            if not isinstance(record.visible, msgspec.UnsetType):
+                yield snapshot_end(record.visible)
 
         return self.snapshots.of(record.handle, messages, record.chunk_bytes)
 
@@ -213,6 +220,7 @@ class Shapes:
                 self._dropped(shape.handle)
         for feed in [*self._feeds.values()]:
             feed.rest()
+        self.contents.rest()
         self._shrink()
 
     def shards(self) -> set[str]:
@@ -246,12 +254,14 @@ class Shapes:
     # Inside
 
     def _followed(self, feed: Feed) -> list[LiveShape]:
+        before = feed.appended
         try:
             return feed.follow()
         except (Conflict, InvalidInput) as error:
             self._end_all(feed, error)
             return []
         finally:
+            self.appended += feed.appended - before
             if feed.is_spoiled:  # what its shapes know is thrown away, and read again for whoever asks
                 for handle in [*feed.shapes]:
                     self._dropped(handle)
@@ -290,7 +300,7 @@ class Shapes:
                     feed.add(shape)
                     self._live[record.handle] = self._by_definition[definition.id] = shape
                     return shape
-            made = Feed(shard, definition.subject, self._txids, self.options.memory_bytes // 4)
+            made = Feed(shard, definition.subject, self.numbers.of, self.options.memory_bytes // 4)
 
     def _dropped(self, handle: str) -> LiveShape | None:
         with self._lock:
@@ -336,6 +346,7 @@ def _question(asked: ShapeRequest) -> tuple[Any, ...]:
         asked.queryable,
         asked.is_full,
         asked.is_changes_only,
+        asked.restriction,
     )
 
 

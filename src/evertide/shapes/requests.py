@@ -17,6 +17,7 @@ import msgspec
 
 from evertide.shapes.offsets import BEFORE_ALL, BEFORE_LOG, Offset, parse_offset
 from evertide.shapes.refusals import Refusal, invalid
+from evertide.shapes.restriction import UNRESTRICTED, Restriction
 
 __all__ = ["Identifier", "ShapeRequest", "SubsetRequest", "identifiers", "parse_request", "subset_of_body"]
 
@@ -69,6 +70,8 @@ class ShapeRequest:
     is_full: bool = False
     is_changes_only: bool = False
     subset: SubsetRequest | None = field(default=None)
+    restriction: Restriction = UNRESTRICTED
+    """Of whoever asks: nothing that he sends has a say in it."""
 
     @property
     def begins(self) -> bool:

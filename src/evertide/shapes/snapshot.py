@@ -4,8 +4,8 @@
    are the same bytes whenever they are made again.
 2. A snapshot of one small chunk stays in memory, any other in a temporary file. Both are forgotten when there are too
    many of them, those that nobody asked for the longest first.
-3. Rows are read under a lease, and rendered some thousands at a time: what is held in memory is the collection's
-   columns as Arrow has them, never as JSON.
+3. Rows are read under a lease (`contents`), and rendered some thousands at a time: what is held in memory is the
+   collection's columns as Arrow has them, never as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,34 +21,17 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import EvertideError, Unavailable
-from evertide.shapes.definition import ShapeDefinition
 from evertide.shapes.messages import Rendered, Teller
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.stretch import copy_key
 from evertide.shard.changes import DIFF
-from evertide.shard.shard import Shard
 
-__all__ = ["Chunks", "Snapshots", "content_of", "snapshot_messages"]
+__all__ = ["Chunks", "Snapshots", "snapshot_messages"]
 
 _ROWS = 4096
 _PIECE_BYTES = 256 * 1024
 _SMALL_BYTES = 64 * 1024
 _MAKERS = 4
-
-
-def content_of(shard: Shard, definition: ShapeDefinition, time: int, also: Iterable[str] = ()) -> pa.Table:
-    """The rows of a shape at a time, with their counts, in an order that the content decides.
-
-    Without a key all columns are read, as all of them tell rows apart.
-    """
-    subject = definition.subject
-    wanted = {*definition.needed, *also}
-    columns = [name for name in subject.schema.names if name in wanted] if subject.key else None
-    with shard.snapshot(time, columns=columns) as found:
-        content = found.to_arrow()
-    if definition.where is None:
-        return content
-    return content.filter(definition.where.matches(content.drop_columns([DIFF])))
 
 
 def snapshot_messages(teller: Teller, content: pa.Table, *, has_key: bool, mark: int | None = None) -> Iterator[bytes]:

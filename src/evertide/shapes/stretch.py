@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -23,37 +24,85 @@ from evertide.shard.changes import DIFF, TIME
 from evertide.shard.columns import Longs, Words
 from evertide.shard.digest import row_hashes
 
-__all__ = ["Entry", "Stretch", "TxIds", "own_number"]
+__all__ = ["Entry", "Stretch", "Told", "TxIds"]
 
 TxIds = Callable[[int], Sequence[int]]
 """The numbers under which a transaction, given by its time, is known to those who wrote it."""
 
+_NUMBERS = 8
+"""More of them than that stand only with the last change of a transaction: clients take them all together there."""
 
-def own_number(time: int) -> Sequence[int]:
-    return (time + 1,)
 
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """There may be millions of them in memory: the garbage collector need not look at each."""
 
-class Entry(NamedTuple):
     offset: Offset
     data: bytes
 
 
-class _Change(NamedTuple):
-    """A row that comes (diff > 0) or goes, with its texts."""
+class _Change(msgspec.Struct, frozen=True, gc=False):
+    """A row that comes (diff > 0) or goes, with its texts; `place` is its place among those that are told."""
 
+    place: int
+    key: str
+    value: Value
+    time: int
     operation: int
     diff: int
     before: int
-    key: str
-    value: Value
 
 
-class _Step(NamedTuple):
-    """Something to tell: where it stands in its transaction, and how."""
+class _Step(msgspec.Struct, frozen=True, gc=False):
+    """Something to tell: where it stands in its transaction, and of which rows."""
 
     operation: int
-    tell: Callable[..., bytes]
-    of: tuple[Any, ...]
+    key: str
+    new: _Change | None
+    old: _Change | None
+
+
+class Told:
+    """The rows of a stretch that somebody tells of: what does not depend on the shape is made once for all of them.
+
+    There may be thousands of shapes that each get a row or two, so a shape must not cost much beside its rows. Messages
+    that are the same for several shapes are the same bytes in memory.
+    """
+
+    def __init__(self, stretch: Stretch, rows: Longs) -> None:
+        is_whole = len(rows) == len(stretch)
+        self.texts = Rendered(stretch.rows if is_whole else stretch.rows.take(pa.array(rows)))
+        self._places: list[int] | None = None
+        if not is_whole:
+            places = np.zeros(len(stretch), np.int64)
+            places[rows] = np.arange(len(rows))
+            self._places = places.tolist()
+        before = np.zeros(len(rows), np.int64) if stretch.before is None else stretch.before[rows]
+        columns = (stretch.times[rows], stretch.operations[rows], stretch.diffs[rows], before)
+        self._facts: list[tuple[int, int, int, int]] = [*zip(*(column.tolist() for column in columns), strict=True)]
+        self._messages: dict[tuple[Any, ...], bytes] = {}
+
+    def changes(self, teller: Teller, chosen: Longs) -> list[_Change]:
+        rows = chosen.tolist()
+        known = self._places
+        places = rows if known is None else [known[row] for row in rows]
+        told = zip(places, teller.keys(self.texts, places), teller.values(self.texts, places), strict=True)
+        facts = self._facts
+        return [_Change(place, key, value, *facts[place]) for place, key, value in told]
+
+    def message(self, teller: Teller, step: _Step, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+        new, old = step.new, step.old
+        same = (teller.form, at, new.place if new else -1, old.place if old else -1, is_last)
+        found = self._messages.get(same)
+        if found is None:
+            if new is None:
+                assert old is not None  # noqa: S101 - a step has one of them
+                found = teller.deleted(step.key, old.value, at, txids, is_last=is_last)
+            elif old is None:
+                found = teller.inserted(step.key, new.value, at, txids, is_last=is_last)
+            else:
+                found = teller.updated(step.key, old.value, new.value, at, txids, is_last=is_last)
+            self._messages[same] = found
+        return found
 
 
 class Stretch:
@@ -94,32 +143,29 @@ class Stretch:
         made.before = None if self.before is None else self.before[start:end]
         return made
 
-    def rendered(self, chosen: Iterable[Longs]) -> tuple[Longs, Rendered]:
-        """The rows that somebody tells of: their numbers, in order, and their texts."""
+    def told(self, chosen: Iterable[Longs]) -> Told:
+        """The rows that somebody tells of."""
         every = [*chosen]
         rows = every[0] if len(every) == 1 else np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
-        return rows, Rendered(self.rows if len(rows) == len(self) else self.rows.take(pa.array(rows)))
+        return Told(self, rows)
 
-    def entries(self, teller: Teller, chosen: Longs, rendered: tuple[Longs, Rendered], txids: TxIds) -> list[Entry]:
+    def entries(self, teller: Teller, chosen: Longs, told: Told, txids: TxIds) -> list[Entry]:
         """What a shape is told, of the rows that are in it."""
-        if not len(chosen):
-            return []
-        told, texts = rendered
-        places = np.searchsorted(told, chosen).tolist()
-        before = np.zeros(len(chosen), np.int64) if self.before is None else self.before[chosen]
-        columns = (self.operations[chosen].tolist(), self.diffs[chosen].tolist(), before.tolist())
-        rows = zip(*columns, teller.keys(texts, places), teller.values(texts, places), strict=True)
-        changes = [_Change(*row) for row in rows]
-        steps_of = _keyed if self.before is None else _copied
-        times = self.times[chosen]
-        starts = np.flatnonzero(np.diff(times, prepend=times[0] - 1)).tolist()
+        changes = told.changes(teller, chosen)
+        is_keyed = self.before is None
         found: list[Entry] = []
-        for start, end in zip(starts, [*starts[1:], len(chosen)], strict=True):
-            steps = steps_of(teller, changes[start:end])
-            transaction, named = int(times[start]) + 1, list(txids(int(times[start])))
-            for at, step in enumerate(steps):
-                offset = Offset(transaction, step.operation)
-                found.append(Entry(offset, step.tell(*step.of, offset, named, is_last=at == len(steps) - 1)))
+        end = 0
+        while end < len(changes):
+            start, time = end, changes[end].time
+            while end < len(changes) and changes[end].time == time:
+                end += 1
+            steps = _keyed(teller, changes[start:end]) if is_keyed else _copied(changes[start:end])
+            named = txids(time)
+            early = named if len(named) <= _NUMBERS else ()
+            for number, step in enumerate(steps, 1):
+                at, is_last = Offset(time + 1, step.operation), number == len(steps)
+                message = told.message(teller, step, at, named if is_last else early, is_last=is_last)
+                found.append(Entry(at, message))
         return found
 
 
@@ -134,23 +180,25 @@ def _keyed(teller: Teller, changes: list[_Change]) -> list[_Step]:
         if new.diff < 0:
             continue
         if old := gone.get(new.key):
-            before = old.pop(0).value
-            if teller.changed(before, new.value):
-                steps.append(_Step(new.operation, teller.updated, (new.key, before, new.value)))
+            before = old.pop(0)
+            if teller.changed(before.value, new.value):
+                steps.append(_Step(new.operation, new.key, new, before))
         else:
-            steps.append(_Step(new.operation, teller.inserted, (new.key, new.value)))
-    left = [_Step(one.operation, teller.deleted, (one.key, one.value)) for old in gone.values() for one in old]
-    return sorted(steps + left, key=lambda step: step.operation) if left else steps
+            steps.append(_Step(new.operation, new.key, new, None))
+    if not gone:
+        return steps
+    steps += [_Step(one.operation, one.key, None, one) for old in gone.values() for one in old]
+    return sorted(steps, key=lambda step: step.operation)
 
 
-def _copied(teller: Teller, changes: list[_Change]) -> list[_Step]:
+def _copied(changes: list[_Change]) -> list[_Step]:
     """Each copy by itself: the last that came is the first that goes."""
     steps = []
     for one in changes:
-        tell = teller.inserted if one.diff > 0 else teller.deleted
+        is_new = one.diff > 0
         for each in range(abs(one.diff)):
-            copy = one.before + 1 + each if one.diff > 0 else one.before - each
-            steps.append(_Step(one.operation + 2 * each, tell, (copy_key(one.key, copy), one.value)))
+            key = copy_key(one.key, one.before + 1 + each if is_new else one.before - each)
+            steps.append(_Step(one.operation + 2 * each, key, one if is_new else None, None if is_new else one))
     return steps
 
 

@@ -21,7 +21,7 @@ from evertide.shapes.live import LiveShape
 from evertide.shapes.refusals import invalid
 from evertide.shapes.registry import Shapes
 from evertide.shapes.requests import ShapeRequest, SubsetRequest, identifiers
-from evertide.shapes.snapshot import content_of, snapshot_messages
+from evertide.shapes.snapshot import snapshot_messages
 from evertide.shard.changes import DIFF
 
 __all__ = ["subset_answer"]
@@ -36,16 +36,10 @@ def subset_answer(shapes: Shapes, shape: LiveShape, asked: ShapeRequest, subset:
     shapes.catch_up(shape)
     last = shapes.last(shape)
     time = shapes.upper_known(shape) - 1
-    content = chosen.of(content_of(shapes.shard(definition.subject), definition, time, chosen.columns))
+    content = chosen.of(shapes.contents.of(shapes.shard(definition.subject), definition, time, chosen.columns))
     mark = int(shapes.runtime.random() * _MARKS)
     messages = snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key), mark=mark)
-    metadata = {
-        "xmin": str(time + 2),
-        "xmax": str(time + 2),
-        "xip_list": [],
-        "snapshot_mark": mark,
-        "database_lsn": str(time + 1),
-    }
+    metadata = {**shapes.numbers.visible(time).told, "snapshot_mark": mark, "database_lsn": str(time + 1)}
     body = b'{"metadata":' + msgspec.json.encode(metadata) + b',"data":[' + b",".join(messages) + b"]}"
     headers = {
         "electric-handle": shape.handle,

@@ -27,7 +27,7 @@ from evertide.shapes.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, INTERVAL, S
 from evertide.shapes.syntax import Node, parsed
 from evertide.shapes.tokens import shortened
 
-__all__ = ["PARAMS_MAX", "Where", "parse_where"]
+__all__ = ["PARAMS_MAX", "Where", "both", "parse_where"]
 
 PARAMS_MAX: Final = 500_000
 """Characters of all together: long lists are given as one parameter, as in `id = ANY ($1)`."""
@@ -47,6 +47,13 @@ class Where:
     """Of its columns, by name."""
     _expression: Expression = field(compare=False, repr=False)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.canonical, self.types))
+
     @cached_property
     def columns(self) -> frozenset[str]:
         return frozenset(name for name, _ in self.types)
@@ -57,6 +64,13 @@ class Where:
         if found.is_constant:
             return pa.repeat(pa.scalar(found.as_values()[:1] == [True]), rows.num_rows)
         return pc.fill_null(found.as_array(), fill_value=False)
+
+    def filtered(self, changes: pa.Table) -> pa.Table:
+        """Those that it is true of. The table may have other columns, too."""
+        return changes.filter(self.matches(changes.select(sorted(self.columns))))
+
+    def beside(self, other: Where) -> Where:
+        return _made(conjunction([self._expression, other._expression]))
 
     def index_key(self) -> tuple[str, frozenset[Any]] | None:
         """Values are as `sqltypes` describes them."""
@@ -86,6 +100,13 @@ def parse_where(text: str, params: Mapping[str, str], schema: pa.Schema) -> Wher
     node = parsed(text)
     _check_used(node, given)
     return _made(resolved(node, {each.name: type_of(each.type) for each in schema}, given))
+
+
+def both(one: Where | None, other: Where | None) -> Where | None:
+    """True where both are."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one.beside(other)
 
 
 def _made(expression: Expression) -> Where:

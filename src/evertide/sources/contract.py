@@ -35,6 +35,7 @@ __all__ = [
     "Fault",
     "Lag",
     "Limit",
+    "Numbering",
     "Offer",
     "Rows",
     "Source",
@@ -90,6 +91,8 @@ class Offer:
     fragments: tuple[Fragment, ...]
     rows: int
     """About how many, or 0 if nobody knows before reading."""
+    xids: tuple[int, ...] | None = None
+    """What the upstream transactions in it are called there, if they have numbers (`Numbering`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,14 @@ class Waiting(Protocol):
 
     @property
     def is_waiting(self) -> bool: ...
+
+
+@runtime_checkable
+class Numbering(Protocol):
+    """A source whose upstream transactions have numbers, by which those who wrote them wait for them."""
+
+    @property
+    def has_xids(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

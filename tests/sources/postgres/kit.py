@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,9 +25,9 @@ from evertide.sources.postgres.source import PostgresSource
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
+from tests.processes import Worker, running
 from tests.sources.postgres.server import Database
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 20.0
 ID = pa.field("id", pa.int64(), nullable=False)
 ORDERS = pa.schema([ID, ("customer", pa.string()), ("amount", pa.int64())])
@@ -143,18 +141,8 @@ class Feeding:
             self.pipeline.close(checkpoint=False)
 
 
-@contextmanager
-def worker(storage: Path, db: Database, tables: str, *moment: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.sources.postgres.worker", str(storage), db.dsn, db.slot, tables, *moment]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    with process:
-        try:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            assert first.startswith("running"), first
-            yield process
-        finally:
-            process.kill()
+def worker(storage: Path, db: Database, tables: str, *moment: str) -> AbstractContextManager[Worker]:
+    return running("tests.sources.postgres.worker", storage, db.dsn, db.slot, tables, *moment)
 
 
 def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import psycopg
 
-from tests.servers.postgres import INITDB, OPTIONS, START_LIMIT_S, _binary, _wait_for
+from tests.servers.postgres import BINARIES, INITDB, OPTIONS, START_LIMIT_S, _wait_for
+from tests.servers.postgres_versions import binaries_of
 
 SETTINGS = {
     **OPTIONS,
@@ -31,8 +32,9 @@ LOCKED = "locked"
 
 
 class LogicalServer:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, version: str = "") -> None:
         self.directory = directory
+        self.binaries = binaries_of(version, directory / "installed") if version else BINARIES
         self.port = 5432
         self._owner: dict[str, Any] = {"cwd": directory}
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,7 +42,7 @@ class LogicalServer:
             nobody = pwd.getpwnam("nobody")
             os.chown(directory, nobody.pw_uid, nobody.pw_gid)
             self._owner |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        initdb: list[str | Path] = [_binary("initdb"), "-D", directory / "data", *INITDB]
+        initdb: list[str | Path] = [self.binaries / "initdb", "-D", directory / "data", *INITDB]
         subprocess.run(initdb, check=True, capture_output=True, **self._owner)
         hba = directory / "data" / "pg_hba.conf"
         locked = [f"local all {LOCKED} scram-sha-256\n", f"host all {LOCKED} all scram-sha-256\n"]
@@ -53,7 +55,13 @@ class LogicalServer:
         options = [part for name, value in {**SETTINGS, **settings}.items() for part in ("-c", f"{name}={value}")]
         self.port = int(settings.get("port", self.port))
         with (self.directory / "log").open("ab") as log:
-            command: list[str | Path] = [_binary("postgres"), "-D", self.directory / "data", "-k", self.directory]
+            command: list[str | Path] = [
+                self.binaries / "postgres",
+                "-D",
+                self.directory / "data",
+                "-k",
+                self.directory,
+            ]
             self._process = subprocess.Popen([*command, *options], stdout=log, stderr=log, **self._owner)
         _wait_for(self.dsn(), self._process, self.directory / "log")
 
@@ -64,15 +72,24 @@ class LogicalServer:
             self._process = None
 
     def pgbench(self, database: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command: list[str | Path] = [_binary("pgbench"), "-h", self.directory, "-U", "evertide", *arguments, database]
+        command: list[str | Path] = [
+            self.binaries / "pgbench",
+            "-h",
+            self.directory,
+            "-U",
+            "evertide",
+            *arguments,
+            database,
+        ]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @contextmanager
-def running_logical(**settings: str) -> Iterator[LogicalServer]:
+def running_logical(version: str = "", **settings: str) -> Iterator[LogicalServer]:
+    """Of the version that most tests use, or another one."""
     directory = Path(tempfile.mkdtemp(prefix="evertide-pg-"))
     try:
-        server = LogicalServer(directory)
+        server = LogicalServer(directory, version)
         server.start(**settings)
         try:
             yield server

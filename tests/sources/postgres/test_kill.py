@@ -63,14 +63,14 @@ def test_t6_killed_between_any_two_steps(tmp_path: Path, db: Database, runtime: 
     write(db, 0)
     deaths = 0
     for cycle in range(3):
-        with worker(storage, db, "notes", moment, ("1", "5", "2")[cycle]) as process:
+        with worker(storage, db, "notes", moment, ("1", "5", "2")[cycle]) as dying:
             write(db, 100 * (cycle + 1))
             for extra in range(200):
-                if process.poll() is not None:
+                if dying.process.poll() is not None:
                     break
                 db.run(f"INSERT INTO notes VALUES ('cycle {cycle} {extra}')")
                 runtime.sleep_s(0.05)
-            deaths += process.wait(LIMIT_S) == -9
+            deaths += dying.process.wait(LIMIT_S) == -9
         check_bound(storage, db, runtime)
     assert deaths == 3
     with open_worker(storage, db.dsn, db.slot, "notes") as p:

@@ -131,7 +131,7 @@ class Memory:
             self.dropped.append(fragment.key)
 
 
-def transactions(done: list[Done], staging: Memory, after: int = 0, room: Room = Room()) -> Transactions:  # noqa: B008
+def transactions(done: list[Done], staging: Memory, after: int = 0, room: Room = Room()) -> Transactions:  # noqa: B008 - frozen
     declaration = TableDeclaration("orders", SCHEMA, ("id",), "postgres", {}, "shop.sql:1")
     columns = (
         RemoteColumn("id", "id", pa.int64(), PgType("int8", "bigint"), "20:-1", is_key=True, is_nullable=False),

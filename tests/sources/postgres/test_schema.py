@@ -7,7 +7,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from tests.sources.postgres.kit import ID, ORDERS, ORDERS_SQL, Feeding, table
-from tests.sources.postgres.server import Database, LogicalServer, running_logical
+from tests.sources.postgres.server import Database, LogicalServer
 
 
 def started(db: Database) -> Feeding:
@@ -145,21 +145,20 @@ def test_a_slot_that_somebody_else_moved(db: Database, how: str) -> None:
         f.until_stalled("beyond what is bound", "another slot")
 
 
-def test_a_slot_that_the_server_invalidated(runtime: object) -> None:
+def test_a_slot_that_the_server_invalidated(own: Database) -> None:
     """It keeps too little of its log, on purpose."""
-    with running_logical(max_slot_wal_keep_size="1MB", min_wal_size="32MB", max_wal_size="32MB") as server:
-        db = Database(server, "lost")
-        try:
-            with started(db) as f:
-                f.crash()
-                db.run("CREATE TABLE filler (x text)")
-                for _ in range(4):
-                    db.run("INSERT INTO filler VALUES ('x')", "SELECT pg_switch_wal()")
-                db.run("CHECKPOINT")
-                f.pipeline = f._opened()
-                f.until_stalled("is invalid", "max_slot_wal_keep_size")
-        finally:
-            db.close()
+    for name, size in (("max_slot_wal_keep_size", "1MB"), ("min_wal_size", "32MB"), ("max_wal_size", "32MB")):
+        own.run(f"ALTER SYSTEM SET {name} = '{size}'")
+    own.run("SELECT pg_reload_conf()")
+    with started(own) as f:
+        f.crash()
+        own.run("CREATE TABLE filler (x text)")
+        for _ in range(4):
+            own.run("INSERT INTO filler VALUES ('x')", "SELECT pg_switch_wal()")
+        own.run("CHECKPOINT")
+        f.pipeline = f._opened()
+        f.until_stalled("is invalid", "max_slot_wal_keep_size")
+    own.run("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
 
 
 def test_a_table_that_is_gone_after_a_restart(db: Database, logical_server: LogicalServer) -> None:

@@ -217,7 +217,7 @@ class Feed:
                     staged = self._staging.stage(target.declaration.name, rows)
                     at = Position("snapshot", at.lsn, at.done + 1, columns)
                     self._put(Entry(at, (staged,), staged.rows, staged.bytes))
-        self._put(Entry(at.streamed(snapshot.lsn)))
+        self._put(Entry(at.streamed(snapshot.lsn), xids=snapshot.xids))
 
     def looked_at(self) -> list[Target]:
         """The tables, the publication and the slot as they are now."""
@@ -277,4 +277,4 @@ class Feed:
     def _done(self, done: Done) -> None:
         self.goes_on(done.end_lsn)
         position = self._queue.last.streamed(done.end_lsn, done.columns)
-        self._put(Entry(position, done.fragments, done.rows, done.bytes, done.commit_s))
+        self._put(Entry(position, done.fragments, done.rows, done.bytes, done.commit_s, done.xids))

@@ -18,7 +18,10 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import Limit, Staging
 from evertide.sources.postgres.positions import Position
 
-__all__ = ["Entry", "Queue"]
+__all__ = ["XIDS_MAX", "Entry", "Queue"]
+
+XIDS_MAX = 10_000
+"""So many upstream transactions are one of ours at most: the journal names each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Entry:
     rows: int = 0
     bytes: int = 0
     commit_s: float = 0.0
+    xids: tuple[int, ...] = ()
 
 
 class Queue:
@@ -63,11 +67,11 @@ class Queue:
     def first(self, limit: Limit) -> list[Entry]:
         """Within the limit, but at least one; without taking them out."""
         found: list[Entry] = []
-        rows = size = 0
+        rows = size = xids = 0
         with self._changed:
             for entry in self._entries:
-                rows, size = rows + entry.rows, size + entry.bytes
-                if found and (rows > limit.rows or size > limit.bytes):
+                rows, size, xids = rows + entry.rows, size + entry.bytes, xids + len(entry.xids)
+                if found and (rows > limit.rows or size > limit.bytes or xids > XIDS_MAX):
                     break
                 found.append(entry)
         return found

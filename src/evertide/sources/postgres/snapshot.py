@@ -28,6 +28,8 @@ from evertide.sources.postgres.transactions import Room
 
 __all__ = ["Snapshot", "chunks", "ensure_publication", "make_slot"]
 
+_XIDS = 1 << 32
+_LAST_XIDS = 64
 _CSV = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
 
 
@@ -37,6 +39,8 @@ class Snapshot:
     """The stream goes on from here."""
     connection: psycopg.Connection[Any]
     """Sees the tables as they were there."""
+    xids: tuple[int, ...]
+    """The last transactions that it holds: whoever wrote one may wait for it."""
 
 
 def ensure_publication(connection: psycopg.Connection[Any], publication: str, tables: list[TableName]) -> None:
@@ -63,7 +67,16 @@ def make_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) ->
         assert made is not None  # noqa: S101 - the command answers with one row, or fails
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         reader.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(made[2])))
-        yield Snapshot(parse_lsn(made[1]), reader)
+        seen = reader.execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert seen is not None  # noqa: S101
+        yield Snapshot(parse_lsn(made[1]), reader, _last_xids(seen[0]))
+
+
+def _last_xids(snapshot: str) -> tuple[int, ...]:
+    """Those before `xmax` that were not open, of `xmin:xmax:open,open`; in 32 bits, as the stream has them."""
+    _, xmax, listed = snapshot.split(":")
+    is_open = {int(xid) for xid in listed.split(",") if xid}
+    return tuple(xid % _XIDS for xid in range(max(0, int(xmax) - _LAST_XIDS), int(xmax)) if xid not in is_open)
 
 
 def chunks(snapshot: Snapshot, target: Target, room: Room) -> Iterator[pa.Table]:

@@ -41,6 +41,10 @@ class PostgresSource:
         self._runtime = runtime
 
     @property
+    def has_xids(self) -> bool:
+        return True
+
+    @property
     def start(self) -> str:
         return START.text
 
@@ -66,7 +70,8 @@ class PostgresSource:
         entries = self._queue.first(limit)
         if entries:
             fragments = tuple(fragment for entry in entries for fragment in entry.fragments)
-            return Offer(entries[-1].after.text, fragments, sum(entry.rows for entry in entries))
+            xids = tuple(xid for entry in entries for xid in entry.xids)
+            return Offer(entries[-1].after.text, fragments, sum(entry.rows for entry in entries), xids)
         if self._feed.problem is not None:
             raise self._feed.problem
         return None

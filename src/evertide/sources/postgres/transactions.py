@@ -39,6 +39,7 @@ from evertide.sources.postgres.messages import (
     decode,
     new_row,
 )
+from evertide.sources.postgres.ready import XIDS_MAX
 from evertide.sources.postgres.rows import XID, Buffer, Layout, layout_of
 from evertide.sources.postgres.server import Address
 
@@ -71,6 +72,8 @@ class Done:
     rows: int
     bytes: int
     columns: Columns
+    xids: tuple[int, ...]
+    """What they are called upstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,7 @@ class Transactions:
         self._layouts: dict[int, Layout | None] = {}
         self._batch = _Gathering(staging, room)
         self._batch_s = 0.0
+        self._batch_xids: list[int] = []
         self._begun: Begin | None = None
         self.commit_lsn = 0
         """Of the transaction that arrived last: if there is an error, it is one of it."""
@@ -266,8 +270,9 @@ class Transactions:
     def flush(self) -> None:
         """Publish what is gathered, between two transactions."""
         if self.has_batch:
-            self._published(self._batch.finish(), self._batch_s)
+            self._published(self._batch.finish(), self._batch_s, tuple(self._batch_xids))
             self._batch = _Gathering(self._staging, self._room)
+            self._batch_xids = []
 
     def flush_whole(self) -> None:
         """Publish what arrived before a transaction that cannot be taken."""
@@ -279,10 +284,10 @@ class Transactions:
             gathering.drop()
         self._streamed, self._stream, self._begun = {}, None, None
 
-    def _published(self, fragments: tuple[Staged, ...], commit_s: float) -> None:
+    def _published(self, fragments: tuple[Staged, ...], commit_s: float, xids: tuple[int, ...]) -> None:
         rows, size = sum(each.rows for each in fragments), sum(each.bytes for each in fragments)
         columns = {name: dict(known) for name, known in self._columns.items()}
-        self._publish(Done(self._after, commit_s, fragments, rows, size, columns))
+        self._publish(Done(self._after, commit_s, fragments, rows, size, columns, xids))
 
     def _rows(self) -> _Gathering | None:
         """Where rows go now; None: nowhere, as they were bound already."""
@@ -346,7 +351,9 @@ class Transactions:
         self._after = commit.end_lsn
         if self._batch.is_empty:
             self._batch_s = 0.0
-        elif self._batch.is_full or self._batch.has_pieces:
+            return
+        self._batch_xids.append(begun.xid)
+        if self._batch.is_full or self._batch.has_pieces or len(self._batch_xids) >= XIDS_MAX:
             self.flush()
 
     def _stream_commit(self, commit: StreamCommit) -> None:
@@ -365,7 +372,7 @@ class Transactions:
         fragments = streamed.rows.finish(streamed.aborted)
         self._after = commit.end_lsn
         if fragments:
-            self._published(fragments, commit.commit_s)
+            self._published(fragments, commit.commit_s, (commit.xid,))
 
     def _stream_abort(self, abort: StreamAbort) -> None:
         streamed = self._streamed.get(abort.xid)

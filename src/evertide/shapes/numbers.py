@@ -1,0 +1,63 @@
+"""The numbers under which clients know transactions (`txids`), and what a snapshot says of them.
+
+1. Whoever writes to the database upstream can ask for the number of his transaction there, and wait for it here: so
+   that number is told with the changes that came of it. One transaction here may be many upstream.
+2. In a pipeline that follows no such database a transaction has its own number here, its time plus 1. In one that does,
+   a transaction that is of other sources has none: its own number could be one of the database's, too.
+3. A snapshot says which numbers it holds in the words of PostgreSQL: all below `xmax`, but for those listed as open.
+   Numbers are given out in order, and committed in another: of the last ones those that did not come are called open.
+   That may be said of some that never will come, which does no harm: nobody is told that something is here too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from evertide.journal.xids import Xids
+
+__all__ = ["Numbers", "Visible"]
+
+_WINDOW = 64
+_ENOUGH = 1_000
+_WORD = 1 << 32
+_FIRST = 3
+"""Lower numbers are no transactions of anybody."""
+
+
+class Visible(msgspec.Struct, frozen=True):
+    """What a snapshot holds."""
+
+    xmin: int
+    xmax: int
+    xip_list: tuple[int, ...] = ()
+
+    @property
+    def told(self) -> dict[str, object]:
+        """As clients read it."""
+        return {"xmin": str(self.xmin), "xmax": str(self.xmax), "xip_list": [str(xid) for xid in self.xip_list]}
+
+
+class Numbers:
+    def __init__(self, xids: Xids) -> None:
+        self._xids = xids
+
+    def of(self, time: int) -> Sequence[int]:
+        found = self._xids.of(time)
+        return (time + 1,) if found is None else found
+
+    def visible(self, time: int) -> Visible:
+        """In a snapshot at a time."""
+        found = self._xids.latest(time, _ENOUGH)
+        return Visible(time + 2, time + 2) if found is None else _visible(found)
+
+
+def _visible(xids: Iterable[int]) -> Visible:
+    seen = {*xids}
+    if not seen:
+        return Visible(0, 0)
+    some = next(iter(seen))
+    last = max(seen, key=lambda xid: (xid - some + _WORD // 2) % _WORD)  # they go round
+    missing = tuple(xid for xid in range(max(_FIRST, last - _WINDOW), last) if xid not in seen)
+    return Visible(missing[0] if missing else last + 1, last + 1, missing)

@@ -1,0 +1,262 @@
+"""`txids`: whoever wrote to the database waits here for the number that his transaction had there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.journal import collection
+from evertide.journal.records import Committed, Content
+from evertide.journal.xids import Xids
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.pipeline import Pipeline
+from evertide.runtime import SystemRuntime
+from evertide.shapes.numbers import Numbers, Visible
+from evertide.sources.postgres.snapshot import _last_xids as last_xids
+from evertide.store import MemoryMeta
+from evertide.store.meta import Write
+from evertide.store.open import Storage, open_storage
+from evertide.store.paths import COMMITTED
+from evertide.store.sealed import seal
+from tests.pipeline.kit import NOTES, SETTINGS, crash, open_pipeline, storage
+from tests.shapes.kit import VIEWS, Follower, engine, order, shop
+from tests.shapes.test_processes import serving
+from tests.sources.postgres.server import Database, running_logical
+
+
+@pytest.fixture(scope="module")
+def db() -> Iterator[Database]:
+    with running_logical() as server:
+        database = Database(server, "shapes")
+        yield database
+        database.close()
+
+
+def written(db: Database, *statements: str) -> int:
+    """In one transaction: its number, as applications get it."""
+    with db.connection.transaction():
+        for statement in statements:
+            db.run(statement)
+        return int(db.value("SELECT pg_current_xact_id()::xid::text"))
+
+
+def followed(db: Database, table: str) -> DeclaredTable:
+    db.run(f"CREATE TABLE {table} (id int8 PRIMARY KEY, customer text, amount int8)")
+    options = {"url": db.dsn, "slot": table, "table": f"public.{table}", "idle_interval": "0.05"}
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("customer", pa.string()), ("amount", pa.int64())])
+    return DeclaredTable("orders", schema, ("id",), "postgres", options, where="test:1")
+
+
+def taken(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
+    """Go on until something has come."""
+    runtime = SystemRuntime()
+    deadline_s = runtime.monotonic_s() + 60
+    while not is_there():
+        assert runtime.monotonic_s() < deadline_s
+        pipeline.commit()
+        runtime.sleep_s(0.01)
+
+
+def count(pipeline: Pipeline, rows: int) -> Callable[[], bool]:
+    return lambda: pipeline.view("orders").to_arrow().num_rows == rows
+
+
+def told(answer: Any) -> dict[int, list[int]]:
+    return {int(one["value"]["id"]): one["headers"]["txids"] for one in answer.changes}
+
+
+def end_of(answer: Any) -> dict[str, Any]:
+    """What the snapshot says that it holds."""
+    found: dict[str, Any] = answer.body[-1]["headers"]
+    assert found["control"] == "snapshot-end"
+    return found
+
+
+def is_visible(xid: int, end: dict[str, Any]) -> bool:
+    """As clients see it."""
+    is_before = xid < int(end["xmax"]) and str(xid) not in end["xip_list"]
+    return xid < int(end["xmin"]) or is_before
+
+
+@contextmanager
+def opened(store: Storage, table: DeclaredTable) -> Iterator[Pipeline]:
+    pipeline = open_pipeline(store, engine(*VIEWS, tables=(table, NOTES)))
+    try:
+        yield pipeline
+    finally:
+        if not pipeline._is_closed:
+            pipeline.close(checkpoint=False)
+
+
+def test_a_change_tells_the_number_that_its_transaction_has_upstream(db: Database) -> None:
+    table = followed(db, "one")
+    first = written(db, "INSERT INTO one VALUES (1, 'ann', 5)")
+    with shop(made=engine(*VIEWS, tables=(table, NOTES))) as s:
+        taken(s.pipeline, count(s.pipeline, 1))
+        taken(s.pipeline, lambda: '"at":"stream"' in str(s.pipeline._hosts.journal.positions()))
+        begun = s.get()
+        end = end_of(begun)
+        assert is_visible(first, end), "it is in the first content"
+        assert not is_visible(first + 100, end)
+        view = s.get("revenue")
+        second = written(db, "INSERT INTO one VALUES (2, 'ann', 1)", "INSERT INTO one VALUES (3, 'bob', 1)")
+        taken(s.pipeline, count(s.pipeline, 3))
+        answer = s.get(offset="0_0", handle=begun.handle)
+        assert told(answer) == {2: [second], 3: [second]}
+        assert {tuple(one["headers"]["txids"]) for one in s.get("revenue", "0_0", handle=view.handle).changes} == {
+            (second,)
+        }
+        assert is_visible(second, end_of(s.get(columns="id"))), "of a shape that begins later"
+
+        s.pipeline.push("notes", [{"text": "not from there"}])
+        s.pipeline.commit()
+        notes = s.get("notes")
+        s.pipeline.push("notes", [{"text": "nor this"}])
+        s.pipeline.commit()
+        [note] = s.get("notes", "0_0", handle=notes.handle).changes
+        assert note["headers"]["txids"] == [], "its own number might be one of the database's"
+
+
+def arrived(pipeline: Pipeline, source: str) -> None:
+    """Until something waits to be bound."""
+    feed: Any = pipeline._runner.sources[source]
+    runtime = SystemRuntime()
+    deadline_s = runtime.monotonic_s() + 60
+    while feed._queue.is_empty:
+        assert runtime.monotonic_s() < deadline_s
+        runtime.sleep_s(0.01)
+
+
+def test_many_upstream_transactions_are_one_and_all_of_them_are_told(db: Database) -> None:
+    table = followed(db, "several")
+    with shop(made=engine(*VIEWS, tables=(table, NOTES))) as s:
+        written(db, "INSERT INTO several VALUES (1, 'ann', 1)")
+        taken(s.pipeline, count(s.pipeline, 1))
+        taken(s.pipeline, lambda: '"at":"stream"' in str(s.pipeline._hosts.journal.positions()))
+        client = Follower(s, {"table": "orders"}).caught_up()
+        # While the first waits to be bound, the others gather behind it.
+        xids = [written(db, f"INSERT INTO several VALUES ({at}, 'ann', 1)") for at in range(10, 60)]
+        arrived(s.pipeline, "several")
+        taken(s.pipeline, count(s.pipeline, 51))
+        changes = client.step().changes
+        by_transaction: dict[str, list[Any]] = {}
+        for one in changes:
+            by_transaction.setdefault(one["headers"]["lsn"], []).append(one["headers"])
+        assert len(changes) == 50
+        assert len(by_transaction) < 50
+        assert [xid for several in by_transaction.values() for xid in several[-1]["txids"]] == xids
+        for several in by_transaction.values():
+            early = several[-1]["txids"] if len(several) <= 8 else []
+            assert [one["txids"] for one in several[:-1]] == [early] * (len(several) - 1), "a long list stands once"
+            assert several[-1]["last"]
+
+
+def test_numbers_outlive_a_crash_and_checkpoints_and_are_the_same_in_every_process(
+    db: Database, tmp_path: Path
+) -> None:
+    table = followed(db, "lasting")
+    where = tmp_path / "s"
+
+    def store() -> Storage:
+        return open_storage(where, runtime=SystemRuntime(), settings=SETTINGS)
+
+    xids = {1: written(db, "INSERT INTO lasting VALUES (1, 'ann', 1)")}
+    with opened(store(), table) as pipeline:
+        taken(pipeline, count(pipeline, 1))
+        taken(pipeline, lambda: '"at":"stream"' in str(pipeline._hosts.journal.positions()))
+        with serving(where, pipeline) as (_, s):
+            begun = s.get()
+            for at in range(2, 5):
+                xids[at] = written(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
+                taken(pipeline, count(pipeline, at))
+            first = s.get(offset="0_0", handle=begun.handle)
+            assert told(first) == {at: [xids[at]] for at in range(2, 5)}
+        xids[5] = written(db, "INSERT INTO lasting VALUES (5, 'ann', 1)")
+        arrived(pipeline, "lasting")
+        inputs, read = pipeline._intake.input()
+        pipeline._runner.bind(inputs)  # bound, and not committed
+        del read
+        pipeline._runner.sources["lasting"].close()  # as its connection would be
+        crash(pipeline)
+    with opened(store(), table) as pipeline:
+        taken(pipeline, count(pipeline, 5))
+        for at in range(6, 9):
+            xids[at] = written(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
+            taken(pipeline, count(pipeline, at))
+            pipeline.checkpoint()
+        assert pipeline._hosts.journal.records(pipeline.time)[0].time > 5, "the journal has let go of most"
+        for _ in range(2):
+            with serving(where, pipeline) as (_, s):
+                answer = s.get(offset="0_0", handle=begun.handle)
+                assert told(answer) == {at: [xids[at]] for at in range(2, 9)}
+                assert answer.changes[:3] == first.changes
+
+
+def committed(meta: MemoryMeta, time: int, **given: Any) -> None:
+    head = meta.head(COMMITTED)
+    record = Committed(time, {"db": Content(1, "0" * 32)}, {}, "w", **given)
+    assert meta.commit([Write(COMMITTED, head.seqno if head else 0, seal(record))]) is None
+
+
+def numbers(meta: MemoryMeta) -> Numbers:
+    return Numbers(Xids(meta, SystemRuntime(), SETTINGS))
+
+
+def test_without_a_database_upstream_a_transaction_has_its_own_number() -> None:
+    meta = MemoryMeta()
+    found = numbers(meta)
+    committed(meta, 0)
+    committed(meta, 1)
+    assert ([*found.of(0)], [*found.of(1)]) == ([1], [2])
+    assert found.visible(1) == Visible(3, 3)
+    with shop(storage()) as s:
+        s.push(rows=[order(1)])
+        begun = s.get()
+        time = s.push(rows=[order(2)])
+        [one] = s.get(offset="0_0", handle=begun.handle).changes
+        assert one["headers"]["txids"] == [time + 1]
+        assert not is_visible(time + 1, end_of(begun))
+        assert is_visible(time, end_of(begun))
+
+
+def test_what_did_not_come_is_called_open_also_where_numbers_go_round() -> None:
+    meta = MemoryMeta()
+    found = numbers(meta)
+    committed(meta, 0, xids=())
+    assert (found.of(0), found.visible(0)) == ((), Visible(0, 0)), "nothing is known: nothing is said to be there"
+    committed(meta, 1, xids=(1000, 1003))
+    committed(meta, 2, xids=(1001,))
+    missing = (*range(939, 1000), 1002)
+    assert found.visible(2) == Visible(939, 1004, missing)
+    assert found.visible(1) == Visible(939, 1004, (*range(939, 1000), 1001, 1002)), "as of that time"
+    assert numbers(meta).visible(2) == found.visible(2)
+    meta = MemoryMeta()
+    committed(meta, 0, xids=(2**32 - 2, 2**32 - 1, 5, 6))
+    assert numbers(meta).visible(0) == Visible(3, 7, (3, 4))
+
+
+def test_the_first_content_holds_what_was_not_open() -> None:
+    assert last_xids("5:9:5,7") == (0, 1, 2, 3, 4, 6, 8)
+    assert last_xids(f"{2**32 + 1}:{2**32 + 2}:") == (*range(2**32 - 62, 2**32), 0, 1)
+
+
+def test_outcomes_that_name_upstream_transactions_are_kept_for_longer(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "_NAMED_KEPT", 4)
+    table = followed(db, "kept")
+    with opened(storage(), table) as pipeline:
+        written(db, "INSERT INTO kept VALUES (0, 'ann', 1)")
+        taken(pipeline, count(pipeline, 1))
+        for at in range(1, 9):
+            written(db, f"INSERT INTO kept VALUES ({at}, 'ann', 1)")
+            taken(pipeline, count(pipeline, at + 1))
+            pipeline.checkpoint()
+        kept = [one.value.time for one in pipeline._hosts.journal._committed.all()]
+        assert len(kept) == 4
+        assert kept[0] < pipeline._hosts.journal._bound.all()[0].value.time

@@ -146,7 +146,11 @@ def test_a_command_line_that_is_not_understood(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _main(monkeypatch, "status") == 2
-    assert capsys.readouterr().err.startswith("evertide: Missing option '--storage'")
+    assert "say which storage, or which server" in capsys.readouterr().err
+    assert _main(monkeypatch, "run") == 2
+    assert capsys.readouterr().err.startswith("evertide: Missing ")
+    assert _main(monkeypatch, "--url", "http://127.0.0.1:1", "fsck", "--storage", "s") == 2
+    assert "--url goes with status, query" in capsys.readouterr().err
     assert _main(monkeypatch, "nothing", "--json") == 2
     assert json.loads(capsys.readouterr().err)["error_code"] == "usage"
 

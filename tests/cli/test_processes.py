@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from tests.cli.kit import document, evertide, one_error, spawned
 
@@ -68,6 +69,9 @@ def test_the_demo_goes_on_after_kill_9_and_all_views_are_right_in_the_end(tmp_pa
     storage = tmp_path / "demo.evertide"
     with running("demo", "--storage", storage, "--transactions", "5", "--rate", "0", "--json") as first:
         assert until(first, "opened")["time"] == 0
+        address = until(first, "listening")["address"]
+        with urlopen(f"{address}/", timeout=60) as page:  # the console
+            assert b"console/app.js" in page.read()
         killed = until(first, "transaction", 2)["time"]
         first.kill()
         first.wait(60)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,18 @@ from evertide.settings import Settings
 from evertide.store.open import Storage
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
 
-__all__ = ["Answer", "Client", "numbered", "order", "served", "shop"]
+__all__ = ["Answer", "Client", "Raw", "numbered", "order", "served", "shop", "until"]
+
+
+@dataclass(frozen=True)
+class Raw:
+    status: int
+    content: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def media(self) -> str:
+        return self.headers["content-type"].partition(";")[0]
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,8 @@ class Client:
 
     host: str
     port: int
-    timeout_s: float = 30
+    timeout_s: float = 120
+    token: str = ""
 
     def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
         """A body that is not bytes goes as JSON."""
@@ -45,12 +58,19 @@ class Client:
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **options: Any
     ) -> Answer:
+        raw = self.raw(method, path, body, headers, **options)
+        return Answer(raw.status, json.loads(raw.content) if raw.content else None, raw.headers)
+
+    def raw(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Raw:
+        """An answer that need not be JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
-            connection.request(method, path, body, dict(headers or {}), **options)
+            own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            connection.request(method, path, body, {**own, **(headers or {})}, **options)
             answer = connection.getresponse()
-            content = answer.read()
-            return Answer(answer.status, json.loads(content) if content else None, dict(answer.getheaders()))
+            return Raw(answer.status, answer.read(), dict(answer.getheaders()))
         finally:
             connection.close()
 
@@ -75,3 +95,13 @@ def order(number: int, customer: str = "ann", amount: int = 10) -> dict[str, Any
 
 def numbered(producer: str, sequence: int) -> dict[str, str]:
     return {"Evertide-Producer": producer, "Evertide-Sequence": str(sequence)}
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Waits for as long as a loaded machine needs."""
+    waiting = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it did not come")

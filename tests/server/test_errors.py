@@ -29,6 +29,7 @@ EXPECTED = {
     "fenced": 500,
     "generation_moved": 500,
     "lease_lost": 503,
+    "limit_exceeded": 422,
     "unavailable": 503,
     "storage_full": 507,
     "storage_forbidden": 503,
@@ -47,6 +48,8 @@ EXPECTED = {
     "record_damaged": 500,
     "checkpoint_damaged": 500,
     "unsupported_format": 500,
+    "unauthorized": 401,
+    "forbidden": 403,
 }
 
 
@@ -145,7 +148,7 @@ def test_what_nobody_expected_has_an_id_that_is_in_the_log_and_no_trace(
     [
         ("GET", "/nothing", 404, "not_found"),
         ("GET", "/v1/tables/a/b/rows", 404, "not_found"),
-        ("GET", ROWS, 405, "method_not_allowed"),
+        ("DELETE", ROWS, 405, "method_not_allowed"),
         ("DELETE", "/v1/checkpoints", 405, "method_not_allowed"),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from evertide.errors import InvalidInput
+from evertide.server.access import Access, Listening, Role, Token
 from evertide.server.app import make_app
 from evertide.server.serving import LOOPBACK, Server
 from evertide.sources.chance import Chance
@@ -73,8 +74,14 @@ def test_other_machines_are_let_in_only_if_asked_and_with_a_warning(caplog: pyte
     with Server() as server:
         assert server.host == LOOPBACK
         assert not caplog.records
-    with Server("0.0.0.0:0"):
-        assert "no authentication" in caplog.text
+    for listen in ("0.0.0.0:0", "[::]:0"):
+        with pytest.raises(InvalidInput, match=r"no tokens.*--tokens.*--insecure"):
+            Server(listen)
+    with Server("0.0.0.0:0", Listening(is_insecure=True)):
+        assert "there are no tokens" in caplog.text
+    known = Access.of([Token.of("one", Role.READ, "a-token-of-some-length")])
+    with Server("0.0.0.0:0", Listening(access=known)):
+        assert "--tls-cert" in caplog.text
 
 
 def test_nobody_is_let_in_before_the_start_and_nobody_changes_the_signals() -> None:
@@ -115,8 +122,8 @@ def test_a_client_that_goes_away_in_the_middle_of_its_body_changes_nothing(caplo
     with open_pipeline(storage()) as p, Server().start(make_app(p)) as server:
         for _ in range(3):
             with socket.create_connection((server.host, server.port)) as gone:
-                head = f"POST {ROWS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999\r\n"
-                gone.sendall(f"{head}\r\n[".encode())
+                head = f"POST {ROWS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                gone.sendall(f"{head}Content-Length: 999\r\n\r\n[".encode())
         assert Client(server.host, server.port).post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
         server.stop()
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -158,8 +165,11 @@ def test_j10_killed_in_the_middle_of_pushes_each_is_taken_once_in_the_end(tmp_pa
 
     for _ in range(4):
         with worker(tmp_path / "s") as (process, client), ThreadPoolExecutor(clients) as threads:
+            wanted = sum(map(len, answered.values())) + clients
             asked = [threads.submit(pushing, client, producer) for producer in range(clients)]
-            threading.Event().wait(0.2 + chance.below(400) / 1000)
+            while sum(map(len, answered.values())) <= wanted and not all(each.done() for each in asked):
+                threading.Event().wait(0.01)
+            threading.Event().wait(chance.below(400) / 1000)
             process.kill()
             for each in asked:
                 each.result()

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 from rich.text import Text
 
-from evertide.cli.feed import complete_changes
-from evertide.cli.options import Json, Master, Meta, Script, Storage
-from evertide.cli.output import Bars, Output, guarded, table_of, value_text
-from evertide.cli.spark import spark_session
-from evertide.errors import InvalidInput
-from evertide.pipeline.reader import Reader
-from evertide.pipeline.script import read_script
+from evertide.cli.options import Json, Master, Meta, StorageOrUrl
+from evertide.cli.output import Output, guarded, table_of, value_text
+from evertide.cli.places import Given, asked
+from evertide.pipeline.question import Chosen, Question
+from evertide.server.formats import csv_text, unique_names
 from evertide.shard.changes import DIFF, TIME
+from evertide.sinks.json_rows import json_rows
 
-if TYPE_CHECKING:
-    from evertide.flow.explanation import Explanation
-
-__all__ = ["Explained", "Rows", "explain", "query", "rows_table", "subscribe", "unique_names"]
+__all__ = ["Explained", "Rows", "explain", "query", "rows_table", "subscribe"]
 
 
 class Explained(StrEnum):
@@ -46,8 +40,12 @@ class Rows(StrEnum):
 
 @guarded
 def explain(
+    context: typer.Context,
     *,
-    script: Script,
+    script: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SCRIPT]", help="SQL file that declares tables and views; nothing with --url."),
+    ] = None,
     view: Annotated[str | None, typer.Option("--view", metavar="VIEW", help="Only this one.")] = None,
     form: Annotated[
         Explained, typer.Option("--format", help="Mermaid and DOT are for others to draw.")
@@ -60,39 +58,27 @@ def explain(
     Example: evertide explain shop.sql --view revenue
     """
     output = Output(is_json=is_json or form is Explained.json)
-    text, path, _ = read_script(script)
-    with Bars(output) as bars, bars.working("Spark"), spark_session(master) as session:
-        from evertide.flow import Circuit  # noqa: PLC0415 - pyspark
-        from evertide.flow import explain as explained  # noqa: PLC0415 - pyspark
-        from evertide.flow.diagrams import dot, mermaid  # noqa: PLC0415 - pyspark
-
-        found = explained(Circuit(session.spark, text, path=path))
-    chosen = found if view is None else _only(found, view)
+    with asked(context, output, Given(script=script, master=master), needs_storage=False) as place:
+        found = place.explain(view, "json" if output.is_json else form.value)
     if output.is_json:
-        output.document(chosen.plain())
-    elif form is Explained.text:
-        output.raw(chosen.text(has_state=False))
+        output.document(found)
     else:
-        output.raw(mermaid(chosen) if form is Explained.mermaid else dot(chosen))
-
-
-def _only(found: Explanation, view: str) -> Explanation:
-    views = tuple(each for each in found.views if each.name.lower() == view.lower())
-    if not views:
-        why = f"the script has no such materialized view; it has {[each.name for each in found.views]}"
-        raise InvalidInput(where=f"view {view!r}", why=why)
-    kept = {name for each in views for operator in each.operators for name in operator.state}
-    return replace(found, views=views, arrangements=tuple(each for each in found.arrangements if each.name in kept))
+        output.raw(found)
 
 
 @guarded
 def query(
+    context: typer.Context,
     *,
     text: Annotated[str, typer.Argument(metavar="SELECT", help="Any query of Spark SQL over tables and views.")],
-    storage: Storage,
+    storage: StorageOrUrl = None,
     as_of: Annotated[
         int | None, typer.Option("--as-of", metavar="T", help="At this time; the last by default.")
     ] = None,
+    engine: Annotated[
+        Chosen, typer.Option("--engine", help="Who answers; by default DuckDB if it is small, else Spark.")
+    ] = Chosen.auto,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=0, help="At most so many rows.")] = None,
     form: Annotated[Rows, typer.Option("--format", help="How rows are told.")] = Rows.table,
     meta: Meta = None,
     master: Master = None,
@@ -103,33 +89,19 @@ def query(
     Example: evertide query "SELECT * FROM revenue WHERE total > 100" --storage shop.evertide
     """
     output = Output(is_json=is_json or form is Rows.json)
-    with Reader.open(storage, meta) as reader:
-        last = reader.collections.time()
-        time = last if as_of is None else as_of
-        with Bars(output) as bars, bars.working("Spark"), spark_session(master) as session:
-            from evertide.plan.query import query as asked  # noqa: PLC0415 - pyspark
-
-            found = asked(session.spark, text, lambda names: reader.collections.tables_at(names, time))
-    rows = unique_names(found)
+    with asked(context, output, Given(storage, meta, master=master)) as place:
+        answer = place.query(Question(text, as_of, engine, limit))
+    rows = unique_names(answer.rows)
     if output.is_json:
-        output.document({"time": time, "columns": rows.schema.names, "rows": rows.to_pylist()})
+        told = {"time": answer.time, "engine": answer.engine, "is_truncated": answer.is_truncated}
+        output.document({**told, "columns": rows.schema.names, "rows": list(json_rows(rows))})
     elif form is Rows.csv:
-        output.raw(_csv(rows))
+        output.raw(csv_text(rows))
     else:
         output.out.print(rows_table("", rows))
-        output.err.print(Text(f"{rows.num_rows:,} rows, at time {time}", "dim"))
-
-
-def unique_names(rows: pa.Table) -> pa.Table:
-    """A query may name two columns alike, which no JSON object does."""
-    names: list[str] = []
-    for name in rows.schema.names:
-        count, unique = 1, name
-        while unique in names:
-            count += 1
-            unique = f"{name}_{count}"
-        names.append(unique)
-    return rows.rename_columns(names)
+    if not output.is_json:
+        more = ", and there are more" if answer.is_truncated else ""
+        output.err.print(Text(f"{rows.num_rows:,} rows{more}, at time {answer.time}, by {answer.engine}", "dim"))
 
 
 def rows_table(title: str, rows: pa.Table) -> Any:
@@ -140,21 +112,12 @@ def rows_table(title: str, rows: pa.Table) -> Any:
     return table_of(title, rows.schema.names, cells, right=right)
 
 
-def _csv(rows: pa.Table) -> str:
-    """NULL is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(rows.schema.names)
-    for row in rows.to_pylist():
-        writer.writerow("" if value is None else value_text(value) for value in row.values())
-    return text.getvalue()
-
-
 @guarded
 def subscribe(
+    context: typer.Context,
     *,
     name: Annotated[str, typer.Argument(metavar="VIEW", help="A view or a table.")],
-    storage: Storage,
+    storage: StorageOrUrl = None,
     since: Annotated[
         int | None, typer.Option("--since", metavar="T", help="Only what changed after this time; else all rows first.")
     ] = None,
@@ -170,23 +133,12 @@ def subscribe(
     Example: evertide subscribe revenue --storage shop.evertide --since 100
     """
     output = Output(is_json=is_json)
-    with Reader.open(storage, meta) as reader:
-        view = reader.collections.view(name)
-        shard = reader.collections.members().collection(view.name)
-        last = view.time
-        if since is not None and since > last:
-            raise InvalidInput(where=f"--since {since}", why=f"that time is not there yet; the last is {last}")
-        source = shard.subscribe(last) if since is None else shard.listen(since)
-        if not follow and since == last:
-            return
-        try:
-            with source:
-                for frontier, changes in complete_changes(source, shard.schema):
-                    _tell(output, frontier, changes)
-                    if not follow and frontier > last:
-                        return
-        except KeyboardInterrupt:
-            return  # that is how it ends
+    try:
+        with asked(context, output, Given(storage, meta)) as place:
+            for frontier, changes in place.subscribe(name, since, follow=follow):
+                _tell(output, frontier, changes)
+    except KeyboardInterrupt:
+        return  # that is how it ends
 
 
 def _tell(output: Output, frontier: int, changes: pa.Table) -> None:

@@ -14,12 +14,15 @@ import typer
 from rich.text import Text
 
 from evertide.cli.asking import rows_table
+from evertide.cli.listening import listening_of
 from evertide.cli.live import Watch
 from evertide.cli.looking import collections_table
+from evertide.cli.observing import observing
 from evertide.cli.opened import opened, stopped_by_signals
-from evertide.cli.options import Json, Master
+from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, TlsClientCa, TlsKey, Tokens
 from evertide.cli.output import Bars, Output, bytes_text, guarded, table_of
 from evertide.cli.recompute import Compared, recomputed
+from evertide.cli.serving import address_of, served
 from evertide.errors import Diverged
 from evertide.settings import Settings
 
@@ -46,19 +49,37 @@ def demo(
     rate: Annotated[
         float, typer.Option("--rate", metavar="EVENTS", min=0, help="Events a second; 0: as many as can be.")
     ] = 2000,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where its console is; port 0 is any free one.")
+    ] = ":0",
+    tokens: Tokens = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    allow_host: AllowHost = None,
+    insecure: Insecure = False,
     master: Master = None,
     is_json: Json = False,
 ) -> None:
     """Nexmark, live: people, auctions and bids into views of every kind.
 
-    Ctrl-C ends it with a checkpoint. End it with `kill -9`, and start it again: it goes on where it was. With
-    --transactions, every view is compared in the end with what Spark computes for it from scratch.
+    It says where its console is: open that in a browser. Ctrl-C ends it with a checkpoint. End it with `kill -9`, and
+    start it again: it goes on where it was. With --transactions, every view is compared in the end with what Spark
+    computes for it from scratch.
 
     Example: evertide demo --rate 5000
     """
     output = Output(is_json=is_json)
     settings = Settings(checkpoint_interval_s=20)
-    with opened(demo_script(rate), storage, output, master=master, settings=settings) as pipeline:
+    tls = (tls_cert, tls_key, tls_client_ca)
+    listening = listening_of(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
+    with (
+        address_of(listen, listening) as server,
+        observing(storage, listens=True, traces=False) as watched,
+        opened(
+            demo_script(rate), storage, output, master=master, settings=settings, observer=watched.observer
+        ) as pipeline,
+    ):
         before = pipeline.time
         if is_json:
             output.line({"event": "opened", "time": before, "views": list(pipeline.definition.views)})
@@ -66,7 +87,8 @@ def demo(
             said = f"goes on after transaction {before}" if before > 0 else "a new auction house"
             output.say(Text(f"{said}; storage {pipeline.storage.root}"))
         watch = _DemoWatch(pipeline, output)
-        with stopped_by_signals(pipeline, output), watch.drawn():
+        serving = served(server, pipeline, output, listening, watched, is_quiet=False)
+        with stopped_by_signals(pipeline, output), serving, watch.drawn():
             pipeline.run(transactions=transactions, told=watch.told)
         if transactions is not None and watch.transactions >= transactions:
             _check(pipeline, output, watch)

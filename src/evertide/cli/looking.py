@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from evertide.cli.options import Json, Meta, Storage
+from evertide.cli.options import Json, Meta, StorageOrUrl
 from evertide.cli.output import (
     STATE_COLOURS,
     Output,
@@ -21,7 +21,7 @@ from evertide.cli.output import (
     table_of,
     time_text,
 )
-from evertide.pipeline.reader import Reader
+from evertide.cli.places import Given, asked
 from evertide.pipeline.replica_record import ReplicaStatus
 from evertide.pipeline.status import CollectionStatus, SourceStatus, Status
 
@@ -29,14 +29,14 @@ __all__ = ["checkpoints", "collections_table", "journal", "problem_lines", "stat
 
 
 @guarded
-def status(*, storage: Storage, meta: Meta = None, is_json: Json = False) -> None:
-    """What the pipeline of a storage is doing, and what is wrong with it. Asks the storage only.
+def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False) -> None:
+    """What the pipeline of a storage is doing, and what is wrong with it. Asks the storage only, or the server.
 
     Example: evertide status --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with Reader.open(storage, meta) as reader:
-        found = reader.status()
+    with asked(context, output, Given(storage, meta)) as place:
+        found = place.status()
     if is_json:
         output.document({**plain(found), "checkpoints": _numbered(found)})
     else:
@@ -80,8 +80,11 @@ def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
     """Unless it is the one that was named already."""
     if all(one.role == "leads" for one in replicas):
         return
-    rows = [(one.role, one.state, one.time, one.behind, f"{one.host} {one.pid}", one.writer) for one in replicas]
-    columns = ("role", "state", "time", "behind", "process", "writer")
+    rows = [
+        (one.role, one.state, one.time, one.behind, str(one.work or ""), f"{one.host} {one.pid}", one.writer)
+        for one in replicas
+    ]
+    columns = ("role", "state", "time", "behind", "under way", "process", "writer")
     output.say()
     output.say(table_of("Replicas", columns, rows, right=("time", "behind")))
 
@@ -120,19 +123,23 @@ def state_text(state: str) -> Text:
     return Text(state, STATE_COLOURS.get(state, "red"))
 
 
+def _known(one: CollectionStatus) -> tuple[str, str, Any]:
+    return one.name, one.kind, state_text(one.state)
+
+
 def collections_table(collections: tuple[CollectionStatus, ...]) -> Any:
     rows = [
-        (one.name, one.kind, state_text(one.state), one.upper, one.since, f"{one.rows:,}", bytes_text(one.bytes))
-        for one in collections
+        (*_known(one), one.upper, one.since, f"{one.rows:,}", bytes_text(one.bytes), one.shapes) for one in collections
     ]
-    numbers = ("upper", "since", "changes", "size")
+    numbers = ("upper", "since", "changes", "size", "shapes")
     return table_of("Collections", ("collection", "kind", "state", *numbers), rows, right=numbers)
 
 
 @guarded
 def journal(
+    context: typer.Context,
     *,
-    storage: Storage,
+    storage: StorageOrUrl = None,
     first: Annotated[int, typer.Option("--from", metavar="T", help="First transaction.")] = 0,
     last: Annotated[int | None, typer.Option("--to", metavar="T", help="Last transaction.")] = None,
     meta: Meta = None,
@@ -143,8 +150,8 @@ def journal(
     Example: evertide journal --storage shop.evertide --from 100 --to 120
     """
     output = Output(is_json=is_json)
-    with Reader.open(storage, meta) as reader:
-        lines = reader.journal.describe(first, last)
+    with asked(context, output, Given(storage, meta)) as place:
+        lines = place.journal(first, last)
     if is_json:
         for line in lines:
             output.line(line)
@@ -166,32 +173,20 @@ def journal(
 
 
 @guarded
-def checkpoints(*, storage: Storage, meta: Meta = None, is_json: Json = False) -> None:
+def checkpoints(
+    context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False
+) -> None:
     """The checkpoints of a storage, the newest first.
 
     Example: evertide checkpoints --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with Reader.open(storage, meta) as reader:
-        found = [(entry, reader.checkpoints.read(entry)) for entry in reader.checkpoints.entries()]
-    told = [
-        {
-            "number": entry.number,
-            "time": entry.time,
-            "made_at_s": entry.made_at_s,
-            "files": len(manifest.files),
-            "bytes": sum(file.bytes for file in manifest.files),
-            "generation": manifest.generation,
-        }
-        for entry, manifest in found
-    ]
+    with asked(context, output, Given(storage, meta)) as place:
+        found = place.checkpoints()
     if is_json:
-        output.document(told)
+        output.document(found)
         return
-    rows = [
-        (one["number"], one["time"], one["files"], bytes_text(one["bytes"]), time_text(one["made_at_s"]))
-        for one in told
-    ]
+    rows = [(one.number, one.time, one.files, bytes_text(one.bytes), time_text(one.made_at_s)) for one in found]
     output.say(
         table_of("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
     )

@@ -6,8 +6,10 @@ Commands come from modules that import no pyspark at their top: those that need 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -16,8 +18,14 @@ from typer.exceptions import TyperException
 
 from evertide import __version__
 from evertide.cli import asking, demonstration, keeping, looking, replicas, running, shapes
+from evertide.cli.places import Remote
 
 __all__ = ["app", "main"]
+
+_REMOTE = (
+    *("status", "query", "push", "subscribe", "explain", "checkpoint", "checkpoints", "journal", "pause", "resume"),
+)
+"""Commands that may ask a server."""
 
 app = typer.Typer(
     name="evertide",
@@ -39,12 +47,28 @@ def _say_version(value: bool) -> None:  # noqa: FBT001 - typer's way
 
 @app.callback()
 def evertide(
+    context: typer.Context,
     *,
-    version: Annotated[
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", envvar="EVERTIDE_URL", help="Ask the process that serves there."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="Holds the token; or give EVERTIDE_TOKEN.")
+    ] = None,
+    authority: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="Who signed the server's certificate, if not known.")
+    ] = None,
+    version: Annotated[  # noqa: ARG001 - its callback has said it
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
     ] = False,
 ) -> None:
     """Incremental SQL views on Apache Spark that survive anything."""
+    if url is not None and context.invoked_subcommand not in _REMOTE:
+        if url != os.environ.get("EVERTIDE_URL"):
+            raise typer.BadParameter(f"--url goes with {', '.join(_REMOTE)}.")
+        url = None  # of the environment, for other commands
+    context.obj = Remote(url, token_file, os.environ.get("EVERTIDE_TOKEN"), authority)
 
 
 app.command("run")(running.run)
@@ -63,6 +87,8 @@ app.command("export")(keeping.export)
 app.command("import")(keeping.import_)
 app.command("fsck")(keeping.fsck)
 app.command("gc")(keeping.gc)
+app.command("pause")(running.pause)
+app.command("resume")(running.resume)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from evertide.cli.output import Bars, Output
 from evertide.cli.spark import spark_session
 from evertide.errors import InvalidInput
+from evertide.observer import NOBODY, Observer
 from evertide.pipeline.ownership import Role
 from evertide.pipeline.reader import Reader, check_is_there
 from evertide.pipeline.script import read_script
@@ -37,6 +38,7 @@ def opened(
     settings: Settings | None = None,
     must_exist: bool = False,
     role: Role = Role.ALONE,
+    observer: Observer = NOBODY,
 ) -> Iterator[Pipeline]:
     """Closed with a checkpoint in the end, unless the block fails."""
     settings = settings or Settings()
@@ -51,7 +53,14 @@ def opened(
 
             with bars.working("open"):
                 pipeline = Pipeline.open(
-                    script, storage, meta=meta, spark=session.spark, settings=settings, progress=bars.told, role=role
+                    script,
+                    storage,
+                    meta=meta,
+                    spark=session.spark,
+                    settings=settings,
+                    progress=bars.told,
+                    role=role,
+                    observer=observer,
                 )
                 stack.enter_context(pipeline)
         yield pipeline

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from evertide.cli.logs import LogOptions, log_to
 from evertide.errors import EvertideError
 from evertide.plain import one_line, plain, plain_error
 
@@ -71,12 +71,12 @@ _WIDE = 1000
 class Output:
     """One per command."""
 
-    def __init__(self, *, is_json: bool) -> None:
+    def __init__(self, *, is_json: bool, logs: LogOptions | None = None) -> None:
         self.is_json = is_json
         # What is piped on is not folded at the width of a terminal that is not there.
         self.out = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
-        _log_to(self.err)
+        log_to(self.err, logs or LogOptions())
 
     @property
     def is_live(self) -> bool:
@@ -134,23 +134,6 @@ def _tell(error: EvertideError, *, is_json: bool) -> None:
 
 def error_plain(error: EvertideError) -> dict[str, Any]:
     return {**plain_error(error), "exit_code": error.exit_code}
-
-
-class _Handler(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = record.levelname.lower()
-        self._console.print(Text(f"evertide: {level}: {one_line(record.getMessage())}", "yellow"))
-
-
-def _log_to(console: Console) -> None:
-    """Warnings of ours, without traces; what py4j says when a command is interrupted helps nobody."""
-    log = logging.getLogger("evertide")
-    log.handlers = [each for each in log.handlers if not isinstance(each, _Handler)] + [_Handler(console)]
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 class Bars:

@@ -1,31 +1,54 @@
-"""`run`, `push`, `checkpoint`: commands that open the pipeline themselves; the last two want to be alone."""
+"""`run`, which opens the pipeline; `push`, `checkpoint`, which open it alone or ask a server; `pause`, `resume`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
+from evertide.cli.listening import listening_of
 from evertide.cli.live import Watch
+from evertide.cli.logs import LogFormat, LogOptions
+from evertide.cli.observing import observing
 from evertide.cli.opened import opened, stopped_by_signals
-from evertide.cli.options import Json, Master, Meta, Script, ScriptOption, ShapesSecret, Storage
+from evertide.cli.options import (
+    AllowDeletion,
+    AllowHost,
+    Insecure,
+    Json,
+    LogAs,
+    LogFrom,
+    Master,
+    Meta,
+    Script,
+    ScriptOrUrl,
+    ShapesSecret,
+    Storage,
+    StorageOrUrl,
+    TlsCert,
+    TlsClientCa,
+    TlsKey,
+    Tokens,
+    Traced,
+)
 from evertide.cli.output import Output, guarded
-from evertide.cli.rows import Format, rows_of_file
+from evertide.cli.places import Given, asked
+from evertide.cli.serving import address_of, served
 from evertide.cli.setting import Assignments, settings_of
 from evertide.errors import SinkFailed, SourceFailed
 from evertide.pipeline.ownership import Role
+from evertide.pipeline.pushed_files import Format
 from evertide.settings import Settings
 
 if TYPE_CHECKING:
     from evertide.checkpoint.records import Entry
     from evertide.pipeline.pipeline import Pipeline
-    from evertide.server.serving import Server
 
-__all__ = ["checkpoint", "push", "run"]
+__all__ = ["checkpoint", "pause", "push", "resume", "run"]
 
 
 @guarded
@@ -45,11 +68,21 @@ def run(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Take requests by HTTP; port 0 is any free one.")
     ] = None,
+    tokens: Tokens = None,
     secret: ShapesSecret = "",
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    allow_host: AllowHost = None,
+    insecure: Insecure = False,
+    deletion: AllowDeletion = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Follow those that run it, and write nothing until promoted.")
     ] = False,
     assignments: Assignments = None,
+    log_format: LogAs = LogFormat.TEXT,
+    log_level: LogFrom = None,
+    traces: Traced = False,
     is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what is wrong.")] = False,
     is_json: Json = False,
 ) -> None:
@@ -60,18 +93,35 @@ def run(
 
     Example: evertide run shop.sql --storage shop.evertide
     """
-    output = Output(is_json=is_json)
+    output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
     settings = settings_of(assignments, checkpoint_interval_s=checkpoint_every)
     role = Role.READ_ONLY if read_only else Role.REPLICA
+    listening = None
+    if listen is not None:
+        tls = (tls_cert, tls_key, tls_client_ca)
+        listening = listening_of(
+            tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure, settings=settings
+        )
     with (
-        _address(listen) as server,
-        opened(script, storage, output, meta=meta, master=master, settings=settings, role=role) as pipeline,
+        address_of(listen, listening) if listen and listening else nullcontext() as server,
+        observing(storage, listens=listen is not None, traces=traces) as watched,
+        opened(
+            script,
+            storage,
+            output,
+            meta=meta,
+            master=master,
+            settings=settings,
+            role=role,
+            observer=watched.observer,
+        ) as pipeline,
     ):
         _opened(output, pipeline, is_quiet=is_quiet)
         watch = Watch(pipeline, output, is_quiet=is_quiet)
         kept = nullcontext() if read_only else _kept(pipeline)
-        served = _served(server, pipeline, output, secret, is_quiet=is_quiet) if server else kept
-        with stopped_by_signals(pipeline, output), served, watch.drawn():
+        if server and listening:
+            kept = served(server, pipeline, output, listening, watched, is_quiet=is_quiet, deletion=deletion)
+        with stopped_by_signals(pipeline, output), kept, watch.drawn():
             pipeline.run(transactions=transactions, until_idle=until_idle, told=watch.told)
         stalled = [source for source in pipeline.status().sources if source.state != "running"]
         behind = [sink for sink in pipeline.status().sinks if sink.state in ("stalled", "failed")]
@@ -81,38 +131,6 @@ def run(
         raise SourceFailed(source=stalled[0].name, where="--until-idle", why=stalled[0].problems[0].why)
     if until_idle and behind and behind[0].problem is not None:
         raise SinkFailed(sink=behind[0].name, where="--until-idle", why=behind[0].problem.why)
-
-
-@contextmanager
-def _address(listen: str | None) -> Iterator[Server | None]:
-    """Taken before Spark is started, so that what is wrong with it is said at once."""
-    if listen is None:
-        yield None
-        return
-    from evertide.server.serving import Server  # noqa: PLC0415 - only who listens waits for it
-
-    with Server(listen) as server:
-        yield server
-
-
-@contextmanager
-def _served(server: Server, pipeline: Pipeline, output: Output, secret: str, *, is_quiet: bool) -> Iterator[None]:
-    """In the end, requests under way are answered; the pipeline is still open then."""
-    from evertide.server.app import make_app  # noqa: PLC0415 - pyspark
-    from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
-    from evertide.shapes.service import ShapeService  # noqa: PLC0415
-
-    with ShapeService(pipeline.collections, ShapeOptions(secret=secret)) as shapes:
-        server.start(make_app(pipeline, shapes=shapes))
-        try:
-            if output.is_json and not is_quiet:
-                output.line({"event": "listening", "time": pipeline.time, "address": server.address})
-            elif not is_quiet:
-                output.say(Text(f"listening at {server.address}"))
-            yield
-        finally:
-            shapes.drain()
-            server.stop()
 
 
 @contextmanager
@@ -157,13 +175,14 @@ def _ended(output: Output, watch: Watch, entry: Entry | None, *, is_quiet: bool)
 
 @guarded
 def push(
+    context: typer.Context,
     *,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A table without a connector.")],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="CSV with a header, JSON lines or Parquet; - for stdin.")
     ],
-    storage: Storage,
-    script: ScriptOption,
+    storage: StorageOrUrl = None,
+    script: ScriptOrUrl = None,
     form: Annotated[
         Format | None, typer.Option("--format", help="What the file holds, if its name does not say it.")
     ] = None,
@@ -177,16 +196,8 @@ def push(
     Example: evertide push orders orders.csv --storage shop.evertide --script shop.sql
     """
     output = Output(is_json=is_json)
-    with opened(script, storage, output, meta=meta, master=master) as pipeline:
-        rows = 0
-        try:
-            for batch in rows_of_file(pipeline.engine.tables, table, file, form, is_delete=deletes):
-                pipeline.push(table, () if deletes else batch, deletes=batch if deletes else ())
-                rows += batch.num_rows
-        except BaseException:
-            pipeline.abort()
-            raise
-        time = pipeline.commit()
+    with asked(context, output, Given(storage, meta, script, master)) as place:
+        rows, time = place.push(table, file, form, is_delete=deletes)
     if is_json:
         output.document({"table": table, "rows": rows, "time": time})
     else:
@@ -195,9 +206,10 @@ def push(
 
 @guarded
 def checkpoint(
+    context: typer.Context,
     *,
-    storage: Storage,
-    script: ScriptOption,
+    storage: StorageOrUrl = None,
+    script: ScriptOrUrl = None,
     meta: Meta = None,
     master: Master = None,
     is_json: Json = False,
@@ -207,9 +219,37 @@ def checkpoint(
     Example: evertide checkpoint --storage shop.evertide --script shop.sql
     """
     output = Output(is_json=is_json)
-    with opened(script, storage, output, meta=meta, master=master, must_exist=True) as pipeline:
-        entry: Any = pipeline.checkpoint()
+    with asked(context, output, Given(storage, meta, script, master)) as place:
+        made = place.checkpoint()
     if is_json:
-        output.document({"number": entry.number, "time": entry.time, "made_at_s": entry.made_at_s})
+        output.document(made)
     else:
-        output.say(Text(f"checkpoint {entry.number} at time {entry.time}"))
+        output.say(Text(f"checkpoint {made.number} at time {made.time}"))
+
+
+@guarded
+def pause(context: typer.Context, *, is_json: Json = False) -> None:
+    """Let a running pipeline take no new transaction until it is resumed. One that is under way is completed.
+
+    Example: evertide --url http://127.0.0.1:8080 pause
+    """
+    _going(context, "pause", is_json=is_json)
+
+
+@guarded
+def resume(context: typer.Context, *, is_json: Json = False) -> None:
+    """Let a paused pipeline go on.
+
+    Example: evertide --url http://127.0.0.1:8080 resume
+    """
+    _going(context, "resume", is_json=is_json)
+
+
+def _going(context: typer.Context, what: str, *, is_json: bool) -> None:
+    output = Output(is_json=is_json)
+    with asked(context, output, Given(), needs_storage=False) as place:
+        state = place.pause() if what == "pause" else place.resume()
+    if is_json:
+        output.document({"state": state})
+    else:
+        output.say(state)

@@ -9,7 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from evertide.cli.options import Json, Meta, ShapesSecret, Storage
+from evertide.cli.listening import listening_of
+from evertide.cli.logs import LogFormat, LogOptions
+from evertide.cli.observing import observing
+from evertide.cli.options import (
+    AllowDeletion,
+    AllowHost,
+    Insecure,
+    Json,
+    LogAs,
+    LogFrom,
+    Meta,
+    ShapesSecret,
+    Storage,
+    TlsCert,
+    TlsClientCa,
+    TlsKey,
+    Tokens,
+    Traced,
+)
 from evertide.cli.output import Output, guarded
 from evertide.pipeline.reader import Reader
 
@@ -28,12 +46,21 @@ def shapes(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where to take requests; port 0 is any free one.")
     ] = LISTEN,
+    tokens: Tokens = None,
     secret: ShapesSecret = "",
-    deletion: Annotated[bool, typer.Option("--allow-deletion", help="Let clients end shapes.")] = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    allow_host: AllowHost = None,
+    insecure: Insecure = False,
+    deletion: AllowDeletion = False,
     shapes_max: Annotated[
         int, typer.Option("--shapes-max", metavar="N", min=1, help="Beyond it, shapes that nobody asks for end.")
     ] = 10_000,
     meta: Meta = None,
+    log_format: LogAs = LogFormat.TEXT,
+    log_level: LogFrom = None,
+    traces: Traced = False,
     is_json: Json = False,
 ) -> None:
     """Serve every table and view of a storage to Electric's clients, beside the process that runs its pipeline.
@@ -47,15 +74,21 @@ def shapes(
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
-    options = ShapeOptions(secret=secret, deletion=deletion, shapes_max=shapes_max)
+    output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
+    options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
+    tls = (tls_cert, tls_key, tls_client_ca)
+    listening = listening_of(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
     with (
-        Server(listen, is_guarded=bool(secret)) as server,
-        Reader.open(storage, meta) as reader,
+        Server(listen, listening) as server,
+        observing(storage, listens=True, traces=traces) as watched,
+        Reader.open(storage, meta, observer=watched.observer) as reader,
         ShapeService(reader.collections, options) as service,
     ):
-        server.start(make_shapes_app(reader, service))
+        watched.watch_reader(reader, service)
+        metrics, observer = watched.metrics, watched.observer
+        server.start(make_shapes_app(reader, service, listening.access, metrics=metrics, observer=observer))
         try:
-            _told(Output(is_json=is_json), server, reader)
+            _told(output, server, reader)
             with suppress(KeyboardInterrupt):
                 threading.Event().wait()
         finally:

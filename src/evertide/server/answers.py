@@ -10,20 +10,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
+import anyio
+import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evertide import errors
 from evertide.errors import EvertideError
+from evertide.media import JSON
 from evertide.plain import plain, plain_error
 from evertide.runtime import Runtime
 
-__all__ = ["STATUS", "Guard", "http_refusal", "refused", "said", "status_of"]
+__all__ = [
+    "JSON",
+    "STATUS",
+    "Guard",
+    "http_refusal",
+    "no_such",
+    "refused",
+    "said",
+    "status_of",
+    "streamed",
+    "told",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +59,9 @@ STATUS: Mapping[type[EvertideError], int] = {
     errors.ViewFailed: 500,
     errors.Damaged: 500,
     errors.UnsupportedFormat: 500,
+    errors.LimitExceeded: 422,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
 }
 """By kind; a class that is not listed is as the one above it in the tree."""
 
@@ -58,6 +77,8 @@ _REFUSALS = {
         "This address does not take that method",
         "The header Allow names those that it takes.",
     ),
+    406: ("not_acceptable", "It is not given in that format", "Ask for one that is named, by ?format= or Accept."),
+    408: ("request_timeout", "The request did not come in time", "Send it again, without a pause."),
     413: ("body_too_large", "The body is too large", "Send the rows in several requests, or as an Arrow stream."),
     415: ("unsupported_media_type", "The body's type is not known", "Name it in the header Content-Type."),
 }
@@ -69,6 +90,38 @@ def status_of(error: EvertideError) -> int:
 
 def said(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(plain(value), status, headers)
+
+
+def told(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A Struct that holds nothing but what JSON has."""
+    return Response(msgspec.json.encode(value), status, headers, JSON)
+
+
+def no_such(what: str, why: str) -> HTTPException:
+    return HTTPException(404, f"{what}: {why}")
+
+
+async def streamed(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
+    """The first piece is made before anything is answered: what cannot be read is told as an error, by its code."""
+    first = await run_in_threadpool(next, pieces, b"")
+    return _Streamed(chain([first], pieces), pieces, media, headers)
+
+
+class _Streamed(StreamingResponse):
+    """Closes what it reads from, also if the client goes away: a lease lies behind it."""
+
+    def __init__(self, content: Iterator[bytes], pieces: Any, media: str, headers: Mapping[str, str]) -> None:
+        super().__init__(content, 200, headers, media)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except EvertideError as error:  # an answer that has begun can only be cut off: the client sees that it was
+            logger.log(logging.ERROR, "%s %s was cut off: %s", scope["method"], scope["path"], error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run_in_threadpool(self._pieces.close)
 
 
 def refused(request: Request, error: Exception) -> Response:
@@ -86,7 +139,7 @@ def http_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - starlette hands over what it was told to
     fallback = ("http_error", "The request cannot be served", "Correct it and try again.")
     code, what, remedy = _REFUSALS.get(error.status_code, fallback)
-    is_own = error.status_code in (413, 415)
+    is_own = error.status_code in (406, 413, 415) or (error.status_code == 404 and error.detail != "Not Found")
     why = error.detail if is_own else f"{request.method} {request.url.path}"
     return said({"error_code": code, "message": f"{what}: {why}", "remedy": remedy}, error.status_code, error.headers)
 

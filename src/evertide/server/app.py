@@ -1,35 +1,98 @@
-"""The addresses that there are, a line each, and the errors that all of them share."""
+"""The app: all endpoints behind one gate, and the errors that they share."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
 
+from evertide.console.routes import console_routes
 from evertide.errors import EvertideError
+from evertide.logs import Ring
+from evertide.metrics import Measured, Metrics, metrics_route
+from evertide.observer import NOBODY, Observer
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime, SystemRuntime
+from evertide.server.access import Access, Gate
+from evertide.server.access.fitting import tell_what_does_not_fit
 from evertide.server.answers import Guard, http_refusal, refused
+from evertide.server.collections import Collections
+from evertide.server.control import Control
+from evertide.server.describing import described
+from evertide.server.endpoints import Area, routes_of
+from evertide.server.events import Events
+from evertide.server.explaining import Explaining
+from evertide.server.history import History
+from evertide.server.journal import Journaling
+from evertide.server.logs import Logs
 from evertide.server.looking import Looking
 from evertide.server.pushing import Pushing
+from evertide.server.query.endpoint import Querying
+from evertide.server.rows import Rows
+from evertide.server.shaping import Shaping
+from evertide.server.transactions import OpenTransactions
 from evertide.shapes.service import ShapeService
 
 __all__ = ["make_app"]
 
 
-def make_app(pipeline: Pipeline, *, runtime: Runtime | None = None, shapes: ShapeService | None = None) -> Starlette:
-    """For one pipeline that is open. It may be run beside (`Pipeline.run`), or not: pushes make their transactions."""
-    looking, pushing = Looking(pipeline), Pushing(pipeline)
-    return Starlette(
-        routes=[
-            Route("/v1/health", looking.health),
-            Route("/v1/status", looking.status),
-            Route("/v1/checkpoints", looking.checkpoints, methods=["GET", "POST"]),
-            Route("/v1/tables/{table}/rows", pushing.rows, methods=["POST"]),
-            Route("/v1/transactions", pushing.transaction, methods=["POST"]),
-            *([shapes.route()] if shapes is not None else []),
-        ],
-        middleware=[Middleware(Guard, runtime=runtime or SystemRuntime())],
-        exception_handlers={EvertideError: refused, HTTPException: http_refusal},
+def make_app(
+    pipeline: Pipeline,
+    *,
+    runtime: Runtime | None = None,
+    shapes: ShapeService | None = None,
+    access: Access | None = None,
+    metrics: Metrics | None = None,
+    observer: Observer = NOBODY,
+    logs: Ring | None = None,
+) -> Starlette:
+    """For one pipeline that is open. It may be run beside (`Pipeline.run`), or not: pushes make their transactions.
+
+    Without `access`, whoever reaches it may do everything. `metrics` are served, the requests told to the `observer`,
+    and `logs` served to those who may see them.
+    """
+    runtime, access = runtime or SystemRuntime(), access or Access.open()
+    tell_what_does_not_fit(access, pipeline.collections.members())
+    history = History(pipeline.storage, lambda: pipeline.definition, runtime=runtime, settings=pipeline.settings)
+    events, begun = Events(pipeline, history), OpenTransactions(pipeline, runtime)
+    areas: tuple[Area, ...] = (
+        Looking(pipeline, runtime),
+        Collections(pipeline, history),
+        Explaining(pipeline),
+        Rows(pipeline),
+        Pushing(pipeline),
+        begun,
+        Querying(pipeline, runtime),
+        Journaling(pipeline, history),
+        events,
+        Control(pipeline),
+        Logs(logs),
+        *([] if shapes is None else [Shaping(shapes)]),
     )
+    endpoints = described((one for area in areas for one in area.endpoints()), has_tokens=not access.is_open)
+
+    @asynccontextmanager
+    async def running(_: Starlette) -> AsyncIterator[None]:
+        events.start()
+        try:
+            yield
+        finally:
+            events.stop()
+            begun.close()
+
+    scraped = [] if metrics is None else [metrics_route(metrics)]
+    app = Starlette(
+        routes=[*routes_of(endpoints), *([shapes.route()] if shapes is not None else []), *scraped, *console_routes()],
+        middleware=[
+            Middleware(Measured, observer=observer, runtime=runtime),
+            Middleware(Guard, runtime=runtime),
+            Middleware(Gate, access=access),
+        ],
+        exception_handlers={EvertideError: refused, HTTPException: http_refusal},
+        lifespan=running,
+    )
+    app.state.drain = events.drain
+    return app

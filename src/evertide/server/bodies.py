@@ -3,6 +3,8 @@
     application/json                      [row, ...]  or  {"rows": [row, ...], "deletes": [key or row, ...]}
     application/x-ndjson                  a row in each line
     application/vnd.apache.arrow.stream   an Arrow IPC stream of rows
+    text/csv                              with a header
+    application/vnd.apache.parquet        a Parquet file
 
 1. A body is read up to a limit, and no further.
 2. Numbers with a fraction stay as they are written until their column is known: a DECIMAL loses no digit.
@@ -13,8 +15,10 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,14 +27,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from evertide.errors import InvalidInput
+from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.pushed_files import Format, rows_of_file
 from evertide.sources.values import Number, shown
 
-__all__ = ["ARROW", "JSON", "LINES", "Given", "content_of", "given_in", "given_of", "type_of", "whole_json"]
+__all__ = ["BODIES", "Given", "Tables", "content_of", "given_in", "given_of", "type_of", "whole_json"]
 
-ARROW = "application/vnd.apache.arrow.stream"
-JSON = "application/json"
-LINES = "application/x-ndjson"
+Tables = Mapping[str, DeclaredTable]
 
+BODIES = (JSON, LINES, ARROW, CSV, PARQUET)
+
+_FILES = {CSV: Format.csv, PARQUET: Format.parquet}
 _BYTE = re.compile(r" \(byte (\d+)\)$")
 
 
@@ -62,13 +70,32 @@ async def content_of(request: Request, bytes_max: int) -> bytes:
     return b"".join(chunks)
 
 
-def given_in(content: bytes, kind: str) -> Given:
-    if kind == ARROW:
-        return Given(_arrow(content))
-    if kind == LINES:
+def given_in(content: bytes, kind: str, tables: Tables, table: str, *, is_delete: bool = False) -> Given:
+    """A body that is rows and nothing else holds keys, or rows, to delete if `is_delete`."""
+    if kind == JSON:
+        whole = whole_json(content)
+        if not isinstance(whole, list):
+            if is_delete:
+                raise InvalidInput(where="parameter 'deletes'", why="the body says itself what is deleted")
+            return given_of(whole, "body")
+        rows: Any = whole
+    elif kind == ARROW:
+        rows = _arrow(content)
+    elif kind == LINES:
         lines = enumerate(content.split(b"\n"), 1)
-        return Given([_decoded(line, first_line=at) for at, line in lines if line.strip()])
-    return given_of(whole_json(content), "body")
+        rows = [_decoded(line, first_line=at) for at, line in lines if line.strip()]
+    else:
+        rows = _of_file(content, _FILES[kind], tables, table, is_delete=is_delete)
+    return Given(deletes=rows) if is_delete else Given(rows)
+
+
+def _of_file(content: bytes, form: Format, tables: Tables, table: str, *, is_delete: bool) -> Any:
+    """These are read as files are, with the same messages."""
+    with tempfile.NamedTemporaryFile() as kept:
+        kept.write(content)
+        kept.flush()
+        found = [*rows_of_file(tables, table, Path(kept.name), form, "body", is_delete=is_delete)]
+    return pa.concat_tables(found) if found else ()
 
 
 def whole_json(content: bytes) -> Any:

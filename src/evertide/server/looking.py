@@ -1,27 +1,36 @@
 """How the pipeline fares: `/v1/health`, `/v1/status`, `/v1/checkpoints`.
 
-Health is for load balancers and orchestrators, which look at the code only:
+`/v1/health` is for load balancers and orchestrators, which look at the code only:
 
     200   active; also reconnecting, stalled or paused, with the reason: to start the process again would not help
     202   it answers, and some views are still computed
     503   failed, diverged, frozen: it takes nothing more; or storage does not answer in time
+
+For Kubernetes, `/v1/health/live` says whether the process gets on at all, without asking storage, and
+`/v1/health/ready` whether it should be given requests: 200 or 503.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.kept import Kept, kept
 from evertide.errors import Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status import Status
 from evertide.plain import plain
-from evertide.server.answers import said
+from evertide.runtime import Runtime
+from evertide.server.answers import JSON, said, told
+from evertide.server.endpoints import Endpoint, NoQuery
 
 __all__ = ["Looking"]
 
@@ -29,38 +38,102 @@ _HEALTH_LIMIT_S = 5.0
 _OVER = {"failed", "diverged", "frozen", "stopped"}
 
 
+class Health(msgspec.Struct, frozen=True):
+    status: str
+    why: str = ""
+    remedy: str = ""
+    views: list[str] = []
+
+
+class StatusAnswer(msgspec.Struct, frozen=True):
+    """The whole status, as `evertide status --json` says it."""
+
+    state: str
+    since_s: float
+    why: str
+    remedy: str
+    time: int
+    bound: int
+    generation: int
+    sources: list[Any]
+    collections: list[Any]
+    checkpoints: list[Any]
+    problems: list[Any]
+    sinks: list[Any]
+    replicas: list[Any]
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    number: int
+    time: int
+    made_at_s: float
+
+
+class KeptCheckpoints(msgspec.Struct, frozen=True):
+    checkpoints: list[Kept]
+
+
 class Looking:
-    def __init__(self, pipeline: Pipeline, health_limit_s: float = _HEALTH_LIMIT_S) -> None:
+    """The endpoints."""
+
+    def __init__(self, pipeline: Pipeline, runtime: Runtime, health_limit_s: float = _HEALTH_LIMIT_S) -> None:
         self._pipeline = pipeline
         self._health_limit_s = health_limit_s
+        storage = pipeline.storage
+        self._catalog = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=pipeline.settings)
 
-    async def health(self, _: Request) -> Response:
+    def endpoints(self) -> Iterator[Endpoint]:
+        area = "status"
+        over = {202: "Some views are still computed.", 503: "It takes nothing more."}
+        yield Endpoint("GET", "/v1/health", area, "For load balancers.", self.health, {JSON: Health}, statuses=over)
+        dead = {503: "No."}
+        alive = "Whether the process gets on."
+        yield Endpoint("GET", "/v1/health/live", area, alive, self._live, {JSON: Health}, statuses=dead)
+        ready = "Whether to give it requests."
+        yield Endpoint("GET", "/v1/health/ready", area, ready, self._ready, {JSON: Health}, statuses=dead)
+        yield Endpoint("GET", "/v1/status", area, "The whole status.", self._status, {JSON: StatusAnswer})
+        kept = "The checkpoints, the newest first."
+        yield Endpoint("GET", "/v1/checkpoints", area, kept, self._checkpoints, {JSON: KeptCheckpoints})
+        make = "Make a checkpoint, if anything happened since the last one."
+        yield Endpoint("POST", "/v1/checkpoints", area, make, self._checkpoint, {JSON: Checkpoint}, refusals=(409,))
+
+    async def health(self, _: Request, __: NoQuery) -> Response:
+        return _health(await self._asked())
+
+    async def _asked(self) -> Status:
         with anyio.move_on_after(self._health_limit_s):
-            status = await anyio.to_thread.run_sync(self._pipeline.status, abandon_on_cancel=True)
-            return _health(status)
+            return await anyio.to_thread.run_sync(self._pipeline.status, abandon_on_cancel=True)
         why = f"it did not answer within {self._health_limit_s:g} s"
         raise Unavailable(path=str(self._pipeline.storage.root), why=why)
 
-    async def status(self, _: Request) -> Response:
-        status = await run_in_threadpool(self._pipeline.status)
-        return said({**plain(status), "checkpoints": _numbered(status)})
+    async def _live(self, _: Request, __: NoQuery) -> Response:
+        beat = self._pipeline.pulse.beat()
+        return told(Health("alive" if beat.is_alive else "hangs", beat.why), 200 if beat.is_alive else 503)
 
-    async def checkpoints(self, request: Request) -> Response:
-        if request.method == "POST":
-            entry = await run_in_threadpool(self._pipeline.checkpoint)
-            return said({"number": entry.number, "time": entry.time, "made_at_s": entry.made_at_s})
-        return said({"checkpoints": _numbered(await run_in_threadpool(self._pipeline.status))})
+    async def _ready(self, _: Request, __: NoQuery) -> Response:
+        answer = _health(await self._asked())
+        if answer.status_code == 202:  # it serves what it has
+            answer.status_code = 200
+        return answer
+
+    async def _status(self, _: Request, __: NoQuery) -> Response:
+        status = await run_in_threadpool(self._pipeline.status)
+        numbered = [{"number": number, "time": time} for number, time in status.checkpoints]
+        return said({**plain(status), "checkpoints": numbered})
+
+    async def _checkpoint(self, _: Request, __: NoQuery) -> Response:
+        entry = await run_in_threadpool(self._pipeline.checkpoint)
+        return told(Checkpoint(entry.number, entry.time, entry.made_at_s))
+
+    async def _checkpoints(self, _: Request, __: NoQuery) -> Response:
+        return told(KeptCheckpoints(await run_in_threadpool(kept, self._catalog)))
 
 
 def _health(status: Status) -> Response:
     hydrating = [one.name for one in status.collections if one.state == "hydrating"]
     if status.state == "running":
-        told: dict[str, Any] = {"status": "hydrating", "views": hydrating} if hydrating else {"status": "active"}
-        return said(told, 202 if hydrating else 200)
+        known: dict[str, Any] = {"status": "hydrating", "views": hydrating} if hydrating else {"status": "active"}
+        return said(known, 202 if hydrating else 200)
     code = 503 if status.state in _OVER else 200
-    told = {"status": status.state, "why": status.why, "remedy": status.remedy, "since_s": status.since_s}
-    return said({**told, "error_code": status.problems[0].error_code} if status.problems else told, code)
-
-
-def _numbered(status: Status) -> list[dict[str, int]]:
-    return [{"number": number, "time": time} for number, time in status.checkpoints]
+    known = {"status": status.state, "why": status.why, "remedy": status.remedy, "since_s": status.since_s}
+    return said({**known, "error_code": status.problems[0].error_code} if status.problems else known, code)

@@ -1,4 +1,4 @@
-"""Rows that come by HTTP: `POST /v1/tables/{table}/rows` and `POST /v1/transactions`.
+"""Rows that come by HTTP: `POST /v1/tables/{name}/rows` and `POST /v1/transactions`.
 
 1. An answer is given after the commit: 200, and the rows are in all views (I7).
 2. If the rows are bound, and their transaction cannot be completed now, the answer is 202, with the problem: they are
@@ -12,48 +12,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.errors import EvertideError, InvalidInput
+from evertide.media import JSON
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.pushes import PushTransaction
 from evertide.plain import plain_error
-from evertide.server.answers import said
-from evertide.server.bodies import ARROW, JSON, LINES, Given, content_of, given_in, given_of, type_of, whole_json
+from evertide.server.answers import told
+from evertide.server.bodies import BODIES, Given, content_of, given_in, given_of, type_of, whole_json
+from evertide.server.endpoints import BYTES, Endpoint, NoQuery
 from evertide.sources.values import shown
 
-__all__ = ["Pushing"]
+__all__ = ["HEADERS", "PushQuery", "Pushing", "Taken", "named", "taken"]
 
 TablesIn = Callable[[bytes], Mapping[str, Given]]
 """What a body holds, by table."""
+
+HEADERS = {
+    "Evertide-Producer": "Who sends it, if it may be sent again; with Evertide-Sequence.",
+    "Evertide-Sequence": "The number of the request, which goes up from one to the next of a producer.",
+}
 
 _THREADS = 64
 _PRODUCER_MAX = 200
 _SEQUENCE_MAX = 2**63 - 1
 
 
+class PushQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    deletes: Annotated[bool, msgspec.Meta(description="The body holds keys, or rows, to delete.")] = False
+
+
+class Taken(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The transaction that holds the rows."""
+
+    time: int
+    rows: int
+    is_repeated: bool = False
+    """It was taken before, and not again."""
+    problem: dict[str, Any] | None = None
+    """Why the rows do not show yet."""
+
+
+class RowsBody(msgspec.Struct, frozen=True):
+    """For one table. Rows are objects, and so are deletes, or the key itself."""
+
+    rows: list[Any] = []
+    deletes: list[Any] = []
+
+
+class TransactionBody(msgspec.Struct, frozen=True):
+    tables: dict[str, RowsBody | list[Any]]
+
+
 class Pushing:
+    """The endpoints."""
+
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._threads = anyio.CapacityLimiter(_THREADS)
 
-    async def rows(self, request: Request) -> Response:
-        kind = type_of(request, JSON, LINES, ARROW)
-        table: str = request.path_params["table"]
-        return await self._answer(request, lambda content: {table: given_in(content, kind)})
+    def endpoints(self) -> Iterator[Endpoint]:
+        area, answers, refusals = "rows", {JSON: Taken}, (400, 409, 413, 415, 504)
+        waits = {202: "The rows are durable, and show once the pipeline goes on."}
+        yield Endpoint(
+            "POST",
+            "/v1/tables/{name}/rows",
+            area,
+            "Rows, or keys to delete, for one table: one transaction.",
+            self._rows,
+            answers,
+            PushQuery,
+            bodies={**dict.fromkeys(BODIES, BYTES), JSON: RowsBody | list[Any]},
+            headers=HEADERS,
+            statuses=waits,
+            refusals=refusals,
+        )
+        yield Endpoint(
+            "POST",
+            "/v1/transactions",
+            area,
+            "Rows for several tables that belong together: one transaction.",
+            self._transaction,
+            answers,
+            bodies={JSON: TransactionBody},
+            headers=HEADERS,
+            statuses=waits,
+            refusals=refusals,
+        )
 
-    async def transaction(self, request: Request) -> Response:
+    async def _rows(self, request: Request, query: PushQuery) -> Response:
+        kind = type_of(request, *BODIES)
+        table, tables = request.path_params["name"], self._pipeline.engine.tables
+        read = partial(given_in, kind=kind, tables=tables, table=table, is_delete=query.deletes)
+        return await self._answer(request, lambda content: {table: read(content)})
+
+    async def _transaction(self, request: Request, _: NoQuery) -> Response:
         type_of(request, JSON)
         return await self._answer(request, lambda content: _tables(whole_json(content)))
 
     async def _answer(self, request: Request, tables_in: TablesIn) -> Response:
-        producer, sequence = _named(request.headers)
+        producer, sequence = named(request.headers)
         content = await content_of(request, self._pipeline.settings.request_bytes_max)
         push = partial(self._push, producer, sequence, content, tables_in)
         return await anyio.to_thread.run_sync(push, limiter=self._threads)
@@ -62,19 +129,24 @@ class Pushing:
         with self._pipeline.transaction(producer, sequence) as pushed:
             for table, one in tables_in(content).items():
                 pushed.push(table, one.rows, deletes=one.deletes)
-        answer = {"time": self._pipeline.time, "rows": pushed.rows}
-        if not pushed.rows:
-            return said(answer)
-        try:
-            answer["time"] = self._pipeline.take(pushed)
-        except EvertideError as error:
-            if pushed.time is None:
-                raise
-            return said({**answer, "time": pushed.time, "problem": plain_error(error)}, 202)
-        return said({**answer, "is_repeated": True} if pushed.is_repeated else answer)
+        found = taken(self._pipeline, pushed)
+        return told(found, 202 if found.problem else 200)
 
 
-def _named(headers: Mapping[str, str]) -> tuple[str, int]:
+def taken(pipeline: Pipeline, pushed: PushTransaction) -> Taken:
+    """What was offered up is committed. An error says that it was not taken."""
+    if not pushed.rows:
+        return Taken(pipeline.time, 0)
+    try:
+        time = pipeline.take(pushed)
+    except EvertideError as error:
+        if pushed.time is None:
+            raise
+        return Taken(pushed.time, pushed.rows, problem=plain_error(error))
+    return Taken(time, pushed.rows, is_repeated=pushed.is_repeated)
+
+
+def named(headers: Mapping[str, str]) -> tuple[str, int]:
     """Producer and sequence; an empty name if there is none."""
     producer, sequence = headers.get("evertide-producer", ""), headers.get("evertide-sequence", "")
     if not producer and not sequence:

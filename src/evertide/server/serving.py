@@ -5,14 +5,14 @@
 2. `stop` takes no new requests, and answers those under way, for up to half a minute: then it cuts them off. The
    pipeline is closed after that, not before.
 3. It has no signal handlers: whoever runs the pipeline has them.
+4. Who may ask, and how, is said by a `Listening`: what is wrong with its tokens or its TLS is said at once, too.
 """
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
-from ipaddress import ip_address
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -20,47 +20,62 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from evertide.errors import InvalidInput
+from evertide.server.access.connections import protocol_of
+from evertide.server.access.listening import Listening
 
 __all__ = ["LOOPBACK", "Server"]
-
-logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
 _STOP_LIMIT_S = 30
+_BACKLOG = 2048
 
 
 class Server:
-    def __init__(self, listen: str = f"{LOOPBACK}:0", *, is_guarded: bool = False) -> None:
-        """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 is any that is free.
-
-        `is_guarded`: whether nobody gets anything without a secret.
-        """
+    def __init__(self, listen: str = f"{LOOPBACK}:0", listening: Listening | None = None) -> None:
+        """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 is any that is free."""
         self._listen = listen
+        self._listening = listening or Listening()
+        self._tls = self._listening.tls.context() if self._listening.tls is not None else None
         host, port = _parsed(listen)
         self._socket = _bound(listen, host, port)
         self._uvicorn: _Uvicorn | None = None
         self._thread: threading.Thread | None = None
+        self._drain: Callable[[], None] | None = None
+        """Ends what an app streams without an end: it has one as `state.drain`."""
         self.host, self.port = self._socket.getsockname()[:2]
-        if not is_guarded and not ip_address(self.host).is_loopback:
-            logger.warning("whoever reaches %s may read and write: there is no authentication yet", self.address)
+        try:
+            self._listening.check(listen, self.host)
+        except InvalidInput:
+            self._socket.close()
+            raise
 
     @property
     def address(self) -> str:
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 
     def start(self, app: ASGIApp) -> Self:
         """Connections are taken when this returns."""
+        try:
+            self._socket.listen(_BACKLOG)  # here, as not every event loop says what goes wrong with it
+        except OSError as error:
+            raise InvalidInput(where=f"address {self._listen!r}", why=str(error)) from error
+        tls = self._tls
         config = uvicorn.Config(
-            app,
-            lifespan="off",
+            self._listening.wrapped(app, self.host),
+            http=protocol_of(self._listening.settings),
+            lifespan="on",
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
             timeout_graceful_shutdown=_STOP_LIMIT_S,
         )
         self._uvicorn = _Uvicorn(config)
+        self._drain = getattr(getattr(app, "state", None), "drain", None)
         self._thread = threading.Thread(
             target=self._uvicorn.run_until_stopped, args=(self._socket,), name="evertide-http", daemon=True
         )
@@ -73,6 +88,8 @@ class Server:
     def stop(self) -> None:
         """May be called twice, and before `start`."""
         if self._uvicorn is not None and self._thread is not None:
+            if self._drain is not None:
+                self._drain()
             self._uvicorn.should_exit = True
             self._thread.join()
         self._socket.close()

@@ -2,7 +2,10 @@
 
 /v1/shape    every table and view, by Electric's protocol
 /v1/health   200 active; 202 waiting: nobody runs the pipeline, and what is served stands still
+/metrics     for Prometheus
 /            200, for those who only ask whether somebody is there
+
+Who may ask is decided by the same gate, and the same table of roles, as for `evertide.server.app`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from evertide.errors import EvertideError
+from evertide.metrics import Measured, Metrics, metrics_route
+from evertide.observer import NOBODY, Observer
 from evertide.pipeline.reader import Reader
+from evertide.server.access import Access, Gate
+from evertide.server.access.fitting import tell_what_does_not_fit
 from evertide.server.answers import Guard, http_refusal, refused, said
 from evertide.shapes.service import ShapeService
 
@@ -26,7 +33,18 @@ _STANDING = {"stopped", "replaying", "failed", "diverged", "frozen"}
 _NOT_CACHED = {"cache-control": "no-cache, no-store, must-revalidate"}
 
 
-def make_shapes_app(reader: Reader, shapes: ShapeService) -> Starlette:
+def make_shapes_app(
+    reader: Reader,
+    shapes: ShapeService,
+    access: Access | None = None,
+    *,
+    metrics: Metrics | None = None,
+    observer: Observer = NOBODY,
+) -> Starlette:
+    """Without `access`, whoever reaches it may read every shape. Requests are told to the `observer`."""
+    access = access or Access.open()
+    tell_what_does_not_fit(access, reader.collections.members())
+
     async def health(_: Request) -> Response:
         status = await run_in_threadpool(reader.status)
         if status.state in _STANDING:
@@ -36,8 +54,13 @@ def make_shapes_app(reader: Reader, shapes: ShapeService) -> Starlette:
     async def here(_: Request) -> Response:
         return Response()
 
+    scraped = [] if metrics is None else [metrics_route(metrics)]
     return Starlette(
-        routes=[shapes.route(), Route("/v1/health", health), Route("/", here)],
-        middleware=[Middleware(Guard, runtime=reader.runtime)],
+        routes=[shapes.route(), Route("/v1/health", health), Route("/", here), *scraped],
+        middleware=[
+            Middleware(Measured, observer=observer, runtime=reader.runtime),
+            Middleware(Guard, runtime=reader.runtime),
+            Middleware(Gate, access=access),
+        ],
         exception_handlers={EvertideError: refused, HTTPException: http_refusal},
     )

@@ -1,0 +1,36 @@
+"""What the options of a command that listens come to: `run`, `shapes` and `demo` share them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evertide.settings import Settings
+
+if TYPE_CHECKING:
+    from evertide.server.access import Listening
+
+__all__ = ["listening_of"]
+
+
+def listening_of(
+    *,
+    tokens: Path | None = None,
+    secret: str = "",
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+    hosts: Sequence[str] | None = None,
+    insecure: bool = False,
+    settings: Settings | None = None,
+) -> Listening:
+    """Tokens of the environment count as well. `tls`: certificate, key, and the authority of clients' certificates."""
+    from evertide.server.access import Access, Listening, Tls  # noqa: PLC0415 - only who listens waits for it
+
+    return Listening(
+        access=Access.load(tokens, os.environ, secret),
+        tls=Tls.of(*tls),
+        hosts=tuple(hosts or ()),
+        is_insecure=insecure,
+        settings=settings or Settings(),
+    )

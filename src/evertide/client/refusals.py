@@ -1,0 +1,80 @@
+"""What a server answers that is no answer, as the errors that the pipeline itself would raise.
+
+1. `error_code` names the class, and the facts come along: whoever catches an error need not know where it was raised.
+2. What HTTP itself refuses (no such address, too large a body) is `InvalidInput`, with what the server said.
+3. No connection is `Unavailable`: nothing happened. If the connection breaks after a request that writes was sent, it
+   is `OutcomeUnknown`: it may have happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import httpx
+import msgspec
+
+from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, Unavailable
+
+__all__ = ["check", "told"]
+
+_OK = 400
+_BROKEN = 500
+
+
+def check(response: httpx.Response) -> httpx.Response:
+    """The response, if it is an answer."""
+    if response.status_code < _OK:
+        return response
+    where = f"{response.request.method} {response.request.url.copy_with(query=None)}"
+    try:
+        body = msgspec.json.decode(response.read())
+    except msgspec.DecodeError:
+        body = None
+    if not isinstance(body, dict) or "error_code" not in body:
+        raise _other(where, response.status_code, response.reason_phrase)
+    kind = _kinds().get(str(body["error_code"]))
+    if kind is None:
+        raise _other(where, response.status_code, str(body.get("message", "")))
+    raise kind(**_facts(kind, body))
+
+
+def _other(where: str, status: int, said: str) -> EvertideError:
+    if status >= _BROKEN:
+        return Unavailable(path=where, why=f"{status} {said}")
+    return InvalidInput(where=where, why=f"{status} {said}")
+
+
+def _kinds(kind: type[EvertideError] = EvertideError) -> dict[str, type[EvertideError]]:
+    """By code; the class that names it itself."""
+    found = {kind.error_code: kind}
+    for below in kind.__subclasses__():
+        found = {**_kinds(below), **found}
+    return found
+
+
+def _facts(kind: type[EvertideError], body: dict[str, Any]) -> dict[str, Any]:
+    """A fact that is not told is as empty as its type allows."""
+    empty: dict[Any, Any] = {"int": 0, "tuple[str, ...]": ()}
+    given = {field.name: body.get(field.name, empty.get(field.type, "")) for field in fields(kind)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+@contextmanager
+def told(where: str, *, is_write: bool) -> Iterator[None]:
+    """Errors of the connection in the block, as ours."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise Unavailable(path=where, why=f"there is no connection: {error}") from error
+    except httpx.InvalidURL as error:
+        raise InvalidInput(where=where, why=str(error)) from error
+    except httpx.UnsupportedProtocol as error:
+        raise InvalidInput(where=where, why=f"{error}: http:// or https:// is expected") from error
+    except httpx.HTTPError as error:
+        why = f"the connection broke: {type(error).__name__} {error}".rstrip()
+        if is_write:
+            raise OutcomeUnknown(path=where, why=why) from error
+        raise Unavailable(path=where, why=why) from error

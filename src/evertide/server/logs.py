@@ -1,0 +1,55 @@
+"""`/v1/logs`: the last lines of the log of this process, as records (`evertide.logs`). No secret is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from evertide.logs import Ring
+from evertide.server.answers import JSON, told
+from evertide.server.endpoints import Endpoint
+
+__all__ = ["Logs"]
+
+
+class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=2000, description="At most so many.")] = 100
+    level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"], msgspec.Meta(description="Of this level or worse.")
+    ] = "info"
+
+
+class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line. `time` is UTC; what there is none of is not there."""
+
+    time: str
+    level: str
+    logger: str
+    message: str
+    pipeline: str = ""
+    transaction: int | None = None
+    error_code: str = ""
+    trace: str = ""
+
+
+class LogRecords(msgspec.Struct, frozen=True):
+    logs: list[LogRecord]
+
+
+class Logs:
+    """The endpoint. A process that keeps no lines says none."""
+
+    def __init__(self, ring: Ring | None) -> None:
+        self._ring = ring
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        last = "The last lines of the log of this process, the newest first."
+        yield Endpoint("GET", "/v1/logs", "status", last, self._logs, {JSON: LogRecords}, LogsQuery)
+
+    async def _logs(self, _: Request, query: LogsQuery) -> Response:
+        found = [] if self._ring is None else self._ring.lines(query.limit, query.level)
+        return told(LogRecords([msgspec.convert(line.plain(), LogRecord) for line in found]))

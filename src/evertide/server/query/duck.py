@@ -1,0 +1,234 @@
+"""DuckDB answers: quick, for what fits into memory.
+
+What a query may do is decided by the engine, not by how it is written:
+
+1. The database is in memory, and empty. A connection of its own for each query holds the collections that the query
+   names, as they were at one time, and nothing else: there is nothing that could be changed, or that others see.
+2. No files, no network, no extensions, no Python objects of this process; and the configuration is locked before any
+   query is seen. Memory, threads and time are bounded, and it may not write temporary files.
+3. DuckDB's own parser says what the query is: one SELECT, over collections and over functions that make rows of their
+   arguments. All else is refused before it is bound.
+
+Rows come back with the types that tables have: whole numbers as BIGINT as long as they fit.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from evertide.errors import InvalidInput, LimitExceeded
+from evertide.plain import is_variant
+from evertide.settings import Settings
+
+__all__ = ["Duck", "NotUnderstood", "Parsed", "can_hold"]
+
+_CONFIG = {
+    "allow_community_extensions": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "default_null_order": "nulls_first_on_asc_last_on_desc",
+    "max_temp_directory_size": "0KiB",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+    "threads": "2",
+}
+"""NULL comes first or last as Spark has it."""
+_LOCK = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
+_MAKERS = {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
+"""Functions in FROM that make rows of their arguments alone."""
+_REFUSED = {"current_setting", "getenv", "getvariable", "write_log", "nextval", "currval", "txid_current"}
+_BATCH = 8192
+_WHOLE = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+_LONGS = (-(1 << 63), (1 << 63) - 1)
+
+
+class NotUnderstood(InvalidInput):
+    """DuckDB cannot answer it; another engine may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a query reads: names that are not its own (WITH)."""
+
+    names: tuple[str, ...]
+
+
+class Duck:
+    """May be shared between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @cached_property
+    def _database(self) -> Any:
+        """Made when it is first asked."""
+        config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{self.settings.query_memory_bytes}B"}
+        made = duckdb.connect(":memory:", config=config)
+        made.execute(_LOCK)
+        return made
+
+    def parse(self, sql: str) -> Parsed:
+        """`InvalidInput` if it is not one SELECT, or reads anything that is no collection."""
+        with self._database.cursor() as connection:
+            try:
+                [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+            except duckdb.Error as error:
+                raise _refusal(error) from error
+        return _parsed(json.loads(text))
+
+    def answered(
+        self, sql: str, tables: Mapping[str, pa.Table], parameters: list[Any], rows_max: int
+    ) -> tuple[pa.Table, bool]:
+        """At most so many rows, and whether there are more. For what `parse` has let through."""
+        settings = self.settings
+        with self._database.cursor() as connection, _timed(connection.interrupt, settings.query_limit_s) as timer:
+            try:
+                for name, rows in tables.items():
+                    connection.register(name, rows)
+                relation = connection.sql(sql, params=parameters)
+                return _collected(relation, rows_max, settings.query_bytes_max)
+            except duckdb.OutOfMemoryException as error:
+                raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
+            except (duckdb.Error, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+                if timer.is_over:
+                    raise _over(f"it takes longer than {settings.query_limit_s:g} s") from error
+                raise _refusal(error) from error
+
+
+def _parsed(found: Mapping[str, Any]) -> Parsed:
+    if found["error"]:
+        raise NotUnderstood(where="query", why=str(found["error_message"]))
+    if len(found["statements"]) != 1:
+        raise InvalidInput(where="query", why=f"{len(found['statements'])} statements; one SELECT is asked at a time")
+    own: set[str] = set()
+    names: dict[str, None] = {}
+    for node in _nodes(found["statements"][0]):
+        own |= {each["key"].lower() for each in _ctes(node)}
+        if (refused := _refused(node)) is not None:
+            raise InvalidInput(where="query", why=refused)
+        if node.get("type") == "BASE_TABLE":
+            names[".".join(node["qualified_name"]["path"])] = None
+    return Parsed(tuple(name for name in names if name.lower() not in own))
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+
+
+def _ctes(node: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = node.get("cte_map")
+    return found["map"] if isinstance(found, dict) else []
+
+
+def _refused(node: Mapping[str, Any]) -> str | None:
+    kind = node.get("type")
+    if kind == "TABLE_FUNCTION":
+        name = str(node["function"].get("function_name", "")).lower()
+        return None if name in _MAKERS else f"{name}() in FROM: a query reads tables and views, and nothing else"
+    if kind == "SHOW_REF":
+        return "this is no SELECT; GET /v1/collections says which tables and views there are"
+    if kind == "FUNCTION" and str(node.get("function_name", "")).lower() in _REFUSED:
+        return f"{node['function_name']}() says something of the engine, and nothing of the tables and views"
+    return None
+
+
+def can_hold(schema: pa.Schema) -> bool:
+    """Whether all columns are of types that DuckDB has."""
+    return not any(is_variant(kind) or kinds.is_union(kind) for kind in _kinds(schema.types))
+
+
+def _kinds(types: Any) -> Iterator[Any]:
+    for kind in types:
+        yield kind
+        yield from _kinds(kind.field(at).type for at in range(kind.num_fields))
+
+
+def _over(why: str) -> LimitExceeded:
+    return LimitExceeded(where="query", why=why)
+
+
+def _refusal(error: Exception) -> NotUnderstood:
+    return NotUnderstood(where="query", why=next(iter(str(error).strip().splitlines()), type(error).__name__))
+
+
+def _collected(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, bool]:
+    types = [str(kind) for kind in relation.types]
+    reader = relation.to_arrow_reader(_BATCH)
+    batches, rows, size = [], 0, 0
+    for batch in reader:
+        batches.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if size > bytes_max:
+            raise _over(f"its answer is larger than {bytes_max} bytes: ask for less, or with a limit")
+        if rows > rows_max:
+            break
+    found = pa.Table.from_batches(batches, reader.schema).slice(0, rows_max)
+    columns = [_as_declared(column, kind) for column, kind in zip(found.columns, types, strict=True)]
+    return pa.Table.from_arrays(columns, names=found.schema.names), rows > rows_max
+
+
+def _as_declared(column: Any, kind: str) -> Any:
+    """With a type that a table could have."""
+    if kind in ("HUGEINT", "UHUGEINT", "UBIGINT"):
+        ends = pc.min_max(column)
+        is_long = not column.length() or column.null_count == column.length()
+        is_long = is_long or (ends["min"].as_py() >= _LONGS[0] and ends["max"].as_py() <= _LONGS[1])
+        return column.cast(pa.int64() if is_long else pa.decimal128(38, 0))
+    if column.type in _WHOLE:
+        return column.cast(_WHOLE[column.type])
+    if kinds.is_interval(column.type):
+        return _spans(column)
+    if kinds.is_timestamp(column.type) and column.type.unit != "us":
+        return column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    return column.cast(pa.time64("ns")) if kinds.is_time(column.type) else column
+
+
+def _spans(column: Any) -> Any:
+    """An interval of days and less is one of ours; one of months is told as DuckDB tells it."""
+    values = column.to_pylist()
+    if any(value is not None and value.months for value in values):
+        texts = [None if each is None else f"{each.months} months {each.days} days" for each in values]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+    day_ns = 86_400_000_000_000
+    micros = [None if each is None else (each.days * day_ns + each.nanoseconds) // 1000 for each in values]
+    return pa.chunked_array([pa.array(micros, pa.int64()).cast(pa.duration("us"))])
+
+
+class _timed:  # noqa: N801 - read as a verb: with _timed(...)
+    """Stops the work in the block when its time is up."""
+
+    def __init__(self, stop: Callable[[], None], limit_s: float) -> None:
+        self.is_over = False
+        self._stop = stop
+        self._timer = threading.Timer(limit_s, self._end)
+        self._timer.daemon = True
+
+    def _end(self) -> None:
+        self.is_over = True
+        with suppress(duckdb.Error):  # it was done at the same moment
+            self._stop()
+
+    def __enter__(self) -> _timed:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()

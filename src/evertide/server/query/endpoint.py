@@ -1,0 +1,104 @@
+"""`POST /v1/query`: a SELECT over all collections at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from evertide.media import ARROW, JSON, TIME_HEADER
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.question import Answer, Chosen, Question
+from evertide.pipeline.spark_engine import SparkEngine
+from evertide.runtime import Runtime
+from evertide.server.answers import streamed
+from evertide.server.bodies import content_of, type_of
+from evertide.server.columns import Column
+from evertide.server.endpoints import BYTES, Endpoint, body_of
+from evertide.server.formats import ROW_FORMATS, pieces, unique_names
+from evertide.server.media import chosen
+from evertide.server.query.asking import ask
+from evertide.server.query.duck import Duck
+from evertide.server.rows import Format
+
+__all__ = ["FACTS_HEADER", "Querying"]
+
+FACTS_HEADER = "Evertide-Query"
+"""What JSON says beside the rows, for other formats: `engine=duckdb, is_truncated=false, took_ms=1.5`."""
+
+_SQL_MAX = 256 * 1024
+_JSON_ROWS = 10_000
+"""What is answered as JSON to who asks for no limit: people read it, and programs have better formats."""
+
+
+class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sql: Annotated[str, msgspec.Meta(min_length=1, description="One SELECT over tables and views.")]
+    as_of: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    engine: Chosen = Chosen.auto
+    limit: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    parameters: Annotated[list[Any], msgspec.Meta(description="What each ? stands for.")] = []
+
+
+class QueryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Format | None = None
+
+
+class QueryAnswer(msgspec.Struct, frozen=True):
+    time: int
+    is_truncated: bool
+    engine: str
+    took_ms: float
+    columns: list[Column]
+    rows: list[list[Any]]
+
+
+class Querying:
+    """The endpoint."""
+
+    def __init__(self, pipeline: Pipeline, runtime: Runtime) -> None:
+        self._pipeline = pipeline
+        self._runtime = runtime
+        self._duck = Duck(pipeline.settings)
+        self._threads = anyio.CapacityLimiter(pipeline.settings.queries_max)
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        yield Endpoint(
+            "POST",
+            "/v1/query",
+            "query",
+            "Ask the collections, all at one time.",
+            self._query,
+            {media: QueryAnswer if media == JSON else BYTES for media in ROW_FORMATS},
+            QueryQuery,
+            bodies={JSON: QueryBody},
+            refusals=(400, 406, 410, 413, 415, 422),
+        )
+
+    async def _query(self, request: Request, query: QueryQuery) -> Response:
+        type_of(request, JSON)
+        media = chosen(request, query.format, ROW_FORMATS)
+        body = body_of(await content_of(request, _SQL_MAX), QueryBody)
+        limit = _JSON_ROWS if body.limit is None and media == JSON else body.limit
+        question = Question(body.sql, body.as_of, body.engine, limit, body.parameters)
+        answer = await anyio.to_thread.run_sync(partial(self._ask, question), limiter=self._threads)
+        facts = {
+            "time": answer.time,
+            "is_truncated": answer.is_truncated,
+            "engine": answer.engine,
+            "took_ms": answer.took_ms,
+        }
+        rows = answer.rows if media == ARROW else unique_names(answer.rows)
+        told = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in facts.items())
+        headers = {TIME_HEADER: str(answer.time), FACTS_HEADER: told.replace('"', "")}
+        return await streamed(pieces(media, rows.schema, [rows], facts), media, headers)
+
+    def _ask(self, question: Question) -> Answer:
+        pipeline = self._pipeline
+        spark = (lambda: pipeline.spark) if isinstance(pipeline.engine, SparkEngine) else None
+        return ask(pipeline.collections, question, duck=self._duck, spark=spark, runtime=self._runtime)

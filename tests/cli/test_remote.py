@@ -1,0 +1,106 @@
+"""`evertide --url`: the same commands, asked of a server; and the same words in the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from evertide.pipeline.pipeline import Pipeline
+from tests.cli.kit import document, evertide, lines, one_error, open_small, order
+from tests.pipeline.kit import rows_of
+from tests.server.kit import served
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[tuple[Pipeline, str]]:
+    """A pipeline on a disk, and where it is served."""
+    with open_small(tmp_path / "s") as p, served(p) as client:
+        for number in range(1, 4):
+            p.push("orders", [order(number, "bob" if number % 2 else "ann", number)])
+            p.commit()
+        yield p, f"http://{client.host}:{client.port}"
+
+
+def far(url: str, *args: Any) -> Result:
+    return evertide("--url", url, *args)
+
+
+def test_what_is_asked_of_a_server_is_told_as_of_the_storage(shop: tuple[Pipeline, str], tmp_path: Path) -> None:
+    """One path for each command: only where it asks differs. Fails if a server's answer is told another way."""
+    _, url = shop
+    storage = ("--storage", tmp_path / "s")
+    for command in (
+        ("journal", "--json"),
+        ("journal", "--from", "1", "--to", "2"),
+        ("checkpoints", "--json"),
+        ("query", "SELECT * FROM revenue ORDER BY 1", "--format", "csv"),
+        ("query", "SELECT * FROM revenue ORDER BY 1", "--json"),
+        ("subscribe", "orders", "--no-follow"),
+    ):
+        near, there = evertide(*command, *storage), far(url, *command)
+        assert (near.exit_code, there.exit_code) == (0, 0), there.stderr
+        assert there.stdout == near.stdout != "", command
+    changes = ("subscribe", "revenue", "--since", "1", "--no-follow", "--json")
+    told = [lines(evertide(*changes, *storage)), lines(far(url, *changes))]
+    assert told[0][-1] == told[1][-1] == {"complete": 3}
+    assert [line for line in told[0] if "diff" in line] == [line for line in told[1] if "diff" in line]
+    near, there = document(evertide("status", "--json", *storage)), document(far(url, "status", "--json"))
+    assert near.keys() == there.keys()
+    assert [near[name] for name in ("time", "state", "collections")] == [
+        there[name] for name in ("time", "state", "collections")
+    ]
+    assert "time 3" in far(url, "status").stdout
+
+
+def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pipeline, str], tmp_path: Path) -> None:
+    p, url = shop
+    file = tmp_path / "orders.csv"
+    file.write_text("id,customer,amount\n7,eve,1\n8,eve,2\n")
+    assert document(far(url, "push", "orders", file, "--json")) == {"table": "orders", "rows": 2, "time": 4}
+    (tmp_path / "gone.jsonl").write_text('{"id": 7}\n')
+    assert "1 rows deleted" in far(url, "push", "orders", tmp_path / "gone.jsonl", "--delete").stdout
+    assert [row[0] for row in rows_of(p, "orders")] == [1, 2, 3, 8]
+    made = document(far(url, "checkpoint", "--json"))
+    assert (made["time"], p.status().checkpoints[0]) == (6, (made["number"], 6))
+    assert document(far(url, "pause", "--json")) == {"state": "paused"}
+    assert "resume it first" in one_error(far(url, "push", "orders", file), 3)
+    assert far(url, "resume").stdout == "running\n"
+    bad = tmp_path / "bad.csv"
+    bad.write_text("id,customer,amount\nx,eve,1\n")
+    assert "line 2" in one_error(far(url, "push", "orders", bad), 2)
+    assert "cannot be read" in one_error(far(url, "push", "orders", tmp_path / "none.csv"), 2)
+
+
+def test_errors_of_a_server_end_as_those_of_the_storage(shop: tuple[Pipeline, str]) -> None:
+    p, url = shop
+    assert "the last is 3" in one_error(far(url, "query", "SELECT * FROM orders", "--as-of", "9"), 2)
+    assert "no such collection" in one_error(far(url, "subscribe", "nothing", "--no-follow"), 2)
+    p.checkpoint()
+    p.push("orders", [order(9)])
+    p.commit()
+    p.checkpoint()
+    told = json.loads(one_error(far(url, "subscribe", "orders", "--since", "0", "--no-follow", "--json"), 3))
+    assert told["error_code"] == "time_compacted"
+    assert "no connection" in one_error(far("http://127.0.0.1:1", "status"), 6)
+
+
+def test_url_and_token_may_come_from_the_environment(
+    shop: tuple[Pipeline, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = shop
+    monkeypatch.setenv("EVERTIDE_URL", url)
+    monkeypatch.setenv("EVERTIDE_TOKEN", "not asked for")
+    assert len(lines(evertide("journal", "--json"))) == 4
+    assert "storage" in one_error(evertide("status", "--storage", tmp_path / "s"), 2), "one or the other"
+    assert "holds none" in one_error(evertide("fsck", "--storage", tmp_path), 2), "which asks no server"
+    missing = ("--token-file", tmp_path / "none", "status")
+    assert "--token-file" in one_error(evertide(*missing), 2)
+
+
+def test_what_only_a_running_process_can_do_says_so(tmp_path: Path) -> None:
+    assert "evertide --url URL pause" in one_error(evertide("pause"), 2)

@@ -1,0 +1,245 @@
+"""`Client` against a real server: every question, and every error as the pipeline itself raises it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.client import Client
+from evertide.errors import (
+    Conflict,
+    Diverged,
+    EvertideError,
+    InvalidInput,
+    LimitExceeded,
+    OutcomeUnknown,
+    TimeCompacted,
+    Unavailable,
+)
+from evertide.journal.journal import Journal
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.pipeline import Pipeline
+from evertide.settings import Settings
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import open_pipeline, rows_of, storage
+from tests.server.kit import order, served
+from tests.server.test_errors import example, tree
+
+
+@contextmanager
+def shop(settings: Settings | None = None, engine: SmallEngine | None = None) -> Iterator[tuple[Pipeline, Client]]:
+    with (
+        open_pipeline(storage(), engine, settings=settings or Settings(retry_limit_s=0.5)) as p,
+        served(p) as known,
+        Client(f"http://{known.host}:{known.port}/") as client,
+    ):
+        yield p, client
+
+
+def test_rows_go_in_and_come_out_and_everything_is_told() -> None:
+    with shop() as (p, client):
+        assert client.push("orders", [order(1), order(2, "bob", 5)]) == {"time": 1, "rows": 2}
+        assert client.push("orders", deletes=[2]) == {"time": 2, "rows": 1}
+        arrow = pa.table({"id": [7], "customer": ["eve"], "amount": [3]})
+        assert client.push("orders", arrow)["time"] == 3
+        found = client.rows("REVENUE")
+        assert found.to_pylist() == [{"customer": "ann", "amount": 10}, {"customer": "eve", "amount": 3}]
+        assert found.schema.metadata == {b"evertide.time": b"3"}
+        assert client.rows("orders", as_of=1, columns=["id"], where="amount < $1", params=["9"]).to_pylist() == [
+            {"id": 2}
+        ]
+        assert sum(batch.num_rows for batch in client.batches("orders")) == 2
+        answer = client.query("SELECT sum(amount) AS n FROM revenue WHERE customer <> ?", parameters=["eve"])
+        assert (answer.time, answer.rows.to_pylist(), answer.engine) == (3, [{"n": 10}], "duckdb")
+        assert client.query("SELECT * FROM range(9)", limit=2).is_truncated
+        assert client.status()["time"] == 3
+        assert client.health()["status"] == "active"
+        assert client.collections()[0]["name"] == "orders"
+        assert len(client.graph()["nodes"]) == 5
+        assert [one["time"] for one in client.transactions(limit=2)] == [3, 2]
+        assert [one["time"] for one in client.journal(before=2, limit=1)] == [1]
+        assert client.errors()["count"] == 0
+        made = client.checkpoint()
+        assert client.checkpoints()[0]["number"] == made["number"]
+        assert client.pause()["state"] == "paused"
+        with pytest.raises(Conflict, match="resume it first"):
+            client.push("orders", [order(9)])
+        assert client.resume()["state"] == "running"
+        assert p.time == 3
+
+
+def test_a_transaction_is_all_or_nothing() -> None:
+    with shop() as (p, client):
+        with client.transaction() as t:
+            t.push("orders", [order(1)])
+            t.push("notes", pa.table({"text": ["a", "b"]}))
+            assert rows_of(p, "orders") == []
+        assert (t.time, t.rows) == (1, 3)
+        assert t.commit() == 1, "asked again, it is answered the same"
+        with pytest.raises(InvalidInput, match="is no BIGINT"), client.transaction() as t:
+            t.push("orders", [order(2), {"id": "x"}])
+        assert len(rows_of(p, "orders")) == 1
+        with pytest.raises(InvalidInput, match="with block"):
+            client.transaction().push("orders", [order(3)])
+
+
+def test_python_values_of_all_kinds_are_taken_as_they_are() -> None:
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            ("de", pa.decimal128(30, 10)),
+            ("ts", pa.timestamp("us", "UTC")),
+            ("du", pa.duration("us")),
+            ("by", pa.binary()),
+            ("d", pa.float64()),
+        ]
+    )
+    row = {
+        "id": 1,
+        "de": Decimal("12345678901234567890.0123456789"),
+        "ts": datetime(2026, 1, 2, 3, 4, 5, 678, UTC),
+        "du": timedelta(days=-1, microseconds=5),
+        "by": b"\x00\xff",
+        "d": float("inf"),
+    }
+    with shop(engine=SmallEngine((DeclaredTable("kinds", schema, key=("id",)),), [])) as (_, client):
+        client.push("kinds", [row])
+        assert client.rows("kinds").to_pylist() == [row]
+        assert client.query("SELECT * FROM kinds").rows.to_pylist() == [row]
+
+
+def test_j10_a_push_that_is_repeated_is_taken_once() -> None:
+    with shop() as (p, client):
+        for is_repeated in (False, True):
+            found = client.push("notes", [{"text": "a"}], producer="till", sequence=3)
+            assert found.get("is_repeated", False) is is_repeated
+        assert len(rows_of(p, "notes")) == 1
+
+
+def test_subscribe_tells_all_rows_and_then_each_change_as_it_comes() -> None:
+    with shop() as (_, client), ThreadPoolExecutor(1) as threads:
+        client.push("orders", [order(1)])
+        feed = client.subscribe("revenue")
+        upper, rows = next(feed)
+        assert (upper, rows.to_pylist()) == (2, [{"customer": "ann", "amount": 10, "__time": 1, "__diff": 1}])
+        waiting = threads.submit(next, feed)
+        client.push("orders", [order(1, amount=11)])
+        upper, changes = waiting.result()
+        assert upper == 3
+        assert [(row["__time"], row["__diff"], row["amount"]) for row in changes.to_pylist()] == [
+            (2, -1, 10),
+            (2, 1, 11),
+        ]
+        feed.close()
+        [(upper, changes)] = client.subscribe("revenue", since=0, follow=False)
+        assert (upper, changes.num_rows) == (3, 3)
+        assert client.changes("revenue", 2)[1].num_rows == 0
+
+
+def test_events_are_told_as_they_come() -> None:
+    with shop() as (_, client), ThreadPoolExecutor(1) as threads:
+        feed = client.events()
+        assert next(feed)[0] == "state"
+        waiting = threads.submit(next, feed)
+        client.push("orders", [order(1)])
+        name, facts = waiting.result()
+        assert (name, facts["time"]) == ("transaction", 1)
+        feed.close()
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Client]:
+    """For those who change nothing."""
+    with shop() as (_, client):
+        yield client
+
+
+@pytest.mark.parametrize("kind", list(tree()), ids=lambda kind: str(kind.error_code))
+def test_an_error_is_raised_as_the_class_that_it_is(
+    kind: type[EvertideError], kept: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the facts do not come along."""
+    error = example(kind)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "status", fail)
+        with pytest.raises(EvertideError) as raised:
+            kept.status()
+    assert type(raised.value) is kind
+    told = {name: tuple(value) if isinstance(value, list) else value for name, value in raised.value.facts.items()}
+    assert told == error.facts
+    assert fields(raised.value) == fields(error)
+
+
+def test_what_is_refused_is_raised_as_what_it_is() -> None:
+    with shop(Settings(request_bytes_max=100, query_bytes_max=10)) as (p, client):
+        for number in range(3):
+            client.push("orders", [order(number)])
+            p.checkpoint()
+        with pytest.raises(InvalidInput, match="no such collection"):
+            client.rows("nothing")
+        with pytest.raises(InvalidInput, match="is no BIGINT") as refused:
+            client.push("orders", [{"id": "x"}])
+        assert refused.value.where == "table 'orders', row 1, column 'id'"
+        with pytest.raises(TimeCompacted) as compacted:
+            client.rows("orders", as_of=0)
+        assert compacted.value.since == 2
+        with pytest.raises(InvalidInput, match="413"):
+            client.push("orders", [order(number) for number in range(50)])
+        with pytest.raises(LimitExceeded):
+            client.query("SELECT * FROM range(1000)")
+        with pytest.raises(InvalidInput, match="404"):
+            client._get("/v1/nothing")
+        with pytest.raises(InvalidInput, match="SELECT"):
+            client.query("DROP VIEW orders", engine="duckdb")
+
+
+def test_no_server_is_unavailable_and_one_that_breaks_off_is_unknown_for_writes() -> None:
+    """I14. Fails if both are told alike: what was not sent may be sent again, what was sent may not."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+
+        def hang_up() -> None:
+            for _ in range(2):
+                connection, _where = deaf.accept()
+                connection.recv(10)
+                connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with Client(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(OutcomeUnknown, match="the connection broke"):
+                client.push("orders", [order(1)])
+            with pytest.raises(Unavailable, match="the connection broke"):
+                client.status()
+        thread.join()
+    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(Unavailable, match="no connection"):
+        client.push("orders", [order(1)])
+    with pytest.raises(InvalidInput), Client("no-url") as client:
+        client.status()
+    with pytest.raises(InvalidInput, match="certificate"):
+        Client("https://127.0.0.1", tls="/no/such/file")
+
+
+def test_a_pipeline_that_diverged_says_so_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise Diverged(where="source 'files'", time=7, expected="a", found="b")
+
+    with shop() as (_, client), monkeypatch.context() as patch:
+        patch.setattr(Journal, "bind", fail)
+        with pytest.raises(Diverged) as raised:
+            client.push("orders", [order(1)])
+        assert (raised.value.time, raised.value.found) == (7, "b")

@@ -1,0 +1,115 @@
+"""What happens, as it happens, by server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from evertide.errors import SourceFailed
+from evertide.server import events, serving
+from evertide.server.app import make_app
+from evertide.server.serving import Server
+from tests.pipeline.kit import ScriptedSource, open_pipeline, storage, with_sources
+from tests.server.kit import Client, order, served, shop, until
+
+ROWS = "/v1/tables/orders/rows"
+
+
+class Heard:
+    """What a stream has told so far."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.text = b""
+        self.is_over = False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while piece := self._connection.recv(65536):
+                self.text += piece
+        except OSError:
+            pass
+        self.is_over = True
+
+    def events(self) -> list[tuple[str, Any]]:
+        lines = [line.strip() for line in self.text.replace(b"\r\n", b"\n").split(b"\n")]
+        names = [line.removeprefix(b"event: ").decode() for line in lines if line.startswith(b"event: ")]
+        facts = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: ")]
+        return list(zip(names, facts, strict=False))
+
+    def named(self, name: str) -> list[Any]:
+        return [facts for found, facts in self.events() if found == name]
+
+
+@contextmanager
+def listening(client: Client) -> Iterator[Heard]:
+    with socket.create_connection((client.host, client.port)) as connection:
+        connection.sendall(f"GET /v1/events HTTP/1.1\r\nHost: {client.host}:{client.port}\r\n\r\n".encode())
+        heard = Heard(connection)
+        until(lambda: heard.named("state"))
+        yield heard
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_transactions_states_checkpoints_and_problems_are_told() -> None:
+    source = ScriptedSource("files", ("notes",))
+    with with_sources(source), open_pipeline(storage()) as p, served(p) as client, listening(client) as heard:
+        assert heard.named("state")[0]["state"] == "running"
+        assert heard.text.startswith(b"HTTP/1.1 200")
+        assert b"text/event-stream" in heard.text
+        client.post(ROWS, [order(1), order(2)])
+        until(lambda: heard.named("transaction"))
+        [made] = heard.named("transaction")
+        assert (made["time"], made["rows_in"]) == (1, 2)
+        p.checkpoint()
+        until(lambda: heard.named("checkpoint"))
+        assert heard.named("checkpoint")[-1]["time"] == 2
+        source.error = SourceFailed(source="files", where="/in", why="no such directory")
+        p.advance()
+        until(lambda: heard.named("problem"))
+        assert "no such directory" in heard.named("problem")[0]["why"]
+        until(lambda: heard.named("state")[-1]["state"] == "stalled")
+
+
+def test_a_stream_ends_with_its_server_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails without `drain`: the server would wait, as long as it may, for a stream that has no end."""
+    monkeypatch.setattr(serving, "_STOP_LIMIT_S", 600)
+    with open_pipeline(storage()) as p:
+        server = Server().start(make_app(p))
+        with listening(Client(server.host, server.port)) as heard:
+            stopping = threading.Thread(target=server.stop, daemon=True)
+            stopping.start()
+            until(lambda: heard.is_over and not stopping.is_alive())
+            assert not [one for one in threading.enumerate() if one.name == "evertide-events"]
+
+
+def test_who_does_not_read_is_let_go() -> None:
+    """Fails if what waits for him is kept without an end."""
+    listener: asyncio.Queue[bytes | None] = asyncio.Queue(2)
+    for piece in (b"a", b"b", b"c"):
+        events._offer(listener, piece)
+    assert listener.get_nowait() is None
+    assert listener.empty()
+
+
+def test_so_many_may_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_LISTENERS", 1)
+    with shop() as (_, client):
+        with listening(client):
+            assert client.get("/v1/events").status == 503
+        until(lambda: client.get("/v1/health").status == 200)
+
+
+def test_a_comment_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_COMMENT_EVERY_S", 0.05)
+    with shop() as (_, client), listening(client) as heard:
+        until(lambda: b": still here" in heard.text)

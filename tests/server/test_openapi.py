@@ -1,0 +1,100 @@
+"""The OpenAPI document: what it says is so, of every endpoint, whatever is sent there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from evertide.server.access.roles import ROLES
+from evertide.server.app import make_app
+from evertide.server.serving import Server
+from evertide.shapes.service import ShapeService
+from tests.pipeline.kit import open_pipeline, storage
+from tests.server.kit import Client, order, shop
+
+SHORT = settings(
+    max_examples=6,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+SKIPPED = {"/v1/events"}
+"""It has no end; tests of its own look at it."""
+
+
+@pytest.fixture(scope="module")
+def everything() -> Iterator[Client]:
+    """All endpoints, with some rows behind them."""
+    with open_pipeline(storage()) as p, ShapeService(p.collections) as shapes, Server() as server:
+        server.start(make_app(p, shapes=shapes))
+        client = Client(server.host, server.port)
+        client.post("/v1/tables/orders/rows", [order(1), order(2, "bob")])
+        yield client
+        shapes.drain()
+
+
+def test_every_endpoint_is_described_and_has_a_role(everything: Client) -> None:
+    """Fails if an endpoint is added without saying who may ask it."""
+    found = everything.get("/v1/openapi.json").body
+    assert found["openapi"].startswith("3.1")
+    described = {(method.upper(), path) for path, one in found["paths"].items() for method in one}
+    assert len(described) >= 35
+    ruled = {(rule.method, _bare(rule.path)) for rule in ROLES}
+    assert {(method, _bare(path)) for method, path in described} <= ruled
+    names = [one["operationId"] for path in found["paths"].values() for one in path.values()]
+    assert len(names) == len(set(names))
+
+
+def _bare(path: str) -> str:
+    return "/".join("{}" if each.startswith("{") else each for each in path.split("/"))
+
+
+def test_a_document_without_shapes_has_none_of_their_endpoints() -> None:
+    with shop() as (_, client):
+        assert "/v1/shapes" not in client.get("/v1/openapi.json").body["paths"]
+        assert client.get("/v1/shapes").status == 404
+
+
+def test_shapes_are_listed_and_ended(everything: Client) -> None:
+    raw = everything.raw("GET", "/v1/shape?table=orders&offset=-1&where=id%20%3C%209&columns=id,amount")
+    handle = raw.headers["electric-handle"]
+    [found] = [one for one in everything.get("/v1/shapes").body["shapes"] if one["handle"] == handle]
+    assert (found["collection"], found["columns"], found["time"]) == ("orders", ["id", "amount"], 1)
+    assert "9" in found["where"]
+    assert everything.ask("DELETE", f"/v1/shapes/{handle}").body == {"handle": handle}
+    assert everything.ask("DELETE", f"/v1/shapes/{handle}").status == 404
+    assert everything.raw("GET", f"/v1/shape?table=orders&offset=0_0&handle={handle}&where=id%20%3C%209").status == 409
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(method, path) for path, one in document["paths"].items() for method in one if path not in SKIPPED]
+
+
+def test_what_is_sent_by_chance_is_answered_as_the_document_says(everything: Client) -> None:
+    """schemathesis makes requests of every operation, right ones and wrong ones: no answer is 500, and each has the
+    code, the type and the form that the document says."""
+    document = everything.get("/v1/openapi.json").body
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=f"http://{everything.host}:{everything.port}")
+    checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+    for method, path in operations(document):
+
+        def asked(case: Any) -> None:
+            case.call_and_validate(checks=checks, timeout=120)
+
+        SHORT(given(case=schema[path][method.upper()].as_strategy())(asked))()
+    assert everything.get("/v1/health").status == 200

@@ -1,0 +1,191 @@
+"""Queries that Spark answers, what it refuses, and explanations: a real pipeline behind a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.pipeline.pipeline import Pipeline
+from evertide.plan.query import query
+from evertide.settings import Settings
+from tests.server.kit import Answer, Client, order, served
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCRIPT = """
+CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, more VARIANT, PRIMARY KEY (id))
+COMMENT 'What was bought';
+CREATE MATERIALIZED VIEW revenue COMMENT 'By customer' AS
+SELECT customer, sum(amount) AS amount FROM orders GROUP BY customer;
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    pipeline: Pipeline
+    client: Client
+
+    def ask(self, sql: str, **more: Any) -> Answer:
+        return self.client.post("/v1/query", {"sql": sql, **more})
+
+
+@pytest.fixture(scope="module")
+def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings = Settings(query_limit_s=600, query_small_rows=1000)
+    where = tmp_path_factory.mktemp("served") / "s"
+    with Pipeline.open(SCRIPT, where, spark=spark, settings=settings) as p, served(p) as client:
+        rows = [{**order(1, "ann"), "more": {"a": [1]}}, order(2, "bob", 5), order(3, "bob", 7)]
+        assert client.post("/v1/tables/orders/rows", rows).status == 200
+        yield Served(p, client)
+
+
+def test_spark_answers_if_it_is_named_or_if_duckdb_cannot(shop: Served) -> None:
+    total = "SELECT customer, sum(amount) AS total FROM orders GROUP BY customer ORDER BY 1"
+    for more, engine in [({}, "spark"), ({"engine": "spark"}, "spark")]:  # orders has a VARIANT
+        found = shop.ask(total, **more).body
+        assert (found["engine"], found["rows"]) == (engine, [["ann", 10], ["bob", 12]])
+    assert shop.ask("SELECT * FROM revenue ORDER BY 1").body["engine"] == "duckdb"
+    own = "SELECT customer, x FROM revenue LATERAL VIEW explode(array(1)) t AS x ORDER BY 1"
+    found = shop.ask(own).body
+    assert (found["engine"], found["rows"]) == ("spark", [["ann", 1], ["bob", 1]])
+    assert shop.ask(own, engine="duckdb").status == 400
+    assert shop.ask("SELECT more FROM orders WHERE id = ?", parameters=[1]).body["rows"] == [[{"a": [1]}]]
+    piped = shop.ask("FROM orders |> WHERE amount > 5 |> AGGREGATE count(*) AS n", engine="spark")
+    assert piped.body["rows"] == [[2]]
+    limited = shop.ask("SELECT id FROM orders ORDER BY id", engine="spark", limit=2).body
+    assert (limited["rows"], limited["is_truncated"]) == ([[1], [2]], True)
+
+
+def test_a_query_over_many_rows_goes_to_spark(shop: Served) -> None:
+    """Fails if the rows of what it reads are not looked at."""
+    settings = shop.pipeline.settings
+    try:
+        object.__setattr__(settings, "query_small_rows", 1)
+        assert shop.ask("SELECT count(*) AS n FROM revenue").body["engine"] == "spark"
+    finally:
+        object.__setattr__(settings, "query_small_rows", 1000)
+    assert shop.ask("SELECT count(*) AS n FROM revenue").body["engine"] == "duckdb"
+
+
+HOSTILE = [
+    "SELECT * FROM parquet.`{0}`",
+    "SELECT * FROM csv.`{0}`",
+    "SELECT * FROM text.`file://{0}`",
+    "SELECT * FROM json.`http://127.0.0.1:1/x`",
+    "SELECT * FROM `text`.`{0}`",
+    "SELECT * FROM orders JOIN text.`{0}` t ON true",
+    "SELECT id FROM orders WHERE customer IN (SELECT value FROM text.`{0}`)",
+    "WITH t AS (SELECT * FROM text.`{0}`) SELECT * FROM t",
+    "SELECT * FROM IDENTIFIER('text.`{0}`')",
+    "SELECT * FROM IDENTIFIER('te' || 'xt.`{0}`')",
+    "SELECT * FROM read_files('{0}')",
+    "SELECT * FROM python_worker_logs()",
+    "SELECT * FROM default.orders",
+    "SELECT * FROM global_temp.x",
+    "SELECT * FROM system.session.x",
+    "SELECT * FROM nothing",
+    "SELECT * FROM STREAM orders",
+    "SELECT * FROM orders VERSION AS OF 1",
+    "SELECT reflect('java.lang.System', 'getenv', 'HOME')",
+    "SELECT java_method('java.lang.System', 'getProperty', 'user.home')",
+    "SELECT try_reflect('java.lang.System', 'getenv', 'HOME')",
+    "SELECT id FROM orders WHERE reflect('java.lang.System', 'getenv', 'HOME') = 'x'",
+    "SELECT (SELECT java_method('java.lang.System', 'getenv', 'HOME'))",
+    "SELECT transform(array(1), x -> length(reflect('java.lang.System', 'getenv', 'HOME')))",
+    "SELECT TRANSFORM (id) USING 'cat {0}' AS (x) FROM orders",
+    "EXECUTE IMMEDIATE 'SELECT 1'",
+    "BEGIN SELECT 1; END",
+    "SELECT 1; SELECT 2",
+    "CREATE TABLE x (a INT)",
+    "CREATE TEMPORARY VIEW v AS SELECT 1",
+    "CREATE TEMPORARY FUNCTION f AS 'java.lang.String'",
+    "CREATE TEMPORARY FUNCTION f(x INT) RETURNS INT RETURN x",
+    "DROP VIEW orders",
+    "INSERT INTO orders VALUES (1, 'x', 1, NULL)",
+    "WITH x AS (SELECT 1) INSERT INTO orders SELECT * FROM x",
+    "FROM orders INSERT INTO orders SELECT *",
+    "INSERT OVERWRITE DIRECTORY '{0}.out' USING csv SELECT 1",
+    "INSERT OVERWRITE LOCAL DIRECTORY '{0}.out' SELECT 1",
+    "LOAD DATA LOCAL INPATH '{0}' INTO TABLE orders",
+    "MERGE INTO orders USING orders o ON true WHEN MATCHED THEN DELETE",
+    "UPDATE orders SET id = 1",
+    "DELETE FROM orders",
+    "TRUNCATE TABLE orders",
+    "SET spark.sql.ansi.enabled = false",
+    "RESET",
+    "ADD JAR '{0}'",
+    "ADD FILE '{0}'",
+    "LIST JARS",
+    "CACHE TABLE orders",
+    "UNCACHE TABLE orders",
+    "REFRESH TABLE orders",
+    "REFRESH '{0}'",
+    "ANALYZE TABLE orders COMPUTE STATISTICS",
+    "SHOW TABLES",
+    "SHOW FUNCTIONS",
+    "DESCRIBE orders",
+    "EXPLAIN SELECT 1",
+    "USE default",
+    "CALL system.x()",
+    "DECLARE x INT",
+    "MSCK REPAIR TABLE orders",
+]
+
+
+def test_spark_does_nothing_but_read_collections(shop: Served, tmp_path: Path) -> None:
+    """By what Spark's own parser and analyzer make of the text. Fails, for some of these, if either is not looked at:
+    without the first, TRANSFORM and EXECUTE IMMEDIATE; without the second, reflect()."""
+    kept = tmp_path / "secret.csv"
+    kept.write_text("file-secret\n")
+    for text in HOSTILE:
+        with pytest.raises(InvalidInput) as refused:
+            query(
+                shop.pipeline.spark, text.format(kept), lambda names: shop.pipeline.collections.tables_at(names, None)
+            )
+        assert "file-secret" not in str(refused.value), text
+    for text in HOSTILE[:3]:
+        answer = shop.ask(text.format(kept), engine="spark")
+        assert (answer.status, answer.body["error_code"]) == (400, "invalid_input")
+    named = "SELECT * FROM IDENTIFIER(?)"
+    assert shop.ask(named, engine="spark", parameters=[f"text.`{kept}`"]).status == 400
+    entity = f'<!DOCTYPE a [<!ENTITY x SYSTEM "file://{kept}">]><a>&x;</a>'
+    assert "file-secret" not in str(shop.ask(f"SELECT xpath_string('{entity}', 'a') AS x", engine="spark").body)
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+
+
+def test_a_query_that_takes_too_long_is_ended(shop: Served) -> None:
+    """Fails if its jobs are not cancelled: they would take the pipeline's cores for hours."""
+    settings = shop.pipeline.settings
+    try:
+        object.__setattr__(settings, "query_limit_s", 1.0)
+        answer = shop.ask("SELECT count(*) AS n FROM range(100000000000000) WHERE id % 7 = 3", engine="spark")
+    finally:
+        object.__setattr__(settings, "query_limit_s", 600.0)
+    assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded")
+    assert shop.ask("SELECT 1 AS one", engine="spark").body["rows"] == [[1]]
+
+
+def test_a_view_is_explained_in_all_formats(shop: Served) -> None:
+    found = shop.client.get("/v1/views/Revenue/explain").body
+    assert [view["name"] for view in found["views"]] == ["revenue"]
+    assert found["views"][0]["operators"][0]["how"]
+    for form, begin in [("text", "revenue"), ("mermaid", "flowchart BT"), ("dot", "digraph")]:
+        raw = shop.client.raw("GET", f"/v1/views/revenue/explain?format={form}")
+        assert raw.content.decode().startswith(begin)
+    assert shop.client.get("/v1/views/revenue/explain?format=csv").status == 406
+    assert shop.client.get("/v1/views/orders/explain").status == 404
+
+
+def test_collections_tell_what_the_script_says_of_them(shop: Served) -> None:
+    found = {one["name"]: one for one in shop.client.get("/v1/collections").body["collections"]}
+    assert found["orders"]["comment"] == "What was bought"
+    assert found["orders"]["columns"][-1]["type"] == "VARIANT"
+    assert found["revenue"]["comment"] == "By customer"
+    sql = "SELECT customer, sum(amount) AS amount FROM orders GROUP BY customer"
+    assert " ".join(found["revenue"]["sql"].split()) == sql

@@ -67,5 +67,5 @@ def test_the_commands_are_targets() -> None:
 
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -30,7 +30,26 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "SELECT * FROM orders ORDER BY amount, id LIMIT 3": ("id",),
     "SELECT * FROM orders WHERE customer IN (SELECT text FROM notes)": ("id",),
     "SELECT * FROM orders o WHERE NOT EXISTS (SELECT 1 FROM lines l WHERE l.item = o.id)": ("id",),
-    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.id": (),  # a row of one may meet several
+    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.id": ("id", "part"),  # `item` is as good as `id`
+    "SELECT l.part, l.price FROM orders o JOIN lines l ON l.item = o.id": (),
+    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.amount": (),  # a row of either may meet several
+    "SELECT o.id, l.part FROM orders o LEFT JOIN lines l ON l.item = o.id": (),
+    "SELECT o.id, l.part FROM lines l LEFT JOIN orders o ON l.item = o.id": (),  # where there is no order, `id` is NULL
+    "SELECT l.item, l.part, o.amount FROM lines l LEFT JOIN orders o ON l.item = o.id AND o.amount > 1": (
+        "item",
+        "part",
+    ),
+    "SELECT l.item, l.part, o.amount FROM orders o RIGHT JOIN lines l ON l.item = o.id": ("item", "part"),
+    "SELECT l.item, l.part, o.id FROM lines l FULL JOIN orders o ON l.item = o.id": (),
+    "SELECT o.id, n.text FROM orders o JOIN notes n ON n.text = o.customer": (),
+    "SELECT o.id, c.n FROM orders o JOIN (SELECT customer, count(*) AS n FROM orders GROUP BY customer) c"
+    " ON c.customer = o.customer": ("id",),
+    "SELECT customer, count(DISTINCT day) AS d, count(DISTINCT amount) AS a FROM orders GROUP BY customer": (
+        "customer",
+    ),
+    "SELECT CASE WHEN id > 1 THEN 'a' END AS kind, count(DISTINCT day) AS d, count(DISTINCT amount) AS a, max(id) AS m"
+    " FROM orders GROUP BY 1": ("kind",),
+    "SELECT count(DISTINCT day) AS d, count(DISTINCT amount) AS a, sum(amount) AS s FROM orders GROUP BY customer": (),
     "SELECT id FROM orders UNION ALL SELECT item FROM lines": (),
     "SELECT customer, count(*) AS n FROM orders GROUP BY ROLLUP (customer)": (),
     "SELECT text FROM notes": (),

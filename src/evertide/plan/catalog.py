@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -21,12 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from evertide.errors import InvalidInput
 from evertide.plan.scala import sequence
 from evertide.plan.statements import TableStatement, ViewStatement
-from evertide.plan.view_function import ViewFunction
 from evertide.plan.walk import nodes
 
-__all__ = ["Catalog", "Query"]
+__all__ = ["SETTINGS", "Catalog", "Framed", "Query"]
 
-_SETTINGS = {
+SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.cbo.enabled": "false",
     "spark.sql.optimizer.excludedRules": ",".join(
@@ -59,12 +58,27 @@ class Query:
         return self.frame._jdf.queryExecution().optimizedPlan()
 
 
+class Framed(Protocol):
+    """A view whose query is a DataFrame, and not a text."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_materialized(self) -> bool: ...
+
+    @property
+    def where(self) -> str: ...
+
+    def frame(self, session: SparkSession, /) -> DataFrame: ...
+
+
 class Catalog:
     def __init__(self, spark: SparkSession) -> None:
         clone = spark._jsparkSession.cloneSession()
         clone.sessionState().catalog().clearTempTables()
         self.session = SparkSession(spark.sparkContext, jsparkSession=clone)
-        for key, value in _SETTINGS.items():
+        for key, value in SETTINGS.items():
             self.session.conf.set(key, value)
         self._leaves: dict[int, str] = {}
         """By the id of the leaf's RDD."""
@@ -78,9 +92,9 @@ class Catalog:
         self._keys[table.name] = tuple(name.lower() for name in table.key)
         self._add_leaf(table.name, json.dumps({"type": "struct", "fields": fields}))
 
-    def add_view(self, view: ViewStatement | ViewFunction) -> Query:
+    def add_view(self, view: ViewStatement | Framed) -> Query:
         """Analyze a view's query, and make the view known to later ones."""
-        frame = view.frame(self.session) if isinstance(view, ViewFunction) else self._analyzed(view)
+        frame = self._analyzed(view) if isinstance(view, ViewStatement) else view.frame(self.session)
         query = Query(view.name, frame, self._reads(frame), view.where)
         if view.is_materialized:
             self._add_leaf(view.name, frame.schema.json())

@@ -1,36 +1,58 @@
-"""A script as plans: its tables, and its materialized views in the order of declaration, those in Python last."""
+"""A script or a project as plans: its tables, and its materialized views.
+
+1. What reads another view comes after it, whatever order they are declared in: when Spark misses a name that is
+   declared further on, that one is taken first. Views that read each other in a circle are refused.
+2. Apart from that the order is that of the declarations, those in Python last."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeAlias
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra import Algebra
+from evertide.plan.catalog import SETTINGS as PLANNING
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
-from evertide.plan.feeding import fed
+from evertide.plan.failure import without_traces
+from evertide.plan.feeding import Appended, AppendFlow, fed
 from evertide.plan.identity import key_of
 from evertide.plan.nodes import Attribute, Node
+from evertide.plan.project import Project
+from evertide.plan.project_files import Declared, ProjectView, configure, read_files
+from evertide.plan.project_inputs import ProjectSession
 from evertide.plan.properties import SinkProperties, check_properties, key_property, sink_properties
 from evertide.plan.refusals import refuse_unmaintainable
-from evertide.plan.statements import TableStatement, ViewStatement, parse_script
+from evertide.plan.statements import Statement, TableStatement, ViewStatement, parse_script
 from evertide.plan.view_function import ViewFunction
 
 __all__ = ["Program"]
 
+logger = logging.getLogger(__name__)
+
+_View: TypeAlias = ViewStatement | ViewFunction | Appended | ProjectView
+
 
 class Program:
     def __init__(
-        self, spark: SparkSession, script: str, path: str = "SQL", *, functions: Sequence[ViewFunction] = ()
+        self, spark: SparkSession, script: str | Project, path: str = "SQL", *, functions: Sequence[ViewFunction] = ()
     ) -> None:
         self.catalog = Catalog(spark)
+        self._inputs: ProjectSession | None = None
+        read = (
+            self._read_project(script)
+            if isinstance(script, Project)
+            else Declared([*parse_script(spark, script, path)])
+        )
         self.catalyst = Catalyst(self.catalog.session)
         self._algebra = Algebra(self.catalyst, self.catalog)
-        self.statements = parse_script(spark, script, path)
+        self.statements: list[Statement] = [each for each in read.statements if not isinstance(each, AppendFlow)]
         self.functions = tuple(functions)
         self.tables: dict[str, tuple[Attribute, ...]] = {}
         self.views: dict[str, Node] = {}
@@ -40,23 +62,77 @@ class Program:
         """Per materialized view, columns that tell its rows apart; none if that is not known."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
         """Per table and materialized view, where it is written to."""
-        declared = fed(self.statements)
+        declared = fed(read.statements)
         self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
-        for statement in declared:
-            if isinstance(statement, TableStatement):
-                self._add_table(statement)
-            else:
-                self._add_view(statement)
-        for function in self.functions:
-            self._check_name(function)
-            self._add_view(function)
+        views = [each for each in declared if not isinstance(each, TableStatement)]
+        for statement in self.table_statements:
+            self._add_table(statement)
+        written: list[ViewFunction | ProjectView] = [*read.views, *self.functions]
+        for function in written:
+            self._check_name(function, written)
+        self._add_views([*views, *written])
+        self._add_inputs()
 
-    def _check_name(self, function: ViewFunction) -> None:
-        declared = (*self.statements, *self.functions)
+    def _read(self, spark: SparkSession, script: str | Project, path: str) -> Declared:
+        if isinstance(script, Project):
+            return self._read_project(script)
+        return Declared([*parse_script(spark, script, path)])
+
+    def _read_project(self, project: Project) -> Declared:
+        decided = configure(self.catalog.session, project, PLANNING)
+        for name in decided:
+            logger.warning(
+                "%s: %s is passed over: Evertide decides it, and no result depends on it", project.where, name
+            )
+        self._inputs = ProjectSession(self.catalog.session, self.catalog.add_table)
+        return read_files(project, self._inputs)
+
+    def _check_name(
+        self, function: ViewFunction | ProjectView, functions: Iterable[ViewFunction | ProjectView]
+    ) -> None:
+        declared = (*self.statements, *functions)
         first = next(other for other in declared if other.name.lower() == function.name.lower())
         if first is not function:
             why = f"{function.name!r} is declared before, at {first.where}"
             raise InvalidInput(where=function.where, why=why)
+
+    def _add_views(self, views: Sequence[_View]) -> None:
+        waiting = {view.name.lower(): view for view in views}
+        for name in list(waiting):
+            if name in waiting:
+                self._add_after_those_it_reads(name, waiting, ())
+
+    def _add_after_those_it_reads(self, name: str, waiting: dict[str, _View], readers: tuple[str, ...]) -> None:
+        view = waiting[name]
+        while True:
+            try:
+                with without_traces():
+                    self._add_view(view)
+            except InvalidInput as error:
+                missing = _missing(error)
+                if missing not in waiting:
+                    raise
+                if missing in (*readers, name):
+                    circle = " reads ".join(map(repr, (*readers, name, missing)))
+                    raise InvalidInput(where=view.where, why=f"views read each other in a circle: {circle}") from error
+                self._add_after_those_it_reads(missing, waiting, (*readers, name))
+            else:
+                del waiting[name]
+                return
+
+    def _add_inputs(self) -> None:
+        """Tables that functions of a project loaded."""
+        names = {name.lower() for name in (*self.tables, *self.views)}
+        for table, _ in self._inputs.loaded.values() if self._inputs is not None else ():
+            if table.name.lower() in names:
+                why = f"what it loads would be the table {table.name!r}, which is declared: give that another name"
+                raise InvalidInput(where=table.where, why=why)
+            self._add_input(table)
+
+    def _add_input(self, table: TableStatement) -> None:
+        self.statements.append(table)
+        self.table_statements.append(table)
+        self._add_table(table)
 
     def _add_table(self, statement: TableStatement) -> None:
         where = f"{statement.where}, table {statement.name!r}"
@@ -68,7 +144,7 @@ class Program:
             Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
         )
 
-    def _add_view(self, statement: ViewStatement | ViewFunction) -> None:
+    def _add_view(self, statement: _View) -> None:
         where = f"{statement.where}, view {statement.name!r}"
         check_properties(statement.properties, is_view=True, where=where)
         self.sinks[statement.name] = sink_properties(statement.properties, where)
@@ -77,6 +153,10 @@ class Program:
             raise InvalidInput(where=where, why=why)
         with _told(where):
             query: Query = self.catalog.add_view(statement)
+            loaded = self._inputs.take(query.frame) if self._inputs and statement.is_materialized else None
+            if loaded is not None:
+                self._add_input(replace(loaded, name=statement.name, properties=dict(statement.properties)))
+                return
             refuse_unmaintainable(query, self.catalog)
             if not statement.is_materialized:
                 return
@@ -100,6 +180,14 @@ class Program:
                 found.add(name)
                 waiting += self.reads[name]
         return found
+
+
+def _missing(error: InvalidInput) -> str:
+    """The name that Spark does not know, as names are compared; empty if that is not what is wrong."""
+    cause = error.__cause__
+    if not isinstance(cause, PySparkException) or cause.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        return ""
+    return str((cause.getMessageParameters() or {}).get("relationName", "")).strip("`").lower()
 
 
 @contextmanager

@@ -51,6 +51,8 @@ def _refused_node(node: Any, catalog: Catalog) -> str | None:
         return "TABLESAMPLE takes rows by chance: filter by a hash of the key instead"
     if name in ("GlobalLimit", "Offset", "Tail") and not _is_ordered(node):
         return "LIMIT and OFFSET without ORDER BY take any rows: say which by ORDER BY"
+    if name in ("UnionLoop", "UnionLoopRef"):
+        return "WITH RECURSIVE reads its own rows, which is not maintained: unroll it to the depth that is needed"
     if name in _IN_BULK:
         return (
             f"{name} hands many rows at a time to Python: only functions of one row (udf, arrow_udf) can be maintained"

@@ -6,16 +6,18 @@ over.
 
     CREATE TABLE t (id BIGINT NOT NULL, ..., PRIMARY KEY (id)) USING <connector> OPTIONS (...) TBLPROPERTIES (...)
     CREATE STREAMING TABLE t [...]                          a table that flows feed
+    CREATE STREAMING TABLE t AS SELECT ... FROM STREAM s    a materialized view: whatever s gets, t has
     CREATE MATERIALIZED VIEW v AS SELECT ...                maintained, stored
     CREATE VIEW v AS SELECT ...                             a name for a query; part of whatever uses it
     CREATE TEMPORARY VIEW v AS SELECT ...                   the same
     CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (...) ...  changes of s, applied to t by key
+    CREATE FLOW f AS INSERT INTO t BY NAME SELECT ...       rows of t; several flows are taken together
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pyspark.errors import AnalysisException
@@ -24,8 +26,18 @@ from pyspark.sql import SparkSession
 from evertide.errors import InvalidInput
 from evertide.plan.scala import mapping, optional, sequence
 from evertide.plan.script import Piece, split_script
+from evertide.plan.streams import without_streams
 
-__all__ = ["Column", "FlowStatement", "Statement", "TableStatement", "ViewStatement", "parse_script"]
+__all__ = [
+    "AppendStatement",
+    "Column",
+    "FlowStatement",
+    "Statement",
+    "TableStatement",
+    "ViewStatement",
+    "check_names",
+    "parse_script",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +89,24 @@ class FlowStatement:
     where: str
 
 
-Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement
+@dataclass(frozen=True, slots=True)
+class AppendStatement:
+    """INSERT INTO: the rows of `query` are rows of `target`, by the names of its columns."""
+
+    name: str
+    target: str
+    query: str
+    where: str
+
+
+Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement | AppendStatement
 
 
 def parse_script(spark: SparkSession, script: str, path: str = "SQL") -> list[Statement]:
     """The statements of a script, in order. A name that is declared twice is an error."""
     parser = spark._jsparkSession.sessionState().sqlParser()
     statements = [_parse(parser, piece, f"{path}, line {piece.line}") for piece in split_script(script, path)]
-    _check_names(statements)
+    check_names(statements)
     return statements
 
 
@@ -98,7 +120,10 @@ def _parse(parser: Any, piece: Piece, where: str) -> Statement:
     if read is None:
         declared = "CREATE TABLE, STREAMING TABLE, MATERIALIZED VIEW, VIEW, TEMPORARY VIEW and FLOW"
         raise InvalidInput(where=where, why=f"this is a {kind}; a pipeline is made of {declared}")
-    return read(plan, where)
+    statement = read(plan, where)
+    if isinstance(statement, ViewStatement | AppendStatement):
+        return replace(statement, query=without_streams(parser, statement.query))
+    return statement
 
 
 def _place(error: AnalysisException, piece: Piece, where: str) -> str:
@@ -111,10 +136,13 @@ def _first_line(error: AnalysisException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "it cannot be parsed")
 
 
-def _check_names(statements: list[Statement]) -> None:
+def check_names(statements: Iterable[Statement]) -> None:
+    """A flow may have the name of what it feeds."""
     seen: dict[str, str] = {}
     for statement in statements:
         name = statement.name.lower()
+        if isinstance(statement, FlowStatement | AppendStatement) and name == statement.target.lower():
+            continue
         if name in seen:
             raise InvalidInput(where=statement.where, why=f"{statement.name!r} is declared before, at {seen[name]}")
         seen[name] = statement.where
@@ -242,13 +270,33 @@ def _plain_view(plan: Any, where: str) -> ViewStatement:
     )
 
 
-def _flow(plan: Any, where: str) -> FlowStatement:
+def _flow(plan: Any, where: str) -> FlowStatement | AppendStatement:
+    kind = plan.flowOperation().getClass().getSimpleName()
+    if kind == "InsertIntoStatement":
+        return _append(plan, where)
+    if kind == "AutoCdcInto":
+        return _auto_cdc(plan, where)
+    why = f"a flow of kind {kind}: INSERT INTO and AUTO CDC INTO feed a table; use a view instead"
+    raise InvalidInput(where=where, why=why)
+
+
+def _append(plan: Any, where: str) -> AppendStatement:
+    insert = plan.flowOperation()
+    _refuse(where, {"OVERWRITE": insert.overwrite(), "PARTITION": insert.partitionSpec().size() > 0})
+    if not insert.byName():
+        raise InvalidInput(where=where, why="INSERT INTO needs BY NAME: columns are told by their names")
+    origin = insert.query().origin()
+    text = str(origin.sqlText().get()).encode("utf-16-le")  # the JVM counts in units of UTF-16
+    return AppendStatement(
+        name=_name(plan.name(), where),
+        target=_relation(insert.table(), where),
+        query=text[2 * origin.startIndex().get() :].decode("utf-16-le"),
+        where=where,
+    )
+
+
+def _auto_cdc(plan: Any, where: str) -> FlowStatement:
     cdc = plan.flowOperation()
-    kind = cdc.getClass().getSimpleName()
-    if kind != "AutoCdcInto":
-        raise InvalidInput(
-            where=where, why=f"a flow of kind {kind}: only AUTO CDC INTO feeds a table; use a view instead"
-        )
     given = {
         "STORED AS SCD TYPE 2": cdc.storedAsScdType() != 1,
         "TRACK HISTORY ON": cdc.trackHistoryColumns().isDefined() or cdc.trackHistoryExceptColumns().isDefined(),
@@ -282,6 +330,7 @@ _READERS: dict[str, Callable[[Any, str], Statement]] = {
     "CreateTable": _table,
     "CreateStreamingTable": _streaming_table,
     "CreateMaterializedViewAsSelect": _materialized_view,
+    "CreateStreamingTableAsSelect": _materialized_view,
     "CreateView": _plain_view,
     "CreateViewCommand": _plain_view,
     "CreateFlowCommand": _flow,

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
 
-__all__ = ["ViewFunction", "materialized_view", "temporary_view"]
+__all__ = ["ViewFunction", "active", "materialized_view", "temporary_view"]
 
 Function = Callable[..., DataFrame]
 
@@ -60,8 +60,10 @@ class ViewFunction:
     def _called(self, session: SparkSession, where: str) -> object:
         arguments = [session] if inspect.signature(self.function).parameters else []
         try:
-            with _active(session):
+            with active(session):
                 return self.function(*arguments)
+        except InvalidInput:
+            raise  # it says where by itself
         except PySparkException as error:
             why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise InvalidInput(where=where, why=why) from error
@@ -102,16 +104,17 @@ def temporary_view(function: Function, /) -> ViewFunction:
 
 
 @contextmanager
-def _active(session: SparkSession) -> Iterator[None]:
-    """`session` as Spark's active one, and what was so before afterwards."""
+def active(session: SparkSession) -> Iterator[None]:
+    """`session` as Spark's active one, also for who builds one, and what was so before afterwards."""
     sessions = session._jvm.org.apache.spark.sql.classic.SparkSession
     before, jvm_before = SparkSession._activeSession, sessions.getActiveSession()
-    SparkSession._activeSession = session  # Python keeps its own beside the JVM's
+    built = SparkSession._instantiatedSession
+    SparkSession._activeSession = SparkSession._instantiatedSession = session  # Python keeps its own beside the JVM's
     sessions.setActiveSession(session._jsparkSession)
     try:
         yield
     finally:
-        SparkSession._activeSession = before
+        SparkSession._activeSession, SparkSession._instantiatedSession = before, built
         if jvm_before.isDefined():
             sessions.setActiveSession(jvm_before.get())
         else:

@@ -1,0 +1,170 @@
+"""The tables of docs/errors.md and docs/sql.md that are generated: `python -m tests.docs.reference [--write]`.
+
+Each stands between two comments, `<!-- generated: NAME -->` and `<!-- end -->`, and is made of what the code itself
+says. Tests compare; `make reference` writes them anew."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evertide import errors
+from evertide.errors import EvertideError, InvalidInput
+from evertide.server.answers import STATUS
+from tests.docs.examples import MAINTAINED, REFUSED, TABLES, Example
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from evertide.flow.explanation import Operator, ViewExplanation
+
+__all__ = ["DOCS", "TABLES_OF_PAGES", "error_table", "generated", "sql_table", "written"]
+
+DOCS = Path(__file__).parents[2] / "docs"
+_SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_COSTS = {
+    "none": "nothing",
+    "delta": "the delta",
+    "touched groups": "touched groups",
+    "scan": "the other side",
+    "whole input": "all rows",
+}
+_HARD = list(_COSTS)
+
+CAUSES = {
+    "error": "A bug of ours: nothing else raises it.",
+    "invalid_input": "A script, an option, a row, a query or a command says something that means nothing.",
+    "conflict": "Another process holds what this one wants, or has changed it meanwhile.",
+    "upper_mismatch": "Two wrote the same times of a shard; one of them was first.",
+    "time_compacted": "The time is older than what is kept: the older of the two newest checkpoints, and leases.",
+    "fenced": "Another process took over, as this one was silent for too long, or somebody promoted another.",
+    "generation_moved": "A replica added, dropped or changed views at the same moment.",
+    "lease_lost": "A reader was idle for longer than its lease lasts, or its process was paused.",
+    "unavailable": "The disk, the object store or the database of Meta does not answer.",
+    "storage_full": "The disk or the quota is used up.",
+    "storage_forbidden": "Another user owns the files, the disk is mounted read-only, or credentials do not suffice.",
+    "spark_away": "Executors were lost, or have too little memory.",
+    "outcome_unknown": "The connection broke after a write was sent and before its answer came.",
+    "source_failed": "What a source brings cannot be taken: a file of other columns, a password that is refused.",
+    "source_away": "The server of a source restarts, or the network is cut.",
+    "source_changed": "Records expired, a file was changed or deleted, a topic or a slot was made anew.",
+    "sink_failed": "The target of a sink refuses, was replaced, or holds something else than it should.",
+    "diverged": "A source no longer says what was bound, or the machine computes something else than it did.",
+    "view_failed": "A row makes an expression of the view fail: a division by zero, an overflow, a bad cast.",
+    "spark_ended": "The JVM was killed, for want of memory perhaps, or the cluster ended the application.",
+    "damaged": "A file was deleted, overwritten or restored from another time; or the disk is broken.",
+    "blob_missing": "A file that a record names was deleted, or not copied.",
+    "blob_damaged": "A file was changed, or the disk lost bytes of it.",
+    "record_damaged": "`meta.db`, or a row of it, was changed or lost.",
+    "checkpoint_damaged": "Files of a checkpoint are missing or changed.",
+    "unsupported_format": "The storage was written by a newer version of Evertide.",
+    "unauthorized": "The request has no token, or one that the server does not know.",
+    "forbidden": "The token is known, and its role may not do this.",
+    "limit_exceeded": "A query, or a transaction in several requests, takes more than the settings allow.",
+}
+
+
+def error_table() -> str:
+    """All error codes: what, cause, remedy, the exit code of commands, the status of HTTP."""
+    lines = ["| `error_code` | what happened | cause | what to do | exit | HTTP |", "|---|---|---|---|---|---|"]
+    for kind in _kinds(EvertideError):
+        code = kind.error_code
+        facts = (f"`{code}`", kind.what, CAUSES.get(code, ""), kind.remedy, str(kind.exit_code), str(_status(kind)))
+        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in facts) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _kinds(root: type[EvertideError]) -> Iterator[type[EvertideError]]:
+    """Parents first, as the tree is drawn."""
+    yield root
+    for below in root.__subclasses__():
+        if below.__module__ == errors.__name__:
+            yield from _kinds(below)
+
+
+def _status(kind: type[EvertideError]) -> int:
+    return next(STATUS[each] for each in kind.__mro__ if each in STATUS)
+
+
+def sql_table(spark: SparkSession) -> str:
+    """Examples by kind, with what `explain` says of the operator; then what is refused, and why."""
+    explained = _explained(spark)
+    blocks = []
+    for title, examples in MAINTAINED.items():
+        blocks += [f"### {title}\n", "| | example | how it is maintained | a change costs |", "|---|---|---|---|"]
+        blocks += [_row(example, explained[example.query]) for example in examples]
+        blocks.append("")
+    blocks += ["### Refused\n", "| | example | why |", "|---|---|---|"]
+    blocks += [f"| {example.what} | {_code(example.query)} | {_refusal(spark, example)} |" for example in REFUSED]
+    return "\n".join(blocks) + "\n"
+
+
+def _explained(spark: SparkSession) -> dict[str, Operator]:
+    """By query, the operator of the kind that is meant; of several the one that costs most."""
+    from evertide.flow import Circuit, explain  # noqa: PLC0415 - pyspark
+
+    examples = [example for some in MAINTAINED.values() for example in some]
+    views = [f"CREATE MATERIALIZED VIEW v{number} AS {each.query};" for number, each in enumerate(examples)]
+    found = explain(Circuit(spark, "\n".join([TABLES, *views])))
+    return {example.query: _meant(example, view) for example, view in zip(examples, found.views, strict=True)}
+
+
+def _meant(example: Example, view: ViewExplanation) -> Operator:
+    found = [operator for operator in view.operators if operator.kind == example.kind]
+    assert found, f"{example.query}: {[operator.kind for operator in view.operators]}"
+    return max(found, key=lambda operator: _HARD.index(operator.cost))
+
+
+def _row(example: Example, operator: Operator) -> str:
+    return f"| {example.what} | {_code(example.query)} | {operator.how} | {_COSTS[operator.cost]} |"
+
+
+def _refusal(spark: SparkSession, example: Example) -> str:
+    from evertide.plan.program import Program  # noqa: PLC0415 - pyspark
+
+    try:
+        Program(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS {example.query};")
+    except InvalidInput as error:
+        return error.why.split(" SQLSTATE")[0].replace("|", "\\|")
+    raise AssertionError(f"{example.query} is not refused")
+
+
+def _code(query: str) -> str:
+    return f"`{query}`".replace("|", "\\|")
+
+
+TABLES_OF_PAGES: dict[str, tuple[str, ...]] = {"errors.md": ("errors",), "sql.md": ("sql",)}
+
+
+def generated(page: str, tables: dict[str, Callable[[], str]]) -> str:
+    """The page, with its generated tables made anew."""
+    return _SECTION.sub(lambda found: f"{found[1]}\n{tables[found[2]]()}\n{found[4]}", page)
+
+
+def written(name: str, tables: dict[str, Callable[[], str]]) -> bool:
+    """Write a page anew; whether it differed."""
+    path = DOCS / name
+    before = path.read_text("utf-8")
+    after = generated(before, tables)
+    path.write_text(after, "utf-8")
+    return before != after
+
+
+def main() -> None:
+    from tests.servers.spark import running_spark  # noqa: PLC0415 - pyspark
+
+    with tempfile.TemporaryDirectory() as scratch, running_spark(Path(scratch)) as spark:
+        tables: dict[str, Callable[[], str]] = {"errors": error_table, "sql": lambda: sql_table(spark)}
+        for name in TABLES_OF_PAGES:
+            if "--write" in sys.argv:
+                print(f"docs/{name}: {'written' if written(name, tables) else 'as it was'}")
+            else:
+                print(generated((DOCS / name).read_text("utf-8"), tables))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The tutorial and the how-tos do what they say; code on all other pages is code; generated tables are fresh."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+import yaml
+
+from evertide.errors import InvalidInput
+from tests.docs.blocks import Block, Page, blocks_of, is_like, run_page
+from tests.docs.reference import DOCS, error_table, generated, sql_table
+from tests.servers.kafka import KafkaBroker
+from tests.sources.postgres.server import running_logical
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = DOCS.parent
+RUN = ("tutorial.md", *(f"howto/{path.name}" for path in sorted((DOCS / "howto").glob("*.md"))))
+OTHERS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", *DOCS.rglob("*.md"))
+    if path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix() not in RUN
+)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def processes(scratch: Path) -> dict[str, str]:
+    """The environment of a shell that finds the command `evertide`."""
+    command = scratch / "bin" / "evertide"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m evertide.cli "$@"\n')
+    command.chmod(0o755)
+    path = f"{command.parent}:{os.environ['PATH']}"
+    return {"PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.timeout(900)
+def test_the_tutorial(tmp_path: Path) -> None:
+    """With processes of its own, as one of them is killed."""
+    swaps = {"127.0.0.1:8080": f"127.0.0.1:{free_port()}"}
+    assert run_page(DOCS / "tutorial.md", Page(tmp_path, environment=processes(tmp_path), swaps=swaps)) >= 10
+
+
+@pytest.mark.timeout(900)
+def test_postgres_to_a_dashboard(tmp_path: Path) -> None:
+    with running_logical() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        environment = {"PGURL": server.dsn(), **processes(tmp_path)}
+        swaps = {"127.0.0.1:8080": f"127.0.0.1:{free_port()}"}
+        servers = {"postgres": connection.execute}
+        page = Page(tmp_path, environment=environment, servers=servers, swaps=swaps)
+        assert run_page(DOCS / "howto" / "postgres-to-dashboard.md", page) == 6
+
+
+def test_kafka_to_delta(spark: SparkSession, tmp_path: Path, kafka_broker: KafkaBroker) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    admin = AdminClient({"bootstrap.servers": kafka_broker.brokers})
+    admin.create_topics([NewTopic("docs-orders", 2)])["docs-orders"].result()
+    swaps = {"topic 'orders'": "topic 'docs-orders'", 'produce("orders"': 'produce("docs-orders"'}
+    page = Page(tmp_path, environment={"BROKERS": kafka_broker.brokers}, swaps=swaps, is_here=True)
+    assert run_page(DOCS / "howto" / "kafka-to-delta.md", page) == 6
+
+
+def test_a_nightly_dbt_job(spark: SparkSession, tmp_path: Path) -> None:
+    assert run_page(DOCS / "howto" / "nightly-dbt-job.md", Page(tmp_path, is_here=True)) == 3
+
+
+def test_a_declarative_pipelines_project(spark: SparkSession, tmp_path: Path) -> None:
+    assert run_page(DOCS / "howto" / "declarative-pipelines.md", Page(tmp_path, is_here=True)) == 2
+
+
+def test_every_page_that_is_run_has_a_test() -> None:
+    tested = {name for name in RUN if f'"{Path(name).name}"' in Path(__file__).read_text()}
+    assert tested == set(RUN)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_code_on_other_pages_is_code(spark: SparkSession, name: str) -> None:
+    """Python compiles, scripts can be planned."""
+    for block in blocks_of(ROOT / name):
+        if "data-not-run" in block.facts:
+            assert block.facts["data-not-run"], f"{block.where}: it does not say why"
+        elif block.language == "python":
+            ast.parse(block.text, block.where)
+        elif block.language == "sql":
+            _check_sql(spark, block)
+        elif block.language == "yaml":
+            list(yaml.safe_load_all(block.text))
+
+
+def _check_sql(spark: SparkSession, block: Block) -> None:
+    """A whole script is planned. One that reads tables that another block declares is only parsed."""
+    from evertide.plan.program import Program  # noqa: PLC0415 - pyspark
+    from evertide.plan.statements import parse_script  # noqa: PLC0415 - pyspark
+
+    try:
+        statements = parse_script(spark, block.text, block.where)
+        if any(hasattr(each, "columns") for each in statements):
+            Program(spark, block.text, block.where)
+    except InvalidInput as error:
+        pytest.fail(f'{block.where}: {error.why}; if it is not to be run, say so: data-not-run="why"')
+
+
+def test_the_errors_are_those_of_the_code() -> None:
+    page = (DOCS / "errors.md").read_text("utf-8")
+    assert page == generated(page, {"errors": error_table}), "make reference writes it anew"
+
+
+def test_sql_is_maintained_as_the_page_says(spark: SparkSession) -> None:
+    page = (DOCS / "sql.md").read_text("utf-8")
+    assert page == generated(page, {"sql": lambda: sql_table(spark)}), "make reference writes it anew"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = re.sub(r"!!\S+", "", (ROOT / "mkdocs.yml").read_text("utf-8"))
+    named = set(re.findall(r"[\w/-]+\.md", str(yaml.safe_load(text)["nav"])))
+    assert named == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+
+
+def test_the_site_is_built_without_a_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = [path.read_text("utf-8") for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.svg"))]
+    fetched = re.compile(r"""<(?:script|link|img|iframe|image|use)\b[^>]*(?:src|href)=["']?https?:[^"'>]*""")
+    assert not [found[0] for page in pages if (found := fetched.search(page))]
+    assert not [page for page in pages if 'class="mermaid"' in page], (
+        "its pictures would be drawn by a script from afar"
+    )
+
+
+def test_output_is_compared() -> None:
+    assert is_like("a\n...b", "a\nxyz b")
+    assert is_like("{...}", '{"time": 1}\n')
+    assert not is_like("a\nb", "a\nc")
+    assert not is_like("a...", "b")

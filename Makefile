@@ -6,14 +6,14 @@ PYTHON ?=
 MINUTES ?= 10
 # How many processes `make test` spreads the tests over. Each has servers, and a Spark, of its own.
 WORKERS ?= 2
-# For `make demo`: ARGS="--rate 5000".
+# For `make demo` and `make bench`: ARGS="--rate 5000", ARGS="--engines evertide,flink".
 ARGS ?=
 
 VENV = .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: help setup check test bench bench-full demo soak lock clean
+.PHONY: help setup check test bench bench-full demo screenshots soak docs reference audit lock clean
 .NOTPARALLEL:
 
 help: ## Say what can be made
@@ -32,31 +32,47 @@ $(INSTALLED): $(BIN)/python requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(INSTALLED)
 
-check: setup ## Check format, lint, types and the order of imports
+check: setup ## Check format, lint, types, the order of imports, and what we depend on
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/audit.py
+
+audit: setup ## Look up advisories, licences and pins of what we depend on
+	$(BIN)/python tools/audit.py
 
 test: setup ## Run the tests
 	@sh tools/preflight.sh java
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-bench: setup ## Measure
+bench: setup ## Measure beside Flink, Spark and DuckDB, and write bench/report; ten minutes
 	@sh tools/preflight.sh java
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench peers $(ARGS)
 
-bench-full: setup ## Measure views with histories of 100 million events, too; takes hours
+bench-full: setup ## The same with all queries and 10 million events; takes hours
 	@sh tools/preflight.sh java
-	$(BIN)/python -m bench refresh --full
+	$(BIN)/python -m bench peers --full $(ARGS)
 
 demo: setup ## Run a live demo: an auction house and its views; end it with Ctrl-C
 	@sh tools/preflight.sh java
 	$(BIN)/evertide demo $(ARGS)
 
+screenshots: setup ## Take the pictures of docs/console.md, of the demo; needs node
+	@sh tools/preflight.sh java
+	$(BIN)/python -m tools.screenshots $(ARGS)
+
 soak: setup ## Run the soak test for MINUTES
 	@sh tools/preflight.sh java
 	EVERTIDE_SOAK_MINUTES="$(MINUTES)" $(BIN)/python -m pytest -m soak tests/soak tests/flow
+
+docs: setup ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+reference: setup ## Write the generated tables of docs/errors.md and docs/sql.md anew
+	@sh tools/preflight.sh java
+	$(BIN)/python -m tests.docs.reference --write
 
 lock: ## Resolve pyproject.toml into requirements.lock anew (needs uv)
 	@command -v uv >/dev/null || { echo "evertide: uv is needed to resolve and was not found; install it with 'pipx install uv' or 'brew install uv'." >&2; exit 1; }
@@ -64,5 +80,5 @@ lock: ## Resolve pyproject.toml into requirements.lock anew (needs uv)
 
 clean: ## Remove .venv, caches and whatever else was made here; never a storage
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
-	rm -rf spark-warehouse metastore_db derby.log .coverage
+	rm -rf spark-warehouse metastore_db derby.log .coverage site bench/report
 	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,16 +14,49 @@ from evertide.settings import Settings
 from tests.servers.kafka import KafkaBroker, running_kafka
 from tests.servers.postgres import PostgresServer, running_postgres
 from tests.servers.s3 import S3Server, running_s3
-from tests.servers.spark import running_spark
+from tests.servers.spark import quick_sparks, running_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+LONG = (
+    "test_bench_replicas.py",
+    "flow/test_operators.py",
+    "cluster/test_cluster.py",
+    "flow/test_tpch.py",
+    "test_bench.py",
+    "flow/test_nexmark.py",
+    "cli/test_processes.py",
+    "datasource/test_processes.py",
+    "pipeline/test_kill.py",
+    "flow/test_algebra.py",
+    "pipeline/test_replica_processes.py",
+    "flow/test_queries.py",
+    "pipeline/test_everything.py",
+    "flow/test_circuit.py",
+    "sources/postgres/test_versions.py",
+    "test_readme.py",
+)
+"""Files that take the longest. They come first, so that no process is left alone with one of them in the end. Those
+that start many processes are in turns with those that do not."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
 def pytest_configure() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts and ends by it."""
+    """What a shell starts in the background ignores Ctrl-C; so would each process that a test starts and ends by it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_sparks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with quick_sparks(tmp_path_factory.mktemp("spark-conf")):
+        yield
 
 
 @pytest.fixture(scope="session")

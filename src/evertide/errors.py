@@ -27,7 +27,10 @@ Kinds differ only where a caller would act differently; the classes below a kind
     │   ├── BlobDamaged         a blob is there with other bytes
     │   ├── RecordDamaged       a Meta record or database file cannot be read
     │   └── CheckpointDamaged   a checkpoint lacks files that it names, or the catalog is gone
-    └── UnsupportedFormat       written by another version: upgrade or migrate; never guessed
+    ├── UnsupportedFormat       written by another version: upgrade or migrate; never guessed
+    ├── LimitExceeded           it would take more than is allowed: ask for less
+    ├── Unauthorized            whoever asks is not known: name a token
+    └── Forbidden               whoever asks is known, and may not: use a token that may
 
 Each error keeps its facts as attributes, prints them as key=value, ends in the remedy, has a stable `error_code` for
 machines and an `exit_code` per kind, and survives pickling between worker and driver. A path is the place where a
@@ -48,9 +51,11 @@ __all__ = [
     "Diverged",
     "EvertideError",
     "Fenced",
+    "Forbidden",
     "GenerationMoved",
     "InvalidInput",
     "LeaseLost",
+    "LimitExceeded",
     "OutcomeUnknown",
     "RecordDamaged",
     "SinkFailed",
@@ -62,6 +67,7 @@ __all__ = [
     "StorageForbidden",
     "StorageFull",
     "TimeCompacted",
+    "Unauthorized",
     "Unavailable",
     "UnsupportedFormat",
     "UpperMismatch",
@@ -356,5 +362,45 @@ class SinkFailed(EvertideError):
     remedy = "Correct what it says; it is tried again by itself, from where it stands. Nothing else waits for it."
 
     sink: str
+    where: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class Unauthorized(EvertideError):
+    """`where` is the method and the address. What was given as a token is no fact: it is never said."""
+
+    error_code = "unauthorized"
+    exit_code = 15
+    what = "Whoever asks is not known"
+    remedy = "Name a token that this server knows: `Authorization: Bearer TOKEN`."
+
+    where: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class Forbidden(EvertideError):
+    """`role` is the one that is needed; empty if it is not for want of a role."""
+
+    error_code = "forbidden"
+    exit_code = 16
+    what = "Whoever asks may not do this"
+    remedy = "Use a token that may, or ask whoever runs the server for one; docs/security.md says which role does what."
+
+    where: str
+    why: str
+    role: str = ""
+
+
+@dataclass(eq=False, repr=False)
+class LimitExceeded(EvertideError):
+    """`why` names the limit. Nothing was changed, and asking the same again ends the same way."""
+
+    error_code = "limit_exceeded"
+    exit_code = 17
+    what = "It would take more than is allowed"
+    remedy = "Ask for less at a time; whoever runs the server may raise the limit (--set)."
+
     where: str
     why: str

@@ -80,6 +80,45 @@ class Settings:
     request_bytes_max: int = 64 * 1024 * 1024
     """The body of one HTTP request; it is held in memory while it is taken apart."""
 
+    request_head_bytes_max: int = 64 * 1024
+    """The first line and the headers of one HTTP request."""
+
+    request_head_s: float = 15.0
+    """How long they may take to come."""
+
+    request_pause_s: float = 30.0
+    """How long a client may pause while it sends a body, or takes an answer that is ready for it."""
+
+    connections_max: int = 12_000
+    """HTTP connections at the same time; one more is told to come again."""
+
+    query_limit_s: float = 30.0
+    """How long a query may take that is asked by HTTP or by the command line."""
+
+    query_rows_max: int = 1_000_000
+    """Rows of its answer."""
+
+    query_bytes_max: int = 256 * 1024 * 1024
+    """Of its answer, in memory."""
+
+    query_memory_bytes: int = 1024 * 1024 * 1024
+    """What DuckDB may take for one query."""
+
+    query_small_rows: int = 2_000_000
+    """A query over collections that have together more rows is answered by Spark, unless it asks for DuckDB."""
+
+    queries_max: int = 4
+    """Queries at the same time; one more waits."""
+
+    open_transactions_max: int = 100
+    """Transactions that clients have begun by HTTP, and neither committed nor aborted."""
+
+    open_transaction_bytes_max: int = 1024 * 1024 * 1024
+    """The bodies that were pushed into one of them."""
+
+    open_transaction_s: float = 300.0
+    """How long one is kept after the client was last heard of."""
+
     checkpoint_interval_s: float = 60.0
     """How often a running pipeline makes a checkpoint, if anything changed."""
 
@@ -91,6 +130,12 @@ class Settings:
 
     stall_after_s: float = 5.0
     """How long something may wait before status calls it stalled."""
+
+    slow_transaction_s: float = 10.0
+    """A transaction that takes longer is in the log, with what it spent its time on."""
+
+    hang_after_s: float = 600.0
+    """A process that is at the same thing for longer is not alive, as far as `/v1/health/live` is concerned."""
 
     retry_view_s: float = 5.0
     """A view that failed is tried again, when its tables changed, at most this often."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers.cluster import QUICK, SparkCluster, running_cluster
+from tests.servers.cluster import SparkCluster, running_cluster
+from tests.servers.spark import QUICK
 
 
 @pytest.fixture(scope="package")

@@ -34,18 +34,16 @@ def asker(master: str, *where: str, **environment: str) -> Iterator[tuple[IO[str
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process.stdin, process.stdout
-        process.stdin.close()
-        assert process.wait(120) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    with process:  # which closes its pipes, whatever happens to one of them
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process.stdin, process.stdout
+            process.stdin.close()
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
 
 
 def ask(pipes: tuple[IO[str], IO[str]], time: int) -> None:
@@ -80,15 +78,8 @@ def test_by_its_name_alone_on_a_cluster_while_a_writer_goes_on(tmp_path: Path) -
 
 
 def test_a_storage_on_s3_with_meta_in_postgres(s3_server: S3Server, postgres_server: PostgresServer) -> None:
-    keys = {
-        "AWS_ACCESS_KEY_ID": s3_server.access_key_id,
-        "AWS_SECRET_ACCESS_KEY": s3_server.secret_access_key,
-        "AWS_ENDPOINT": s3_server.endpoint,
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
     where, meta = f"s3://{s3_server.bucket}/asked", f"{postgres_server.dsn}&application_name=asked"
-    with environment(keys), opened(where, meta) as p:
+    with environment(s3_server.environment()), opened(where, meta) as p:
         history = grown(p, 8, 6)
         with asker("local[1]", where, "${ENV:THE_META}", THE_META=meta) as pipes:
             ask(pipes, max(history.at))

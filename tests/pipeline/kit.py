@@ -15,6 +15,7 @@ import pytest
 from evertide.errors import SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.opening import OnProgress
 from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
 from evertide.problem import Problem
@@ -101,6 +102,7 @@ def open_pipeline(
     base: Path = Path(),
     threads: bool = False,
     role: Role = Role.ALONE,
+    progress: OnProgress | None = None,
 ) -> Pipeline:
     return Pipeline(
         made or engine(),
@@ -110,6 +112,7 @@ def open_pipeline(
         settings=settings,
         threads=threads,
         role=role,
+        progress=progress,
     )
 
 

@@ -1,7 +1,8 @@
 """A process that runs a pipeline together with others, until somebody kills it.
 
-    python -m tests.pipeline.replica STORAGE ROLE [META] [FAULTS]
+    python -m tests.pipeline.replica STORAGE ROLE LOG [META] [FAULTS]
 
+LOG is the directory that its sink writes into, a file for each transaction.
 It says on its output, line by line, how far it is and whether it leads: `12 leads`. One that is fenced says so, and
 ends. FAULTS is the share of storage calls that fail, in one of the ways they can.
 """
@@ -27,25 +28,25 @@ QUICK = replace(
 )
 
 
-def engine(storage: Path) -> SmallEngine:
+def engine(log: Path) -> SmallEngine:
     made = small_engine("both,total")
-    sink = SinkProperties("log", "files", {"path": str(storage.parent / "log")}, "replica.sql, line 1")
+    sink = SinkProperties("log", "files", {"path": str(log)}, "replica.sql, line 1")
     made.small_views = [SMALL["both"], replace(SMALL["total"], sinks=(sink,))]
     return made
 
 
-def open_replica(storage: Path, role: Role, meta: str | None = None, faults: float = 0.0) -> Pipeline:
+def open_replica(storage: str, role: Role, log: Path, meta: str | None = None, faults: float = 0.0) -> Pipeline:
     runtime = SystemRuntime()
     opened = open_storage(storage, meta, runtime=runtime, settings=QUICK)
     if faults:
         some = Faults.seeded(runtime, faults)
         opened = replace(opened, blob=FaultyBlob(opened.blob, some), meta=FaultyMeta(opened.meta, some))
-    return Pipeline(engine(storage), opened, base=storage, runtime=runtime, settings=QUICK, role=role)
+    return Pipeline(engine(log), opened, base=log.parent, runtime=runtime, settings=QUICK, role=role)
 
 
-def main(storage: str, role: str, meta: str = "", faults: str = "0") -> None:
+def main(storage: str, role: str, log: str, meta: str = "", faults: str = "0") -> None:
     runtime = SystemRuntime()
-    with open_replica(Path(storage), Role(role), meta or None, float(faults)) as p:
+    with open_replica(storage, Role(role), Path(log), meta or None, float(faults)) as p:
         print(f"{p.time} opened", flush=True)
         while True:
             t = p.advance()

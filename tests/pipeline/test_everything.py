@@ -6,8 +6,6 @@ durable in the journal, and from kill to kill it moves on (I9, I10, J1).
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -24,6 +22,7 @@ from evertide.sources.chance import Chance
 from evertide.store.open import open_storage
 from tests.pipeline.everything import QUERIES, SETTINGS, World, open_world
 from tests.pipeline.kit import rows_of
+from tests.processes import running
 from tests.servers.kafka import KafkaBroker
 from tests.sinks.kafka.kit import folded, read_committed
 from tests.sinks.kafka.test_pipelines import check_numbers
@@ -31,7 +30,6 @@ from tests.sources.kafka.kit import new_topic
 from tests.sources.postgres.server import Database, running_logical
 from tests.sources.postgres.test_kill import check_bound
 
-ROOT = Path(__file__).parents[2]
 ACCOUNTS = 100
 SINKS = 4
 LIMIT_S = 120.0
@@ -70,23 +68,6 @@ def load(db: Database, directory: Path, rate: int) -> Iterator[None]:
     finally:
         process.kill()
         process.wait(10)
-
-
-@contextmanager
-def worker(world: World) -> Iterator[subprocess.Popen[str]]:
-    """Running, until the end of the block: then it is killed."""
-    command = [sys.executable, "-m", "tests.pipeline.everything", *astuple(world)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    with process:
-        try:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            assert first.startswith("running"), first
-            yield process
-        finally:
-            process.kill()
-            rest = process.stdout.read() if process.stdout else ""
-        assert "error" not in rest, rest
 
 
 def delivered(world: World, runtime: SystemRuntime) -> int:
@@ -147,9 +128,10 @@ def survive(world: World, db: Database, broker: KafkaBroker, chance: Chance, *, 
     stood = [0]
     with load(db, Path(world.storage).parent, rate):
         for _ in range(kills):
-            with worker(world):
+            with running("tests.pipeline.everything", *astuple(world)) as worker:
                 until_beyond(world, db, stood[-1], runtime)
                 runtime.sleep_s(chance.below(1200) / 1000)
+                worker.killed()
             stood.append(check_bound(Path(world.storage), db, runtime))
     assert stood == sorted(set(stood)), "the slot does not advance"
     with open_world(world, threads=False) as p:

@@ -14,7 +14,7 @@ from evertide.pipeline.definition import Away, Definition, TableRecord, ViewReco
 from evertide.pipeline.health import Health
 from evertide.pipeline.machine import CohortState, MachineState
 from evertide.pipeline.ownership import Leader
-from evertide.pipeline.replica_record import ReplicaRecord
+from evertide.pipeline.replica_record import LongWork, ReplicaRecord
 from evertide.pipeline.source_record import SourceRecord, SourceRecords
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
@@ -48,6 +48,9 @@ RECORDS: dict[str, msgspec.Struct] = {
     "health": Health("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
     "leader": Leader("0123456789abcdef", 1.5, "fedcba9876543210"),
     "replica": ReplicaRecord("0123456789abcdef", "read-only", "running", 2**40, 1.5, "fedcba9876543210"),
+    "replica-at-work": ReplicaRecord(
+        "0123456789abcdef", "leads", "hydrating", -1, 1.5, "fedcba9876543210", LongWork("backfill", 1, 2**40)
+    ),
     "sources": SourceRecords(
         writer="0123456789abcdef",
         told_at_s=1.5,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,34 +10,17 @@ from evertide.sources.chance import Chance
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import rows_of
 from tests.pipeline.worker import DEFAULT, SMALL, open_worker
-
-ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def worker(storage: Path, kind: str, views: str, faults: float) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.pipeline.worker", str(storage), kind, views, str(faults)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+from tests.processes import running
 
 
 def run_and_kill(
     storage: Path, kind: str, lines: int, views: str = DEFAULT, faults: float = 0.0
 ) -> tuple[int, list[int]]:
     """Where it began, and what it acknowledged until it was killed."""
-    with worker(storage, kind, views, faults) as process:
-        assert process.stdout is not None
-        first = process.stdout.readline().split()
-        assert first[:1] == ["running"], first
-        told = [process.stdout.readline().strip() for _ in range(lines)]
-        process.kill()
-        told += [line.strip() for line in process.stdout if line.endswith("\n")]
+    with running("tests.pipeline.worker", storage, kind, views, faults) as worker:
+        told = worker.lines(lines) + worker.killed()
     assert not any(line.startswith("error") for line in told), told
-    return int(first[1]), [int(line) for line in told if line not in ("", "-")]
+    return int(worker.began), [int(line) for line in told if line not in ("", "-")]
 
 
 def check(storage: Path, kind: str, at_least: int, views: str = DEFAULT) -> None:

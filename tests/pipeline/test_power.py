@@ -74,7 +74,7 @@ def work(p: Pipeline, acknowledge: Callable[[int], None] = lambda _: None) -> No
                 shard.collect(p._writer, p._hosts.checkpoints.pinned)
             while p._runner.machine.maintain():
                 pass
-            p._checkpointing.collect()
+            p._duties.checkpointing.collect()
 
 
 def content(p: Pipeline) -> dict[str, list[tuple[object, ...]]]:

@@ -123,7 +123,7 @@ def test_j3_what_was_staged_and_not_bound_is_dropped_and_said(caplog: pytest.Log
         pushed.push("orders", [order(1, 1)])
     crash(p)
     with open_pipeline(kept) as p, caplog.at_level(logging.WARNING):
-        p._checkpointing.collect()
+        p._duties.checkpointing.collect()
         assert not list(kept.blob.list("journal"))
         assert p.time == 0
         assert "push" in caplog.text
@@ -296,7 +296,7 @@ def test_c11_the_older_of_two_checkpoints_always_finds_its_journal_and_its_times
                 p.checkpoint()
                 for shard in p._runner.members.all().values():
                     shard.compact(p._writer)
-                p._checkpointing.collect()
+                p._duties.checkpointing.collect()
         expected = rows_of(p, "revenue")
         newest, older = p._hosts.checkpoints.entries()
         files = {file.key for file in p.checkpoint_files(newest)} - {file.key for file in p.checkpoint_files(older)}
@@ -314,7 +314,7 @@ def test_j8_state_of_another_version_is_refused_by_its_number() -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 2)
-        state = p._checkpointing._draft(p.definition).state
+        state = p._duties.checkpointing._draft(p.definition).state
         restored = p._hosts.checkpoints.restore(p._writer)
     assert restored is not None
     assert _fitting(restored, p.definition, {}) is not None

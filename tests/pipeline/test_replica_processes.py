@@ -27,6 +27,8 @@ from tests.pipeline.kit import rows_of
 from tests.pipeline.replica import open_replica
 from tests.pipeline.worker import SMALL
 from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import cutting_proxy
+from tests.servers.s3 import S3Server
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = SystemRuntime()
@@ -36,8 +38,9 @@ LIMIT_S = 120.0
 class Replica:
     """One process, and the last thing it said."""
 
-    def __init__(self, storage: Path, role: str = "replica", meta: str = "", faults: float = 0.0) -> None:
-        command = [sys.executable, "-m", "tests.pipeline.replica", str(storage), role, meta, str(faults)]
+    def __init__(self, place: Path, storage: str = "", meta: str = "", faults: float = 0.0) -> None:
+        given = [storage or str(place / "s"), "replica", str(place / "log"), meta, str(faults)]
+        command = [sys.executable, "-m", "tests.pipeline.replica", *given]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.time, self.said = -1, ""
         self.error = ""
@@ -89,9 +92,9 @@ def wait_until(holds: Callable[[], Any], several: list[Replica]) -> None:
         RUNTIME.sleep_s(0.02)
 
 
-def check(storage: Path, at_least: int, meta: str | None = None) -> None:
+def check(place: Path, at_least: int, meta: str | None = None, storage: str = "") -> None:
     """Views equal what plain Python makes of the tables; the sink got each transaction once, and ends with the view."""
-    with open_replica(storage, Role.REPLICA, meta) as p:
+    with open_replica(storage or str(place / "s"), Role.REPLICA, place / "log", meta) as p:
         while not p.leads:
             p.advance()
         assert p.time >= at_least
@@ -105,7 +108,7 @@ def check(storage: Path, at_least: int, meta: str | None = None) -> None:
         expected_total = Counter(tuple(row.values()) for row in SMALL["total"].function(tables))
     found: Counter[tuple[Any, ...]] = Counter()
     numbers = []
-    for path in sorted((storage.parent / "log").glob("*.parquet")):
+    for path in sorted((place / "log").glob("*.parquet")):
         for row in pq.read_table(path).to_pylist():
             found[tuple(row[column] for column in ("amount", "rows"))] += row["__diff"]
             assert row["__time"] == int(path.stem)
@@ -135,14 +138,14 @@ def killed_again_and_again(start: Callable[[], Replica], rounds: int, seed: int)
 
 @pytest.mark.timeout(300)
 def test_u1_two_replicas_one_killed_again_and_again(tmp_path: Path) -> None:
-    reached = killed_again_and_again(lambda: Replica(tmp_path / "s"), 5, 1)
-    check(tmp_path / "s", reached)
+    reached = killed_again_and_again(lambda: Replica(tmp_path), 5, 1)
+    check(tmp_path, reached)
 
 
 @pytest.mark.timeout(300)
 def test_u1_the_same_with_storage_that_fails(tmp_path: Path) -> None:
-    reached = killed_again_and_again(lambda: Replica(tmp_path / "s", faults=0.01), 2, 2)
-    check(tmp_path / "s", reached)
+    reached = killed_again_and_again(lambda: Replica(tmp_path, faults=0.01), 2, 2)
+    check(tmp_path, reached)
 
 
 def stop(replica: Replica, storage: Path) -> None:
@@ -164,7 +167,7 @@ def stop(replica: Replica, storage: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
     """It believes that it leads; its first commit tells it that it does not. What it wrote meanwhile is nowhere."""
-    with replicas(2, lambda: Replica(tmp_path / "s")) as several:
+    with replicas(2, lambda: Replica(tmp_path)) as several:
         wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
         [leader] = [one for one in several if one.leads]
         [other] = [one for one in several if one is not leader]
@@ -176,31 +179,66 @@ def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
         assert leader.error.startswith("error fenced"), leader.error
         reached = other.time
         wait_until(lambda: other.time > reached + 3, several)
-    check(tmp_path / "s", other.time)
+    check(tmp_path, other.time)
+
+
+@contextmanager
+def database(server: PostgresServer) -> Iterator[tuple[psycopg.Connection[Any], str, str]]:
+    """For Meta: who may cut its connections, its name, its address."""
+    name = f"replicas_{RUNTIME.new_id()[:8]}"
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        yield admin, name, server.dsn.replace("/postgres?", f"/{name}?")
+
+
+def disturbed(start: Callable[[], Replica], disturb: Callable[[int], object]) -> int:
+    """Both go on after whatever it is, and one of them when the other is gone. How far they came."""
+    with replicas(2, start) as several:
+        wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
+        for number in range(25):
+            disturb(number)
+            RUNTIME.sleep_s(0.1)
+        before = [one.time for one in several]
+        wait_until(lambda: all(one.time > time + 3 for one, time in zip(several, before, strict=True)), several)
+        [leader] = [one for one in several if one.leads]
+        [other] = [one for one in several if one is not leader]
+        leader.end()
+        wait_until(lambda: other.leads and other.time > leader.time + 3, several)
+        assert not other.error
+        return other.time
 
 
 @pytest.mark.timeout(300)
 def test_u1_meta_on_postgresql_with_its_connections_cut(tmp_path: Path, postgres_server: PostgresServer) -> None:
     """Both wait it out; a commit whose answer was lost is read back, or something would be there twice."""
-    name = f"replicas_{RUNTIME.new_id()[:8]}"
-    dsn = postgres_server.dsn.replace("/postgres?", f"/{name}?")
-    with psycopg.connect(postgres_server.dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
-        with replicas(2, lambda: Replica(tmp_path / "s", meta=dsn)) as several:
-            wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
-            for _ in range(25):
-                cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
-                admin.execute(cut, (name,))
-                RUNTIME.sleep_s(0.1)
-            before = [one.time for one in several]
-            wait_until(lambda: all(one.time > time + 3 for one, time in zip(several, before, strict=True)), several)
-            [leader] = [one for one in several if one.leads]
-            [other] = [one for one in several if one is not leader]
-            leader.end()
-            wait_until(lambda: other.leads and other.time > leader.time + 3, several)
-            assert not other.error
-            reached = other.time
-        check(tmp_path / "s", reached, dsn)
+    cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
+    with database(postgres_server) as (admin, name, dsn):
+        reached = disturbed(lambda: Replica(tmp_path, meta=dsn), lambda _: admin.execute(cut, (name,)))
+        check(tmp_path, reached, dsn)
+
+
+@pytest.mark.timeout(300)
+def test_u1_blobs_on_s3_with_its_connections_cut(
+    tmp_path: Path, postgres_server: PostgresServer, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut at any moment, after the store has done what it was asked for and before it could say so, and for a while."""
+    host, port = s3_server.endpoint.removeprefix("http://").split(":")
+    cut: list[int] = []
+    with database(postgres_server) as (_, name, dsn), cutting_proxy(host, int(port)) as proxy:
+        for variable, value in s3_server.environment(f"http://127.0.0.1:{proxy.port}").items():
+            monkeypatch.setenv(variable, value)
+
+        def disturb(number: int) -> None:
+            proxy.losing = number % 4
+            cut.append(proxy.cut())
+            if number == 12:
+                with proxy.away():
+                    RUNTIME.sleep_s(1.5)
+
+        storage = f"s3://{s3_server.bucket}/{name}"
+        reached = disturbed(lambda: Replica(tmp_path, storage, dsn), disturb)
+        assert sum(cut) > 10
+        check(tmp_path, reached, dsn, storage)
 
 
 def test_a_process_that_ended_and_was_not_asked_for_is_gone() -> None:

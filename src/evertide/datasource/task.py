@@ -1,36 +1,29 @@
-"""Reading one task, on an executor: its parts, cut to its rows, as Arrow.
+"""Reading one task, on an executor: its parts, cut to its rows, as Arrow (`evertide.shard.groups`).
 
-A plain task goes part by part. Any other sums up what was added and what was taken away:
-
-1. Columns and rows that were not asked for are left out before: that is done alike to both, so it changes nothing.
-2. Only rows that share a value with something that was taken away, in one column, need to be summed up; the others were
-   only added. So the parts that take away are read first, the others go by, and only the few that may meet are held.
-   The column is the first whose values are equal if and only if they are the same: floats are not, as NaN is no value's
-   equal, and -0.0 is 0.0's.
-3. Changes between two times are summed up per time, all at once.
+1. Columns and rows that were not asked for are left out before: that is done alike to what was added and to what was
+   taken away, so it changes nothing.
+2. Changes between two times are summed up per time, all at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evertide.datasource.condition import mask
 from evertide.datasource.planning import Task, columns_of
 from evertide.datasource.request import Request
-from evertide.datasource.split import Span, is_ordered
 from evertide.errors import BlobMissing, LeaseLost
 from evertide.pipeline.reader import check_is_there
 from evertide.runtime import SystemRuntime
-from evertide.shard.changes import DIFF, TIME, consolidate, expand, net
+from evertide.shard.changes import DIFF, TIME, consolidate
+from evertide.shard.groups import content_rows, inside
 from evertide.shard.lease import renew
 from evertide.shard.log import ShardLog
 from evertide.shard.part import Part
 from evertide.shard.read import Listing, fetch
+from evertide.shard.split import is_ordered
 from evertide.store.open import open_storage
 
 __all__ = ["read"]
@@ -72,34 +65,12 @@ class _Reading:
         self._needed = {*task.columns, *(condition.column for condition in task.conditions), *span, *by}
 
     def rows(self) -> Iterator[pa.Table]:
-        if self._group.is_plain:
-            for part in self._group.parts:
-                yield self._expanded(self._changes(part))
-        elif self._task.window.as_of is None:
+        if not self._group.is_plain and self._task.window.as_of is None:
             changes = pa.concat_tables([self._changes(part) for part in self._group.parts])
             yield consolidate(changes.select(self._told), self._task.pin.name)
         else:
-            yield from self._summed()
-
-    def _summed(self) -> Iterator[pa.Table]:
-        """The content: first what nothing was taken away from, then what is left of the rest."""
-        taking = [self._changes(part) for part in self._group.parts if part.retractions]
-        others = (self._changes(part) for part in self._group.parts if not part.retractions)
-        if self._by is None:
-            rest = [*taking, *others]
-        else:
-            taken = pc.unique(pa.concat_tables([one.filter(pc.less(one[DIFF], 0)) for one in taking])[self._by])
-            rest = []
-            for changes in chain(taking, others):
-                may_meet = pc.is_in(changes[self._by], value_set=taken)
-                yield self._expanded(changes.filter(pc.invert(may_meet)))
-                rest.append(changes.filter(may_meet))
-        changes = pa.concat_tables(rest).select(self._told).drop_columns([TIME])
-        yield self._expanded(net(changes, self._task.pin.name, is_sorted=False))
-
-    def _expanded(self, changes: pa.Table) -> pa.Table:
-        """Each row as often as it is there. A count below zero would be damage, and is said."""
-        return expand(changes.select([*self._task.columns, DIFF]), self._task.pin.name)
+            columns = [*self._task.columns]
+            yield from content_rows(self._group, self._changes, columns, by=self._by, where=self._task.pin.name)
 
     def _changes(self, part: Part) -> pa.Table:
         """Of the rows asked for, in the columns that are needed."""
@@ -114,7 +85,7 @@ class _Reading:
         if wanted is not None:
             table = table.filter(wanted)
         if self._group.span is not None:
-            table = table.filter(_inside(table.column(self._group.span.column), self._group.span))
+            table = table.filter(inside(table.column(self._group.span.column), self._group.span))
         return table
 
     def _beat(self) -> None:
@@ -126,23 +97,6 @@ class _Reading:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(shard=self._log.shard, lease=self._task.pin.lease, restart_from=self._task.pin.time)
-
-
-def _inside(column: Any, span: Span) -> Any:
-    ends = []
-    if span.low is not None:
-        ends.append(pc.greater_equal(column, _scalar(span.low, column.type)))
-    if span.high is not None:
-        ends.append(pc.less(column, _scalar(span.high, column.type)))
-    found = ends[0] if len(ends) == 1 else pc.and_(*ends)
-    return found if span.low is not None else pc.or_kleene(found, pc.is_null(column))
-
-
-def _scalar(end: Any, kind: Any) -> Any:
-    """The end of a span as a value of the column; times are integers in its unit."""
-    if pa.types.is_date32(kind):
-        return pa.scalar(end, pa.int32()).cast(kind)
-    return pa.scalar(end, pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else pa.scalar(end, kind)
 
 
 def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:

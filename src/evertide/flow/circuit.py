@@ -39,6 +39,7 @@ from evertide.plan.failure import reason, told_apart, without_traces
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.program import Program
+from evertide.plan.project import Project
 from evertide.plan.view_function import ViewFunction
 from evertide.shard.changes import DIFF, check_column, net
 from evertide.store.blob import Blob
@@ -63,7 +64,7 @@ class Circuit:
     def __init__(
         self,
         spark: SparkSession,
-        script: str,
+        script: str | Project,
         *,
         path: str = "SQL",
         functions: Sequence[ViewFunction] = (),

@@ -92,6 +92,17 @@ class Explanation:
     arrangements: tuple[Arranged, ...]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the views."""
+        return tuple(view.name for view in self.views)
+
+    def only(self, view: str) -> Explanation:
+        """One view, and the state behind it."""
+        views = tuple(each for each in self.views if each.name == view)
+        kept = {name for each in views for operator in each.operators for name in operator.state}
+        return Explanation(views, tuple(each for each in self.arrangements if each.name in kept))
+
+    @property
     def whole(self) -> tuple[tuple[str, Operator], ...]:
         """Operators that are computed again as a whole, with their view."""
         return tuple((view.name, operator) for view in self.views for operator in view.operators if operator.is_whole)

@@ -13,6 +13,7 @@ import threading
 
 from evertide.errors import EvertideError, OutcomeUnknown, TimeCompacted, Unavailable
 from evertide.journal.records import Bound
+from evertide.pipeline.course import Phase
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.following import Following
 from evertide.pipeline.intake import Intake
@@ -34,8 +35,10 @@ def opened(hosts: Hosts, leading: Leading, stopping: threading.Event, role: Role
         leader, is_read_only = leading.leader(), role is Role.READ_ONLY
         if hosts.journal.committed_upper and (leader is not None or is_read_only):
             who = f"process {leader.pid} on {leader.host}" if leader is not None else "nobody"
+            logger.info("%s leads, and this process follows", who)
             return open_follower(hosts, who, is_read_only=is_read_only)
         stopping.wait(hosts.settings.poll_interval_s)
+    logger.info("this process leads")
     return open_runner(hosts)
 
 
@@ -57,9 +60,11 @@ class Advancing:
         """The number of the last transaction that was taken; None if there is nothing."""
         try:
             return self._stepped()
-        except (Unavailable, OutcomeUnknown):
+        except (Unavailable, OutcomeUnknown) as error:
+            self._runner.course.fails(self._runner.time, error)
             raise
-        except EvertideError:
+        except EvertideError as error:
+            self._runner.course.fails(self._runner.time, error)
             self._hosts.writer.check_registered()  # whoever is fenced may find its state, or what it needs, gone
             raise
 
@@ -82,12 +87,15 @@ class Advancing:
         if pending < journal.upper:  # bound, and its computation was not begun
             bound = journal.read(pending)
             return self._completed(bound, None) if leads or bound.writer == self._hosts.writer.id else None
+        self._runner.course.does(Phase.READ, pending)
         inputs, read = self._intake.input(None if leads else self._asked)
         if all(given.before == given.after for given in inputs.values()):
+            self._runner.course.waits(self._runner.time)
             return None
         made: list[Bound] = []
         self._following.together(lambda: made.append(self._runner.bind(inputs)))
         if not made or made[0].writer != self._hosts.writer.id:
+            self._runner.course.waits(self._runner.time)
             return None  # a peer was first: what is still unbound is offered again
         self._intake.acknowledge(made[0], is_staged=True)
         return self._completed(made[0], read)
@@ -97,7 +105,7 @@ class Advancing:
         try:
             return self._following.keep_up() > 0
         except TimeCompacted as error:
-            if self._duties.is_begun or self._runner.machine.time >= error.since:
+            if self._duties.is_begun or self._runner.machine.time > error.since:  # to take t, t - 1 must be readable
                 raise
             logger.warning("this replica fell behind what is kept, and starts again from the newest checkpoint")
             fresh = open_follower(self._hosts, "a peer", is_read_only=not self._asked)
@@ -108,7 +116,7 @@ class Advancing:
     def _completed(self, bound: Bound, read: dict[str, list[Rows]] | None) -> int:
         changed: set[str] = set()
         while self._runner.time <= bound.time:
-            if not self._following.keep_up():
+            if not self._kept_up():
                 self._following.together(lambda: changed.update(self._runner.complete(bound, read)))
         if self._duties.is_begun:
             self._intake.acknowledge(bound, is_staged=False)
@@ -127,4 +135,4 @@ class Advancing:
                 pass
             take_lead(self._runner, self._hosts.progress)
             self._following.restart()
-            self._duties.begin()
+            self._duties.begin(anew=True)

@@ -112,4 +112,7 @@ class Backfills:
 
     def _run(self, views: Collection[str]) -> None:
         with self._one:
-            Backfill(self._runner, views, self._turn, self._progress).run(self._stopping.is_set)
+            try:
+                Backfill(self._runner, views, self._turn, self._progress).run(self._stopping.is_set)
+            finally:
+                self._progress("backfill", 0, 0)  # or it would seem to be under way for ever

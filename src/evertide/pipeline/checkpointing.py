@@ -19,7 +19,8 @@ from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.publication import as_of
 from evertide.checkpoint.records import Entry
-from evertide.errors import OutcomeUnknown, Unavailable
+from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
+from evertide.observer import Checkpointed, Fault
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
@@ -58,9 +59,20 @@ class Checkpointing:
     def checkpoint(self) -> Entry:
         """Between two transactions (J5)."""
         runner = self._runner
-        state = self._draft(runner.definition)
-        self.last = runner.checkpoints.publish(state, runner.writer, runner.settings.checkpoints_kept)
+        began_s = runner.runtime.monotonic_s()
+        try:
+            state = self._draft(runner.definition)
+            self.last = runner.checkpoints.publish(state, runner.writer, runner.settings.checkpoints_kept)
+        except EvertideError as error:
+            runner.observer.failed(Fault("checkpoint", "", error.error_code))
+            raise
         self._generation = state.generation
+        took_s, size = runner.runtime.monotonic_s() - began_s, sum(part.bytes for part in state.parts)
+        logger.info(
+            "checkpoint %d at time %d: %d files, in %.1f s", self.last.number, state.time, len(state.parts), took_s
+        )
+        made = Checkpointed(self.last.number, state.time, len(state.parts), size, began_s, took_s)
+        runner.observer.checkpointed(made)
         try:
             self.let_go()
         except (Unavailable, OutcomeUnknown) as error:  # the checkpoint is there; the next one lets go of more

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from evertide.errors import EvertideError, Fenced, InvalidInput, SinkFailed
+from evertide.observer import NOBODY, Fault, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.delivery import Delivery
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
@@ -39,12 +40,17 @@ class PreparedSinks:
 
     def __init__(self, engine: Engine, records: SinkRecords, base: Path) -> None:
         declared = _declared(engine, base, records.runtime)
+        self._engine, self._base = engine, base
         self.records = records
         self.declarations = {one.name: one for one in declared}
         self.prepared = prepare_sinks(declared)
         self.recorded = records.all()
         for name, declaration in self.declarations.items():
             self._check(declaration, self.prepared[name], self.recorded.get(name))
+
+    def again(self) -> PreparedSinks:
+        """As they are recorded now."""
+        return PreparedSinks(self._engine, self.records, self._base)
 
     def _check(self, declaration: SinkDeclaration, prepared: Prepared, recorded: Recorded | None) -> None:
         if recorded is None or not recorded.record.is_declared:
@@ -66,8 +72,15 @@ class _Lane:
 
 
 class Deliveries:
-    def __init__(self, sinks: PreparedSinks, members: Callable[[], Members], turn: threading.RLock) -> None:
+    def __init__(
+        self,
+        sinks: PreparedSinks,
+        members: Callable[[], Members],
+        turn: threading.RLock,
+        observer: Observer = NOBODY,
+    ) -> None:
         self._members = members
+        self._observer = observer
         self._records = sinks.records
         self._runtime = sinks.records.runtime
         self._settings = sinks.records.settings
@@ -77,7 +90,7 @@ class Deliveries:
         self._lanes: dict[str, _Lane] = {}
         for name, declaration in sinks.declarations.items():
             prepared, recorded = sinks.prepared[name], sinks.recorded.get(name)
-            delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn)
+            delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn, observer)
             self._lanes[name] = _Lane(delivery)
             owner = f"{declaration.connector} of {declaration.collection}"
             self.tracker.register(name, owner, delivery.position, is_reader=True)
@@ -95,6 +108,15 @@ class Deliveries:
             if lane.thread is not None:
                 lane.thread.join()
             lane.delivery.close()
+
+    def ended(self) -> list[str]:
+        """The threads that should run, and do not: those of sinks that failed have ended in order."""
+        return [
+            lane.thread.name
+            for lane in self._lanes.values()
+            if lane.thread is not None and not lane.thread.is_alive() and not self._stopping.is_set()
+            if lane.problem is None or lane.problem.state != "failed"
+        ]
 
     def once(self) -> None:
         """Deliver all that there is, to all that can: for those who have no threads."""
@@ -185,6 +207,7 @@ class Deliveries:
 
     def _stalls(self, lane: _Lane, error: EvertideError) -> None:
         """One that is fenced stays so: whoever took over delivers."""
+        self._observer.failed(Fault("sink", lane.delivery.name, error.error_code))
         if lane.problem is None or lane.problem.why != str(error):
             logger.error("sink %r stalls: %s", lane.delivery.name, error)
             state = "failed" if isinstance(error, Fenced) else "stalled"

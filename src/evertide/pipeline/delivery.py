@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import EvertideError, Fenced, SinkFailed
+from evertide.logs import TRANSACTION
+from evertide.observer import NOBODY, Delivered, Observer
 from evertide.pipeline.members import Members
 from evertide.pipeline.sink_record import Recorded, SinkRecord, SinkRecords, hold_name
 from evertide.shard.changes import DIFF, TIME, net
@@ -48,6 +50,7 @@ class Delivery:
         records: SinkRecords,
         members: Callable[[], Members],
         turn: threading.RLock,
+        observer: Observer = NOBODY,
     ) -> None:
         """`turn` keeps definitions from changing; `recorded` is None for a sink that is new."""
         self.declaration = declaration
@@ -60,6 +63,7 @@ class Delivery:
         self._records = records
         self._members = members
         self._turn = turn
+        self._observer = observer
         self._writer = records.writer
         self._sink: Sink | None = None
         self._position = self._record.position if self._record else -1
@@ -78,6 +82,7 @@ class Delivery:
 
     def step(self) -> bool:
         """Some of what there is to deliver. False if that is nothing, for now."""
+        TRANSACTION.set(None)
         try:
             return self._step()
         except BaseException:
@@ -208,9 +213,16 @@ class Delivery:
 
     def _deliver(self, sink: Sink, time: int, changes: pa.Table) -> None:
         if changes.num_rows:
-            sink.write(time, self._fitted(changes))
+            self._put(sink, time, self._fitted(changes))
             self._position = self._held = time
             self._write(position=time, written=time)
+
+    def _put(self, sink: Sink, time: int, changes: pa.Table) -> None:
+        clock = self.declaration.runtime.monotonic_s
+        TRANSACTION.set(time)
+        began_s = clock()
+        sink.write(time, changes)
+        self._observer.delivered(Delivered(self.name, time, changes.num_rows, began_s, clock() - began_s))
 
     def _moving(self, record: SinkRecord, current: Shard) -> SinkRecord:
         """Numbers increase: the difference is a transaction that the target does not have yet."""
@@ -228,7 +240,7 @@ class Delivery:
             with old.snapshot(self._position) as before, new.snapshot(time) as after:
                 difference = self._difference(before.to_arrow(), after.to_arrow())
             if difference.num_rows:
-                sink.write(time, difference)
+                self._put(sink, time, difference)
                 self._held = time
         self._position = time
         self._write(shard=new.name, position=time, written=max(record.written, self._held), moving_to="", moving_at=-1)

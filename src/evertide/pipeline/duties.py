@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from evertide.checkpoint.records import Entry
 from evertide.errors import Conflict, EvertideError
@@ -17,7 +16,6 @@ from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.opening import Hosts
 from evertide.pipeline.runner import Runner
-from evertide.pipeline.sink_record import SinkRecords
 from evertide.pipeline.source_record import SourceTelling
 from evertide.pipeline.status import SinkStatus
 from evertide.shard.maintenance import Maintenance
@@ -34,15 +32,15 @@ class Duties:
         stopping: threading.Event,
         failed: Callable[[EvertideError], None],
         telling: SourceTelling,
+        sinks: PreparedSinks,
         *,
-        base: Path,
         threads: bool,
     ) -> None:
         self._hosts = hosts
         self._runner = runner
         self._turn = turn
         self._telling = telling
-        self._base = base
+        self._sinks = sinks
         self._has_threads = threads
         self._maintenance: Maintenance | None = None
         self.checkpointing = Checkpointing(runner)
@@ -54,17 +52,12 @@ class Duties:
     def is_begun(self) -> bool:
         return self.deliveries is not None
 
-    def prepared_sinks(self) -> PreparedSinks:
-        """Refuses sinks that cannot be."""
-        hosts = self._hosts
-        records = SinkRecords(hosts.meta, hosts.writer, hosts.runtime, hosts.settings)
-        return PreparedSinks(hosts.engine, records, self._base)
-
-    def begin(self, sinks: PreparedSinks | None = None) -> None:
-        """From now on this process does it."""
+    def begin(self, *, anew: bool = False) -> None:
+        """From now on this process does it. `anew`: others did meanwhile, and sinks are not where they were."""
         hosts = self._hosts
         with self._turn:  # if storage does not answer here, nothing is begun, and it is asked again
-            deliveries = Deliveries(sinks or self.prepared_sinks(), lambda: self._runner.members, self._turn)
+            sinks = self._sinks.again() if anew else self._sinks
+            deliveries = Deliveries(sinks, lambda: self._runner.members, self._turn, hosts.observer)
             self.checkpointing.look()
         self.deliveries = deliveries
         self._telling.begun(threads=self._has_threads)
@@ -97,6 +90,11 @@ class Duties:
 
     def flushed(self, time: int) -> int:
         return time if self.deliveries is None else self.deliveries.tracker.position
+
+    def ended(self) -> list[str]:
+        """Threads that should run, and do not."""
+        running = (self._maintenance, self.deliveries, self._telling)
+        return [name for thread in running if thread is not None for name in thread.ended()]
 
     def stop(self) -> None:
         for thread in (self._maintenance, self.backfills, self.deliveries, self._telling):

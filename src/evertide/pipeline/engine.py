@@ -13,6 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from evertide.flow.arrangement import Arrangement
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
 from evertide.plan.properties import SinkProperties
@@ -35,6 +36,7 @@ class DeclaredTable:
     defaults: Mapping[str, str] = field(default_factory=dict)
     """By column, the SQL of the value that it has if none is given."""
     sinks: tuple[SinkProperties, ...] = ()
+    comment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class DeclaredView:
     sinks: tuple[SinkProperties, ...] = ()
     key: tuple[str, ...] = ()
     """Columns of which no two rows share the values; empty if none are known."""
+    comment: str = ""
+    sql: str = ""
+    """Its query; empty if it is declared in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,10 @@ class Cohort(Protocol):
 
     def parts(self) -> list[StatePart]:
         """Those that are in use now."""
+        ...
+
+    def arrangements(self) -> Iterable[Arrangement]:
+        """Its state, for those who look: any thread may, at any time."""
         ...
 
     def released(self) -> list[str]:

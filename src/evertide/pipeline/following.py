@@ -85,6 +85,7 @@ class Following:
             if self._taken != runner.writer.generation:
                 self._align(recorded.shards)
             check(runner.replay(bound, recorded, is_peers=True), recorded)
+            runner.replayed(recorded, "peer")
         except EvertideError as error:
             runner.machine.broken = error  # whatever it was, a part of it may be taken
             raise
@@ -160,7 +161,7 @@ class Following:
             runner.machine.broken = error
             raise
         logger.info("transaction %d was committed by %s", recorded.time, recorded.writer)
-        runner.settled()
+        runner.settled("peer")
         return True
 
     def _compare(self, recorded: Committed) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
 from evertide.journal.records import Content
+from evertide.observer import Fault
 from evertide.pipeline.definition import Away, ViewRecord, shard_name, stored_key, tables_under
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.members import Members, at_time
@@ -167,6 +168,8 @@ class Backfill:
     def _leave(self, error: ViewFailed, time: int) -> None:
         told = ViewFailed(views=error.views, time=time, why=error.why)
         logger.warning("%s", told)
+        for name in error.views:
+            self._runner.observer.failed(Fault("view", name, error.error_code, time=time))
         away = Away("failed", time, error.why, self._runner.runtime.wall_s())
         self._away |= dict.fromkeys(error.views, away)
         self._left = [name for name in self._left if name not in error.views]
@@ -184,6 +187,7 @@ class Backfill:
         runner.change(views=views)
         if self._cohort is not None and self._left:
             runner.machine.cohorts.append(self._cohort)
+            logger.info("the views %s are computed, and take part from transaction %d on", self._left, runner.time)
         self._progress("backfill", len(self._left), len(self._left))
         held = held_by_sinks(runner.meta, runner.runtime, runner.settings)  # they end it when they have done with it
         for name in self._left:

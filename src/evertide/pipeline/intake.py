@@ -10,8 +10,11 @@ import logging
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+import msgspec
+
 from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
+from evertide.observer import Fault
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
 from evertide.pipeline.source_record import SourceRecord
@@ -53,7 +56,8 @@ class Intake:
                 continue
             self.goes_on(name)
             if offer is not None:
-                inputs[name] = Input(position, offer.after, offer.fragments)
+                xids = msgspec.UNSET if offer.xids is None else offer.xids
+                inputs[name] = Input(position, offer.after, offer.fragments, xids)
         return inputs, read
 
     def is_idle(self) -> bool:
@@ -95,6 +99,8 @@ class Intake:
 
     def stalls(self, name: str, error: EvertideError) -> None:
         """Since when, is since when it is in that state, whatever it says of it meanwhile."""
+        if name:  # what stops all of them is told by the step that it stops
+            self._runner.observer.failed(Fault("source", name, error.error_code))
         known = self.stalled.get(name)
         if known is None or known.why != str(error):
             now_s = self._runner.runtime.wall_s()
@@ -106,7 +112,8 @@ class Intake:
             logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", found.state, error)
 
     def goes_on(self, name: str) -> None:
-        self.stalled.pop(name, None)
+        if self.stalled.pop(name, None) is not None:
+            logger.info("%s goes on", f"source {name!r}" if name else "the pipeline")
 
 
 def _is_staged(fragments: Iterable[Fragment]) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import Damaged, StorageForbidden, StorageFull, ViewFailed
+from evertide.flow.arrangement import Arrangement
 from evertide.flow.circuit import new_names
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
@@ -116,6 +117,10 @@ class Machine:
             StatePart(entry.key, entry.bytes, entry.checksum) for kept in self.tables.kept() for entry in kept.parts()
         ]
         return found
+
+    def arrangements(self) -> list[Arrangement]:
+        """All state, for those who look: any thread may, at any time."""
+        return [*self.tables.kept(), *(one for cohort in [*self.cohorts] for one in cohort.arrangements())]
 
     def released(self) -> list[str]:
         found = [key for cohort in self.cohorts for key in cohort.released()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import pyarrow as pa
 
@@ -46,6 +48,14 @@ class Members:
     def all(self) -> dict[str, Shard]:
         """Those that every transaction moves on, by the name of the shard."""
         return {name: self.shard(name) for name in self.definition.members()}
+
+    @cached_property
+    def collections(self) -> dict[str, str]:
+        """Tables, views and the dead letters, as far as they have one: their shards, by name."""
+        definition = self.definition
+        tables = {name: table.shard for name, table in definition.tables.items() if table.shard}
+        views = {name: view.shard for name, view in definition.views.items() if view.shard}
+        return {**tables, **views, ERRORS: definition.errors}
 
     def record(self, collection: str) -> TableRecord | ViewRecord:
         """Of a table or view, whatever the case of its name."""

@@ -30,6 +30,7 @@ from evertide.errors import CheckpointDamaged, Conflict, Damaged, RecordDamaged
 from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import Replay, State
+from evertide.observer import NOBODY, Observer
 from evertide.pipeline.definition import (
     Away,
     Definition,
@@ -72,6 +73,8 @@ __all__ = ["Hosts", "OnProgress", "open_follower", "open_runner", "positions", "
 
 logger = logging.getLogger(__name__)
 
+_TOLD_EVERY_S = 10.0
+
 OnProgress = Callable[[str, int, int], None]
 """What is done, how much of it, out of how much."""
 
@@ -91,6 +94,7 @@ class Hosts:
     store: StateStore
     sources: Mapping[str, Source]
     progress: OnProgress
+    observer: Observer = NOBODY
 
 
 def open_runner(hosts: Hosts) -> Runner:
@@ -156,6 +160,7 @@ def _runner(hosts: Hosts, definition: Definition, machine: Machine) -> Runner:
         sources=hosts.sources,
         runtime=hosts.runtime,
         settings=hosts.settings,
+        observer=hosts.observer,
     )
 
 
@@ -181,6 +186,11 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution) -> Runner:
         machine = _from_state(hosts, tables, stable, state)
     runner = _runner(hosts, known, machine)
     replay = Replay(restored=machine.time, committed=committed, bound=bound, path=hosts.journal.path)
+    began_s = told_s = hosts.runtime.monotonic_s()
+    first = machine.time
+    logger.info(
+        "the state is as of time %d; committed are those below %d, bound those below %d", first, committed, bound
+    )
     for record in hosts.journal.records(machine.time) if machine.time < bound else ():
         if replay.state is not State.REPLAY:
             break
@@ -188,7 +198,14 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution) -> Runner:
         if recorded is None:
             raise Damaged(path=hosts.journal.path, why=f"what transaction {record.time} came to is not recorded")
         replay.replayed(runner.replay(record, recorded), recorded)
+        runner.replayed(recorded, "replayed")
         hosts.progress("replay", replay.progress.done, committed - record.time - 1 + replay.progress.done)
+        if (now_s := hosts.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
+            told_s = now_s
+            logger.info("replayed those below %d, of %d", machine.time, committed)
+    if machine.time > first:
+        took_s = hosts.runtime.monotonic_s() - began_s
+        logger.info("replayed the transactions from %d to %d in %.1f s", first, machine.time - 1, took_s)
     _hydrate_missing(runner, stable, hosts.progress)
     return runner
 

@@ -5,19 +5,7 @@
         t = p.commit()
         p.view("revenue").to_arrow()
 
-This is the face of the package. What it rests on, a module each:
-
-    engine, spark_engine     what computes views
-    definition               what the storage knows of the pipeline, and how that may change
-    tables, machine          state, and the step from one transaction to the next
-    feeds, pushes, intake    where rows come from
-    runner, portions         bind, compute, commit
-    opening                  from a storage to a running pipeline
-    backfills, hydration     views from scratch, beside the transactions
-    checkpointing            checkpoints, and letting go
-    deliveries, delivery     what sinks get
-    ownership, members       who runs it; its shards
-    reading, status          looking at it, also from other processes
+This is the face of the package. What it rests on, a module each: docs/architecture.md lists them.
 
 One thread at a time makes transactions, checkpoints and changes (`_turn`); reading needs no turn. Beside it run the
 heartbeat, the maintenance of shards, and the upkeep of state.
@@ -39,9 +27,10 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
 from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, Unavailable
+from evertide.flow.arrangement import Arrangement
 from evertide.journal.journal import Journal
+from evertide.observer import NOBODY, Observer
 from evertide.pipeline.advancing import Advancing, opened
-from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.duties import Duties
@@ -53,6 +42,8 @@ from evertide.pipeline.leading import Leading
 from evertide.pipeline.machine import state_store
 from evertide.pipeline.opening import Hosts, OnProgress, positions
 from evertide.pipeline.ownership import Role, registered_as
+from evertide.pipeline.pausing import Pause
+from evertide.pipeline.pulse import Pulse
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.reading import Collections, View
 from evertide.pipeline.replica_record import ReplicaTelling, replica_statuses
@@ -70,6 +61,7 @@ from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.shard import Shards
 from evertide.sources.executors import SparkExecutors
+from evertide.store.observed import observed
 from evertide.store.open import Storage, open_storage
 
 __all__ = ["Pipeline"]
@@ -89,16 +81,17 @@ class Pipeline:
         progress: OnProgress | None = None,
         threads: bool = True,
         role: Role = Role.ALONE,
+        observer: Observer = NOBODY,
     ) -> None:
         """For `open`, and for tests, which bring an engine of their own."""
         self.engine = engine
-        self.storage = storage
+        self.storage = storage = observed(storage, observer, runtime)
         self.settings = settings
         self._runtime = runtime
         self._turn = threading.RLock()
         self._stopping = threading.Event()
         self._error: tuple[EvertideError, float] | None = None
-        self._is_paused = False
+        self._pause = Pause(runtime)
         self._is_closed = False
         self._opened_s = runtime.wall_s()
         self._threads: list[Any] = []
@@ -109,13 +102,14 @@ class Pipeline:
         self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
         self._telling = Telling(storage.meta, self._writer.id, runtime, settings)
         try:
-            self._start(base, progress or (lambda *_: None), threads=threads)
+            self._start(base, progress or (lambda *_: None), observer, threads=threads)
         except BaseException as error:
             if isinstance(error, EvertideError):
                 self._tell(problem(error, runtime.wall_s()))
             self._give_up()
             raise
         self._tell(self._foremost())
+        logger.info("open at time %d, as %r, storage %s", self.time, role.value, storage.root)
 
     @classmethod
     def open(
@@ -130,12 +124,13 @@ class Pipeline:
         functions: Sequence[ViewFunction] = (),
         progress: OnProgress | None = None,
         role: Role | str = Role.ALONE,
+        observer: Observer = NOBODY,
     ) -> Pipeline:
         """Open the pipeline of a script (SQL, or the path of a file) at a storage, which is made if it is not there.
 
         It goes on where it was, whatever ended it. `progress` is told of long work: what, how much, of how much. As
         `role`, 'alone' is refused if another process runs it; a 'replica' runs it together with others; one that is
-        'read-only' follows them, and writes nothing until it is promoted.
+        'read-only' follows them, and writes nothing until it is promoted. `observer` is told what it does.
         """
         text, path, base = read_script(script)
         settings, runtime = settings or Settings(), SystemRuntime()
@@ -144,7 +139,14 @@ class Pipeline:
             engine = SparkEngine(open_session(spark, master), text, path, functions)
             try:
                 return cls(
-                    engine, opened, base=base, runtime=runtime, settings=settings, progress=progress, role=Role(role)
+                    engine,
+                    opened,
+                    base=base,
+                    runtime=runtime,
+                    settings=settings,
+                    progress=progress,
+                    role=Role(role),
+                    observer=observer,
                 )
             except BaseException:
                 engine.close()
@@ -221,15 +223,16 @@ class Pipeline:
         made, last = 0, self.time
         next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
         while not self._stopping.is_set() and (transactions is None or made < transactions):
+            self.pulse.comes_round()
             began_s = self._runtime.monotonic_s()
-            t = None if self._is_paused else self._patiently()
+            t = None if self._pause.is_on else self._patiently()
             for each in range(last + 1, self.time + 1):  # who pushes may have made some, too
                 made, last = made + 1, each
                 if told is not None:
                     told(each, self._runtime.monotonic_s() - began_s)
-            is_idle = t is None and not self._is_paused and self._intake.is_idle()
+            is_idle = t is None and not self._pause.is_on and self._intake.is_idle()
             if until_idle and is_idle and self._duties.are_settled(self.time):
-                return
+                break
             if t is None:
                 self._stopping.wait(self.settings.transaction_interval_s)
             if self._runtime.monotonic_s() >= next_checkpoint_s:
@@ -239,16 +242,19 @@ class Pipeline:
                 except Unavailable as error:  # the transactions say whether storage is still away
                     logger.warning("no checkpoint was made: %s", error)
                 next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
+        self.pulse.is_over()
 
     def stop(self) -> None:
         """Let `run` end after the transaction that it is at."""
         self._stopping.set()
 
     def pause(self) -> None:
-        self._is_paused = True
+        self._pause.begin()
+        self._tell(self._foremost())
 
     def resume(self) -> None:
-        self._is_paused = False
+        self._pause.end()
+        self._tell(self._foremost())
 
     def checkpoint(self) -> Entry:
         """Waits for the end of a transaction that is under way."""
@@ -303,6 +309,9 @@ class Pipeline:
         """The answer of any query over tables and views, all at one time."""
         return query(self.spark, text, lambda names: self.collections.tables_at(names, as_of))
 
+    def arrangements(self) -> list[Arrangement]:
+        return self._runner.machine.arrangements()
+
     def explain(self) -> list[Any]:
         return self._spark_engine().explain(self._runner.machine.cohorts)
 
@@ -355,7 +364,7 @@ class Pipeline:
 
     # Inside
 
-    def _start(self, base: Path, progress: OnProgress, *, threads: bool) -> None:
+    def _start(self, base: Path, progress: OnProgress, observer: Observer, *, threads: bool) -> None:
         storage, runtime, settings, writer = self.storage, self._runtime, self.settings, self._writer
         shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
         journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
@@ -366,6 +375,8 @@ class Pipeline:
         if threads:
             self._heart = Heart(settings, shards.leases, writer).start()
             self._threads.append(self._heart)
+        told = ReplicaTelling(self._told_role, storage.meta, writer.id, runtime, settings)
+        self._threads.append(told.start() if threads else told)
         self._hosts = Hosts(
             meta=storage.meta,
             shards=shards,
@@ -377,25 +388,27 @@ class Pipeline:
             engine=self.engine,
             store=state_store(storage.blob, writer.id, runtime, settings),
             sources=sources,
-            progress=progress,
+            progress=told.noting(progress),
+            observer=observer,
         )
         self._leading.look()
         self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
         self._runner = opened(self._hosts, self._leading, self._stopping, self._role)
         self._intake = Intake(self._runner)
+        self.pulse = Pulse(lambda: self._runner.course.doing, self._ended, runtime, settings.hang_after_s)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
         telling = SourceTelling(self._intake.records, storage.meta, writer.id, runtime, settings)
         self._duties = Duties(
-            self._hosts, self._runner, self._turn, self._stopping, self._fail, telling, base=base, threads=threads
+            self._hosts, self._runner, self._turn, self._stopping, self._fail, telling, sinks, threads=threads
         )
         self._advancing = Advancing(
             self._hosts, self._runner, self._intake, self._duties, self._leading, role=self._role
         )
-        told = ReplicaTelling(self._told, storage.meta, writer.id, runtime, settings)
-        self._threads += [self._duties, told.start() if threads else told]
+        told.stands = lambda: (self._foremost().state, self.time)
+        self._threads.append(self._duties)
         if self._leading.is_ours:
-            self._duties.begin(sinks)
+            self._duties.begin()
         if threads:
             self._threads.append(Upkeep(self._runner, self._duties.checkpointing, self._turn).start())
 
@@ -421,14 +434,8 @@ class Pipeline:
             raise Conflict(where="sinks", why="another replica leads, and writes to them")
         return self._duties.deliveries
 
-    @property
-    def _checkpointing(self) -> Checkpointing:
-        return self._duties.checkpointing
-
-    def _told(self) -> tuple[str, str, int]:
-        """Role, state and time of this replica."""
-        role = "leads" if self.leads else "read-only" if self._role is Role.READ_ONLY else "follows"
-        return role, self._foremost().state, self.time
+    def _told_role(self) -> str:
+        return "leads" if self._leading.is_ours else "read-only" if self._role is Role.READ_ONLY else "follows"
 
     def _tell(self, now: Problem) -> None:
         """The storage is told by the one that leads."""
@@ -440,8 +447,7 @@ class Pipeline:
         return [*([problem(*self._error)] if self._error is not None else []), *self._intake.stalled.values()]
 
     def _foremost(self) -> Problem:
-        state = "paused" if self._is_paused else "running"
-        return next(iter(self._problems()), Problem(state, "", "", "", self._opened_s))
+        return next(iter(self._problems()), self._pause.problem(self._opened_s))
 
     def _patiently(self) -> int | None:
         """While storage is away, nothing is lost by waiting."""
@@ -454,6 +460,9 @@ class Pipeline:
         self._intake.goes_on("")
         return t
 
+    def _ended(self) -> list[str]:
+        return [] if self._is_closed else [name for thread in self._threads for name in thread.ended()]
+
     def _spark_engine(self) -> SparkEngine:
         if not isinstance(self.engine, SparkEngine):
             raise InvalidInput(where="Spark", why="this pipeline does not run on Spark")
@@ -463,8 +472,7 @@ class Pipeline:
         self._check_open()
         if self._role is Role.READ_ONLY and not self._duties.is_begun:
             raise Conflict(where="commit", why="this replica is read-only: give rows to one that is not, or promote it")
-        if self._is_paused:
-            raise Conflict(where="commit", why="the pipeline is paused: resume it first")
+        self._pause.check()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -94,6 +94,7 @@ class Outcome:
     """What a transaction comes to, until it is committed: for each shard, its changes."""
 
     def __init__(self, bound: Bound, portions: Portions, writer: Writer) -> None:
+        self.bound = bound
         self.time = bound.time
         self.portions = portions
         self.count = 0

@@ -12,6 +12,7 @@ from typing import Self
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import InvalidInput
 from evertide.journal.journal import Journal
+from evertide.observer import NOBODY, Observer
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.members import Members
 from evertide.pipeline.ownership import check_free
@@ -21,6 +22,7 @@ from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.shard import Shards
+from evertide.store.observed import observed
 from evertide.store.open import Storage, open_storage
 from evertide.store.paths import FORMAT, META_FILE
 from evertide.store.retry import reading
@@ -41,11 +43,19 @@ class Reader:
         self._heart = Heart(settings, self.shards.leases).start()
 
     @classmethod
-    def open(cls, location: str | Path, meta: str | None = None, *, settings: Settings | None = None) -> Reader:
+    def open(
+        cls,
+        location: str | Path,
+        meta: str | None = None,
+        *,
+        settings: Settings | None = None,
+        observer: Observer = NOBODY,
+    ) -> Reader:
         """Of a storage that is there: none is made."""
         check_is_there(location)
         settings, runtime = settings or Settings(), SystemRuntime()
-        return cls(open_storage(location, meta, runtime=runtime, settings=settings), runtime=runtime, settings=settings)
+        opened = open_storage(location, meta, runtime=runtime, settings=settings)
+        return cls(observed(opened, observer, runtime), runtime=runtime, settings=settings)
 
     @property
     def definition(self) -> Definition | None:

@@ -106,10 +106,14 @@ class Collections:
             raise InvalidInput(where="to_df", why="a reader without Spark has no DataFrames; use to_arrow")
         return self._to_frame(rows)
 
+    def common_time(self, names: Iterable[str]) -> int:
+        """The last that all of these have."""
+        return min([self.view(name).time for name in names] or [self.time()])
+
     def tables_at(self, names: Iterable[str], time: int | None) -> dict[str, pa.Table]:
         """Several collections at one time."""
         chosen = [self.view(name) for name in names]
         if time is not None and time > self.time():
             raise InvalidInput(where=f"time {time}", why=f"it is not there yet; the last is {self.time()}")
-        at = min([view.time for view in chosen] or [self.time()]) if time is None else time
+        at = self.common_time(view.name for view in chosen) if time is None else time
         return {view.name: view.as_of(min(at, view.time)).to_arrow() for view in chosen}

@@ -1,8 +1,11 @@
-"""What each process that runs a pipeline says of itself: its role, and how far it is.
+"""What each process that runs a pipeline says of itself: its role, how far it is, and what takes it long.
 
 Where it lies: Meta key `replica/<writer>`, version 1; only the newest record counts, and only as long as that writer is
 registered. It is a courtesy, as health is: nothing rests on it. It is written when something changed, at most once per
 `lead_interval_s`, and removed in the end; what one that was killed left is removed by whoever leads.
+
+It is told from the beginning on, while state is restored, replayed or computed anew: whoever waits for a replica that
+was just started sees how much of it is done. So is a view that the leader computes beside the transactions.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,21 +29,42 @@ from evertide.store.retry import commit_settled, reading
 from evertide.store.sealed import unseal
 from evertide.store.writers import registered
 
-__all__ = ["ReplicaRecord", "ReplicaStatus", "ReplicaTelling", "replica_statuses"]
+if TYPE_CHECKING:
+    from evertide.pipeline.opening import OnProgress
+
+__all__ = ["LongWork", "ReplicaRecord", "ReplicaStatus", "ReplicaTelling", "replica_statuses"]
 
 logger = logging.getLogger(__name__)
 
 
-class ReplicaRecord(msgspec.Struct, frozen=True):
+_HYDRATING = ("rebuild", "backfill", "catch up")
+"""Work on views from scratch; all other long work is on coming back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongWork:
+    """What is under way: how much of it is done, out of how much."""
+
+    what: str
+    """`restore` (bytes), `replay`, `complete`, `catch up` (transactions), `rebuild` or `backfill` (views)."""
+    done: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.done:,} of {self.of:,}"
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
     role: str
     """`leads`, `follows` or `read-only`."""
     state: str
     time: int
-    """The last transaction that it has taken."""
+    """The last transaction that it has taken; -1 while it opens."""
     told_at_s: float
     change: str
     """A unique id: tells a commit whose outcome was unknown from another's."""
+    work: LongWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +79,51 @@ class ReplicaStatus:
     """Transactions that are committed, and that it has not taken."""
     since_s: float
     told_at_s: float
+    work: LongWork | None = None
+    """What takes it long just now."""
 
 
 class ReplicaTelling(Ticker):
-    def __init__(
-        self, told: Callable[[], tuple[str, str, int]], meta: Meta, writer: str, runtime: Runtime, settings: Settings
-    ) -> None:
-        """`told` gives role, state and time."""
+    def __init__(self, role: Callable[[], str], meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
         super().__init__("evertide-replica", settings.lead_interval_s)
-        self._told = told
+        self.stands: Callable[[], tuple[str, int]] = lambda: ("running", -1)
+        """State and time; until the pipeline is open there is no transaction."""
+        self._role = role
         self._meta = meta
         self._writer = writer
         self._runtime = runtime
         self._settings = settings
-        self._last = ("", "", -1)
+        self._work: LongWork | None = None
+        self._last: tuple[str, str, int, LongWork | None] = ("", "", -1, None)
+
+    def noting(self, progress: OnProgress) -> OnProgress:
+        """Tell of long work, too."""
+
+        def noted(what: str, done: int, of: int) -> None:
+            self._work = LongWork(what, done, of) if done < of else None
+            progress(what, done, of)
+
+        return noted
 
     def tick(self) -> bool:
-        now = self._told()
+        now = self._now()
         if now != self._last:
             self._last = now
-            record = ReplicaRecord(self._writer, *now, self._runtime.wall_s(), self._runtime.new_id())
+            role, state, time, work = now
+            told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
+            record = ReplicaRecord(self._writer, role, state, time, told_at_s, change, work)
             registered_still = (Guard(writer_key(self._writer), 1),)
             tell(self._meta, replica_key(self._writer), record, self._runtime, self._settings, guards=registered_still)
-            if now[0] == "leads":
+            if role == "leads":
                 self._remove(lambda writer, alive: writer not in alive)
         return True
+
+    def _now(self) -> tuple[str, str, int, LongWork | None]:
+        state, time = self.stands()
+        work = self._work
+        if state == "running" and (time < 0 or (work is not None and work.what not in _HYDRATING)):
+            state = "hydrating" if work is not None and work.what in _HYDRATING else "replaying"
+        return self._role(), state, time, work
 
     def stop(self) -> None:
         super().stop()
@@ -119,6 +164,7 @@ def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Set
                 behind,
                 one.registered_at_s,
                 record.told_at_s,
+                record.work,
             )
         )
     return tuple(sorted(found, key=lambda one: (one.role != "leads", one.since_s, one.writer)))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 
 import msgspec
@@ -28,6 +27,8 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import Found
 from evertide.journal.staging import staged_of
+from evertide.observer import NOBODY, Fault, Observer, Written
+from evertide.pipeline.course import Course, Phase
 from evertide.pipeline.definition import Away, Definition, definition_write, read_definition
 from evertide.pipeline.inputs import read_input
 from evertide.pipeline.machine import Machine
@@ -38,23 +39,14 @@ from evertide.settings import Settings
 from evertide.shard.append import Append, append_together
 from evertide.shard.digest import ZERO, add
 from evertide.shard.part import Part
-from evertide.sources.contract import Rows, Source
+from evertide.sources.contract import Numbering, Rows, Source
 from evertide.store.meta import Meta, Write
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
-__all__ = ["Doing", "Runner"]
+__all__ = ["Runner"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Doing:
-    """What a runner is at, for those who wonder why nothing moves."""
-
-    what: str
-    time: int
-    since_s: float
 
 
 class Runner:
@@ -70,6 +62,7 @@ class Runner:
         sources: Mapping[str, Source],
         runtime: Runtime,
         settings: Settings,
+        observer: Observer = NOBODY,
     ) -> None:
         self.meta = meta
         self.members = members
@@ -80,11 +73,17 @@ class Runner:
         self.sources = dict(sources)
         self.runtime = runtime
         self.settings = settings
-        self.doing = Doing("waiting", machine.time, runtime.monotonic_s())
+        self.course = Course(observer, runtime, settings, machine.time)
         self.stands = {name: view.shard for name, view in members.definition.live().items()}
         """Which shard the state of each view is of."""
         self.outcome: Outcome | None = None
         """Of the transaction that is under way."""
+        self._stored: dict[str, Written] = {}
+        """What its commit holds, by shard."""
+
+    @property
+    def observer(self) -> Observer:
+        return self.course.observer
 
     @property
     def definition(self) -> Definition:
@@ -96,7 +95,7 @@ class Runner:
         return self.machine.time if self.outcome is None else self.outcome.time
 
     def bind(self, inputs: Mapping[str, Input]) -> Bound:
-        self._does("binding the input")
+        self.course.does(Phase.BIND, self.time)
         return self.journal.bind(inputs, self.definition.generation, self.writer)
 
     def complete(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None = None) -> set[str]:
@@ -126,21 +125,23 @@ class Runner:
         outcome = self.outcome
         if outcome is None or not outcome.is_complete:
             return
-        self._does("committing")
+        self.course.does(Phase.COMMIT, self.time)
         shards = self.members.all()
         appends = [
             Append(shard.log, outcome.changes(name, shard.schema), outcome.time, outcome.time + 1)
             for name, shard in shards.items()
         ]
         append_together(appends, self.writer, writes=self._record(outcome, tuple(shards)))
-        self.settled()
+        self.settled("committed")
 
-    def settled(self) -> None:
+    def settled(self, how: str) -> None:
         """What was computed is committed, here or by a peer."""
-        if self.outcome is not None:
-            self.outcome.settled()
-        self.outcome = None
-        self._does("waiting")
+        outcome, self.outcome = self.outcome, None
+        if outcome is not None:
+            outcome.settled()
+            given = {name: content.rows for name, content in outcome.sources.all.items()}
+            stored, self._stored = self._stored, {}
+            self.course.ends(outcome.time, how, given, self._by_collection(stored))
 
     def replay(self, bound: Bound, recorded: Committed, *, is_peers: bool = False) -> Found:
         """Take a transaction that is in the shards already, and say what it came to, for comparison.
@@ -150,7 +151,7 @@ class Runner:
         The tables' deltas are what their shards say (I1). Those of a transaction that went through in portions are made
         of its input once more, in portions as well, if the journal has it: the digests tell if they are the same.
         """
-        self._does("replaying")
+        self.course.does(Phase.REPLAY, bound.time)
         if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
             return self._replayed_in_portions(bound, recorded, is_peers=is_peers)
         deltas, errors = self.members.table_changes(bound.time)
@@ -221,6 +222,15 @@ class Runner:
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
         return Found(bound.time, sources, shards)
 
+    def replayed(self, recorded: Committed, how: str) -> None:
+        """It came to what is recorded."""
+        taken = {name: Written(content.rows, 0) for name, content in recorded.shards.items()}
+        rows = {name: content.rows for name, content in recorded.sources.items()}
+        self.course.ends(recorded.time, how, rows, self._by_collection(taken))
+
+    def _by_collection(self, shards: Mapping[str, Written]) -> dict[str, Written]:
+        return {name: shards[shard] for name, shard in self.members.collections.items() if shard in shards}
+
     def _sources_of_unkept(self) -> set[str]:
         """Sources of which every row is read again in a replay."""
         kept = {name for name, table in self.definition.tables.items() if table.shard}
@@ -228,10 +238,10 @@ class Runner:
 
     def _compute(self, outcome: Outcome) -> None:
         """The portion that is next."""
-        self._does("reading the input")
+        self.course.does(Phase.READ, self.time)
         batches = outcome.portions.current()
         deltas = self.machine.tables.deltas(batches, self._content(outcome))
-        self._does("computing the views")
+        self.course.does(Phase.COMPUTE, self.time)
         found = self.machine.step(deltas.tables, deltas.errors, is_last=outcome.portions.is_last)
         if self.machine.failures:
             failed = {name for error in self.machine.failures for name in error.views}
@@ -252,6 +262,7 @@ class Runner:
         for error in self.machine.failures:
             logger.error("%s", error)
             for name in error.views:
+                self.observer.failed(Fault("view", name, error.error_code, time=error.time))
                 away = Away("failed", error.time, error.why, self.runtime.wall_s())
                 views[name] = msgspec.structs.replace(views[name], away=away)
         try:
@@ -278,10 +289,19 @@ class Runner:
                 name: Content(sum(part.rows for part in parts), reduce(add, (part.digest for part in parts), ZERO))
                 for name, parts in zip(names, stored, strict=True)
             }
-            record = Committed(outcome.time, outcome.sources.all, contents, self.writer.id, outcome.count)
+            self._stored = {
+                name: Written(contents[name].rows, sum(part.bytes for part in parts))
+                for name, parts in zip(names, stored, strict=True)
+            }
+            given, xids = outcome.sources.all, self._xids(outcome.bound)
+            record = Committed(outcome.time, given, contents, self.writer.id, outcome.count, xids)
             return [self.journal.commit_write(record)]
 
         return made
 
-    def _does(self, what: str) -> None:
-        self.doing = Doing(what, self.time, self.runtime.monotonic_s())
+    def _xids(self, bound: Bound) -> tuple[int, ...] | msgspec.UnsetType:
+        """The upstream transactions in it; if there are none, it is said so in a pipeline that follows a database."""
+        known = [one.xids for one in bound.inputs.values() if not isinstance(one.xids, msgspec.UnsetType)]
+        if not known and not any(isinstance(source, Numbering) for source in self.sources.values()):
+            return msgspec.UNSET
+        return tuple(xid for several in known for xid in several)

@@ -8,6 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.flow import Circuit, CircuitState
+from evertide.flow.arrangement import Arrangement
 from evertide.flow.explain import explain
 from evertide.flow.explanation import Explanation
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
@@ -15,7 +16,9 @@ from evertide.plan.columns import arrow_schema
 from evertide.plan.fingerprint import Fingerprints
 from evertide.plan.nodes import Attribute
 from evertide.plan.program import Program
+from evertide.plan.project import Project
 from evertide.plan.session import Session
+from evertide.plan.statements import ViewStatement
 from evertide.plan.view_function import ViewFunction
 
 __all__ = ["SparkCohort", "SparkEngine"]
@@ -49,6 +52,9 @@ class SparkCohort:
             for entry in kept.parts()
         ]
 
+    def arrangements(self) -> Iterable[Arrangement]:
+        return [*self.circuit.arrangements.values()]
+
     def released(self) -> list[str]:
         return [key for kept in self.circuit.arrangements.values() for key in taken(kept.released)]
 
@@ -58,7 +64,7 @@ class SparkCohort:
 
 class SparkEngine:
     def __init__(
-        self, session: Session, script: str, path: str = "SQL", functions: Sequence[ViewFunction] = ()
+        self, session: Session, script: str | Project, path: str = "SQL", functions: Sequence[ViewFunction] = ()
     ) -> None:
         """The session is closed with the engine, if it was started for it."""
         self._session = session
@@ -77,9 +83,13 @@ class SparkEngine:
                 where=statement.where,
                 defaults={column.name: column.default for column in statement.columns if column.default},
                 sinks=self.program.sinks[statement.name],
+                comment=statement.comment,
             )
             for statement in self.program.table_statements
         }
+        texts = {one.name: one.query for one in self.program.statements if isinstance(one, ViewStatement)}
+        declared = (*self.program.statements, *functions)
+        comments = {one.name: one.comment for one in declared if isinstance(one, ViewStatement | ViewFunction)}
         self.views = {
             name: DeclaredView(
                 name,
@@ -88,6 +98,8 @@ class SparkEngine:
                 self.program.reads[name],
                 self.program.sinks[name],
                 self.program.keys[name],
+                comment=comments.get(name, ""),
+                sql=texts.get(name, ""),
             )
             for name, plan in self.program.views.items()
         }

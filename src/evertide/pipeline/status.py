@@ -15,8 +15,11 @@ The states, of which the first that holds is told:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError
@@ -36,7 +39,9 @@ from evertide.shard.shard import Shards
 from evertide.sources.contract import Lag
 from evertide.store.meta import Meta
 from evertide.store.open import Storage
+from evertide.store.paths import shape_prefix
 from evertide.store.retry import reading
+from evertide.store.sealed import unseal
 from evertide.store.writers import Registration
 
 __all__ = [
@@ -69,6 +74,15 @@ class CollectionStatus:
     """Changes that are stored, of which some may take back others."""
     bytes: int
     why: str = ""
+    parts: int = 0
+    shapes: int = 0
+    """How many there are of it, whoever serves them."""
+
+
+class _Followed(msgspec.Struct, frozen=True):
+    """What is read of the record of a shape (`evertide.shapes.record`)."""
+
+    collection: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +265,14 @@ def collection_statuses(members: Members) -> tuple[CollectionStatus, ...]:
         state, why = (view.away.state, view.away.why) if view.away else ("running", "")
         found.append(_of(members, name, "view", view.shard, state, why))
     found.append(_of(members, ERRORS, "errors", definition.errors, "running"))
-    return tuple(found)
+    shapes = _shapes(members)
+    return tuple(replace(one, shapes=shapes[one.name]) for one in found)
+
+
+def _shapes(members: Members) -> Counter[str]:
+    shards = members.shards
+    records = reading(lambda: shards.meta.heads(shape_prefix()), shards.runtime, shards.settings)
+    return Counter(unseal(record.data, _Followed, shards.meta.path(key)).collection for key, record in records.items())
 
 
 def _of(members: Members, name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:  # noqa: PLR0917
@@ -260,4 +281,5 @@ def _of(members: Members, name: str, kind: str, shard: str, state: str, why: str
     known = members.shard(shard).log.read().state
     rows = sum(batch.rows for batch in known.batches)
     size = sum(batch.bytes for batch in known.batches)
-    return CollectionStatus(name, kind, state, known.upper, known.since, rows, size, why)
+    parts = sum(len(batch.parts) for batch in known.batches)
+    return CollectionStatus(name, kind, state, known.upper, known.since, rows, size, why, parts)

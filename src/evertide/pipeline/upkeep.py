@@ -6,6 +6,7 @@ import logging
 import threading
 
 from evertide.errors import EvertideError, Fenced, GenerationMoved
+from evertide.observer import Fault
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.runner import Runner
 from evertide.shard.ticker import Ticker
@@ -39,6 +40,7 @@ class Upkeep(Ticker):
             return isinstance(error, GenerationMoved)  # a peer's: the transactions take it over
         except EvertideError as error:
             logger.warning("upkeep: %s", error)
+            self._runner.observer.failed(Fault("upkeep", "", error.error_code))
             self.error = error
         else:
             self.error = None

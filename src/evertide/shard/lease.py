@@ -93,6 +93,12 @@ class Leases:
         self._host = socket.gethostname()
         self._lock = threading.RLock()
         self._standing: dict[str, _Standing] = {}
+        self.lost = 0
+        """How many ended without having been given back."""
+
+    @property
+    def held(self) -> int:
+        return len(self._standing)
 
     def take(self, log: ShardLog, time: int) -> Lease:
         """A lease on everything in the state from now on; read the state after this, not before."""
@@ -142,7 +148,7 @@ class Leases:
     def _adopt(self, stale: Stale) -> None:
         """Gone is lost. Moved on is ours, as nobody else writes it: a beat whose answer was lost."""
         if stale.found == 0:
-            self._standing.pop(stale.key, None)
+            self._forget(stale.key)
         else:
             self._standing[stale.key] = _Standing(stale.found, self._standing[stale.key].record)
 
@@ -176,7 +182,11 @@ class Leases:
 
     def forget(self, lease: Lease) -> None:
         with self._lock:
-            self._standing.pop(lease_key(lease.log.shard, lease.id), None)
+            self._forget(lease_key(lease.log.shard, lease.id))
+
+    def _forget(self, key: str) -> None:
+        if self._standing.pop(key, None) is not None:
+            self.lost += 1
 
 
 def renew(log: ShardLog, lease: str) -> bool:

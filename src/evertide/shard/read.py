@@ -139,15 +139,16 @@ class Snapshot:
         with ThreadPoolExecutor(workers, thread_name_prefix="evertide-scan") as pool:
             ahead = []
             for part in self.parts:
-                ahead.append(pool.submit(self._fetch, part))
+                ahead.append(pool.submit(self.fetch, part))
                 if len(ahead) > workers:
                     yield ahead.pop(0).result()
             for pending in ahead:
                 yield pending.result()
 
-    def _fetch(self, part: Part) -> pa.Table:
+    def fetch(self, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
+        """The changes of one of its parts."""
         try:
-            return fetch(self._log, part, self._listed, self._columns)
+            return fetch(self._log, part, self._listed, columns or self._columns)
         except BlobMissing:
             self._lease.check(self.as_of)
             raise

@@ -102,6 +102,10 @@ class Shard:
                 tables = [*found.scan()]
         return consolidate(pa.concat_tables([empty(self.schema), *tables]), self.name)
 
+    def leased(self, lower: int, upper: int) -> Snapshot:
+        """A lease on the changes of [lower, upper): these can be read, in whatever steps, until it is closed."""
+        return take_changes(self.log, self._leases, lower, upper)
+
     def listen(
         self, as_of: int, *, where: Sequence[Predicate] = (), columns: Sequence[str] | None = None
     ) -> ShardSource:

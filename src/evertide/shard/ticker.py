@@ -31,6 +31,11 @@ class Ticker(ABC):
         if self._thread.ident is not None:
             self._thread.join()
 
+    def ended(self) -> list[str]:
+        """Its name, if it should run, and does not."""
+        is_over = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
+        return [self._thread.name] if is_over else []
+
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             if not self.tick():

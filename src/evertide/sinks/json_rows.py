@@ -16,7 +16,7 @@ import pyarrow.types as kinds
 
 from evertide.plain import is_variant, plain
 
-__all__ = ["json_rows"]
+__all__ = ["json_rows", "spans"]
 
 Row = dict[str, Any]
 
@@ -26,7 +26,7 @@ def json_rows(table: pa.Table) -> Iterator[Row]:
     variants = [field.name for field in table.schema if is_variant(field.type)]
     for row in table.to_pylist(maps_as_pydicts="strict" if is_text_map else None):
         told = {name: _variant(value) if name in variants else value for name, value in row.items()}
-        yield plain(_spans(told))
+        yield plain(spans(told))
 
 
 def _map_keys(kind: Any) -> Iterator[Any]:
@@ -42,14 +42,15 @@ def _variant(value: Any) -> Any:
     return None if value is None else json.loads(VariantVal(value["value"], value["metadata"]).toJson())
 
 
-def _spans(value: Any) -> Any:
+def spans(value: Any) -> Any:
+    """A value with durations as tables take them."""
     if isinstance(value, timedelta):
         micros = value // timedelta(microseconds=1)
         seconds, micros_left = divmod(abs(micros), 1_000_000)
         clock = f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros_left:06}"
         return f"{'-' if micros < 0 else ''}{seconds // 86400} {clock}"
     if isinstance(value, dict):
-        return {name: _spans(each) for name, each in value.items()}
+        return {name: spans(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_spans(each) for each in value]
+        return [spans(each) for each in value]
     return value

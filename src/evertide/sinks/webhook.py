@@ -131,7 +131,8 @@ class WebhookSink:
         try:
             called.request("POST", path, body, headers)
             answer = called.getresponse()
-            return answer.status, " ".join(answer.read(4 * _SHOWN).decode("utf-8", "replace").split())[:_SHOWN]
+            told = self._secrets.hide(answer.read(4 * _SHOWN).decode("utf-8", "replace"))  # before half of one is cut
+            return answer.status, " ".join(told.split())[:_SHOWN]
         finally:
             called.close()
 

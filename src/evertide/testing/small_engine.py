@@ -123,6 +123,9 @@ class SmallCohort:
             StatePart(entry.key, entry.bytes, entry.checksum) for kept in self._kept.values() for entry in kept.parts()
         ]
 
+    def arrangements(self) -> list[Arrangement]:
+        return [*self._kept.values()]
+
     def released(self) -> list[str]:
         return [key for kept in self._kept.values() for key in taken(kept.released)]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,12 +20,12 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.sinks.kafka.sink import KafkaSink
 from evertide.sources.chance import Chance
 from tests.pipeline.kit import crash, rows_of
+from tests.processes import running
 from tests.servers.kafka import KafkaBroker
 from tests.sinks.kafka.kit import Found, folded, read_committed
 from tests.sinks.kafka.worker import by_customer, open_worker
 from tests.sources.kafka.kit import RUNTIME, admin, new_topic, produce
 
-ROOT = Path(__file__).parents[3]
 KEYS = 40
 Upserts = list[tuple[dict[str, int], dict[str, Any] | None, int]]
 
@@ -69,19 +67,10 @@ def producing(broker: KafkaBroker, topic: str) -> Iterator[dict[int, dict[str, A
 
 def run_and_kill(storage: Path, broker: KafkaBroker, given: str, taken: str, lines: int) -> tuple[int, list[int]]:
     """Where it began, and what it told until it was killed."""
-    command = [sys.executable, "-m", "tests.sinks.kafka.worker", str(storage), broker.brokers, given, taken]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    with process:
-        try:
-            assert process.stdout is not None
-            first = process.stdout.readline().split()
-            assert first[:1] == ["running"], first
-            told = [process.stdout.readline().strip() for _ in range(lines)]
-        finally:
-            process.kill()
-        told += [line.strip() for line in process.stdout if line.endswith("\n")]
+    with running("tests.sinks.kafka.worker", storage, broker.brokers, given, taken) as worker:
+        told = worker.lines(lines) + worker.killed()
     assert not any(line.startswith("error") for line in told), told
-    return int(first[1]), [int(line) for line in told if line]
+    return int(worker.began), [int(line) for line in told if line]
 
 
 def settle(p: Pipeline, limit_s: float = 30.0) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from evertide.errors import SinkFailed
 from evertide.shard.changes import net
-from tests.servers.postgres import _binary
+from tests.servers.postgres import BINARIES
 from tests.sinks.kit import SCHEMA, changes, next_changes, same
 from tests.sinks.postgres.kit import ITEMS, Place, content, items
 
@@ -304,11 +304,11 @@ def test_a_partitioned_table_with_a_key(place: Place, small_rows: int, monkeypat
 def test_a_dump_brings_back_the_table_with_its_number(place: Place) -> None:
     """The table is another one to the server then, and still ours."""
     place.open(key=("id",)).write(3, items((1, "a", 1.0, 1)))
-    dump = [str(_binary("pg_dump")), "-d", place.dsn, "-n", place.schema]
+    dump = [str(BINARIES / "pg_dump"), "-d", place.dsn, "-n", place.schema]
     script = subprocess.run(dump, check=True, capture_output=True).stdout
     place.sinks[0].close()
     place.run(f"DROP SCHEMA {place.schema} CASCADE")
-    subprocess.run([_binary("psql"), "-q", "-d", place.dsn], input=script, check=True, capture_output=True)
+    subprocess.run([BINARIES / "psql", "-q", "-d", place.dsn], input=script, check=True, capture_output=True)
     sink = place.open(key=("id",))
     assert sink.last() == 3
     sink.write(4, items((1, "a", 1.0, -1), (2, "b", 1.0, 1)))

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evertide.datasource.split import Group, Span, by_time, split
-from evertide.datasource.task import _inside
 from evertide.settings import Settings
 from evertide.shard.changes import changes_schema
+from evertide.shard.groups import inside
 from evertide.shard.part import Part, encode_parts
 from evertide.shard.read import Window
+from evertide.shard.split import Group, Span, by_time, split
 
 BLOBS = Settings(inline_bytes_max=1)
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ def part(kind: Any, values: Sequence[Any], diff: int = 1, time: int = 0, size: i
 
 def holders(groups: Sequence[Group], kind: Any, value: Any) -> list[Group]:
     column = pa.chunked_array([pa.array([value], kind)])
-    return [group for group in groups if group.span is None or _inside(column, group.span).to_pylist() == [True]]
+    return [group for group in groups if group.span is None or inside(column, group.span).to_pylist() == [True]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,30 @@
+"""The media types that rows and answers come in, by HTTP, in either direction."""
+
+from __future__ import annotations
+
+__all__ = ["ARROW", "CSV", "DOT", "EVENTS", "FORMATS", "JSON", "LINES", "MERMAID", "PARQUET", "TEXT", "TIME_HEADER"]
+
+ARROW = "application/vnd.apache.arrow.stream"
+CSV = "text/csv"
+DOT = "text/vnd.graphviz"
+EVENTS = "text/event-stream"
+JSON = "application/json"
+LINES = "application/x-ndjson"
+MERMAID = "text/vnd.mermaid"
+PARQUET = "application/vnd.apache.parquet"
+TEXT = "text/plain"
+
+FORMATS = {
+    "json": JSON,
+    "ndjson": LINES,
+    "csv": CSV,
+    "arrow": ARROW,
+    "parquet": PARQUET,
+    "text": TEXT,
+    "mermaid": MERMAID,
+    "dot": DOT,
+}
+"""What `?format=` may say."""
+
+TIME_HEADER = "Evertide-Time"
+"""Which time an answer is of."""

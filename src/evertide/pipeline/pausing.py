@@ -1,0 +1,40 @@
+"""`Pause`: whether a process was asked to take no new transaction for now, and since when.
+
+It is of one process, and ends with it. A transaction that is under way is completed.
+"""
+
+from __future__ import annotations
+
+from evertide.errors import Conflict
+from evertide.problem import Problem
+from evertide.runtime import Runtime
+
+__all__ = ["Pause"]
+
+
+class Pause:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._since_s: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._since_s is not None
+
+    def begin(self) -> None:
+        if self._since_s is None:
+            self._since_s = self._runtime.wall_s()
+
+    def end(self) -> None:
+        self._since_s = None
+
+    def check(self) -> None:
+        if self.is_on:
+            raise Conflict(where="commit", why="the pipeline is paused: resume it first")
+
+    def problem(self, running_since_s: float) -> Problem:
+        """How a pipeline fares that has no other problem."""
+        if self._since_s is None:
+            return Problem("running", "", "", "", running_since_s)
+        remedy = "Resume it: `evertide --url URL resume`, or POST /v1/resume."
+        return Problem("paused", "", "somebody asked it to take no new transaction", remedy, self._since_s)

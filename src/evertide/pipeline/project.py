@@ -1,0 +1,138 @@
+"""A project of Spark Declarative Pipelines: `spark-pipeline.yml`, and the files that it names.
+
+    name: shop
+    storage: file:///var/shop            Spark's own checkpoints: not read here, --storage says where Evertide's is
+    catalog, database, schema            where Spark would put tables: a pipeline is a place of its own
+    configuration: {spark.sql.session.timeZone: UTC}
+    libraries:
+      - glob: {include: transformations/**}
+
+1. A project is given by its directory or by its spec. As Spark does, a glob is a path, or a directory and `/**`.
+2. Files are taken in the order of their names, whatever order the disk has them in; what they declare is put in order
+   by what reads what (`evertide.plan.program`).
+3. A field, a file or a value that is not known is refused, with what is known. Nothing is passed over.
+4. Reading needs no Spark, so that what is wrong is said at once."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evertide.errors import InvalidInput
+from evertide.plan.project import Project, ProjectFile
+
+__all__ = ["SPEC_NAMES", "is_project", "read_project", "read_text"]
+
+SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
+_FIELDS = ("name", "storage", "catalog", "database", "schema", "configuration", "libraries")
+_EVERYTHING = "/**"
+
+
+def is_project(path: Path) -> bool:
+    return path.is_dir() or path.suffix in (".yml", ".yaml")
+
+
+def read_project(path: Path) -> Project:
+    """The project of a directory or of a spec."""
+    spec = _spec(path)
+    fields = _fields(spec)
+    root = spec.absolute().parent
+    files = [each for include in _includes(fields, str(spec)) for each in _found(root, include, str(spec))]
+    files = list(dict.fromkeys(files))
+    if not files:
+        why = (
+            "it has no libraries: name files or directories, as in `libraries: [{glob: {include: transformations/**}}]`"
+        )
+        raise InvalidInput(where=str(spec), why=why)
+    read = [ProjectFile(spec.parent / each.relative_to(root), each, read_text(each)) for each in files]
+    return Project(
+        name=str(fields["name"]),
+        root=root,
+        where=str(spec),
+        configuration=_configuration(fields, str(spec)),
+        sql=tuple(each for each in read if each.path.suffix == ".sql"),
+        python=tuple(each for each in read if each.path.suffix == ".py"),
+    )
+
+
+def _spec(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    found = [path / name for name in SPEC_NAMES if (path / name).is_file()]
+    if not found:
+        why = f"it has no {' or '.join(SPEC_NAMES)}: give a SQL file, or the directory of a project"
+        raise InvalidInput(where=str(path), why=why)
+    if len(found) > 1:
+        raise InvalidInput(where=str(path), why=f"it has both {' and '.join(SPEC_NAMES)}: give the one that is meant")
+    return found[0]
+
+
+def _fields(spec: Path) -> Mapping[str, Any]:
+    try:
+        fields = yaml.safe_load(read_text(spec))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f", line {mark.line + 1}" if mark is not None else ""
+        why = f"it is no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        raise InvalidInput(where=f"{spec}{at}", why=why) from error
+    if not isinstance(fields, dict):
+        raise InvalidInput(where=str(spec), why="expected fields with values, as in `name: shop`")
+    for name in fields:
+        if name not in _FIELDS:
+            raise InvalidInput(where=str(spec), why=f"there is no field {name!r}; known are {', '.join(_FIELDS)}")
+    if not fields.get("name"):
+        raise InvalidInput(where=str(spec), why="the field 'name' is missing")
+    return fields
+
+
+def _includes(fields: Mapping[str, Any], where: str) -> Iterator[str]:
+    for entry in fields.get("libraries") or ():
+        try:
+            include = entry["glob"]["include"]
+        except (TypeError, KeyError) as error:
+            why = f"a library is {entry!r}: expected `glob: {{include: transformations/**}}`"
+            raise InvalidInput(where=where, why=why) from error
+        prefix = str(include).removesuffix(_EVERYTHING)
+        if glob.has_magic(prefix):
+            why = f"the glob {include!r}: expected a file, or a directory and {_EVERYTHING!r}"
+            raise InvalidInput(where=where, why=why)
+        yield str(include)
+
+
+def _found(root: Path, include: str, where: str) -> list[Path]:
+    if include.endswith(_EVERYTHING):
+        named = sorted((root / include.removesuffix(_EVERYTHING)).rglob("*"))
+    else:
+        named = [root / include]
+    found = [each for each in named if each.is_file() and "__pycache__" not in each.parts]
+    if not found:
+        raise InvalidInput(where=where, why=f"there is no file {include!r} below {root}")
+    for each in found:
+        if each.suffix not in (".sql", ".py"):
+            why = f"the glob {include!r} names {each.relative_to(root)}: libraries are files that end in .sql or .py"
+            raise InvalidInput(where=where, why=why)
+    return found
+
+
+def _configuration(fields: Mapping[str, Any], where: str) -> dict[str, str]:
+    given = fields.get("configuration") or {}
+    if not isinstance(given, dict):
+        raise InvalidInput(where=where, why="the field 'configuration': expected names with values")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            why = f"the configuration {name!r} is {value!r}: expected a text, so write it in quotes"
+            raise InvalidInput(where=where, why=why)
+    return dict(given)
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(where=str(path), why=f"it is not UTF-8: byte {error.start} cannot be read") from error
+    except OSError as error:
+        raise InvalidInput(where=str(path), why=f"it cannot be read: {error.strerror}") from error

@@ -1,0 +1,169 @@
+"""U1, U3, I14: two replicas on a storage that fails often, in each way that it can, and in all of them.
+
+They are in one process, step by step, so that a seed decides what happens: rows to one or the other, crashes of either,
+checkpoints, collection. In the end the tables hold what was pushed, each row once; the views are what plain Python
+makes of them; and the sink has got each transaction once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from evertide.errors import OutcomeUnknown, Unavailable
+from evertide.pipeline.ownership import Role
+from evertide.pipeline.pipeline import Pipeline
+from evertide.sources.chance import Chance
+from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from evertide.store.open import Storage
+from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, rows_of, storage
+from tests.pipeline.sink_kit import Bucket, into, is_right, order, shop, with_sink
+
+QUICK = replace(
+    SETTINGS,
+    lead_interval_s=1e-6,
+    collection_interval_s=1e-6,
+    inline_bytes_max=1,
+    rollup_every_diffs=4,
+    retry_wait_s=1e-5,
+    retry_wait_max_s=1e-4,
+    retry_limit_s=5.0,
+)
+STEPS = 40
+ALL = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED)
+
+
+class _Kept(Storage):
+    """One storage for several pipelines: who closes it leaves it to the others."""
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Two:
+    """Two replicas on one storage, which fails at a rate; and what they must hold in the end."""
+
+    kinds: Sequence[Fault]
+    percent: int
+    chance: Chance
+    below: Storage = field(default_factory=storage)
+    faults: list[Faults] = field(default_factory=list)
+    several: list[Pipeline] = field(default_factory=list)
+    orders: dict[int, Row] = field(default_factory=dict)
+    pushed: int = 0
+
+    def failing(self) -> Faults:
+        def chosen(kinds: Sequence[Fault]) -> Callable[[str, str], Fault]:
+            return lambda *_: (
+                kinds[self.chance.below(len(kinds))] if self.chance.below(100) < self.percent else Fault.DONE
+            )
+
+        self.faults.append(Faults(chosen(self.kinds), chosen((Fault.REFUSED,))))
+        return self.faults[-1]
+
+    def start(self, at: int) -> None:
+        some = self.failing()
+        seen = _Kept(FaultyBlob(self.below.blob, some), FaultyMeta(self.below.meta, some), "memory")
+        views = (with_sink(VIEWS["revenue"]), VIEWS["counts"])
+        made = patiently(lambda: shop(seen, *views, settings=QUICK, role=Role.REPLICA))
+        self.several[at : at + 1] = [made]
+
+    def push(self, at: int) -> None:
+        """One transaction, to one of them; repeated at the other, if nobody knows what became of it."""
+        number, is_gone = self.chance.below(12), self.chance.below(4) == 0
+        row = order(number, f"c{number % 3}", self.chance.below(50))
+        self.pushed += 1
+
+        def taken() -> None:
+            nonlocal at
+            at = 1 - at
+            with self.several[at].transaction("till", self.pushed) as given:
+                given.push("orders", [] if is_gone else [row], deletes=[{"id": number}] if is_gone else [])
+                given.push("notes", [{"text": f"n{self.pushed}"}])
+            self.several[at].take(given)
+
+        patiently(taken)
+        if is_gone:
+            self.orders.pop(number, None)
+        else:
+            self.orders[number] = row
+
+    def step(self) -> None:
+        at = self.chance.below(2)
+        one = self.several[at]
+        match self.chance.below(10):
+            case 0:
+                patiently(lambda: crash(one))
+                self.start(at)
+            case 1 | 2:
+                patiently(lambda: one.leads and one.checkpoint())
+                patiently(lambda: one.leads and one._duties.checkpointing.collect())
+            case 3:
+                patiently(one.deliver_once)
+            case 4 | 5:
+                patiently(one.advance)
+            case _:
+                self.push(at)
+
+
+def patiently(call: Callable[[], object]) -> Pipeline:
+    """As whoever runs it does: what cannot be done is done again."""
+    while True:
+        try:
+            return call()  # type: ignore[return-value]
+        except (Unavailable, OutcomeUnknown):
+            continue
+
+
+@contextmanager
+def two(kinds: Sequence[Fault], percent: int, seed: int) -> Iterator[Two]:
+    made = Two(kinds, percent, Chance(seed))
+    for at in range(2):
+        made.start(at)
+    try:
+        yield made
+    finally:
+        made.percent = 0
+        for one in made.several:
+            if not one._is_closed:
+                one.close(checkpoint=False)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("kinds", "percent"), [((Fault.DONE_LOST,), 10), ((Fault.LOST,), 10), ((Fault.REFUSED,), 10), (ALL, 5), (ALL, 15)]
+)
+def test_u1_two_replicas_on_a_storage_that_fails(kinds: tuple[Fault, ...], percent: int, seed: int) -> None:
+    bucket = Bucket()
+    with into(lake=bucket), two(kinds, percent, 10 * seed + percent) as both:
+        for _ in range(STEPS):
+            both.step()
+        assert {*kinds} <= {kind for some in both.faults for kind in some.injected}
+        both.percent = 0
+        check(both, bucket)
+
+
+def check(both: Two, bucket: Bucket) -> None:
+    last = max(one._hosts.journal.upper for one in both.several) - 1
+    for _ in range(5):
+        for one in both.several:
+            one.advance()
+    for one in both.several:
+        while one.time < last:
+            one.advance()
+        tables = {name: one.view(name).to_pylist() for name in ("orders", "notes")}
+        assert {row["id"]: row for row in tables["orders"]} == both.orders
+        assert len(tables["orders"]) == len(both.orders)
+        assert sorted(row["text"] for row in tables["notes"]) == sorted(f"n{n + 1}" for n in range(both.pushed))
+        for name in ("revenue", "counts"):
+            expected = sorted((tuple(row.values()) for row in VIEWS[name].function(tables)), key=repr)
+            assert rows_of(one, name) == expected
+        assert one.status().state == "running"
+    [leader] = [one for one in both.several if one.leads]
+    leader.deliver_once()
+    assert bucket.numbers == sorted(set(bucket.numbers))
+    assert is_right(leader, bucket)

@@ -1,0 +1,118 @@
+"""What a replica says of itself while it takes long: how much of it is done, for whoever asks (I13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evertide.errors import GenerationMoved
+from evertide.pipeline.ownership import Role
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.reader import Reader
+from evertide.pipeline.replica_record import LongWork, ReplicaStatus
+from evertide.pipeline.runner import Runner
+from evertide.plain import plain
+from evertide.runtime import SystemRuntime
+from evertide.store.open import open_storage
+from tests.cli.kit import document, evertide, order
+from tests.pipeline.kit import SETTINGS, engine, open_pipeline, rows_of
+
+QUICK = replace(SETTINGS, lead_interval_s=0.01, retry_view_s=0.001)
+LIMIT_S = 30.0
+RUNTIME = SystemRuntime()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end_s = RUNTIME.monotonic_s() + LIMIT_S
+    while not holds():
+        assert RUNTIME.monotonic_s() < end_s
+        RUNTIME.sleep_s(0.01)
+
+
+def opened(path: Path, *views: str, role: Role = Role.REPLICA, progress: Callable[..., None] | None = None) -> Pipeline:
+    """With threads, which tell of it."""
+    store = open_storage(path, runtime=RUNTIME, settings=QUICK)
+    return open_pipeline(store, engine(*views), role=role, settings=QUICK, threads=True, progress=progress)
+
+
+def told(path: Path, role: str) -> ReplicaStatus | None:
+    """By the storage alone, as any process sees it."""
+    with Reader.open(path) as reader:
+        return next((one for one in reader.status().replicas if one.role == role), None)
+
+
+def test_a_replica_that_comes_back_tells_how_much_it_has_replayed(tmp_path: Path) -> None:
+    """Before it has opened. Without that, a replica that replays for an hour would not be there at all."""
+    seen: list[int] = []
+    work = LongWork("replay", 2, 5)
+
+    def looked_at(what: str, done: int, of: int) -> None:
+        if (what, done, of) != ("replay", 2, 5):
+            return
+        until(lambda: (one := told(tmp_path / "s", "read-only")) is not None and one.work == work)
+        one = told(tmp_path / "s", "read-only")
+        assert one is not None
+        assert (one.state, one.time, one.behind) == ("replaying", -1, 6)
+        text = evertide("status", "--storage", tmp_path / "s").stdout
+        assert "replay 2 of 5" in text
+        known = document(evertide("status", "--storage", tmp_path / "s", "--json"))["replicas"]
+        assert [each["work"] for each in known] == [None, {"what": "replay", "done": 2, "of": 5}]
+        assert plain(first.status())["replicas"][1]["work"] == known[1]["work"]
+        seen.append(done)
+
+    with opened(tmp_path / "s") as first:
+        for number in range(5):
+            first.push("orders", [order(number)])
+            first.commit()
+        with opened(tmp_path / "s", role=Role.READ_ONLY, progress=looked_at) as second:
+            assert seen == [2]
+            until(lambda: (one := told(tmp_path / "s", "read-only")) is not None and one.state == "running")
+            one = told(tmp_path / "s", "read-only")
+            assert one is not None
+            assert (one.time, one.behind, one.work) == (second.time, 0, None)
+
+
+def test_a_view_that_is_computed_beside_the_transactions_is_told_of(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", "counts") as p:
+        p.push("orders", [order(1)])
+        p.commit()
+    seen: list[str] = []
+
+    def looked_at(what: str, done: int, of: int) -> None:
+        if (what, done, of) == ("backfill", 0, 1):
+            until(lambda: (one := told(tmp_path / "s", "leads")) is not None and one.work == LongWork(what, 0, 1))
+            seen.append(what)
+
+    with opened(tmp_path / "s", "counts", "share", progress=looked_at) as p:
+        assert p.hydrated(LIMIT_S)
+        assert seen == ["backfill"]
+        until(lambda: (one := told(tmp_path / "s", "leads")) is not None and one.work is None)
+
+
+def test_a_backfill_whose_generation_moved_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer changed what takes part at that very moment. Taken for the end, one such moment would end the pipeline;
+    and a backfill that gave up would seem to be under way for ever.
+    """
+    with opened(tmp_path / "s", "counts") as p:
+        p.push("orders", [order(1, amount=20)])
+        p.commit()
+    change = Runner.change
+    moved: list[int] = []
+
+    def raced(self: Runner, **what: object) -> None:
+        if "share" in self.definition.away("hydrating") and "fingerprint" not in what and not moved:
+            moved.append(self.time)
+            raise GenerationMoved(writer=self.writer.id, why="a peer made another one")
+        change(self, **what)
+
+    monkeypatch.setattr(Runner, "change", raced)
+    with opened(tmp_path / "s", "counts", "share") as p:
+        assert not p.hydrated(LIMIT_S)
+        until(lambda: (one := told(tmp_path / "s", "leads")) is not None and one.work is None)
+        until(lambda: p.advance() is None and p.hydrated(LIMIT_S))
+        assert len(moved) == 1
+        assert p.status().state == "running"
+        assert rows_of(p, "share") == [(1, 5)]

@@ -1,0 +1,50 @@
+"""Processes that tests start to kill them: modules of ours that say `running ...` once they do, and then tell, line by
+line, what they did.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+__all__ = ["ROOT", "Worker", "running"]
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Worker:
+    process: subprocess.Popen[str]
+    out: IO[str]
+    began: str
+    """What it said of where it began."""
+
+    def lines(self, count: int) -> list[str]:
+        return [self.out.readline().strip() for _ in range(count)]
+
+    def killed(self) -> list[str]:
+        """What it said until then and nobody read. A line that the kill cut off is none."""
+        self.process.kill()
+        rest = [line.strip() for line in self.out if line.endswith("\n")]
+        assert not any(line.startswith("error") for line in rest), rest
+        return rest
+
+
+@contextmanager
+def running(module: str, *arguments: object) -> Iterator[Worker]:
+    """Until the end of the block; then it is killed, if it was not before."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("running"), first
+            yield Worker(process, process.stdout, first.removeprefix("running").strip())
+        finally:
+            process.kill()

@@ -1,0 +1,100 @@
+"""A TCP proxy for tests, in front of a server on this machine: it cuts connections, and may be away for a while."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+__all__ = ["CuttingProxy", "cutting_proxy"]
+
+_RESET = struct.pack("ii", 1, 0)
+"""With it, closing a socket is a reset: what was under way is lost, in both directions."""
+_PIECE = 65_536
+
+
+class CuttingProxy:
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._lock = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._is_away = False
+        self.losing = 0
+        """So many answers do not arrive: what was asked for is done, and the connection is cut."""
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> int:
+        """All connections there are: how many. They may come again at once."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for each in pair:
+                _reset(each)
+        return len(pairs)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Nothing comes through; who tries is cut at once."""
+        self._is_away = True
+        self.cut()
+        try:
+            yield
+        finally:
+            self._is_away = False
+
+    def close(self) -> None:
+        _reset(self._listening)
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                came, _ = self._listening.accept()
+            except OSError:
+                return
+            try:
+                there = socket.create_connection(self._target)
+            except OSError:
+                _reset(came)
+                continue
+            with self._lock:
+                self._pairs.append((came, there))
+            if self._is_away:
+                self.cut()
+            for source, target in ((came, there), (there, came)):
+                threading.Thread(target=self._carry, args=(source, target, source is there), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        with suppress(OSError):
+            while piece := source.recv(_PIECE):
+                if is_answer and self._loses():
+                    break
+                target.sendall(piece)
+        _reset(source)
+        _reset(target)
+
+    def _loses(self) -> bool:
+        with self._lock:
+            is_so = self.losing > 0
+            self.losing -= is_so
+            return is_so
+
+
+def _reset(each: socket.socket) -> None:
+    with suppress(OSError):
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        each.shutdown(socket.SHUT_RDWR)  # wakes who waits for it
+    each.close()
+
+
+@contextmanager
+def cutting_proxy(host: str, port: int) -> Iterator[CuttingProxy]:
+    made = CuttingProxy(host, port)
+    try:
+        yield made
+    finally:
+        made.close()

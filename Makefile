@@ -6,6 +6,8 @@ PYTHON ?=
 MINUTES ?= 10
 # How many processes `make test` spreads the tests over. Each has servers, and a Spark, of its own.
 WORKERS ?= 2
+# What `make bench` measures: WHAT="kafka postgres"; `python -m bench --help` lists them.
+WHAT ?= peers
 # For `make demo` and `make bench`: ARGS="--rate 5000", ARGS="--engines evertide,flink".
 ARGS ?=
 
@@ -17,7 +19,7 @@ INSTALLED = $(VENV)/.installed
 .NOTPARALLEL:
 
 help: ## Say what can be made
-	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10] [WORKERS=2] [ARGS=...]"
+	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10] [WORKERS=2] [WHAT=peers] [ARGS=...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## Make .venv as requirements.lock says, if it is not so yet
@@ -46,13 +48,13 @@ test: setup ## Run the tests
 	@sh tools/preflight.sh java
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-bench: setup ## Measure beside Flink, Spark and DuckDB, and write bench/report; ten minutes
+bench: setup ## Measure WHAT: beside Flink, Spark and DuckDB, in ten minutes, into bench/report
 	@sh tools/preflight.sh java
-	$(BIN)/python -m bench peers $(ARGS)
+	$(BIN)/python -m bench $(WHAT) $(ARGS)
 
-bench-full: setup ## The same with all queries and 10 million events; takes hours
+bench-full: setup ## Measure everything, with histories of up to 100 million events; takes hours
 	@sh tools/preflight.sh java
-	$(BIN)/python -m bench peers --full $(ARGS)
+	$(BIN)/python -m bench --full $(ARGS)
 
 demo: setup ## Run a live demo: an auction house and its views; end it with Ctrl-C
 	@sh tools/preflight.sh java

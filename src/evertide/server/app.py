@@ -34,6 +34,7 @@ from evertide.server.query.endpoint import Querying
 from evertide.server.rows import Rows
 from evertide.server.shaping import Shaping
 from evertide.server.transactions import OpenTransactions
+from evertide.shapes.openapi import shape_paths
 from evertide.shapes.service import ShapeService
 
 __all__ = ["make_app"]
@@ -72,7 +73,11 @@ def make_app(
         Logs(logs),
         *([] if shapes is None else [Shaping(shapes)]),
     )
-    endpoints = described((one for area in areas for one in area.endpoints()), has_tokens=not access.is_open)
+    endpoints = described(
+        (one for area in areas for one in area.endpoints()),
+        has_tokens=not access.is_open,
+        others=None if shapes is None else shape_paths(),
+    )
 
     @asynccontextmanager
     async def running(_: Starlette) -> AsyncIterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -16,14 +16,19 @@ from evertide.server.openapi import document
 __all__ = ["described"]
 
 
-def described(endpoints: Iterable[Endpoint], *, has_tokens: bool) -> Iterator[Endpoint]:
-    """The endpoints, and the one that describes them; that one is described as well."""
+def described(
+    endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any] | None = None
+) -> Iterator[Endpoint]:
+    """The endpoints, and the one that describes them; that one is described as well.
+
+    `others` are paths of the document that are described elsewhere.
+    """
     table = [*endpoints]
     made: list[bytes] = []
 
     async def describe(_: Request, __: NoQuery) -> Response:
         if not made:
-            made.append(msgspec.json.encode(document(table, has_tokens=has_tokens)))
+            made.append(msgspec.json.encode(document(table, has_tokens=has_tokens, others=others or {})))
         return Response(made[0], media_type=JSON)
 
     handler: Any = describe

@@ -44,7 +44,7 @@ class Refused(msgspec.Struct, frozen=True):
     remedy: str
 
 
-def document(endpoints: Iterable[Endpoint], *, has_tokens: bool = False) -> dict[str, Any]:
+def document(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any]) -> dict[str, Any]:
     table = [*endpoints]
     kinds: list[Any] = [Refused]
     for one in table:
@@ -61,7 +61,7 @@ def document(endpoints: Iterable[Endpoint], *, has_tokens: bool = False) -> dict
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Evertide", "version": __version__, "description": "Live views on Apache Spark."},
-        "paths": paths,
+        "paths": {**paths, **others},
         "components": {"schemas": _without(components, {one.query.__name__ for one in table})},
     }
     if has_tokens:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from evertide.server.app import make_app
 from evertide.server.serving import Server
 from evertide.shapes.service import ShapeService
 from tests.pipeline.kit import open_pipeline, storage
+from tests.server.access.kit import bearer, guarded
 from tests.server.kit import Client, order, shop
 
 SHORT = settings(
@@ -84,18 +86,38 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [(method, path) for path, one in document["paths"].items() for method in one if path not in SKIPPED]
 
 
-def test_what_is_sent_by_chance_is_answered_as_the_document_says(everything: Client) -> None:
-    """schemathesis makes requests of every operation, right ones and wrong ones: no answer is 500, and each has the
-    code, the type and the form that the document says."""
-    document = everything.get("/v1/openapi.json").body
+def ask_by_chance(client: Client, headers: Mapping[str, str]) -> Counter[int]:
+    """Requests of every operation, right ones and wrong ones: how many answers of which code there were."""
+    document = client.get("/v1/openapi.json").body
     schema = schemathesis.openapi.from_dict(document)
-    schema.config.update(base_url=f"http://{everything.host}:{everything.port}")
+    schema.config.update(base_url=f"http://{client.host}:{client.port}")
     checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+    codes: Counter[int] = Counter()
 
     for method, path in operations(document):
 
         def asked(case: Any) -> None:
-            case.call_and_validate(checks=checks, timeout=120)
+            codes[case.call_and_validate(checks=checks, timeout=120, headers=dict(headers)).status_code] += 1
 
         SHORT(given(case=schema[path][method.upper()].as_strategy())(asked))()
+    return codes
+
+
+def test_what_is_sent_by_chance_is_answered_as_the_document_says(everything: Client) -> None:
+    """No answer is 500, and each has the code, the type and the form that the document says."""
+    codes = ask_by_chance(everything, {})
+    assert codes[200] > 20  # most of what comes by chance is refused
+    assert codes[401] + codes[403] == 0
     assert everything.get("/v1/health").status == 200
+
+
+def test_the_same_with_tokens_and_without() -> None:
+    with guarded() as world:
+        client = world.client()
+        asked = {who: ask_by_chance(client, bearer(who) if who else {}) for who in ("", "reader", "admin")}
+        assert world.client("admin").get("/v1/status").status == 200
+    assert {code for code in asked[""] if code < 400} == {200}  # health and this document
+    assert asked[""][401] > asked[""][200]
+    assert asked["reader"][401] == 0
+    assert asked["reader"][403] > 0
+    assert asked["admin"][401] + asked["admin"][403] == 0

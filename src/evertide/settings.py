@@ -104,6 +104,9 @@ class Settings:
     query_memory_bytes: int = 1024 * 1024 * 1024
     """What DuckDB may take for one query."""
 
+    query_read_rows_max: int = 50_000_000
+    """Rows of each collection that it reads: they go through the memory of this process."""
+
     query_small_rows: int = 2_000_000
     """A query over collections that have together more rows is answered by Spark, unless it asks for DuckDB."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evertide.errors import Unavailable
+from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
 from evertide.pipeline.reader import Reader
 from evertide.runtime import SystemRuntime
@@ -124,6 +124,22 @@ def test_one_that_nobody_is_heard_of_expires_and_its_rows_are_dropped(caplog: py
         assert client.post(f"{at}/commit").body["error_code"] == "conflict"
         assert not list(p.storage.blob.list("journal/"))
         assert "expired" in caplog.text
+
+
+def test_what_nobody_knows_of_is_not_said_to_be_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if it is: its rows would be sent again, and be there twice."""
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise OutcomeUnknown(path="journal", why="no answer")
+
+    with shop() as (_, client):
+        at = begun(client)
+        client.post(f"{at}/tables/notes/rows", [{"text": "a"}])
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "bind", lost)
+            assert client.post(f"{at}/commit").status == 504
+        assert client.get(at).body["state"] == "unknown"
+        assert "nobody knows" in client.post(f"{at}/commit").body["message"]
 
 
 def test_what_could_not_be_bound_is_gone_and_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from evertide.pipeline.question import Answer, Question
 from evertide.pipeline.status import Status
 
 __all__ = ["Far"]
+
+logger = logging.getLogger(__name__)
 
 _PAGE = 1000
 
@@ -85,6 +88,8 @@ class Far:
             except OSError as error:
                 raise InvalidInput(where=str(file), why=f"it cannot be read: {error.strerror}") from error
         taken = self.client.push_body(table, content, kind, deletes=is_delete)
+        if taken.get("problem"):
+            logger.warning("the rows are durable, and show once the pipeline goes on: %s", taken["problem"])
         return taken["rows"], taken["time"]
 
     def checkpoint(self) -> Made:

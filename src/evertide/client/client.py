@@ -239,6 +239,8 @@ class Client:
             rows = rows.toArrow()
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
+        if isinstance(deletes, pa.Table | pa.RecordBatch):
+            deletes = deletes.to_pylist()
         if isinstance(rows, pa.Table):
             if len(deletes):
                 raise InvalidInput(where="deletes", why="Arrow rows go without: push the deletes as a request before")

@@ -116,4 +116,4 @@ class Collections:
         if time is not None and time > self.time():
             raise InvalidInput(where=f"time {time}", why=f"it is not there yet; the last is {self.time()}")
         at = self.common_time(view.name for view in chosen) if time is None else time
-        return {view.name: view.as_of(min(at, view.time)).to_arrow() for view in chosen}
+        return {view.name: view.as_of(self.time_of(view.name, at)).to_arrow() for view in chosen}

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.plan.failure import reason, without_traces
+from evertide.plan.result_settings import result_settings
 from evertide.plan.scala import sequence
 from evertide.plan.walk import expressions, kind, nodes
 
@@ -33,7 +34,9 @@ __all__ = ["Load", "frame_of", "query"]
 Load = Callable[[Iterable[str]], Mapping[str, pa.Table]]
 """Gets collections by their names; an error if there are no such."""
 
-_SETTINGS = {"spark.sql.runSQLOnFiles": "false"}
+_SETTINGS = {"spark.sql.runSQLOnFiles": "false", "spark.sql.variable.substitute": "false"}
+_SUBSTITUTED = "${"
+"""Where Spark would put settings and the environment into the text, before anybody looks at it."""
 
 _BOTH = frozenset(
     (
@@ -87,8 +90,11 @@ def query(
     tag: str = "evertide-query",
 ) -> pa.Table:
     """The answer; at most so many rows of it. `tag` tells its jobs from those of others, to end them in time."""
+    if _SUBSTITUTED in text:  # the parser asks the session that is active, whichever that is
+        why = f"it holds {_SUBSTITUTED!r}, which Spark takes for a setting or the environment; say concat('$', '{{')"
+        raise InvalidInput(where="query", why=why)
     session = spark.newSession()
-    for name, value in _SETTINGS.items():
+    for name, value in {**_kept(spark), **_SETTINGS}.items():
         session.conf.set(name, value)
     try:
         with without_traces():
@@ -101,6 +107,12 @@ def query(
                 return chosen.toArrow()
     except PySparkException as error:
         raise InvalidInput(where="query", why=reason(error)) from error
+
+
+def _kept(spark: SparkSession) -> dict[str, str]:
+    """Views and queries agree on what rows mean: a new session begins with Spark's defaults."""
+    found = result_settings(spark)
+    return {name: value for name, value in found.items() if name != "spark"}
 
 
 def _check_analyzed(frame: DataFrame) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.errors import Conflict, EvertideError, LimitExceeded
+from evertide.errors import Conflict, EvertideError, LimitExceeded, OutcomeUnknown
 from evertide.media import JSON
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.pushes import PushTransaction
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 32
 _REMEMBERED = 1000
+_UNKNOWN = "unknown"
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Opened(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     state: str
-    """`open`, `committed`, `aborted` or `expired`."""
+    """`open`, `committed`, `aborted`, `expired`, or `unknown`: nobody knows whether it was committed."""
     rows: int
     bytes: int
     expires_at_s: float | None = None
@@ -137,19 +138,19 @@ class OpenTransactions:
         return await self._aside(self._begun, producer, sequence)
 
     async def _look(self, request: Request, _: NoQuery) -> Response:
-        return told(_told(self._found(request.path_params["id"])))
+        return await self._aside(lambda: told(_told(self._found(request.path_params["id"]))))
 
     async def _push(self, request: Request, query: PushQuery) -> Response:
         kind = type_of(request, *BODIES)
-        one = self._found(request.path_params["id"])
+        one = await anyio.to_thread.run_sync(self._found, request.path_params["id"], limiter=self._threads)
         content = await content_of(request, self._settings.request_bytes_max)
         return await self._aside(self._pushed, one, request.path_params["table"], kind, content, query.deletes)
 
     async def _commit(self, request: Request, _: NoQuery) -> Response:
-        return await self._aside(self._committed, self._found(request.path_params["id"]))
+        return await self._aside(lambda: self._committed(self._found(request.path_params["id"])))
 
     async def _abort(self, request: Request, _: NoQuery) -> Response:
-        return await self._aside(self._aborted, self._found(request.path_params["id"]))
+        return await self._aside(lambda: self._aborted(self._found(request.path_params["id"])))
 
     async def _aside(self, call: Any, *given: Any) -> Response:
         return await anyio.to_thread.run_sync(partial(call, *given), limiter=self._threads)
@@ -191,6 +192,9 @@ class OpenTransactions:
                 with one.pushed:  # offers it up; it is dropped if that fails
                     pass
                 found = taken(self._pipeline, one.pushed)
+            except OutcomeUnknown:
+                self._end(one, _UNKNOWN)
+                raise
             except EvertideError:
                 self._end(one, "aborted")
                 raise
@@ -219,8 +223,10 @@ class OpenTransactions:
     @staticmethod
     def _check_open(one: _Open) -> None:
         if one.ended is not None:
-            how = "committed" if isinstance(one.ended, Taken) else one.ended
-            raise Conflict(where=f"transaction {one.id!r}", why=f"it is {how} already: begin another one")
+            where, how = f"transaction {one.id!r}", "committed" if isinstance(one.ended, Taken) else one.ended
+            if how == _UNKNOWN:
+                raise Conflict(where=where, why="nobody knows whether it was committed: look, before you send it again")
+            raise Conflict(where=where, why=f"it is {how} already: begin another one")
 
     def _heard(self, one: _Open) -> None:
         one.heard_s = self._runtime.monotonic_s()

@@ -71,7 +71,7 @@ class _Asked:
         members, rows = self._collections.members(), 0
         for name in names:
             shard = members.collection(name)
-            rows += sum(part.rows for part in shard.log.read().state.parts)
+            rows += sum(part.count for part in shard.log.read().state.parts)
             if not can_hold(shard.schema):
                 return False
         return rows <= self._settings.query_small_rows
@@ -101,8 +101,20 @@ class _Asked:
         self.is_truncated = found.num_rows > self._rows_max
         return found.slice(0, self._rows_max)
 
+    def _check_size(self, names: Iterable[str]) -> None:
+        """Both engines get the collections as a whole, by way of this process."""
+        members, most = self._collections.members(), self._settings.query_read_rows_max
+        for name in names:
+            parts = members.collection(self._collections.view(name).name).log.read().state.parts
+            if (rows := sum(part.count for part in parts)) > most:
+                why = f"it reads {name!r}, which has some {rows} rows, and a query may read {most} of each collection"
+                raise LimitExceeded(
+                    where="query", why=f"{why}: declare a view, or read it with Spark (format evertide)"
+                )
+
     def _tables(self, names: Iterable[str]) -> dict[str, pa.Table]:
         wanted = [*names]
         if self._question.as_of is None:
             self.time = self._collections.common_time(wanted)
+        self._check_size(wanted)
         return self._collections.tables_at(wanted, self.time)

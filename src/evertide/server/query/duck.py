@@ -47,7 +47,17 @@ _CONFIG = {
 _LOCK = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
 _MAKERS = {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
 """Functions in FROM that make rows of their arguments alone."""
-_REFUSED = {"current_setting", "getenv", "getvariable", "write_log", "nextval", "currval", "txid_current"}
+_REFUSED = {
+    *("current_setting", "getenv", "getvariable", "write_log", "nextval", "currval", "txid_current"),
+    *("json_serialize_plan", "json_serialize_sql", "json_deserialize_sql"),
+}
+_ONE_CALL = {
+    *("range", "generate_series", "list_resize", "array_resize"),
+    *("levenshtein", "damerau_levenshtein", "editdist3"),
+}
+"""Functions of which a single call may take any memory or time: DuckDB looks at its limits between calls only."""
+_ODD = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
+"""Types that no table has, nor any that could stand for them."""
 _BATCH = 8192
 _WHOLE = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _LONGS = (-(1 << 63), (1 << 63) - 1)
@@ -85,7 +95,10 @@ class Duck:
                 [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
             except duckdb.Error as error:
                 raise _refusal(error) from error
-        return _parsed(json.loads(text))
+        try:
+            return _parsed(json.loads(text))
+        except RecursionError as error:
+            raise NotUnderstood(where="query", why="its expressions are nested too deeply") from error
 
     def answered(
         self, sql: str, tables: Mapping[str, pa.Table], parameters: list[Any], rows_max: int
@@ -97,13 +110,16 @@ class Duck:
                 for name, rows in tables.items():
                     connection.register(name, rows)
                 relation = connection.sql(sql, params=parameters)
-                return _collected(relation, rows_max, settings.query_bytes_max)
+                found = _collected(relation, rows_max, settings.query_bytes_max)
             except duckdb.OutOfMemoryException as error:
                 raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
             except (duckdb.Error, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
                 if timer.is_over:
                     raise _over(f"it takes longer than {settings.query_limit_s:g} s") from error
                 raise _refusal(error) from error
+            if timer.is_over:  # one long call is not interrupted
+                raise _over(f"it takes longer than {settings.query_limit_s:g} s")
+            return found
 
 
 def _parsed(found: Mapping[str, Any]) -> Parsed:
@@ -112,14 +128,20 @@ def _parsed(found: Mapping[str, Any]) -> Parsed:
     if len(found["statements"]) != 1:
         raise InvalidInput(where="query", why=f"{len(found['statements'])} statements; one SELECT is asked at a time")
     own: set[str] = set()
-    names: dict[str, None] = {}
+    streams: set[int] = set()
+    names: dict[tuple[str, ...], None] = {}
     for node in _nodes(found["statements"][0]):
         own |= {each["key"].lower() for each in _ctes(node)}
         if (refused := _refused(node)) is not None:
             raise InvalidInput(where="query", why=refused)
+        if node.get("type") == "TABLE_FUNCTION":
+            streams.add(id(node["function"]))  # in FROM, rows come in batches
+        if _called(node) in _ONE_CALL and id(node) not in streams:
+            raise NotUnderstood(where="query", why=f"{_called(node)}() may take any memory: DuckDB cannot bound it")
         if node.get("type") == "BASE_TABLE":
-            names[".".join(node["qualified_name"]["path"])] = None
-    return Parsed(tuple(name for name in names if name.lower() not in own))
+            names[tuple(node["qualified_name"]["path"])] = None
+    # A name with a point in it is never that of a WITH: DuckDB would find its own catalog under it.
+    return Parsed(tuple(".".join(path) for path in names if len(path) > 1 or path[0].lower() not in own))
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -145,9 +167,14 @@ def _refused(node: Mapping[str, Any]) -> str | None:
         return None if name in _MAKERS else f"{name}() in FROM: a query reads tables and views, and nothing else"
     if kind == "SHOW_REF":
         return "this is no SELECT; GET /v1/collections says which tables and views there are"
-    if kind == "FUNCTION" and str(node.get("function_name", "")).lower() in _REFUSED:
-        return f"{node['function_name']}() says something of the engine, and nothing of the tables and views"
+    if _called(node) in _REFUSED:
+        return f"{_called(node)}() says something of the engine, and nothing of the tables and views"
     return None
+
+
+def _called(node: Mapping[str, Any]) -> str:
+    """The function; empty if it is no call."""
+    return str(node.get("function_name", "")).lower() if node.get("type") == "FUNCTION" else ""
 
 
 def can_hold(schema: pa.Schema) -> bool:
@@ -171,6 +198,8 @@ def _refusal(error: Exception) -> NotUnderstood:
 
 def _collected(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, bool]:
     types = [str(kind) for kind in relation.types]
+    if odd := sorted(_ODD & {*types}):
+        raise NotUnderstood(where="query", why=f"a column is {odd[0]}, which no table can have: cast it")
     reader = relation.to_arrow_reader(_BATCH)
     batches, rows, size = [], 0, 0
     for batch in reader:
@@ -187,7 +216,7 @@ def _collected(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, 
 
 def _as_declared(column: Any, kind: str) -> Any:
     """With a type that a table could have."""
-    if kind in ("HUGEINT", "UHUGEINT", "UBIGINT"):
+    if kind in ("HUGEINT", "UBIGINT"):
         ends = pc.min_max(column)
         is_long = not column.length() or column.null_count == column.length()
         is_long = is_long or (ends["min"].as_py() >= _LONGS[0] and ends["max"].as_py() <= _LONGS[1])
@@ -205,11 +234,15 @@ def _spans(column: Any) -> Any:
     """An interval of days and less is one of ours; one of months is told as DuckDB tells it."""
     values = column.to_pylist()
     if any(value is not None and value.months for value in values):
-        texts = [None if each is None else f"{each.months} months {each.days} days" for each in values]
+        texts = [None if each is None else _span_text(each) for each in values]
         return pa.chunked_array([pa.array(texts, pa.string())])
     day_ns = 86_400_000_000_000
     micros = [None if each is None else (each.days * day_ns + each.nanoseconds) // 1000 for each in values]
     return pa.chunked_array([pa.array(micros, pa.int64()).cast(pa.duration("us"))])
+
+
+def _span_text(span: Any) -> str:
+    return f"{span.months} months {span.days} days {span.nanoseconds / 1_000_000_000:g} seconds"
 
 
 class _timed:  # noqa: N801 - read as a verb: with _timed(...)

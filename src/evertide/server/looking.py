@@ -31,6 +31,7 @@ from evertide.plain import plain
 from evertide.runtime import Runtime
 from evertide.server.answers import JSON, said, told
 from evertide.server.endpoints import Endpoint, NoQuery
+from evertide.shapes.restriction import restriction_in
 
 __all__ = ["Looking"]
 
@@ -97,8 +98,8 @@ class Looking:
         make = "Make a checkpoint, if anything happened since the last one."
         yield Endpoint("POST", "/v1/checkpoints", area, make, self._checkpoint, {JSON: Checkpoint}, refusals=(409,))
 
-    async def health(self, _: Request, __: NoQuery) -> Response:
-        return _health(await self._asked())
+    async def health(self, request: Request, _: NoQuery) -> Response:
+        return _health(await self._asked(), is_told=restriction_in(request.scope).is_free)
 
     async def _asked(self) -> Status:
         with anyio.move_on_after(self._health_limit_s):
@@ -110,8 +111,8 @@ class Looking:
         beat = self._pipeline.pulse.beat()
         return told(Health("alive" if beat.is_alive else "hangs", beat.why), 200 if beat.is_alive else 503)
 
-    async def _ready(self, _: Request, __: NoQuery) -> Response:
-        answer = _health(await self._asked())
+    async def _ready(self, request: Request, _: NoQuery) -> Response:
+        answer = _health(await self._asked(), is_told=restriction_in(request.scope).is_free)
         if answer.status_code == 202:  # it serves what it has
             answer.status_code = 200
         return answer
@@ -129,11 +130,14 @@ class Looking:
         return told(KeptCheckpoints(await run_in_threadpool(kept, self._catalog)))
 
 
-def _health(status: Status) -> Response:
+def _health(status: Status, *, is_told: bool) -> Response:
+    """Where tokens are asked for, the reason is not told here: nobody has to say who he is. `/v1/status` has it."""
     hydrating = [one.name for one in status.collections if one.state == "hydrating"]
     if status.state == "running":
         known: dict[str, Any] = {"status": "hydrating", "views": hydrating} if hydrating else {"status": "active"}
-        return said(known, 202 if hydrating else 200)
+        return said(known if is_told else {"status": known["status"]}, 202 if hydrating else 200)
     code = 503 if status.state in _OVER else 200
+    if not is_told:
+        return said({"status": status.state}, code)
     known = {"status": status.state, "why": status.why, "remedy": status.remedy, "since_s": status.since_s}
     return said({**known, "error_code": status.problems[0].error_code} if status.problems else known, code)

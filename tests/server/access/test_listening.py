@@ -313,3 +313,12 @@ def test_who_is_one_too_many_is_told_and_the_others_go_on(small: Client) -> None
 
 def test_an_app_without_tokens_is_open() -> None:
     assert Listening().access == Access.open() == Access()
+
+
+def test_health_says_why_only_where_no_tokens_are_asked_for() -> None:
+    """Whoever looks need not say who he is; errors name collections, and what they hold."""
+    for access, told in [(ACCESS, {"status"}), (Access.open(), {"status", "why", "remedy", "since_s"})]:
+        with guarded(access) as world:
+            world.shop.pipeline.pause()
+            for path in ("/v1/health", "/v1/health/ready"):
+                assert set(world.client().get(path).body) == told

@@ -48,7 +48,7 @@ class _Connection:
         self._reader, self._writer = reader, writer
 
     async def send(self, **query: str) -> None:
-        self._writer.write(f"GET /v1/shape?{urlencode(query)} HTTP/1.1\r\nhost: bench\r\n\r\n".encode())
+        self._writer.write(f"GET /v1/shape?{urlencode(query)} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         await self._writer.drain()
 
     async def receive(self) -> _Answer:

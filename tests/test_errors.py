@@ -85,7 +85,7 @@ def test_raised_and_caught_by_kind() -> None:
 
 
 def test_codes_are_unique_and_kinds_have_exit_codes() -> None:
-    kinds = tree()
+    kinds = [kind for kind in tree() if kind.__module__ == errors.__name__]  # elsewhere, a kind may be narrower only
     assert len({kind.error_code for kind in kinds}) == len(kinds)
     direct = EvertideError.__subclasses__()
     assert len({kind.exit_code for kind in direct}) == len(direct)

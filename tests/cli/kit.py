@@ -34,7 +34,10 @@ def evertide(*args: str | Path, stdin: str = "") -> Result:
 def spawned(*args: str | Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "evertide.cli", *map(str, args)]
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A process that says much goes on while nobody reads: a full pipe would hold up its transactions.
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=1 << 20
+    )
 
 
 def document(result: Result) -> Any:

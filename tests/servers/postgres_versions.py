@@ -28,5 +28,7 @@ def binaries_of(version: str, place: Path) -> Path:
     with zipfile.ZipFile(jar) as archive:
         [name] = (name for name in archive.namelist() if name.endswith(".txz"))
         with archive.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as files:
-            files.extractall(place, filter="tar")
+            # An attribute, as the parameter is not known to the first of the Pythons that we run on.
+            files.extraction_filter = getattr(tarfile, "tar_filter", None)
+            files.extractall(place)
     return place / "bin"

@@ -63,27 +63,27 @@ class TimeLog(Generic[T]):
             return None
         if time == head.value.time:
             return head.value
-        return self._scanned(head, time)[0].value
+        return self._decoded(self._scanned(head, time)[0]).value  # not those after it, which may be many
 
     def start(self, first: int) -> list[T]:
         """All records from a time on, none if it is not there yet. `TimeCompacted` if it is there no more."""
         head = self.head()
         if head is None or first > head.value.time:
             return []
-        return [found.value for found in self._scanned(head, first)]
+        return [found.value for found in self._in_order(self._scanned(head, first))]
 
     def all(self) -> list[Numbered[T]]:
         """Everything that is kept, oldest first, as of one moment."""
         return self._in_order(reading(lambda: self.meta.scan(self.key), self.runtime, self.settings))
 
-    def _scanned(self, head: Numbered[T], first: int) -> list[Numbered[T]]:
+    def _scanned(self, head: Numbered[T], first: int) -> list[Record]:
         number = head.number - (head.value.time - first)
         after = max(0, number - 1)
-        found = self._in_order(reading(lambda: self.meta.scan(self.key, after), self.runtime, self.settings))
+        found = reading(lambda: self.meta.scan(self.key, after), self.runtime, self.settings)
         if not found:
             raise RecordDamaged(path=self.path, why=f"record {head.number} was there, and is not any more")
-        if found[0].number != number:
-            kept = found[0].value.time
+        if found[0].seqno != number:
+            kept = self._decoded(found[0]).value.time
             why = f"the records of the transactions before {kept} are not kept any more"
             raise TimeCompacted(where=self.path, why=why, as_of=first, since=kept)
         return found

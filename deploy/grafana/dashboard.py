@@ -2,7 +2,7 @@
 
 A panel is a line of the table below: its title, its unit, and the series that it shows, each with its legend. `{}` in
 a query stands for the process that is chosen at the top.
-"""  # noqa: INP001
+"""  # noqa: INP001 - a script beside what it makes, and no package
 
 from __future__ import annotations
 
@@ -254,18 +254,17 @@ def _panels() -> Iterator[dict[str, Any]]:
     for title, panels in ROWS:
         yield {"id": number, "type": "row", "title": title, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}, "panels": []}
         number, y, x, height = number + 1, y + 1, 0, 0
-        for kind, name, unit, series in panels:
-            width, high = (4, 4) if kind == "stat" else (8, 8)
+        for panel in panels:
+            width, high = (4, 4) if panel[0] == "stat" else (8, 8)
             if x + width > 24:
                 x, y, height = 0, y + height, 0
-            yield _panel(number, kind, name, unit, series, {"x": x, "y": y, "w": width, "h": high})
+            yield _panel(number, panel, {"x": x, "y": y, "w": width, "h": high})
             number, x, height = number + 1, x + width, max(height, high)
         y += height
 
 
-def _panel(  # noqa: PLR0917
-    number: int, kind: str, title: str, unit: str, series: list[Series], place: dict[str, int]
-) -> dict[str, Any]:
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    kind, title, unit, series = panel
     is_instant = kind != "timeseries"
     targets = [
         {

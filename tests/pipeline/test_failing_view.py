@@ -28,6 +28,9 @@ def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
         failed = p.commit()
         assert rows_of(p, "revenue") == [("ann", 54)]
         assert rows_of(p, "share") == [(1, 2)]
+        assert p.collections.tables_at(["orders", "share"], None)["orders"].num_rows == 1, "both as of one time"
+        with pytest.raises(InvalidInput, match="is not there yet"):
+            p.collections.tables_at(["orders", "share"], failed)  # one of then beside one of before
         [status] = [one for one in p.status().collections if one.name == "share"]
         assert (status.state, status.upper) == ("failed", failed)
         assert "ZeroDivisionError" in status.why

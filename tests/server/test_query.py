@@ -294,5 +294,16 @@ def test_what_a_query_may_take_is_bounded() -> None:
         assert "memory" in answer.body["why"]
 
 
+def test_what_a_query_reads_is_bounded() -> None:
+    """Fails if the rows are not counted first: they would all come into memory, for a LIMIT 1."""
+    with shop(settings=Settings(query_read_rows_max=2)) as (_, client):
+        client.post(ROWS, [order(1), order(2)])
+        assert ask(client, "SELECT * FROM orders LIMIT 1").status == 200
+        client.post(ROWS, [order(3)])
+        answer = ask(client, "SELECT * FROM orders LIMIT 1")
+        assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded")
+        assert "'orders'" in answer.body["why"]
+
+
 def _body(sql: str) -> bytes:
     return ('{"sql": "' + sql + '"}').encode()

@@ -62,6 +62,18 @@ def test_spark_answers_if_it_is_named_or_if_duckdb_cannot(shop: Served) -> None:
     assert (limited["rows"], limited["is_truncated"]) == ([[1], [2]], True)
 
 
+def test_a_query_means_by_its_settings_what_the_session_does(shop: Served) -> None:
+    """Fails if it begins with Spark's defaults: hours and dates would differ from those of the views."""
+    session = shop.pipeline.spark
+    zone = session.conf.get("spark.sql.session.timeZone")
+    try:
+        session.conf.set("spark.sql.session.timeZone", "America/New_York")
+        found = shop.ask("SELECT hour(timestamp_seconds(0)) AS h", engine="spark").body
+    finally:
+        session.conf.set("spark.sql.session.timeZone", zone)
+    assert found["rows"] == [[19]]
+
+
 def test_a_query_over_many_rows_goes_to_spark(shop: Served) -> None:
     """Fails if the rows of what it reads are not looked at."""
     settings = shop.pipeline.settings

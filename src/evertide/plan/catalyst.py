@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct as binary
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,9 @@ import pyarrow as pa
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from evertide.plan.files import framed, taken_out
 from evertide.plan.scala import sequence
+from evertide.plan.small import compiled
 
 __all__ = ["Catalyst"]
 
@@ -30,7 +31,6 @@ _LOGICAL = f"{_PLANS}.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _ARROW = "org.apache.spark.sql.execution.arrow"
 _EXECUTION = "org.apache.spark.sql.execution"
-_BATCH_MAX = 1 << 31
 _TIME_ZONE = "UTC"
 """Of timestamps in Arrow: instants do not depend on it."""
 _NO = (False, False)
@@ -60,8 +60,8 @@ class Catalyst:
         self._python_rdd = self._jvm.org.apache.spark.api.python.PythonRDD
         self._data_output = self._jvm.java.io.DataOutputStream
         self._file_output = self._jvm.java.io.FileOutputStream
-        self._scratch = tempfile.mkdtemp(prefix="evertide-")
-        weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        self.scratch = Path(tempfile.mkdtemp(prefix="evertide-"))
+        weakref.finalize(self, shutil.rmtree, self.scratch, ignore_errors=True)
         self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._nil = self.companion("scala.collection.immutable.Nil")
         self.none = self._option.empty()
@@ -81,12 +81,6 @@ class Catalyst:
         for value in reversed(list(values)):
             made = getattr(made, "$colon$colon")(value)
         return made
-
-    def iterator(self, values: Iterable[Any]) -> Any:
-        made = self._array_list()
-        for value in values:
-            made.add(value)
-        return self._converters.asScala(made.iterator())
 
     # Operators.
 
@@ -124,10 +118,6 @@ class Catalyst:
         local = self.companion(f"{_LOGICAL}.LocalLimit").apply(self.literal(rows), child)
         return self.companion(f"{_LOGICAL}.GlobalLimit").apply(self.literal(rows), local)
 
-    def local_rows(self, attributes: Any, rows: Any) -> Any:
-        """A relation of these rows; both are sequences of Scala."""
-        return self.companion(f"{_LOGICAL}.LocalRelation").apply(attributes, rows, False, self.none)  # noqa: FBT003
-
     def placeholder(self, attributes: Any) -> Any:
         """A relation that the optimizer knows nothing about, told apart by the id of its RDD."""
         context = self._java_context.fromSparkContext(self.session.sparkContext())
@@ -149,36 +139,38 @@ class Catalyst:
         with self._active(self.session):
             return self.session.sessionState().optimizer().execute(plan)
 
-    def run(self, plan: Any) -> Any:
-        """The rows of an optimized plan, as an iterator of Scala, collected by one job."""
-        with self._active(self.session):
-            ready = self.companion(f"{_EXECUTION}.QueryExecution").prepareExecutedPlan(self.session, plan)
-            return ready.executeCollectIterator()._2()
+    def small(self, *parts: Any) -> Any:
+        """The way of few rows through a fragment, in the JVM (`evertide.plan.small`)."""
+        made = self._gateway.new_array(self._jvm.java.lang.Object, len(parts) + 1)
+        for at, part in enumerate((self.session, *parts)):
+            made[at] = part
+        return self._small.newInstance(made)
 
-    def to_arrow(self, rows: Any, struct: Any) -> list[pa.Table]:
-        """Rows of the JVM, by way of a file."""
-        batches = self.companion(f"{_ARROW}.ArrowConverters").toBatchWithSchemaIterator(
-            rows, struct, _BATCH_MAX, _BATCH_MAX, _TIME_ZONE, *_NO
-        )
-        if not batches.hasNext():
-            return []
-        return [pa.ipc.open_stream(batch).read_all() for batch in self._written(batches)]
+    @cached_property
+    def _small(self) -> Any:
+        return compiled(self._gateway)
+
+    def listed(self, values: Iterable[Any]) -> Any:
+        """A list of Java."""
+        made = self._array_list()
+        for value in values:
+            made.add(value)
+        return made
 
     def _written(self, arrays: Any) -> Iterator[pa.Buffer]:
-        """Byte arrays of an iterator of Scala. By way of a file: an answer of more than some kilobytes waits 40 ms on
-        its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged."""
-        path = Path(self._scratch) / "rows"
+        """Byte arrays of an iterator of Scala, by way of a file."""
+        path = self.scratch / "rows"
         stream = self._data_output(self._file_output(str(path)))
         self._python_rdd.writeIteratorToStream(arrays, stream)
         stream.close()
-        return _framed(_taken_out(path))
+        return framed(taken_out(path))
 
     def spread(self, rows: pa.Table, attributes: Any, struct: Any) -> Any:
         """A relation of these rows, in partitions, whose size the planner knows; by way of a file, as bytes go slowly
         from Python to the JVM."""
         partitions = self._large.sparkContext().defaultParallelism()
         self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))  # executors come and go
-        path = Path(self._scratch) / "leaf"
+        path = self.scratch / "leaf"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
             stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
         batches = self._python_utils.readArrowStreamFromFile(str(path))
@@ -252,10 +244,6 @@ class Catalyst:
         """Rows that agree in `by` are in one partition."""
         made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
         return made.apply(by, child, self.none, self.none)
-
-    def one_partition(self, child: Any) -> Any:
-        """Rows in one partition leave no exchange to plan between the operators above."""
-        return self.companion(f"{_LOGICAL}.Repartition").apply(1, False, child)  # noqa: FBT003
 
     def with_children(self, tree: Any, children: list[Any]) -> Any:
         """The same operator or expression over other children; itself, if there are none."""
@@ -338,26 +326,6 @@ class Catalyst:
     def aggregate_expression(self, function: Any, condition: Any | None = None) -> Any:
         made = self.companion(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
         return made.apply(function, self.complete, False, self.none if condition is None else self.some(condition))  # noqa: FBT003
-
-
-def _taken_out(path: Path) -> pa.Buffer:
-    """What a file holds, which is no more: so it never has to be written to a disk."""
-    if path.stat().st_size:
-        with pa.memory_map(str(path)) as source:
-            found = source.read_buffer()
-    else:
-        found = pa.py_buffer(b"")
-    path.unlink()
-    return found
-
-
-def _framed(written: pa.Buffer) -> Iterator[pa.Buffer]:
-    """Byte arrays, each after its length."""
-    at = 0
-    while at < written.size:
-        (length,) = binary.unpack_from(">i", written, at)
-        yield written.slice(at + 4, length)
-        at += 4 + length
 
 
 def _is_orderable(data_type: Any) -> bool:

@@ -7,8 +7,8 @@ yet consolidated.
 
 1. Only attributes that the fragment reads are bound; the rest of a leaf never leaves its arrangement.
 2. A run is planned and executed, but neither analyzed nor optimized again.
-3. Few rows become a local relation in one partition, so that no exchange is left to plan. Where they are only mapped
-   and filtered, Catalyst computes them in place, without a job.
+3. Few rows become a local relation in one partition, so that no exchange is left to plan, and are computed where they
+   are, mostly without a job (`evertide.plan.small`).
 4. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
    that it reads and computes (`evertide.plan.narrow`).
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,25 +28,15 @@ from evertide.plan.columns import arrow_schema
 from evertide.plan.narrow import Narrow, narrow
 from evertide.plan.nodes import Attribute, Expand, Filter, Generate, Map, Node
 from evertide.plan.scala import sequence
+from evertide.plan.small import Small, Term
 from evertide.plan.walk import kind
 from evertide.shard.changes import DIFF
 
 __all__ = ["ROWS_SMALL_MAX", "Fragment", "Term"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate)
-_ARROW = "org.apache.spark.sql.execution.arrow.ArrowConverters"
-_IN_PLACE = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
-_NO = (False, False)
-"""Names may repeat; strings have 32-bit offsets."""
-_TIME_ZONE = "UTC"
-"""Of timestamps in Arrow: instants do not depend on it."""
-
-
 ROWS_SMALL_MAX = 16_384
 """Up to so many rows, the driver's one thread is faster than a job of many tasks."""
-
-Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"
-"""A sign, and the rows of each leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,6 @@ class _Tree:
     jvm: Any
     below: tuple[_Tree, ...] = ()
     leaf: int = -1
-    is_exchange: bool = False
 
 
 class Fragment:
@@ -78,10 +67,11 @@ class Fragment:
         self._structs = [relation.schema() for relation in self._empty]
         self._places = range(len(self.reads))
         self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
-        self._tree = self._prepared(root, list(leaves))
+        marks = [catalyst.placeholder(outputs) for outputs in self._outputs]
+        self._marks = [mark.rdd().id() for mark in marks]
+        plan = _replaced(catalyst, root.jvm, root, list(leaves), marks)
+        self._tree = _tree_of(catalyst.optimized(plan), {mark: at for at, mark in enumerate(self._marks)})
         self._columns = sequence(self._tree.jvm.output())
-        self._height = _height(self._tree)
-        self._row_struct = self._tree.jvm.schema()
         self._signed_struct = self._with_sign(self._tree.jvm, 1).schema()
         self.is_row_wise = _is_row_wise(root, list(leaves))
         self.is_moves_only = _is_moves_only(root, list(leaves))
@@ -93,18 +83,8 @@ class Fragment:
         """
         if self.is_large(terms):
             return self._run_large(terms, is_counted=is_counted)
-        if self.is_row_wise:
-            found = [self._in_place(self._bound([*map(self._relation, self._places, leaves)])) for _, leaves in terms]
-            tables = [rows for rows in found if rows is not None]
-            if len(tables) == len(terms):
-                return pa.concat_tables(
-                    [self._signed(rows, sign) for rows, (sign, _) in zip(tables, terms, strict=True)]
-                )
-        trees = []
-        for sign, leaves in terms:
-            relations = [*map(self._relation, self._places, leaves)]
-            trees.append(self._with_sign(self._bound([*map(self._catalyst.one_partition, relations)]), sign))
-        return self._table(self._catalyst.run(self._catalyst.union(trees)), self._signed_struct, self._changes)
+        found = [_typed(rows, self._changes) for rows in self._small.run(terms, is_row_wise=self.is_row_wise)]
+        return pa.concat_tables(found) if found else self._changes.empty_table()
 
     def is_large(self, terms: Sequence[Term]) -> bool:
         """Whether the executors share the rows, or one partition has them all."""
@@ -115,7 +95,7 @@ class Fragment:
             return self._run_narrow(self._narrow, terms)
         with_diff = self._with_count if is_counted else self._with_sign
         trees = [
-            with_diff(self._bound([*map(self._spread, self._places, leaves)], is_large=True), sign)
+            with_diff(self._bound(self._tree, [*map(self._spread, self._places, leaves)]), sign)
             for sign, leaves in terms
         ]
         found = self._collect_large(self._catalyst.union(trees))
@@ -155,21 +135,13 @@ class Fragment:
     def _collect_large(self) -> Callable[[Any], pa.Table]:
         return self._catalyst.collector(self._signed_struct)
 
-    def _in_place(self, plan: Any) -> pa.Table | None:
-        """Each application of Catalyst's rule does one operator, from below."""
-        for _ in range(self._height):
-            plan = self._catalyst.companion(_IN_PLACE).apply(plan)
-        if kind(plan) != "LocalRelation":
-            return None
-        return self._table(plan.data().iterator(), self._row_struct, self.schema)
-
-    def _table(self, rows: Any, struct: Any, schema: pa.Schema) -> pa.Table:
-        found = [_typed(table, schema) for table in self._catalyst.to_arrow(rows, struct) if table.num_rows]
-        return pa.concat_tables(found) if found else schema.empty_table()
-
-    def _signed(self, rows: pa.Table, sign: int) -> pa.Table:
-        diffs = pa.array(np.full(rows.num_rows, sign, np.int64))
-        return rows.append_column(pa.field(DIFF, pa.int64(), nullable=False), diffs)
+    @cached_property
+    def _small(self) -> Small:
+        signed = [self._catalyst.seq([*self._columns, self._signs[sign]]) for sign in (-1, 1)]
+        several = [self._catalyst.listed(each) for each in (self._marks, self._outputs, self._structs)]
+        tree = self._tree
+        made = self._catalyst.small(tree.jvm, _height(tree), *several, *signed, self._signed_struct)
+        return Small(made, self._catalyst.scratch, self.schemas)
 
     def _with_sign(self, plan: Any, sign: int) -> Any:
         return self._catalyst.project([*self._columns, self._signs[sign]], plan)
@@ -184,26 +156,10 @@ class Fragment:
         negated = self._catalyst.expression("UnaryMinus", count, False)  # noqa: FBT003 - cannot overflow
         return self._catalyst.project([*columns, self._catalyst.alias(negated, DIFF)], counted)
 
-    def _bound(self, leaves: list[Any], *, is_large: bool = False) -> Any:
-        return self._build(self._tree, leaves, is_large=is_large)
-
-    def _build(self, tree: _Tree, leaves: list[Any], *, is_large: bool) -> Any:
+    def _bound(self, tree: _Tree, leaves: list[Any]) -> Any:
         if tree.leaf >= 0:
             return leaves[tree.leaf]
-        children = [self._build(child, leaves, is_large=is_large) for child in tree.below]
-        if tree.is_exchange and not is_large:
-            return children[0]
-        return self._catalyst.with_children(tree.jvm, children)
-
-    def _relation(self, at: int, rows: pa.Table) -> Any:
-        if not rows.num_rows:
-            return self._empty[at]
-        rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at]).combine_chunks()
-        batches = [batch.serialize().to_pybytes() for batch in rows.to_batches()]
-        made = self._catalyst.companion(_ARROW).toDataFrame(
-            self._catalyst.iterator(batches), self._structs[at], self._catalyst.session, _TIME_ZONE, *_NO
-        )
-        return self._catalyst.local_rows(self._outputs[at], made.queryExecution().logical().data())
+        return self._catalyst.with_children(tree.jvm, [self._bound(child, leaves) for child in tree.below])
 
     def _spread(self, at: int, rows: pa.Table) -> Any:
         """Rows as a relation on the executors."""
@@ -211,13 +167,6 @@ class Fragment:
             return self._empty[at]
         rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at])
         return self._catalyst.spread(rows, self._outputs[at], self._structs[at])
-
-    def _prepared(self, root: Node, leaves: list[Node]) -> _Tree:
-        """The tree as Catalyst optimizes it, with placeholders where the leaves are."""
-        marks = [self._catalyst.placeholder(outputs) for outputs in self._outputs]
-        numbers = {mark.rdd().id(): at for at, mark in enumerate(marks)}
-        plan = _replaced(self._catalyst, root.jvm, root, leaves, marks)
-        return _tree_of(self._catalyst.optimized(plan), numbers)
 
 
 def _attributes_of(leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:
@@ -248,7 +197,7 @@ def _tree_of(jvm: Any, numbers: dict[int, int]) -> _Tree:
     if kind(jvm) == "LogicalRDD" and jvm.rdd().id() in numbers:
         return _Tree(jvm, leaf=numbers[jvm.rdd().id()])
     below = tuple(_tree_of(child, numbers) for child in sequence(jvm.children()))
-    return _Tree(jvm, below, is_exchange=kind(jvm) == "RepartitionByExpression")
+    return _Tree(jvm, below)
 
 
 def _height(tree: _Tree) -> int:

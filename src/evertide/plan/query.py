@@ -1,4 +1,4 @@
-"""Queries that are asked once, over rows that are at hand, by Spark.
+"""Queries that are asked once, by Spark: over rows that are at hand, or over collections as they are stored.
 
 A query is read, and nothing else. It is Spark that says what a text means, so its plans are looked at, not the text:
 
@@ -9,30 +9,32 @@ A query is read, and nothing else. It is Spark that says what a text means, so i
    calls Java or Python code by name.
 
 What is not known is refused by its name, so a new kind of statement is refused until somebody has looked at it.
+
+What it takes is for the process that it runs in to bound: all that a JVM says about its memory is that there was none.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from evertide.errors import InvalidInput, LimitExceeded
-from evertide.plan.failure import reason, without_traces
+from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
+from evertide.plan.failure import reason, told_apart, without_traces
 from evertide.plan.result_settings import result_settings
 from evertide.plan.scala import sequence
 from evertide.plan.walk import expressions, kind, nodes
+from evertide.shard.conform import conform
 
-__all__ = ["Load", "frame_of", "query"]
+__all__ = ["Load", "configure", "frame_of", "query", "stored"]
 
-Load = Callable[[Iterable[str]], Mapping[str, pa.Table]]
-"""Gets collections by their names; an error if there are no such."""
+Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
+"""Gets collections by their names, as they were declared; an error if there are no such."""
 
 _SETTINGS = {"spark.sql.runSQLOnFiles": "false", "spark.sql.variable.substitute": "false"}
 _SUBSTITUTED = "${"
@@ -55,7 +57,10 @@ _PARSED = _BOTH | frozenset(
         "UnresolvedQualify",
     )
 )
-_ANALYZED = _BOTH | frozenset(("CTERelationDef", "Deduplicate", "LogicalRDD", "ResolvedHint", "View", "WithCTE"))
+_ANALYZED = _BOTH | frozenset(
+    ("CTERelationDef", "DataSourceV2Relation", "Deduplicate", "LogicalRDD", "ResolvedHint", "View", "WithCTE")
+)
+"""LogicalRDD and DataSourceV2Relation are the collections: the parsed plan has no other way to name a relation."""
 _MAKERS = frozenset(
     (
         *("collations", "explode", "explode_outer", "inline", "inline_outer", "json_tuple", "posexplode"),
@@ -70,49 +75,60 @@ _CALLS = frozenset(
         *("ApplyFunctionExpression", "V2Aggregator", "UserDefinedPythonTableFunction", "SQLFunctionExpression"),
     )
 )
-
-
-_CANCEL_EVERY_S = 0.5
+_NO_MEMORY = "java.lang.OutOfMemoryError"
+_TOO_DEEP = "java.lang.StackOverflowError"
 
 
 def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
     return spark.createDataFrame(rows)
 
 
+def stored(session: SparkSession, options: Mapping[str, str], name: str) -> DataFrame:
+    """A collection as it is stored: Spark reads it itself (`evertide.datasource`), as much of it as it has room for."""
+    return session.read.format("evertide").options(**options).load(name)
+
+
+def configure(session: SparkSession, results: Mapping[str, str]) -> None:
+    """Settings that decide results, as `result_settings` told them of another session."""
+    for name, value in results.items():
+        if name != "spark":  # the version, which is no setting
+            session.conf.set(name, value)
+
+
 def query(
-    spark: SparkSession,
-    text: str,
-    load: Load,
-    parameters: Sequence[Any] = (),
-    *,
-    rows_max: int | None = None,
-    limit_s: float | None = None,
-    tag: str = "evertide-query",
+    spark: SparkSession, text: str, load: Load, parameters: Sequence[Any] = (), *, rows_max: int | None = None
 ) -> pa.Table:
-    """The answer; at most so many rows of it. `tag` tells its jobs from those of others, to end them in time."""
+    """The answer; at most so many rows of it. Its columns have the types that tables have."""
     if _SUBSTITUTED in text:  # the parser asks the session that is active, whichever that is
         why = f"it holds {_SUBSTITUTED!r}, which Spark takes for a setting or the environment; say concat('$', '{{')"
         raise InvalidInput(where="query", why=why)
-    session = spark.newSession()
-    for name, value in {**_kept(spark), **_SETTINGS}.items():
-        session.conf.set(name, value)
     try:
-        with without_traces():
-            for name, rows in load(_names(session, text)).items():
-                frame_of(session, rows).createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
-            frame = session.sql(text, args=list(parameters)) if parameters else session.sql(text)
-            _check_analyzed(frame)
-            chosen = frame if rows_max is None else frame.limit(rows_max)
-            with _timed(session, limit_s, tag):
-                return chosen.toArrow()
+        with without_traces(), told_apart(spark.sparkContext):
+            session = spark.newSession()
+            configure(session, {**result_settings(spark), **_SETTINGS})  # it begins with Spark's defaults
+            for name, frame in load(session, _names(session, text)).items():
+                frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
+            found = session.sql(text, args=list(parameters)) if parameters else session.sql(text)
+            _check_analyzed(found)
+            return _as_declared(found if rows_max is None else found.limit(rows_max))
     except PySparkException as error:
         raise InvalidInput(where="query", why=reason(error)) from error
+    except SparkAway as error:
+        if _NO_MEMORY in str(error.__cause__):
+            raise LimitExceeded(where="query", why="Spark has no memory left for it") from error
+        if _TOO_DEEP in error.why:
+            raise InvalidInput(where="query", why="its expressions are nested too deeply") from error
+        raise
+    except Py4JError as error:  # no answer came: the JVM is gone
+        raise SparkEnded(master=str(spark.sparkContext.master), why=reason(error)) from error
 
 
-def _kept(spark: SparkSession) -> dict[str, str]:
-    """Views and queries agree on what rows mean: a new session begins with Spark's defaults."""
-    found = result_settings(spark)
-    return {name: value for name, value in found.items() if name != "spark"}
+def _as_declared(frame: DataFrame) -> pa.Table:
+    """Moments are told by UTC, whatever zone they are computed in."""
+    rows = frame.toArrow()
+    declared = to_arrow_schema(frame.schema, timezone="UTC")
+    columns = [conform(column, kind) for column, kind in zip(rows.columns, declared.types, strict=True)]
+    return pa.Table.from_arrays(columns, schema=declared)
 
 
 def _check_analyzed(frame: DataFrame) -> None:
@@ -124,37 +140,6 @@ def _check_analyzed(frame: DataFrame) -> None:
             if kind(expression) in _CALLS:
                 why = f"{expression.prettyName()}() calls code by its name, which no query may"
                 raise InvalidInput(where="query", why=why)
-
-
-@contextmanager
-def _timed(session: SparkSession, limit_s: float | None, tag: str) -> Iterator[None]:
-    """Jobs in the block are ended when their time is up."""
-    if limit_s is None:
-        yield
-        return
-    over, done = threading.Event(), threading.Event()
-    context = session.sparkContext
-
-    def end() -> None:
-        if not done.wait(limit_s):
-            over.set()
-        while not done.is_set():  # again and again: a job that was about to begin is not there to be ended
-            context.cancelJobsWithTag(tag)
-            done.wait(_CANCEL_EVERY_S)
-
-    thread = threading.Thread(target=end, name=tag, daemon=True)
-    context.addJobTag(tag)
-    thread.start()
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        if over.is_set():
-            raise LimitExceeded(where="query", why=f"it takes longer than {limit_s:g} s") from error
-        raise
-    finally:
-        done.set()
-        thread.join()
-        context.removeJobTag(tag)
 
 
 def _names(session: SparkSession, text: str) -> list[str]:

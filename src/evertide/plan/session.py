@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -16,6 +19,7 @@ from evertide.plan.failure import reason
 
 __all__ = ["Session", "SparkSession", "open_session"]
 
+_ENDING_S = 10.0
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -29,13 +33,30 @@ class Session:
     spark: SparkSession
     is_own: bool
 
+    def cancel(self) -> None:
+        """End all jobs that run. From another thread."""
+        self.spark.sparkContext.cancelAllJobs()
+
+    def jvm_ended(self) -> int | None:
+        """The exit code of its JVM, if that has ended: it is waited for a little, as it may be about to."""
+        process = getattr(SparkContext._gateway, "proc", None)
+        try:
+            return None if process is None else int(process.wait(_ENDING_S))
+        except subprocess.TimeoutExpired:
+            return None
+
     def close(self) -> None:
         if self.is_own:
             self.spark.stop()
 
 
-def open_session(spark: SparkSession | None = None, master: str | None = None) -> Session:
-    """The session given, the one that is active, or a new one at `master`, all cores of this machine by default."""
+def open_session(
+    spark: SparkSession | None = None, master: str | None = None, settings: Mapping[str, str] | None = None
+) -> Session:
+    """The session given, the one that is active, or a new one at `master`, all cores of this machine by default.
+
+    A new one has these settings. They stand on a command line: no secrets.
+    """
     known = spark or SparkSession.getActiveSession()
     if known is not None:
         if master is not None and known.sparkContext.master != master:
@@ -45,7 +66,7 @@ def open_session(spark: SparkSession | None = None, master: str | None = None) -
     _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("evertide").master(master or os.environ.get("SPARK_MASTER", "local[*]"))
-    for name, value in _SETTINGS.items():
+    for name, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()

@@ -1,0 +1,340 @@
+package evertide;
+
+import java.io.BufferedInputStream;
+import java.io.BufferedOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.FileInputStream;
+import java.io.FileOutputStream;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.spark.Dependency;
+import org.apache.spark.NarrowDependency;
+import org.apache.spark.Partition;
+import org.apache.spark.SparkContext;
+import org.apache.spark.TaskContext$;
+import org.apache.spark.TaskContextImpl;
+import org.apache.spark.executor.TaskMetrics;
+import org.apache.spark.memory.MemoryManager;
+import org.apache.spark.memory.TaskMemoryManager;
+import org.apache.spark.memory.UnifiedMemoryManager;
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection$;
+import org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation$;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Repartition;
+import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.QueryExecution$;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.arrow.ArrowConverters$;
+import org.apache.spark.sql.types.StructType;
+import scala.Option;
+import scala.collection.immutable.ArraySeq$;
+import scala.collection.immutable.Map$;
+import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * A fragment over few rows, from Arrow to Arrow in one call: see evertide.plan.small, which compiles this with the
+ * compiler that Spark has for its own generated code. That compiler knows no lambdas and no generics: hence the casts.
+ */
+public final class Small {
+    /** Numbers that no task of Spark has. */
+    private static final AtomicLong ATTEMPTS = new AtomicLong(1L << 40);
+    /** Parts of the names of operators that do not stay in one partition of one process. */
+    private static final String[] OTHERS = {"Exchange", "Broadcast", "Adaptive", "Python", "Pandas", "InMemory"};
+    private static final String ZONE = "UTC";
+    private static final long ALL = 1L << 31;
+
+    private final SparkSession session;
+    private final LogicalPlan tree;
+    private final int height;
+    private final List marks;
+    private final List outputs;
+    private final List structs;
+    private final List projections = new ArrayList();
+    private final Seq minus;
+    private final Seq plus;
+    private final StructType struct;
+    /** Of few rows: apart from that of tasks, whose class needs libraries that may be missing. */
+    private final MemoryManager memory;
+
+    /** Of each leaf: the id of the RDD that marks it in the tree, its attributes, and its type. */
+    public Small(
+            SparkSession session,
+            LogicalPlan tree,
+            int height,
+            List marks,
+            List outputs,
+            List structs,
+            Seq minus,
+            Seq plus,
+            StructType struct) {
+        this.session = session;
+        this.tree = tree;
+        this.height = height;
+        this.marks = marks;
+        this.outputs = outputs;
+        this.structs = structs;
+        this.minus = minus;
+        this.plus = plus;
+        this.struct = struct;
+        this.memory = UnifiedMemoryManager.apply(session.sparkContext().conf(), 1);
+        for (int at = 0; at < structs.size(); at++) {
+            this.projections.add(UnsafeProjection$.MODULE$.create((StructType) structs.get(at)));
+        }
+    }
+
+    /** Computes the terms of one file into another one, and says how: in place, here, or by a job. */
+    public synchronized String run(String from, String to, boolean isRowWise, boolean isHere) throws Exception {
+        Option before = SparkSession.getActiveSession();
+        SparkSession.setActiveSession(this.session);
+        try {
+            return this.computed(from, to, isRowWise, isHere);
+        } finally {
+            if (before.isDefined()) {
+                SparkSession.setActiveSession((SparkSession) before.get());
+            } else {
+                SparkSession.clearActiveSession();
+            }
+        }
+    }
+
+    private String computed(String from, String to, boolean isRowWise, boolean isHere) throws Exception {
+        List signs = new ArrayList();
+        List terms = this.read(from, signs);
+        if (isRowWise) {
+            List found = this.inPlace(signs, terms);
+            if (found != null) {
+                this.write(to, found);
+                return "place";
+            }
+        }
+        SparkPlan plan = this.planned(signs, terms);
+        if (isHere && this.isForHere(plan)) {
+            try {
+                this.writeHere(to, plan.execute());
+                return "here";
+            } catch (Exception error) {
+                // A job tells it better. Planned anew: what ran has state in its operators.
+                plan = this.planned(signs, terms);
+            }
+        }
+        List all = new ArrayList();
+        all.add(plan.executeCollectIterator()._2());
+        this.write(to, all);
+        return "job";
+    }
+
+    // Rows in.
+
+    private List read(String from, List signs) throws Exception {
+        List terms = new ArrayList();
+        DataInputStream in = new DataInputStream(new BufferedInputStream(new FileInputStream(from)));
+        try {
+            int count = in.readInt();
+            for (int number = 0; number < count; number++) {
+                signs.add(Integer.valueOf(in.readInt()));
+                List leaves = new ArrayList();
+                for (int at = 0; at < this.marks.size(); at++) {
+                    leaves.add(this.leaf(in, at));
+                }
+                terms.add(leaves);
+            }
+        } finally {
+            in.close();
+        }
+        return terms;
+    }
+
+    private LogicalPlan leaf(DataInputStream in, int at) throws Exception {
+        List batches = new ArrayList();
+        int count = in.readInt();
+        for (int number = 0; number < count; number++) {
+            byte[] batch = new byte[in.readInt()];
+            in.readFully(batch);
+            batches.add(batch);
+        }
+        scala.collection.Iterator rows = ArrowConverters$.MODULE$.fromBatchIterator(
+                CollectionConverters.asScala(batches.iterator()),
+                (StructType) this.structs.get(at), ZONE, false, false, null);
+        UnsafeProjection projection = (UnsafeProjection) this.projections.get(at);
+        List held = new ArrayList();
+        while (rows.hasNext()) {
+            held.add(projection.apply((InternalRow) rows.next()).copy());
+        }
+        Seq data = ArraySeq$.MODULE$.unsafeWrapArray(held.toArray());
+        return new LocalRelation((Seq) this.outputs.get(at), data, false, Option.empty());
+    }
+
+    // Plans.
+
+    /** With rows in the leaves' places, all in one partition: so that no exchange is left to plan. */
+    private LogicalPlan bound(LogicalPlan tree, List leaves, boolean isPlanned) {
+        if (tree instanceof LogicalRDD) {
+            int at = this.marks.indexOf(Integer.valueOf(((LogicalRDD) tree).rdd().id()));
+            if (at >= 0) {
+                LogicalPlan leaf = (LogicalPlan) leaves.get(at);
+                return isPlanned ? new Repartition(1, false, leaf) : leaf;
+            }
+        }
+        List below = new ArrayList();
+        scala.collection.Iterator children = ((Seq) tree.children()).iterator();
+        while (children.hasNext()) {
+            below.add(this.bound((LogicalPlan) children.next(), leaves, isPlanned));
+        }
+        if (below.isEmpty()) {
+            return tree;
+        }
+        if (tree instanceof RepartitionByExpression) {
+            return (LogicalPlan) below.get(0);
+        }
+        LogicalPlan made = (LogicalPlan) tree.withNewChildren(sequence(below));
+        return isPlanned && tree instanceof Union ? new Repartition(1, false, made) : made;
+    }
+
+    private LogicalPlan signed(Object sign, List leaves, boolean isPlanned) {
+        Seq columns = ((Integer) sign).intValue() < 0 ? this.minus : this.plus;
+        return new Project(columns, this.bound(this.tree, leaves, isPlanned));
+    }
+
+    /** Catalyst computes maps and filters of local rows by itself, an operator at a time; null if there is more. */
+    private List inPlace(List signs, List terms) {
+        List found = new ArrayList();
+        for (int number = 0; number < terms.size(); number++) {
+            LogicalPlan plan = this.signed(signs.get(number), (List) terms.get(number), false);
+            for (int step = 0; step <= this.height; step++) {
+                plan = (LogicalPlan) ConvertToLocalRelation$.MODULE$.apply(plan);
+            }
+            if (!(plan instanceof LocalRelation)) {
+                return null;
+            }
+            found.add(((LocalRelation) plan).data().iterator());
+        }
+        return found;
+    }
+
+    private SparkPlan planned(List signs, List terms) {
+        List trees = new ArrayList();
+        for (int number = 0; number < terms.size(); number++) {
+            trees.add(this.signed(signs.get(number), (List) terms.get(number), true));
+        }
+        LogicalPlan whole = trees.size() == 1 ? (LogicalPlan) trees.get(0) : new Union(sequence(trees), false, false);
+        return QueryExecution$.MODULE$.prepareExecutedPlan(this.session, whole);
+    }
+
+    private static Seq sequence(List values) {
+        return ArraySeq$.MODULE$.unsafeWrapArray(values.toArray());
+    }
+
+    // Where it runs.
+
+    /** Behind an exchange that no job has run Spark finds no rows, and says nothing: so this is looked at first. */
+    public boolean isForHere(SparkPlan plan) {
+        if (needsTasks(plan) || ((Seq) plan.subqueriesAll()).nonEmpty()) {
+            return false;
+        }
+        return isNarrow(plan.execute());
+    }
+
+    private static boolean needsTasks(SparkPlan plan) {
+        String name = plan.getClass().getSimpleName();
+        for (int at = 0; at < OTHERS.length; at++) {
+            if (name.indexOf(OTHERS[at]) >= 0) {
+                return true;
+            }
+        }
+        scala.collection.Iterator children = ((Seq) plan.children()).iterator();
+        while (children.hasNext()) {
+            if (needsTasks((SparkPlan) children.next())) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /** Some operators have an exchange that their name does not tell: their rows change partitions. */
+    private static boolean isNarrow(RDD rdd) {
+        scala.collection.Iterator dependencies = ((Seq) rdd.dependencies()).iterator();
+        while (dependencies.hasNext()) {
+            Dependency dependency = (Dependency) dependencies.next();
+            if (!(dependency instanceof NarrowDependency) || !isNarrow(dependency.rdd())) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /** As a task would do it, with a task's context for as long as it takes. */
+    private void writeHere(String to, RDD rdd) throws Exception {
+        Partition[] partitions = rdd.partitions();
+        DataOutputStream out = output(to);
+        try {
+            for (int at = 0; at < partitions.length; at++) {
+                this.writePartition(out, rdd, partitions[at], partitions.length);
+            }
+        } finally {
+            out.close();
+        }
+    }
+
+    private void writePartition(DataOutputStream out, RDD rdd, Partition partition, int count) throws Exception {
+        SparkContext spark = this.session.sparkContext();
+        long attempt = ATTEMPTS.incrementAndGet();
+        TaskMemoryManager memory = new TaskMemoryManager(this.memory, attempt);
+        TaskContextImpl context = new TaskContextImpl(
+                0, 0, partition.index(), attempt, 0, count, memory, spark.getLocalProperties(), null,
+                TaskMetrics.empty(), null, Map$.MODULE$.empty());
+        TaskContext$.MODULE$.setTaskContext(context);
+        try {
+            this.writeRows(out, rdd.iterator(partition, context));
+        } finally {
+            try {
+                context.markTaskCompleted(Option.empty());
+            } finally {
+                memory.cleanUpAllAllocatedMemory();
+                TaskContext$.MODULE$.unset();
+            }
+        }
+    }
+
+    /** What runs hold: nothing, when none is under way. */
+    public long memoryUsed() {
+        return this.memory.executionMemoryUsed();
+    }
+
+    // Rows out: each batch with its length before it.
+
+    private void write(String to, List several) throws Exception {
+        DataOutputStream out = output(to);
+        try {
+            for (int at = 0; at < several.size(); at++) {
+                this.writeRows(out, (scala.collection.Iterator) several.get(at));
+            }
+        } finally {
+            out.close();
+        }
+    }
+
+    private void writeRows(DataOutputStream out, scala.collection.Iterator rows) throws Exception {
+        scala.collection.Iterator batches = ArrowConverters$.MODULE$.toBatchWithSchemaIterator(
+                rows, this.struct, ALL, ALL, ZONE, false, false);
+        while (batches.hasNext()) {
+            byte[] batch = (byte[]) batches.next();
+            out.writeInt(batch.length);
+            out.write(batch);
+        }
+    }
+
+    private static DataOutputStream output(String to) throws Exception {
+        return new DataOutputStream(new BufferedOutputStream(new FileOutputStream(to)));
+    }
+}

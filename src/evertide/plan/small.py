@@ -1,0 +1,90 @@
+"""Few rows through a fragment: one call to the JVM, from Arrow to Arrow, and mostly without a job of Spark.
+
+A call from Python to the JVM is a round trip, and a run used to make dozens; a job of one task costs some 25 ms beside
+what it computes. So what a run does over few rows is written in Java (`Small.java`), beside this module. Spark's own
+compiler for generated code compiles it when it is first needed: nothing is built or shipped.
+
+1. It is the same physical plan and the same generated code as in a job; only who runs it differs (I15). The thread has
+   a task's context for as long as it computes.
+2. What needs other tasks is a job: an exchange, a broadcast, a Python process, a subquery. This is looked at for each
+   run, in the plan and in the lineage of its RDD.
+3. Whatever fails is run as a job, whose error is the one that counts.
+4. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
+   on its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged.
+"""
+
+from __future__ import annotations
+
+import struct as binary
+import threading
+import weakref
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from evertide.plan.files import framed, taken_out
+
+__all__ = ["Small", "Term", "compiled"]
+
+_NAME = "evertide.Small"
+_NUMBER = binary.Struct(">i")
+_compiling = threading.Lock()
+_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""By the gateway to a JVM."""
+
+Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"
+"""A sign, and the rows of each leaf."""
+
+
+def compiled(gateway: Any) -> Any:
+    """The class, in Spark's JVM: compiled once there, as py4j knows methods by the names of their classes."""
+    with _compiling:
+        if gateway not in _compiled:
+            compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.setParentClassLoader(gateway.jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
+            compiler.cook(files("evertide.plan").joinpath("Small.java").read_text("utf-8"))
+            _compiled[gateway] = compiler.getClassLoader().loadClass(_NAME).getConstructors()[0]
+        return _compiled[gateway]
+
+
+class Small:
+    """The way of one fragment."""
+
+    is_here = True
+    """Without it all but maps and filters are jobs: to compare."""
+
+    def __init__(self, made: Any, scratch: Path, schemas: Sequence[pa.Schema]) -> None:
+        self._made = made
+        self._there, self._back = scratch / "leaves", scratch / "rows"
+        self._schemas = schemas
+        self.ran = ""
+        """How the last run went: in `place`, `here`, or by a `job`."""
+
+    def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table]:
+        """The rows that come of the terms, each with its sign."""
+        self._there.write_bytes(b"".join(self._pieces(terms)))
+        try:
+            self.ran = self._made.run(str(self._there), str(self._back), is_row_wise, self.is_here)
+        finally:
+            self._there.unlink()
+        return [pa.ipc.open_stream(batch).read_all() for batch in framed(taken_out(self._back))]
+
+    def _pieces(self, terms: Sequence[Term]) -> list[Any]:
+        found: list[Any] = [_NUMBER.pack(len(terms))]
+        for sign, leaves in terms:
+            found.append(_NUMBER.pack(sign))
+            for rows, schema in zip(leaves, self._schemas, strict=True):
+                found += _written(pa.Table.from_arrays(rows.columns, schema=schema))
+        return found
+
+
+def _written(rows: pa.Table) -> list[Any]:
+    """How many batches, and each after its length."""
+    batches = [batch.serialize() for batch in rows.combine_chunks().to_batches() if batch.num_rows]
+    found: list[Any] = [_NUMBER.pack(len(batches))]
+    for batch in batches:
+        found += [_NUMBER.pack(batch.size), batch]
+    return found

@@ -66,6 +66,9 @@ class Settings:
 
     transaction_bytes_max: int = 64 * 1024 * 1024
 
+    replay_rows_max: int = 50_000
+    """Changes of transactions that are replayed as one; a larger transaction is replayed by itself."""
+
     portion_rows_max: int = 1_000_000
     """Rows of a transaction that are computed at once; a larger one goes through in portions."""
 
@@ -79,6 +82,16 @@ class Settings:
 
     request_bytes_max: int = 64 * 1024 * 1024
     """The body of one HTTP request; it is held in memory while it is taken apart."""
+
+    request_decoded_bytes_max: int = 512 * 1024 * 1024
+    """What the body of one HTTP request comes to once it is decompressed and decoded."""
+
+    bodies_bytes_max: int = 1024 * 1024 * 1024
+    """What the bodies of all HTTP requests may take together, as they come and once they are decoded; one of them may
+    go beyond it."""
+
+    bodies_wait_s: float = 15.0
+    """How long a request waits for room among them; then it is told to come again."""
 
     request_head_bytes_max: int = 64 * 1024
     """The first line and the headers of one HTTP request."""
@@ -102,16 +115,26 @@ class Settings:
     """Of its answer, in memory."""
 
     query_memory_bytes: int = 1024 * 1024 * 1024
-    """What DuckDB may take for one query."""
+    """What one query may take, with the rows that it reads, beside what its process takes by itself. It is also the
+    heap of the Spark that answers queries, which is at least 512 MiB."""
+
+    query_threads: int = 2
+    """Threads that compute one query."""
+
+    query_spill_bytes: int = 8 * 1024 * 1024 * 1024
+    """What Spark may write to disk for one query: rows that it sorts, joins or groups beyond its memory."""
+
+    query_idle_s: float = 300.0
+    """A process that answers queries ends when nobody has asked for so long."""
 
     query_read_rows_max: int = 50_000_000
-    """Rows of each collection that it reads: they go through the memory of this process."""
+    """Rows of each collection that DuckDB reads for a query: it has them all in memory."""
 
     query_small_rows: int = 2_000_000
     """A query over collections that have together more rows is answered by Spark, unless it asks for DuckDB."""
 
     queries_max: int = 4
-    """Queries at the same time; one more waits."""
+    """Queries that DuckDB answers at the same time; one more waits. Spark answers one."""
 
     open_transactions_max: int = 100
     """Transactions that clients have begun by HTTP, and neither committed nor aborted."""

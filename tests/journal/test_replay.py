@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from evertide.errors import Damaged, Diverged, InvalidInput, SourceFailed
-from evertide.journal.records import Committed, Content
-from evertide.journal.replay import Found, Progress, Replay, State, check
+from evertide.journal.records import Bound, Committed, Content, Input
+from evertide.journal.replay import Found, Progress, Replay, State, Stretch, check
 
 ONE, OTHER = Content(1, "0" * 31 + "1"), Content(1, "0" * 31 + "2")
 
@@ -224,3 +225,45 @@ def test_j4_a_name_in_one_and_not_in_the_other_has_an_error_of_its_own(kind: str
 def test_the_wrong_record_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"transaction 4.*record of transaction 5"):
         check(found(4), recorded(5))
+
+
+# Stretches
+
+
+def bound(time: int, generation: int = 3, sources: str = "push") -> Bound:
+    return Bound(time, generation, dict.fromkeys(sources.split(), Input("a", "b")), "w", f"t{time}", 0.0)
+
+
+def stretched(*transactions: tuple[Bound, Committed], rows_max: int = 100) -> Stretch:
+    return Stretch.of(transactions, rows_max)
+
+
+def test_a_stretch_is_of_transactions_that_are_alike() -> None:
+    alike = [(bound(time), recorded(time)) for time in range(4)]
+    assert (stretched(*alike).time, stretched(*alike).upper) == (0, 4)
+    assert stretched(*alike, rows_max=3).upper == 2, "each has two rows"
+    assert stretched(*alike, rows_max=0).upper == 1, "one at least"
+    in_portions = msgspec.structs.replace(recorded(4), portions=2)
+    others = [
+        (bound(4, generation=4), recorded(4)),
+        (bound(4, sources="push files"), recorded(4)),
+        (bound(4), Committed(4, {"push": ONE}, {"orders": ONE}, "w")),
+        (bound(4), in_portions),
+    ]
+    for other in others:
+        assert stretched(*alike, other, (bound(5), recorded(5))).upper == 4
+    first = (bound(3), msgspec.structs.replace(recorded(3), portions=2))
+    assert stretched(first, (bound(4), recorded(4))).upper == 4, "what was made in portions is taken by itself"
+
+
+def test_a_stretch_must_come_to_the_sum_of_what_is_recorded() -> None:
+    """The digests tell, and not the numbers of rows: what one brought, another may have taken back."""
+    stretch = stretched(*((bound(time), recorded(time)) for time in (2, 3)))
+    told = stretch.recorded
+    assert told.shards == {"orders": Content(2, "0" * 31 + "2"), "revenue": Content(2, "0" * 31 + "4")}
+    assert stretched((bound(2), recorded(2))).recorded == recorded(2)
+    machine = replay()
+    fewer = {name: Content(0, content.digest) for name, content in told.shards.items()}
+    assert machine.replayed(Found(2, told.sources, fewer, 2), told) is State.COMPLETE
+    with pytest.raises(Diverged, match="revenue"):
+        replay().replayed(Found(2, told.sources, told.shards | {"revenue": OTHER}, 2), told)

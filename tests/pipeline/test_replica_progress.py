@@ -20,7 +20,7 @@ from evertide.store.open import open_storage
 from tests.cli.kit import document, evertide, order
 from tests.pipeline.kit import SETTINGS, engine, open_pipeline, rows_of
 
-QUICK = replace(SETTINGS, lead_interval_s=0.01, retry_view_s=0.001)
+QUICK = replace(SETTINGS, lead_interval_s=0.01, retry_view_s=0.001, replay_rows_max=1)
 LIMIT_S = 30.0
 RUNTIME = SystemRuntime()
 

@@ -324,6 +324,38 @@ def test_collection_by_one_leaves_what_the_other_uses() -> None:
         assert rows_of(p, "counts") == [(9, 0)]
 
 
+def test_whoever_is_behind_takes_many_transactions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a follower of a leader at full speed never catches up, and takes over late."""
+    steps: list[int] = []
+    step = Machine.step
+
+    def counted(machine: Machine, *arguments: Any, count: int = 1) -> Any:
+        steps.append(count)
+        return step(machine, *arguments, count=count)
+
+    kept = shared()
+    with pair(kept) as (first, second):
+        for number in range(40):
+            first.push("orders", [order(number)], deletes=[number - 3] if number % 3 else [])
+            first.push("notes", [{"text": f"n{number}"}])
+            first.commit()
+        monkeypatch.setattr(Machine, "step", counted)
+        assert second.advance() == first.time
+        assert steps == [40]
+        expected = {name: rows_of(first, name) for name in ("counts", "revenue")}
+        crash(first)
+        second.push("orders", [order(50)])
+        second.commit()
+        second.push("orders", deletes=[50])
+        second.commit()
+        assert {name: rows_of(second, name) for name in ("counts", "revenue")} == expected
+        crash(second)
+    del steps[:]
+    with replica(kept) as again:  # replays what its checkpoint does not have
+        assert sum(steps) > len(steps)
+        assert {name: rows_of(again, name) for name in ("counts", "revenue")} == expected
+
+
 @pytest.mark.parametrize("transactions", range(1, 7))
 def test_a_follower_that_fell_behind_what_is_kept_starts_again_from_a_checkpoint(
     transactions: int, caplog: pytest.LogCaptureFixture

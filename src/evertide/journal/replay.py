@@ -3,6 +3,9 @@
 Words: `time` is the first time that our state does not hold (at a start: the checkpoint's), `committed` the first that
 is not in the shards, `bound` the first that is not bound. Always time <= committed <= bound, or it is damage.
 
+Transactions that follow each other may be replayed as one, a *stretch* (`Stretch`): far fewer steps, and digests add
+up, so that their sum tells whether all came to what is recorded.
+
     state       when                        what the pipeline does with `time`
     REPLAY      time < committed            takes the table deltas from the shards (of a table that is not kept: reads
                                             its source again), runs them through the operators, compares; no append
@@ -14,7 +17,8 @@ is not in the shards, `bound` the first that is not bound. Always time <= commit
     transition             from                leads to
     seen(committed, bound) REPLAY, COMPLETE,   the state that follows from the three times: what is bound or committed
                            RUN                 meanwhile, by us or by a peer; both only advance
-    replayed(found, rec.)  REPLAY              time + 1, and the state that follows; or DIVERGED, with the error raised
+    replayed(found, rec.)  REPLAY              after what was found, and the state that follows; or DIVERGED, with the
+                                               error raised
     completed(time)        COMPLETE            time + 1, as its commit happened, and the state that follows
     fail(error)            any but the last    FAILED, or DIVERGED if that is what the error says
                            two
@@ -25,15 +29,16 @@ A call that the state does not allow raises: in the last two states the error th
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from evertide.errors import Damaged, Diverged, EvertideError, InvalidInput
-from evertide.journal.records import Committed, Content
+from evertide.journal.records import Bound, Committed, Content
+from evertide.shard.digest import add
 
-__all__ = ["Found", "Progress", "Replay", "State", "check"]
+__all__ = ["Found", "Progress", "Replay", "State", "Stretch", "check"]
 
 
 class State(enum.Enum):
@@ -45,11 +50,74 @@ class State(enum.Enum):
 
 
 _ENDED = (State.DIVERGED, State.FAILED)
+_STRETCH_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Transactions that follow each other, as they were bound and as they are recorded."""
+
+    bound: tuple[Bound, ...]
+    records: tuple[Committed, ...]
+
+    @classmethod
+    def of(cls, transactions: Iterable[tuple[Bound, Committed]], rows_max: int) -> Stretch:
+        """The first, and those behind it that can be taken with it, until they have so many rows."""
+        found: list[tuple[Bound, Committed]] = []
+        rows = 0
+        for bound, recorded in transactions:
+            if found and not _go_together(found[0], (bound, recorded)):
+                break
+            found.append((bound, recorded))
+            rows += sum(content.rows for content in recorded.shards.values())
+            if rows >= rows_max or len(found) == _STRETCH_MAX:
+                break
+        return cls(tuple(bound for bound, _ in found), tuple(recorded for _, recorded in found))
+
+    @property
+    def time(self) -> int:
+        return self.bound[0].time
+
+    @property
+    def upper(self) -> int:
+        return self.time + len(self.bound)
+
+    @property
+    def recorded(self) -> Committed:
+        """What all of them came to, as if it was one that was computed in as many portions."""
+        if len(self.records) == 1:
+            return self.records[0]
+        return msgspec.structs.replace(
+            self.records[0],
+            sources=_added([record.sources for record in self.records]),
+            shards=_added([record.shards for record in self.records]),
+            portions=len(self.records),
+        )
+
+
+def _go_together(first: tuple[Bound, Committed], other: tuple[Bound, Committed]) -> bool:
+    """Both are of the same generation, sources and shards, and neither was made in portions."""
+    (bound, recorded), (later, told) = first, other
+    return (
+        bound.generation == later.generation
+        and bound.inputs.keys() == later.inputs.keys()
+        and recorded.shards.keys() == told.shards.keys()
+        and recorded.portions == told.portions == 1
+    )
+
+
+def _added(several: Sequence[Mapping[str, Content]]) -> dict[str, Content]:
+    found = dict(several[0])
+    for contents in several[1:]:
+        for name, content in contents.items():
+            before = found[name]
+            found[name] = Content(before.rows + content.rows, add(before.digest, content.digest))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a replay of one transaction came to, by source and by shard.
+    """What a replay of one transaction, or of `count` from it on, came to, by source and by shard.
 
     All of the transaction's generation are named. None stands for one that was not looked at: the source of a kept
     table, as the shard has its rows.
@@ -58,6 +126,7 @@ class Found:
     time: int
     sources: Mapping[str, Content | None] = field(default_factory=dict)
     shards: Mapping[str, Content | None] = field(default_factory=dict)
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +207,7 @@ class Replay:
         except EvertideError as error:
             self._error = error
             raise
-        self._time += 1
+        self._time += found.count
         return self.state
 
     def completed(self, time: int) -> State:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from evertide.errors import Conflict, Damaged, EvertideError, Fenced, GenerationMoved
+from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved
 from evertide.journal.records import Committed
 from evertide.journal.replay import Found, check
 from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
@@ -47,8 +47,8 @@ class Following:
             # In this order: the generation is at least the one in which those were committed.
             committed = runner.journal.committed_upper
             self._adopt()
-            for time in range(runner.time, committed):
-                self._replay(time)
+            while runner.time < committed:
+                self._replay(committed)
             if self._taken == runner.writer.generation:
                 break
             if runner.journal.committed_upper == committed and self._number_in_force() == runner.writer.generation:
@@ -76,16 +76,15 @@ class Following:
         self._taken = runner.writer.generation
         self._differs = (evolved(runner.definition, runner.machine.engine), runner.definition.sources)
 
-    def _replay(self, time: int) -> None:
+    def _replay(self, upper: int) -> None:
+        """What comes next, below a time."""
         runner = self._runner
-        recorded, bound = runner.journal.committed(time), runner.journal.read(time)
-        if recorded is None:
-            raise Damaged(path=runner.journal.path, why=f"what transaction {time} came to is not recorded")
+        stretch = runner.stretch(upper)
         try:
             if self._taken != runner.writer.generation:
-                self._align(recorded.shards)
-            check(runner.replay(bound, recorded, is_peers=True), recorded)
-            runner.replayed(recorded, "peer")
+                self._align(stretch.records[0].shards)
+            check(runner.replay(stretch, is_peers=True), stretch.recorded)
+            runner.replayed(stretch, "peer")
         except EvertideError as error:
             runner.machine.broken = error  # whatever it was, a part of it may be taken
             raise

@@ -144,7 +144,7 @@ class Backfill:
 
     def _catch_up(self, upper: int) -> None:
         for time in range(self._time, upper):
-            deltas, _ = self._runner.members.table_changes(time)
+            deltas, _ = self._runner.members.table_changes(time, time + 1)
             self._append(self._step(deltas, time), time)
             self._time = time + 1
             self._progress("catch up", self._time, upper)

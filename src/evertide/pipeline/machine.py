@@ -64,10 +64,8 @@ class Machine:
     _given: dict[int, dict[str, pa.Table]] = field(default_factory=dict)
     """What cohorts gave that have taken the transaction under way, by their place."""
 
-    def step(
-        self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, is_last: bool = True
-    ) -> dict[str, pa.Table]:
-        """Take a transaction, or a portion of it: deltas of tables in, deltas of the views out."""
+    def step(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int = 1) -> dict[str, pa.Table]:
+        """Take so many transactions at once, or a portion that ends none: deltas of tables in, deltas of views out."""
         if self.broken is not None:
             raise Damaged(path="state of the pipeline", why=f"it was left by half: {self.broken}") from self.broken
         if not self._given:
@@ -83,7 +81,7 @@ class Machine:
         found = {name: delta for given in self._given.values() for name, delta in given.items()}
         self._given = {}
         self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
-        self.time += int(is_last)
+        self.time += count
         return found
 
     def _taken(self, cohort: Cohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

@@ -11,7 +11,7 @@ from evertide.errors import InvalidInput
 from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
 from evertide.pipeline.names import ERRORS
 from evertide.shard.append import Append, append_together
-from evertide.shard.changes import DIFF, TIME
+from evertide.shard.changes import DIFF, TIME, net
 from evertide.shard.shard import Shard, Shards
 from evertide.store.writers import Writer
 
@@ -89,15 +89,15 @@ class Members:
         with shard.snapshot(upper - 1) as found:
             return found.to_arrow()
 
-    def table_changes(self, time: int) -> tuple[dict[str, pa.Table], pa.Table]:
-        """What one transaction changed in the kept tables, and in the dead letters."""
+    def table_changes(self, time: int, upper: int) -> tuple[dict[str, pa.Table], pa.Table]:
+        """What the transactions from a time on changed in the kept tables, and in the dead letters."""
         found = {}
         for name, table in self.definition.tables.items():
             if table.shard and table.is_declared:
-                delta = self.shard(table.shard).changes(time, time + 1).drop_columns([TIME])
+                delta = _changes(self.shard(table.shard), time, upper)
                 if delta.num_rows:
                     found[name] = delta
-        return found, self.shard(self.definition.errors).changes(time, time + 1).drop_columns([TIME])
+        return found, _changes(self.shard(self.definition.errors), time, upper)
 
     def create(self, name: str, schema: pa.Schema, content: pa.Table | None, upper: int, writer: Writer) -> Shard:
         """A new shard that has reached `upper`, and holds this content from the time before it on."""
@@ -109,3 +109,9 @@ class Members:
             )
             append_together([Append(shard.log, at_time(rows, upper - 1), 0, upper)], writer)
         return shard
+
+
+def _changes(shard: Shard, lower: int, upper: int) -> pa.Table:
+    """Without times: what one transaction changed has each row once already."""
+    found = shard.changes(lower, upper).drop_columns([TIME])
+    return found if upper == lower + 1 else net(found, shard.name)

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.draft import Restored
-from evertide.errors import CheckpointDamaged, Conflict, Damaged, RecordDamaged
+from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged
 from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import Replay, State
@@ -191,15 +191,11 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution) -> Runner:
     logger.info(
         "the state is as of time %d; committed are those below %d, bound those below %d", first, committed, bound
     )
-    for record in hosts.journal.records(machine.time) if machine.time < bound else ():
-        if replay.state is not State.REPLAY:
-            break
-        recorded = hosts.journal.committed(record.time)
-        if recorded is None:
-            raise Damaged(path=hosts.journal.path, why=f"what transaction {record.time} came to is not recorded")
-        replay.replayed(runner.replay(record, recorded), recorded)
-        runner.replayed(recorded, "replayed")
-        hosts.progress("replay", replay.progress.done, committed - record.time - 1 + replay.progress.done)
+    while replay.state is State.REPLAY:
+        stretch = runner.stretch(committed)
+        replay.replayed(runner.replay(stretch), stretch.recorded)
+        runner.replayed(stretch, "replayed")
+        hosts.progress("replay", replay.progress.done, committed - stretch.upper + replay.progress.done)
         if (now_s := hosts.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
             told_s = now_s
             logger.info("replayed those below %d, of %d", machine.time, committed)

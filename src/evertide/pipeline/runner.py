@@ -15,7 +15,7 @@ settles it. If anything else fails, the runner is over; whoever opens the storag
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 
 import msgspec
@@ -25,7 +25,7 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import Damaged, Fenced
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
-from evertide.journal.replay import Found
+from evertide.journal.replay import Found, Stretch
 from evertide.journal.staging import staged_of
 from evertide.observer import NOBODY, Fault, Observer, Written
 from evertide.pipeline.course import Course, Phase
@@ -143,18 +143,34 @@ class Runner:
             stored, self._stored = self._stored, {}
             self.course.ends(outcome.time, how, given, self._by_collection(stored))
 
-    def replay(self, bound: Bound, recorded: Committed, *, is_peers: bool = False) -> Found:
-        """Take a transaction that is in the shards already, and say what it came to, for comparison.
+    def stretch(self, upper: int) -> Stretch:
+        """Those that are replayed next, all of them below a time.
 
-        Which views a peer's holds is told by its record, and the machine has just those.
+        A table that is not kept is made of its input, one transaction after the other.
+        """
+        is_several = all(table.shard for table in self.definition.tables.values() if table.is_declared)
+        return Stretch.of(self._recorded(upper), self.settings.replay_rows_max if is_several else 0)
+
+    def _recorded(self, upper: int) -> Iterator[tuple[Bound, Committed]]:
+        for time in range(self.machine.time, upper):
+            recorded = self.journal.committed(time)
+            if recorded is None:
+                raise Damaged(path=self.journal.path, why=f"what transaction {time} came to is not recorded")
+            yield self.journal.read(time), recorded
+
+    def replay(self, stretch: Stretch, *, is_peers: bool = False) -> Found:
+        """Take transactions that are in the shards already, and say what they came to, for comparison.
+
+        Which views a peer's hold is told by their record, and the machine has just those.
 
         The tables' deltas are what their shards say (I1). Those of a transaction that went through in portions are made
         of its input once more, in portions as well, if the journal has it: the digests tell if they are the same.
         """
-        self.course.does(Phase.REPLAY, bound.time)
+        self.course.does(Phase.REPLAY, stretch.time)
+        bound, recorded = stretch.bound[0], stretch.records[0]
         if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
-            return self._replayed_in_portions(bound, recorded, is_peers=is_peers)
-        deltas, errors = self.members.table_changes(bound.time)
+            return self._replayed_in_portions(stretch, is_peers=is_peers)
+        deltas, errors = self.members.table_changes(stretch.time, stretch.upper)
         deltas = {name: delta for name, delta in deltas.items() if self.machine.tables.has(name)}
         unkept = {name for name, table in self.definition.tables.items() if table.is_declared and not table.shard}
         given: Mapping[str, Content] = {}
@@ -162,25 +178,26 @@ class Runner:
             batches = read_input(bound, self.journal, self.sources, lambda table: table in unkept)
             read = self.machine.tables.deltas(batches, lambda _: pa.schema([]).empty_table())
             deltas, given = {**deltas, **read.tables}, read.sources
-        found = self._stepped(deltas, errors)
+        found = self._stepped(deltas, errors, count=len(stretch.bound))
         contents = {name: content_of(delta) for name, delta in found.items()}
-        return self._found(bound, recorded, contents, given, is_peers=is_peers)
+        return self._found(stretch, contents, given, is_peers=is_peers)
 
-    def _replayed_in_portions(self, bound: Bound, recorded: Committed, *, is_peers: bool) -> Found:
+    def _replayed_in_portions(self, stretch: Stretch, *, is_peers: bool) -> Found:
+        bound = stretch.bound[0]
         batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
         outcome = Outcome(bound, Portions(batches, self.settings), self.writer)
         views = Contents()
         try:
             while not outcome.is_complete:
                 deltas = self.machine.tables.deltas(outcome.portions.current(), self._content(outcome))
-                found = self._stepped(deltas.tables, deltas.errors, is_last=outcome.portions.is_last)
+                found = self._stepped(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
                 views.take({name: content_of(delta) for name, delta in found.items()})
                 outcome.sources.take(deltas.sources)
                 outcome.take(self._without_key(deltas.tables))
                 outcome.keep(self.members)
         finally:
             outcome.drop(self.members)
-        return self._found(bound, recorded, views.all, outcome.sources.all, is_peers=is_peers)
+        return self._found(stretch, views.all, outcome.sources.all, is_peers=is_peers)
 
     def _without_key(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """By shard: what a later portion may have to know, as no state holds it."""
@@ -192,24 +209,17 @@ class Runner:
     def _content(self, outcome: Outcome) -> Callable[[str], pa.Table]:
         return lambda table: outcome.content(table, self.members)
 
-    def _stepped(
-        self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, is_last: bool = True
-    ) -> dict[str, pa.Table]:
-        found = self.machine.step(deltas, errors, is_last=is_last)
+    def _stepped(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int) -> dict[str, pa.Table]:
+        found = self.machine.step(deltas, errors, count=count)
         if self.machine.failures:
             raise self.machine.failures[0]
         return found
 
     def _found(
-        self,
-        bound: Bound,
-        recorded: Committed,
-        found: Mapping[str, Content],
-        given: Mapping[str, Content],
-        *,
-        is_peers: bool,
+        self, stretch: Stretch, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
     ) -> Found:
-        """Of a transaction of an older generation only what both know is compared."""
+        """Of transactions of an older generation only what both know is compared."""
+        bound, recorded = stretch.bound[0], stretch.records[0]
         shards: dict[str, Content | None] = dict.fromkeys(recorded.shards)
         is_same = not is_peers and bound.generation == self.definition.generation
         if is_same:
@@ -220,13 +230,14 @@ class Runner:
                 shards[shard] = content
         unkept_only = self._sources_of_unkept()
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
-        return Found(bound.time, sources, shards)
+        return Found(stretch.time, sources, shards, len(stretch.bound))
 
-    def replayed(self, recorded: Committed, how: str) -> None:
-        """It came to what is recorded."""
-        taken = {name: Written(content.rows, 0) for name, content in recorded.shards.items()}
-        rows = {name: content.rows for name, content in recorded.sources.items()}
-        self.course.ends(recorded.time, how, rows, self._by_collection(taken))
+    def replayed(self, stretch: Stretch, how: str) -> None:
+        """They came to what is recorded."""
+        for recorded in stretch.records:
+            taken = {name: Written(content.rows, 0) for name, content in recorded.shards.items()}
+            rows = {name: content.rows for name, content in recorded.sources.items()}
+            self.course.ends(recorded.time, how, rows, self._by_collection(taken))
 
     def _by_collection(self, shards: Mapping[str, Written]) -> dict[str, Written]:
         return {name: shards[shard] for name, shard in self.members.collections.items() if shard in shards}
@@ -242,7 +253,7 @@ class Runner:
         batches = outcome.portions.current()
         deltas = self.machine.tables.deltas(batches, self._content(outcome))
         self.course.does(Phase.COMPUTE, self.time)
-        found = self.machine.step(deltas.tables, deltas.errors, is_last=outcome.portions.is_last)
+        found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
         if self.machine.failures:
             failed = {name for error in self.machine.failures for name in error.views}
             for name in failed:

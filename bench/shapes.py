@@ -39,7 +39,7 @@ from evertide.server.app import make_app
 from evertide.server.serving import Server
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
-from evertide.shapes.requests import parse_request
+from evertide.shapes.protocol.requests import parse_request
 from evertide.shapes.service import ShapeService
 from evertide.store.open import open_storage
 from evertide.testing.small_engine import SmallEngine

@@ -218,9 +218,9 @@ class _CountedMeta:
         self.reads += 1
         return self._meta.heads(prefix)
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         self.reads += 1
-        return self._meta.scan(key, after)
+        return self._meta.scan(key, after, limit)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         self.commits += 1

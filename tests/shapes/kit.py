@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.access import Access, Listening
 from evertide.server.app import make_app
@@ -133,9 +134,10 @@ def shop(
     made: SmallEngine | None = None,
     follow: bool = True,
     access: Access | None = None,
+    role: Role = Role.ALONE,
 ) -> Iterator[Shop]:
     """Without `follow`, nothing runs beside the requests."""
-    with open_pipeline(store or storage(), made or engine(), settings=settings) as pipeline:
+    with open_pipeline(store or storage(), made or engine(), settings=settings, role=role) as pipeline:
         service = ShapeService(pipeline.collections, options)
         with Server(listening=Listening(access=access or Access.open())) as server:
             server.start(make_app(pipeline, shapes=service, access=access))

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.shapes import copies as module
-from evertide.shapes.copies import Copies, copies_before
+from evertide.shapes.log import copies as module
+from evertide.shapes.log.copies import Copies, copies_before
 from evertide.shard.changes import DIFF
 from evertide.shard.digest import row_hashes
 from evertide.sources.chance import Chance

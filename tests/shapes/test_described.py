@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evertide.shapes.openapi import shape_paths
-from evertide.shapes.requests import _SUBSET_FIELDS, parse_request
+from evertide.shapes.http.openapi import shape_paths
+from evertide.shapes.protocol.requests import _SUBSET_FIELDS, parse_request
 from tests.shapes.kit import OPTIONS, Shop, order, shop
 
 [(PATH, METHODS)] = shape_paths().items()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evertide.runtime import SystemRuntime
-from evertide.shapes.follower import keep
+from evertide.shapes.log.follower import keep
 from evertide.sources.chance import Chance
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage
@@ -82,8 +82,8 @@ class Watched:
             self.client.shop = s
         elif kind == 1:
             self.client = Follower(s, self.wanted.query)
-        elif kind == 2 and self.client.offset != "-1" and self.client.is_up_to_date:
-            self._stream(s)
+        elif kind == 2 and may_wait and self.client.offset != "-1" and self.client.is_up_to_date:
+            self._stream(s)  # which says nothing until it ends, if nothing happens
             return
         answer = self.client.step(live=may_wait and kind > 6 and self.client.offset != "-1")
         self._check(s, answer)

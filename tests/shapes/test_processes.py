@@ -57,12 +57,15 @@ def test_killed_at_any_moment_clients_go_on_with_the_next_process(tmp_path: Path
             pipeline.checkpoint()
             transaction(s, chance)  # while nobody serves
         assert sum(one.client.refetched for one in watched) == 0
-        with serving(tmp_path / "s", pipeline) as (process, s):
+        with serving(tmp_path / "s", pipeline, "--allow-deletion") as (process, s):
             for one in watched:
                 one.client.shop = s
                 one.client.caught_up()
                 expected = one.wanted.expected(s, pipeline.time)
                 assert one.client.content(*one.wanted.columns) == expected
+            ended = watched[0].client
+            assert s.ask("DELETE", handle=ended.handle).status == 202
+            assert ended.step().status == 409
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
 

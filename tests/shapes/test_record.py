@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evertide.shapes.numbers import Visible
-from evertide.shapes.record import Ended, ShapeRecord, log_rows
-from evertide.shapes.record import _key as key_of
+from evertide.shapes.log.numbers import Visible
+from evertide.shapes.log.record import Ended, ShapeRecord, log_rows
+from evertide.shapes.log.record import _key as key_of
 from evertide.shard.part import Part
 from evertide.shard.state import Batch, ShardState
 from evertide.store.sealed import seal, unseal

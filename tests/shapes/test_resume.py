@@ -18,14 +18,14 @@ from evertide.runtime import SystemRuntime
 from evertide.server.serving import Server
 from evertide.server.shapes_app import make_shapes_app
 from evertide.settings import Settings
-from evertide.shapes.follower import keep
-from evertide.shapes.live import LiveShape, Span
-from evertide.shapes.offsets import Offset
+from evertide.shapes.log.follower import keep
+from evertide.shapes.log.live import LiveShape, Span
+from evertide.shapes.log.record import HOLD
+from evertide.shapes.log.stretch import Stretch
 from evertide.shapes.options import ShapeOptions
-from evertide.shapes.record import HOLD
-from evertide.shapes.requests import parse_request
+from evertide.shapes.protocol.offsets import Offset
+from evertide.shapes.protocol.requests import parse_request
 from evertide.shapes.service import ShapeService
-from evertide.shapes.stretch import Stretch
 from evertide.store.open import Storage, open_storage
 from tests.pipeline.kit import SETTINGS, storage
 from tests.pipeline.kit import VIEWS as SMALL
@@ -332,7 +332,7 @@ def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_
 
 
 def test_memory_is_bounded_and_what_was_forgotten_is_read_again() -> None:
-    with shop(options=replace(OPTIONS, memory_bytes=4000), follow=False) as s:
+    with shop(options=replace(OPTIONS, memory_bytes=6000), follow=False) as s:
         s.push(rows=[order(1)])
         clients = [Follower(s, {"table": "orders", "where": f"id <> {n + 100}"}).caught_up() for n in range(4)]
         for number in range(2, 10):

@@ -6,7 +6,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,18 @@ HUSH = "hush-hush-hush-hush"
 WRITE = "who-may-write-has-this"
 
 
+def pushed(client: Client, *more: dict[str, Any]) -> Client:
+    """As soon as somebody listens: the first transaction."""
+    for _ in range(1200):
+        try:
+            if client.post("/v1/tables/orders/rows", [order(1), *more]).status != 503:  # it is being opened
+                break
+        except ConnectionRefusedError:
+            pass
+        threading.Event().wait(0.05)
+    return client
+
+
 def test_tables_and_views_of_a_run_are_followed_live(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,14 +42,8 @@ def test_tables_and_views_of_a_run_are_followed_live(
         port = free.getsockname()[1]
 
     def follow() -> list[Follower]:
-        pushing = Client("127.0.0.1", port, token=WRITE)
+        pushing = pushed(Client("127.0.0.1", port, token=WRITE), order(2, "bob"))
         shop = Shop(None, None, "127.0.0.1", port)  # type: ignore[arg-type]
-        for _ in range(1200):
-            try:
-                pushing.post("/v1/tables/orders/rows", [order(1), order(2, "bob")])
-                break
-            except ConnectionRefusedError:
-                threading.Event().wait(0.05)
         assert shop.get().status == 401
         followers = [Follower(shop, {"table": table, "secret": HUSH}).caught_up() for table in ("orders", "revenue")]
         with ThreadPoolExecutor(2) as threads:
@@ -56,3 +62,28 @@ def test_tables_and_views_of_a_run_are_followed_live(
     assert orders.content("id") == [("1",), ("2",), ("3",)]
     assert revenue.content("customer", "amount") == [("ann", "20"), ("bob", "10")]
     assert sorted(revenue.rows) == ['"public"."revenue"/"ann"', '"public"."revenue"/"bob"']  # by what it is grouped by
+
+
+@pytest.mark.parametrize(("options", "status", "then"), [((), 405, 200), (("--allow-deletion",), 202, 409)])
+def test_clients_may_end_shapes_of_a_run_only_where_it_says_so(
+    tmp_path: Path, spark: SparkSession, options: tuple[str, ...], status: int, then: int
+) -> None:
+    (tmp_path / "shop.sql").write_text(SHOP.split(";")[0] + ";")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def ask() -> tuple[int, int]:
+        pushing = pushed(Client("127.0.0.1", port))
+        shop = Shop(None, None, "127.0.0.1", port)  # type: ignore[arg-type]
+        handle = shop.get().handle
+        ended = shop.ask("DELETE", handle=handle).status
+        found = shop.get(offset="0_0", handle=handle).status
+        pushing.post("/v1/tables/orders/rows", [order(2)])  # the last: it ends the run
+        return ended, found
+
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(ask)
+        given = ("--listen", f"127.0.0.1:{port}", "--transactions", "2", *options)
+        result = evertide("run", tmp_path / "shop.sql", "--storage", tmp_path / "s", *given)
+        assert result.exit_code == 0, result.stderr
+        assert asked.result() == (status, then)

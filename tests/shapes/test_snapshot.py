@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from evertide.errors import EvertideError, Unavailable
-from evertide.shapes.snapshot import Chunks, Snapshots
+from evertide.shapes.log.snapshot import Chunks, Room, Snapshots
 from tests.shapes.kit import OPTIONS
 
 
 def made(count: int, size: int = 100_000, chunk_bytes: int = 250_000) -> Chunks:
-    chunks = Chunks()
+    chunks = Chunks(Room())
     chunks.make((str(number).encode() * size for number in range(count)), chunk_bytes)
     return chunks
 
@@ -81,7 +81,7 @@ def test_what_goes_wrong_is_told_to_whoever_waits_and_tried_again_for_the_next()
 
 
 def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
-    snapshots = Snapshots(replace(OPTIONS, memory_bytes=50_000, disk_bytes=400_000))
+    snapshots = Snapshots(replace(OPTIONS, memory_bytes=75_000, disk_bytes=400_000))
 
     def of(handle: str, size: int) -> Chunks:
         found = snapshots.of(handle, lambda: iter([b"x" * size]), 1000)
@@ -95,3 +95,17 @@ def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
     assert [one.has_failed for one in small] == [True] * 3 + [False] * 27
     assert [one.has_failed for one in large] == [True] + [False] * 4
     snapshots.stop()
+
+
+def test_what_snapshots_take_is_counted_as_they_come_and_go() -> None:
+    """Nobody adds them up: with ten thousand of them, whoever begins would wait for that."""
+    room = Room()
+    small, large = Chunks(room), Chunks(room)
+    small.make(iter([b"x" * 10]), 250_000)
+    large.make((b"y" * 100_000 for _ in range(4)), 250_000)
+    assert (room.memory_bytes, room.disk_bytes) == (small.memory_bytes, large.disk_bytes)
+    assert small.memory_bytes == 10
+    assert large.disk_bytes > 400_000
+    for chunks in (small, large, small):
+        chunks.close()
+    assert (room.memory_bytes, room.disk_bytes) == (0, 0)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
+import pyarrow as pa
+import pytest
+
+from evertide.shapes.log.contents import Contents
+from evertide.shard.changes import DIFF
 from tests.shapes.kit import Shop, ids, order, shop
 
 
@@ -127,3 +133,25 @@ def test_what_is_wrong_with_a_subset_is_told() -> None:
         assert wrong(queryable_columns="id", columns="id,amount") == ["columns"]
         allowed = s.get(offset="now", queryable_columns="id,amount", columns="id", subset__where="amount = 7")
         assert ids(allowed.body["data"]) == [3, 5]
+
+
+def test_a_row_that_is_there_a_billion_times_is_told_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And exactly as often as a limit says. Fails, as nothing ever comes, if all are made before the first is told."""
+    with shop() as s:
+        s.push(rows=[order(1, "again")])
+        counted = Contents.of
+
+        def often(*given: Any) -> pa.Table:
+            found = counted(*given)
+            return found.set_column(found.num_columns - 1, found.schema.field(DIFF), pa.array([10**9]))
+
+        monkeypatch.setattr(Contents, "of", often)
+        query = "table=buyers&offset=now&log=changes_only&subset__order_by=customer"
+        with socket.create_connection((s.host, s.port), timeout=60) as taking:
+            taking.sendall(f"GET /v1/shape?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            taken = b""
+            while taken.count(b'"again"') < 100:
+                piece = taking.recv(65536)
+                assert piece, taken
+                taken += piece
+        assert len(subset(s, "buyers", order_by="customer", limit=5)) == 5

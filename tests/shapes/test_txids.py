@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from evertide.journal import collection
 from evertide.journal.records import Committed, Content
 from evertide.journal.xids import Xids
 from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.shapes.numbers import Numbers, Visible
+from evertide.shapes.log.numbers import Numbers, Visible
 from evertide.sources.postgres.snapshot import _last_xids as last_xids
 from evertide.store import MemoryMeta
 from evertide.store.meta import Write
@@ -25,6 +28,7 @@ from evertide.store.paths import COMMITTED
 from evertide.store.sealed import seal
 from tests.pipeline.kit import NOTES, SETTINGS, crash, open_pipeline, storage
 from tests.shapes.kit import VIEWS, Follower, engine, order, shop
+from tests.shapes.replica import REPLICA, declared, following, stored
 from tests.shapes.test_processes import serving
 from tests.sources.postgres.server import Database, running_logical
 
@@ -47,9 +51,7 @@ def written(db: Database, *statements: str) -> int:
 
 def followed(db: Database, table: str) -> DeclaredTable:
     db.run(f"CREATE TABLE {table} (id int8 PRIMARY KEY, customer text, amount int8)")
-    options = {"url": db.dsn, "slot": table, "table": f"public.{table}", "idle_interval": "0.05"}
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("customer", pa.string()), ("amount", pa.int64())])
-    return DeclaredTable("orders", schema, ("id",), "postgres", options, where="test:1")
+    return declared(db.dsn, table)
 
 
 def taken(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
@@ -58,8 +60,13 @@ def taken(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
     deadline_s = runtime.monotonic_s() + 60
     while not is_there():
         assert runtime.monotonic_s() < deadline_s
-        pipeline.commit()
+        pipeline.advance()
         runtime.sleep_s(0.01)
+
+
+def streams(pipeline: Pipeline) -> Callable[[], bool]:
+    """Whether the first content has come, and changes follow."""
+    return lambda: '"at":"stream"' in str(pipeline._hosts.journal.positions())
 
 
 def count(pipeline: Pipeline, rows: int) -> Callable[[], bool]:
@@ -98,7 +105,7 @@ def test_a_change_tells_the_number_that_its_transaction_has_upstream(db: Databas
     first = written(db, "INSERT INTO one VALUES (1, 'ann', 5)")
     with shop(made=engine(*VIEWS, tables=(table, NOTES))) as s:
         taken(s.pipeline, count(s.pipeline, 1))
-        taken(s.pipeline, lambda: '"at":"stream"' in str(s.pipeline._hosts.journal.positions()))
+        taken(s.pipeline, streams(s.pipeline))
         begun = s.get()
         end = end_of(begun)
         assert is_visible(first, end), "it is in the first content"
@@ -137,7 +144,7 @@ def test_many_upstream_transactions_are_one_and_all_of_them_are_told(db: Databas
     with shop(made=engine(*VIEWS, tables=(table, NOTES))) as s:
         written(db, "INSERT INTO several VALUES (1, 'ann', 1)")
         taken(s.pipeline, count(s.pipeline, 1))
-        taken(s.pipeline, lambda: '"at":"stream"' in str(s.pipeline._hosts.journal.positions()))
+        taken(s.pipeline, streams(s.pipeline))
         client = Follower(s, {"table": "orders"}).caught_up()
         # While the first waits to be bound, the others gather behind it.
         xids = [written(db, f"INSERT INTO several VALUES ({at}, 'ann', 1)") for at in range(10, 60)]
@@ -168,7 +175,7 @@ def test_numbers_outlive_a_crash_and_checkpoints_and_are_the_same_in_every_proce
     xids = {1: written(db, "INSERT INTO lasting VALUES (1, 'ann', 1)")}
     with opened(store(), table) as pipeline:
         taken(pipeline, count(pipeline, 1))
-        taken(pipeline, lambda: '"at":"stream"' in str(pipeline._hosts.journal.positions()))
+        taken(pipeline, streams(pipeline))
         with serving(where, pipeline) as (_, s):
             begun = s.get()
             for at in range(2, 5):
@@ -195,6 +202,67 @@ def test_numbers_outlive_a_crash_and_checkpoints_and_are_the_same_in_every_proce
                 answer = s.get(offset="0_0", handle=begun.handle)
                 assert told(answer) == {at: [xids[at]] for at in range(2, 9)}
                 assert answer.changes[:3] == first.changes
+
+
+@contextmanager
+def leading(path: Path, db: Database, table: str, moment: str) -> Iterator[subprocess.Popen[str]]:
+    """A replica in a process of its own, that will die at a moment of a transaction."""
+    command = [sys.executable, "-m", "tests.shapes.replica", str(path), db.dsn, table, moment]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert said(process) == "opened"
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["staged", "bound", "committed"])
+def test_u1_the_leader_is_killed_and_another_replica_tells_the_same_numbers(
+    db: Database, tmp_path: Path, moment: str
+) -> None:
+    """What the leader took, what it left half done, and what comes after it."""
+    name = f"led_{moment}"
+    table = followed(db, name)
+
+    def insert(number: int) -> int:
+        return written(db, f"INSERT INTO {name} VALUES ({number}, 'ann', 1)")
+
+    xids = {1: insert(1)}
+    with (
+        leading(tmp_path / "s", db, name, moment) as leader,
+        shop(stored(tmp_path / "s"), settings=REPLICA, made=following(table), role=Role.REPLICA) as s,
+    ):
+        taken(s.pipeline, streams(s.pipeline))
+        xids[2] = insert(2)
+        taken(s.pipeline, count(s.pipeline, 2))
+        begun, view = s.get(), s.get("revenue")
+        assert is_visible(xids[1], end_of(begun))
+        assert is_visible(xids[2], end_of(begun))
+        xids[3] = insert(3)
+        taken(s.pipeline, count(s.pipeline, 3))
+        assert [s.pipeline.leads] == [False]
+        first = s.get(offset="0_0", handle=begun.handle)
+        assert told(first) == {3: [xids[3]]}
+        (tmp_path / "armed").touch()
+        assert said(leader) == "armed"
+        xids[4] = insert(4)
+        assert leader.wait(120) == -signal.SIGKILL
+        taken(s.pipeline, count(s.pipeline, 4))
+        xids[5] = insert(5)
+        taken(s.pipeline, count(s.pipeline, 5))
+        assert s.pipeline.leads
+        answer = s.get(offset="0_0", handle=begun.handle)
+        assert told(answer) == {number: [xids[number]] for number in (3, 4, 5)}
+        assert answer.changes[:1] == first.changes
+        views = [one["headers"]["txids"] for one in s.get("revenue", "0_0", handle=view.handle).changes]
+        assert views == [[xids[number]] for number in (3, 4, 5)]
+        assert is_visible(xids[5], end_of(s.get(columns="id")))
 
 
 def committed(meta: MemoryMeta, time: int, **given: Any) -> None:

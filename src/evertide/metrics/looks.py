@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from evertide.pipeline.reader import Reader
 from evertide.pipeline.status import Status
-from evertide.shapes.registry import Shapes
+from evertide.shapes.log.registry import Shapes
 
 if TYPE_CHECKING:  # pyspark, which a process that serves shapes does without
     from evertide.pipeline.pipeline import Pipeline

@@ -35,11 +35,14 @@ class ShapeOptions:
     shapes_max: int = 10_000
     """How many there may be; beyond it, those that nobody asked for the longest are ended."""
 
+    definitions_bytes: int = 256 * 1024 * 1024
+    """What the definitions of all shapes take in Meta; the same happens beyond it. Clauses may have long parameters."""
+
     log_rows_max: int = 1_000_000
     """A shape is ended when so many changes of its collection are kept for it, and more than it began with."""
 
-    memory_bytes: int = 64 * 1024 * 1024
-    """What logs and small snapshots take in memory, all together."""
+    memory_bytes: int = 96 * 1024 * 1024
+    """What is remembered to be told again: logs, small snapshots, and contents that many begin with, a third each."""
 
     disk_bytes: int = 4 * 1024 * 1024 * 1024
     """What snapshots take in temporary files, all together."""
@@ -55,6 +58,11 @@ class ShapeOptions:
 
     threads: int = 16
     """Requests that read storage at the same time."""
+
+    @property
+    def share_bytes(self) -> int:
+        """Of `memory_bytes`, for each of the three."""
+        return self.memory_bytes // 3
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -8,10 +8,10 @@ from typing import Self
 from starlette.routing import Route
 
 from evertide.pipeline.reading import Collections
-from evertide.shapes.endpoint import ShapeEndpoint
-from evertide.shapes.follower import Follower
+from evertide.shapes.http.endpoint import ShapeEndpoint
+from evertide.shapes.log.follower import Follower
+from evertide.shapes.log.registry import Shapes
 from evertide.shapes.options import ShapeOptions
-from evertide.shapes.registry import Shapes
 
 __all__ = ["PATH", "ShapeService"]
 

@@ -12,6 +12,7 @@ the same table, whatever the order and chunks it arrived in, and neighbouring ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +37,7 @@ __all__ = [
     "content",
     "empty",
     "expand",
+    "expanded",
     "lowest",
     "net",
 ]
@@ -45,6 +47,9 @@ DIFF = "__diff"
 
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+
+_PIECE_ROWS = 65_536
+_PIECE_BYTES = 8 * 1024 * 1024
 
 _TIME_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -143,18 +148,49 @@ def lowest(table: pa.Table) -> pa.Table:
 
 def expand(table: pa.Table, where: str = "collection") -> pa.Table:
     """A multiset as `content` gives it, each row repeated as often as it is there."""
-    diffs = _longs(table.column(DIFF))
+    columns, counts = _counted(table, where)
+    return _repeated(columns, counts)
+
+
+def expanded(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
+    """The same in pieces: one small row may be there a billion times, and nobody has memory for all of them."""
+    columns, counts = _counted(table, where)
+    yield from _pieces(columns, counts)
+
+
+def _pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
+    """In halves, until a piece is small enough, or holds one row."""
+    most = int(counts.max(initial=0))
+    if most <= 1 or (columns.nbytes <= _PIECE_BYTES // most and counts.sum(dtype=np.float64) <= _PIECE_ROWS):
+        yield _repeated(columns, counts)
+    elif len(counts) == 1:
+        at_once = min(_PIECE_ROWS, max(1, _PIECE_BYTES // max(1, columns.nbytes)))
+        for done in range(0, most, at_once):
+            yield _repeated(columns, np.array([min(at_once, most - done)]))
+    else:
+        half = len(counts) // 2
+        yield from _pieces(columns.slice(0, half), counts[:half])
+        yield from _pieces(columns.slice(half), counts[half:])
+
+
+def _counted(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:
+    """The rows, and how often each is there."""
+    counts = _longs(table.column(DIFF))
     columns = table.drop_columns([name for name in (TIME, DIFF) if name in table.schema.names])
-    negative = np.flatnonzero(diffs < 0)
+    negative = np.flatnonzero(counts < 0)
     if len(negative):
         at = int(negative[0])
         row = columns.slice(at, 1).to_pylist()[0]
         raise Damaged(
-            path=where, why=f"row {row!r} is there {int(diffs[at])} times: a collection has no negative counts"
+            path=where, why=f"row {row!r} is there {int(counts[at])} times: a collection has no negative counts"
         )
-    if (diffs == 1).all():
+    return columns, counts
+
+
+def _repeated(columns: pa.Table, counts: Longs) -> pa.Table:
+    if (counts == 1).all():
         return columns
-    return columns.take(pa.array(np.repeat(np.arange(len(diffs)), diffs)))
+    return columns.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
 
 
 def _longs(column: Any) -> Longs:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.shard.changes import DIFF, expand, net
+from evertide.shard.changes import DIFF, expanded, net
 from evertide.shard.part import Part
 from evertide.shard.split import Group, Span
 
@@ -28,11 +28,11 @@ Changes = Callable[[Part], pa.Table]
 def content_rows(
     group: Group, changes: Changes, columns: Sequence[str], *, by: str | None, where: str
 ) -> Iterator[pa.Table]:
-    """These columns, each row as often as it is there. A count below zero would be damage, and is said."""
+    """These columns, each row as often as it is there, in pieces. A count below zero would be damage, and is said."""
     told = [*columns, DIFF]
     if group.is_plain:
         for part in group.parts:
-            yield expand(changes(part).select(told), where)
+            yield from expanded(changes(part).select(told), where)
         return
     taking = [changes(part) for part in group.parts if part.retractions]
     others = (changes(part) for part in group.parts if not part.retractions)
@@ -43,9 +43,9 @@ def content_rows(
         rest = []
         for each in chain(taking, others):
             may_meet = pc.is_in(each[by], value_set=taken)
-            yield expand(each.filter(pc.invert(may_meet)).select(told), where)
+            yield from expanded(each.filter(pc.invert(may_meet)).select(told), where)
             rest.append(each.filter(may_meet))
-    yield expand(net(pa.concat_tables(rest).select(told), where, is_sorted=False), where)
+    yield from expanded(net(pa.concat_tables(rest).select(told), where, is_sorted=False), where)
 
 
 def inside(column: Any, span: Span) -> Any:

@@ -90,6 +90,7 @@ def inspect(log: ShardLog) -> Inspection:
     version = log.read()
     state = version.state
     rollup = log.newest_rollup()
+    oldest = log.meta.scan(log.key, limit=1)
     return Inspection(
         shard=log.shard,
         path=log.path,
@@ -98,7 +99,7 @@ def inspect(log: ShardLog) -> Inspection:
         upper=state.upper,
         finalized=state.finalized,
         seqno=version.seqno,
-        diffs=len(log.meta.scan(log.key)),
+        diffs=max(0, version.seqno - oldest[0].seqno + 1) if oldest else 0,  # records have no gaps
         rollup_seqno=rollup[1].seqno if rollup else 0,
         holds=read_holds(log).holds,
         leases=_leases(log),

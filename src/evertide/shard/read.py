@@ -9,7 +9,7 @@ be told twice, or have summed them up to nothing, so that they would not be told
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -153,12 +153,15 @@ class Snapshot:
             self._lease.check(self.as_of)
             raise
 
-    def to_arrow(self) -> pa.Table:
-        """The rows with `__diff`, their number: each distinct row once."""
+    def to_arrow(self, choose: Callable[[pa.Table], pa.Table] | None = None) -> pa.Table:
+        """The rows with `__diff`, their number: each distinct row once.
+
+        `choose` may leave out rows by what they hold: that is done part by part, so they take no memory.
+        """
         schema = changes_schema(self._listed.schema)
         if self._columns is not None:
             schema = pa.schema([field for field in schema if field.name in {*self._columns, TIME, "__diff"}])
-        tables = list(self.scan())
+        tables = list(self.scan() if choose is None else map(choose, self.scan()))
         return content(pa.concat_tables([schema.empty_table(), *tables]), self.as_of)
 
     def close(self) -> None:

@@ -1,0 +1,53 @@
+"""So many clients at a time, and no more: those that are too many are told at once, and come again.
+
+Counted in the event loop, so that nothing has to be locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from evertide.runtime import Runtime
+from evertide.shapes.options import ShapeOptions
+from evertide.shapes.protocol.refusals import KNOWN_ERROR, Refusal
+
+__all__ = ["Admission"]
+
+T = TypeVar("T")
+
+_AGAIN_S = 6
+_SPREAD_S = 5
+
+
+class Admission:
+    def __init__(self, options: ShapeOptions, runtime: Runtime) -> None:
+        self._options = options
+        self._runtime = runtime
+        self.clients = 0
+        self.newcomers = 0
+
+    async def during(self, pieces: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Counts a stream while it lasts. Its request was admitted, and its head is sent: it is not refused."""
+        self.clients += 1
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            self.clients -= 1
+
+    @contextmanager
+    def one(self, *, is_newcomer: bool) -> Iterator[None]:
+        options = self._options
+        if self.clients >= options.clients_max or (is_newcomer and self.newcomers >= options.newcomers_max):
+            known = {"code": "concurrent_request_limit_exceeded", "message": "Too many requests at the same time"}
+            after_s = _AGAIN_S + int(self._runtime.random() * _SPREAD_S)
+            raise Refusal(503, known, {"retry-after": str(after_s), KNOWN_ERROR: "true"})
+        self.clients += 1
+        self.newcomers += is_newcomer
+        try:
+            yield
+        finally:
+            self.clients -= 1
+            self.newcomers -= is_newcomer

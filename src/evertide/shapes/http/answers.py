@@ -1,0 +1,173 @@
+"""Answers: the headers and codes of Electric's protocol, for everything that a request can come to.
+
+1. Every answer says who served it, and lets pages of other origins read it and its headers.
+2. What may be cached, and for how long, follows from what was asked, never from what was found: a snapshot for days, a
+   log for a minute, a live answer for seconds, a refusal not at all.
+3. An answer that holds nothing new has an ETag that no later one has: it must not stand for something that came since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from evertide import __version__
+from evertide.runtime import Runtime
+from evertide.shapes.log.live import LiveShape
+from evertide.shapes.options import ShapeOptions
+from evertide.shapes.protocol.offsets import BEFORE_ALL, Offset
+from evertide.shapes.protocol.refusals import Refusal
+from evertide.shapes.protocol.requests import ShapeRequest
+
+__all__ = ["Answering", "array_pieces", "cors", "options_answer", "refused", "streamed"]
+
+_PIECE_BYTES = 256 * 1024
+_EXPOSED = (
+    "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,"
+    "electric-internal-known-error,retry-after"
+)
+_METHODS = "GET, POST, HEAD, DELETE, OPTIONS"
+_ALLOWED = ("authorization", "if-none-match", "traceparent")
+_SERVER = f"Evertide/{__version__}"
+_CURSOR_EPOCH_S = 1_728_432_000
+"""2024-10-09T00:00Z."""
+_CURSOR_STEP_S = 20
+_CURSOR_SPREAD_S = 3600
+
+
+def refused(refusal: Refusal, origin: str | None, method: str) -> Response:
+    headers = {**cors(origin), **refusal.headers, "content-type": "application/json"}
+    if "cache-control" not in headers:
+        headers["cache-control"] = "no-store"
+        headers["surrogate-control"] = "no-store"
+    if method not in ("GET", "HEAD"):
+        headers["cache-control"] = "no-cache"
+    content = refusal.body if isinstance(refusal.body, bytes) else msgspec.json.encode(refusal.body)
+    return Response(content, refusal.status, headers)
+
+
+def cors(origin: str | None) -> dict[str, str]:
+    return {
+        "electric-server": _SERVER,
+        "access-control-allow-origin": origin or "*",
+        "access-control-allow-methods": _METHODS,
+        "access-control-expose-headers": _EXPOSED,
+    }
+
+
+def options_answer(asked: str) -> Response:
+    """Before a page of another origin may ask: no secret is needed for that."""
+    allowed = ", ".join(name for one in asked.lower().split(",") if (name := one.strip()) in _ALLOWED)
+    headers = {"access-control-max-age": "86400", "connection": "keep-alive"}
+    return Response(
+        status_code=204, headers={**headers, "access-control-allow-headers": allowed} if allowed else headers
+    )
+
+
+class Answering:
+    """Headers and bodies of what is served."""
+
+    def __init__(self, options: ShapeOptions, runtime: Runtime) -> None:
+        self._options = options
+        self._runtime = runtime
+
+    def of(
+        self,
+        request: Request,
+        asked: ShapeRequest,
+        shape: LiveShape,
+        end: Offset,
+        *,
+        is_up_to_date: bool,
+        has_data: bool,
+    ) -> dict[str, str]:
+        """The headers of an answer that ends at a place."""
+        is_first = not asked.is_now and asked.offset == BEFORE_ALL
+        unique = "" if has_data or is_first else f":{self._runtime.new_id()}"
+        headers = {
+            "electric-handle": shape.handle,
+            "electric-offset": str(end),
+            "electric-has-data": "true" if has_data else "false",
+            "etag": f'"{shape.handle}:{"now" if asked.is_now else asked.offset}:{end}{unique}"',
+            "cache-control": _cache_control(request.method, is_first=is_first, is_live=asked.is_live),
+        }
+        if is_up_to_date:
+            headers["electric-up-to-date"] = ""
+        if asked.is_live:
+            headers["electric-cursor"] = self._cursor(asked.cursor)
+        else:
+            headers["electric-schema"] = shape.definition.schema_header
+        return headers
+
+    def of_stream(self, asked: ShapeRequest, handle: str) -> dict[str, str]:
+        return {
+            "content-type": "text/event-stream",
+            "electric-handle": handle,
+            "electric-offset": str(asked.offset),
+            "electric-cursor": self._cursor(asked.cursor),
+            "electric-has-data": "true",
+            "cache-control": f"public, max-age={max(0, int(self._options.sse_s) - 1)}",
+        }
+
+    def if_known(self, request: Request, headers: Mapping[str, str]) -> Response | None:
+        """304 if the client has this already."""
+        given = request.headers.get("if-none-match", "").split(",")
+        if headers["etag"].strip('"') not in (tag.strip().removeprefix("W/").strip('"') for tag in given):
+            return None
+        return Response(status_code=304, headers=dict(headers))
+
+    def messages(self, entries: Sequence[bytes], last: bytes | None, headers: Mapping[str, str]) -> Response:
+        pieces = [*islice(it := array_pieces(entries, last), 2)]
+        if len(pieces) == 1:
+            return Response(pieces[0], 200, dict(headers), media_type="application/json")
+        return streamed(chain(pieces, it), headers)
+
+    def _cursor(self, before: str) -> str:
+        """The same for all who ask within some seconds, so that a cache in between asks once; and always another."""
+        since_s = self._runtime.wall_s() - _CURSOR_EPOCH_S
+        found = int(-(-since_s // _CURSOR_STEP_S) * _CURSOR_STEP_S)
+        if before.isascii() and before.isdigit() and len(before) < 19 and found <= int(before):
+            return str(int(before) + 1 + int(self._runtime.random() * _CURSOR_SPREAD_S))
+        return str(found)
+
+
+def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
+    if method not in ("GET", "HEAD"):
+        return "no-cache"
+    if is_first:
+        return "public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746"
+    if is_live:
+        return "public, max-age=5, stale-while-revalidate=5"
+    return "public, max-age=60, stale-while-revalidate=300"
+
+
+def streamed(pieces: Iterable[bytes], headers: Mapping[str, str]) -> Response:
+    """Piece by piece, as the client takes them: a slow one holds on to little."""
+    return StreamingResponse(_each(pieces), 200, dict(headers), media_type="application/json")
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def array_pieces(messages: Iterable[bytes], last: bytes | None = None) -> Iterator[bytes]:
+    """A JSON array of messages, in pieces of bounded size."""
+    held: list[bytes] = []
+    size, before = 0, b"["
+    for message in messages:
+        held += (before, message)
+        size, before = size + len(message), b","
+        if size >= _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if last is not None:
+        held += (before, last)
+        before = b","
+    if before == b"[":
+        held.append(b"[")
+    yield b"".join([*held, b"]"])

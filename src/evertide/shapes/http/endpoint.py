@@ -1,0 +1,114 @@
+"""`/v1/shape` as an ASGI app for one route: by which method it is asked, and what is said if something goes wrong.
+
+1. Who may ask is decided before (`evertide.server.access`). What he is restricted to is found in the request's state,
+   and goes with what he asks for from here on.
+2. What was asked for with a token in a header is for nobody else: caches in between, which know the address only, must
+   not keep it.
+3. Whatever a client gets wrong is 4xx with a reason. Storage that does not answer is 503, and when to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from evertide.errors import Conflict, EvertideError, Forbidden, LeaseLost, Unavailable
+from evertide.shapes.http.admission import Admission
+from evertide.shapes.http.answers import cors, options_answer, refused
+from evertide.shapes.http.exchange import Exchange
+from evertide.shapes.log.definition import ShapeDefinition
+from evertide.shapes.log.registry import Shapes
+from evertide.shapes.protocol.refusals import Refusal, invalid, refusal_of
+from evertide.shapes.protocol.requests import ShapeRequest, parse_request, subset_of_body
+from evertide.shapes.where.restriction import restriction_in
+
+__all__ = ["ShapeEndpoint"]
+
+logger = logging.getLogger(__name__)
+
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+
+
+class ShapeEndpoint:
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._options = shapes.options
+        self._admission = Admission(shapes.options, shapes.runtime)
+        self._exchange = Exchange(shapes, self._admission)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        origin = request.headers.get("origin")
+        self._shapes.serve_in(asyncio.get_running_loop())
+        try:
+            answer = await self._answer(request)
+            answer.headers.update(cors(origin))
+        except ClientDisconnect:
+            return
+        except Refusal as refusal:
+            answer = refused(refusal, origin, request.method)
+        except Forbidden as error:
+            logger.info("%s %s: %s", request.method, request.url.path, error)
+            answer = refused(refusal_of(error, 403), origin, request.method)
+        except EvertideError as error:
+            logger.warning("%s %s: %s", request.method, request.url.path, error)
+            status = 503 if isinstance(error, Unavailable | LeaseLost | Conflict) else 500
+            answer = refused(refusal_of(error, status), origin, request.method)
+        if "authorization" in request.headers:
+            _keep_private(answer)
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        if request.method == "OPTIONS":
+            asked_for = request.headers.get("access-control-request-headers", "")
+            return options_answer(asked_for)
+        if request.method not in _METHODS:
+            raise Refusal(404, {"message": "Not found"})
+        query = request.query_params
+        if request.method == "DELETE":
+            return await self._deleted(query)
+        asked = replace(parse_request(query), restriction=restriction_in(request.scope))
+        if request.method == "POST" and asked.subset is None:
+            asked = await self._with_body(request, asked)
+        with self._admission.one(is_newcomer=asked.begins):
+            return await self._exchange.answer(request, asked)
+
+    async def _with_body(self, request: Request, asked: ShapeRequest) -> ShapeRequest:
+        content = b""
+        async for piece in request.stream():
+            content += piece
+            if len(content) > self._options.body_bytes_max:
+                raise Refusal(413, {"error": "Request body too large"}, {"connection": "close"})
+        subset = subset_of_body(content)
+        return asked if subset is None else replace(asked, subset=subset)
+
+    async def _deleted(self, query: Mapping[str, str]) -> Response:
+        if not self._options.deletion:
+            raise Refusal(405, {"message": "DELETE not allowed"})
+        asked = parse_request(query, needs_offset=False)
+        definition = await self._exchange.definition(asked) if asked.table else None
+        await self._exchange.aside(lambda: self._delete(definition, asked.handle))
+        return Response(status_code=202, headers={"cache-control": "no-cache"})
+
+    def _delete(self, definition: ShapeDefinition | None, handle: str) -> None:
+        records = self._shapes.records
+        record = records.find(handle) if handle else None
+        if definition is not None and not handle:
+            record = records.of(definition)
+        if record is None:
+            raise Refusal(404, {"message": "No existing shape found"})
+        if definition is not None and record.definition != definition.canonical:
+            raise invalid({"handle": ["is of another definition than the one given"]})
+        self._shapes.end(record.handle, "a client asked for it")
+
+
+def _keep_private(answer: Response) -> None:
+    kept = answer.headers.get("cache-control", "")
+    answer.headers["cache-control"] = kept.replace("public", "private") or "no-store"
+    answer.headers["vary"] = "Authorization"

@@ -1,0 +1,251 @@
+"""One request for a shape, from its definition to its answer.
+
+1. The collection is found, the shape looked for or made. A handle that is over is answered with 409, and the handle to
+   begin with.
+2. A snapshot is given chunk by chunk, the log from the place that was named on, both from memory if they are there;
+   what needs storage is done aside, in a thread.
+3. Who is at the end of the log and asks live waits in the event loop, without a thread: he enters himself first, then
+   looks once more, then waits, so that nothing comes in between.
+4. A shape that is over while somebody waits for it is told at once. A stream just ends: the client finds out when it
+   asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable
+from evertide.shapes.http.admission import Admission
+from evertide.shapes.http.answers import Answering, streamed
+from evertide.shapes.http.subset import subset_answer
+from evertide.shapes.log.definition import ShapeDefinition
+from evertide.shapes.log.live import LiveShape, Span
+from evertide.shapes.log.messages import up_to_date
+from evertide.shapes.log.registry import Shapes
+from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset
+from evertide.shapes.protocol.refusals import Refusal, invalid, not_ready, rotated
+from evertide.shapes.protocol.requests import ShapeRequest
+
+__all__ = ["Exchange"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_POLL_S = 0.05
+_POLL_MAX_S = 1.0
+_ENOUGH = 3
+"""How often a shape or a snapshot that is let go of in the very moment is looked for again."""
+
+
+class _Again(Exception):
+    """The shape is there, but was let go of here, as nobody had asked for it for long."""
+
+
+class Exchange:
+    def __init__(self, shapes: Shapes, admission: Admission) -> None:
+        self._shapes = shapes
+        self._options = shapes.options
+        self._runtime = shapes.runtime
+        self._admission = admission
+        self._answers = Answering(shapes.options, shapes.runtime)
+        self._threads = anyio.CapacityLimiter(self._options.threads)
+        self._waiting = anyio.CapacityLimiter(self._options.newcomers_max)
+        """For those who wait until a snapshot is made: they take no thread from others."""
+
+    async def answer(self, request: Request, asked: ShapeRequest) -> Response:
+        for _ in range(_ENOUGH):
+            try:
+                return await self._answered(request, asked)
+            except _Again:
+                logger.debug("a shape was let go of while somebody asked for it: it is taken up again")
+        raise not_ready("The shape is taken up again: come back")
+
+    async def _answered(self, request: Request, asked: ShapeRequest) -> Response:
+        definition = await self.definition(asked)
+        if asked.begins:
+            shape = await self._ready(lambda: self._shapes.obtain(definition))
+        else:
+            shape = await self._with_handle(definition, asked.handle)
+        if asked.subset is not None:
+            subset = asked.subset
+            return await self._read(shape, lambda: subset_answer(self._shapes, shape, asked, subset))
+        if asked.is_now:
+            return await self._now(request, asked, shape)
+        number = _chunk_number(asked.offset)
+        if number is not None:
+            answer = await self._read(shape, lambda: self._chunk(request, asked, shape, number), self._waiting)
+            if answer is not None:
+                return answer
+        await self._in_bounds(shape, asked.offset)
+        if asked.is_sse:
+            events = self._admission.during(self._events(shape, asked.offset))
+            return StreamingResponse(events, 200, self._answers.of_stream(asked, shape.handle))
+        return await self._log(request, asked, shape)
+
+    async def definition(self, asked: ShapeRequest) -> ShapeDefinition:
+        known = self._shapes.definition_known(asked)
+        return known if known is not None else await self._ready(lambda: self._shapes.definition(asked))
+
+    async def aside(self, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+        return await anyio.to_thread.run_sync(call, limiter=limiter or self._threads)
+
+    async def _ready(self, call: Callable[[], T]) -> T:
+        """Waits a little for a collection that is about to come."""
+        deadline_s = self._runtime.monotonic_s() + self._options.ready_s
+        while True:
+            try:
+                return await self.aside(call)
+            except Refusal as refusal:
+                if refusal.status != 503 or self._runtime.monotonic_s() >= deadline_s:
+                    raise
+            await asyncio.sleep(_POLL_S)
+
+    async def _read(self, shape: LiveShape, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+        """Of the shape's collection; if that is not what it was, the shape is over."""
+        try:
+            return await self.aside(call, limiter)
+        except (Conflict, InvalidInput):
+            raise await self._over(shape.definition, shape.handle) from None
+
+    async def _over(self, definition: ShapeDefinition, handle: str) -> Exception:
+        """What is said of a shape that cannot go on. A handle that was told to be over must never be given again."""
+        found = await self._ready(lambda: self._shapes.obtain(definition))
+        return rotated(found.handle) if found.handle != handle else _Again()
+
+    async def _with_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape:
+        known = self._shapes.live_known(definition)
+        if known is None or known.handle != handle:
+            known = await self.aside(lambda: self._shapes.with_handle(definition, handle))
+        if known is None or known.is_ended:
+            raise await self._over(definition, handle)
+        return known
+
+    async def _now(self, request: Request, asked: ShapeRequest, shape: LiveShape) -> Response:
+        await self._caught_up(shape)
+        upper = self._shapes.upper_known(shape)  # before the last entry: whatever comes later is told later
+        last = await self._read(shape, lambda: self._shapes.last(shape))
+        headers = self._answers.of(request, asked, shape, last, is_up_to_date=True, has_data=False)
+        return self._answers.messages([], up_to_date(max(upper, last.transaction)), headers)
+
+    def _chunk(self, request: Request, asked: ShapeRequest, shape: LiveShape, number: int) -> Response | None:
+        """A chunk of the snapshot; None if the log follows."""
+        for _ in range(_ENOUGH):
+            chunks = self._shapes.chunks(shape)
+            try:
+                if not chunks.has(number):
+                    return None
+                has_data = chunks.size(number) > 0
+                pieces = chunks.pieces(number)
+            except Unavailable:  # forgotten in that very moment
+                continue
+            end = Offset(0, number)
+            headers = self._answers.of(request, asked, shape, end, is_up_to_date=False, has_data=has_data)
+            return self._answers.if_known(request, headers) or streamed(pieces, headers)
+        raise Unavailable(path="the snapshot of a shape", why="there is no room for it at the moment")
+
+    async def _log(self, request: Request, asked: ShapeRequest, shape: LiveShape) -> Response:
+        if not asked.is_live:
+            await self._caught_up(shape)
+            if shape.is_ended:
+                raise await self._over(shape.definition, shape.handle)
+        span = await self._span(shape, asked.offset)
+        if asked.is_live and not span.entries and span.is_all:
+            span = await self._waited(shape, span, self._options.long_poll_s)
+        has_data = bool(span.entries)
+        headers = self._answers.of(request, asked, shape, span.end, is_up_to_date=span.is_all, has_data=has_data)
+        transaction = max(span.end.transaction, 0 if asked.is_live and has_data else span.upper)
+        last = up_to_date(transaction) if span.is_all else None
+        entries = [entry.data for entry in span.entries]
+        return self._answers.if_known(request, headers) or self._answers.messages(entries, last, headers)
+
+    async def _in_bounds(self, shape: LiveShape, after: Offset) -> None:
+        """A place that this process has not come to: another may have."""
+        if after <= Offset(self._shapes.upper_known(shape), INF):
+            return
+        deadline_s = self._runtime.monotonic_s() + self._options.long_poll_s / 2
+        wait_s = _POLL_S
+        while True:
+            await self._caught_up(shape)
+            if shape.is_ended:
+                raise await self._over(shape.definition, shape.handle)
+            if after <= Offset(self._shapes.upper_known(shape), INF):
+                return
+            if self._runtime.monotonic_s() >= deadline_s:
+                raise invalid({"offset": ["out of bounds for this shape"]})
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _POLL_MAX_S)  # any number of clients may name places that are nowhere
+
+    async def _caught_up(self, shape: LiveShape) -> None:
+        await self._read(shape, lambda: self._shapes.catch_up(shape))
+
+    async def _span(self, shape: LiveShape, after: Offset) -> Span:
+        known = self._shapes.span_known(shape, after)
+        return known if known is not None else await self._read(shape, lambda: self._shapes.span(shape, after))
+
+    async def _waited(self, shape: LiveShape, empty: Span, timeout_s: float) -> Span:
+        """What comes behind a place within a time; nothing, if nothing does. 409 if the shape ends meanwhile."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        shape.waiters.add(waiter)
+        try:
+            found = self._shapes.span_known(shape, empty.end)
+            if found is not None and not found.entries and not shape.is_ended and not self._shapes.is_ending:
+                await _at_most(waiter, timeout_s)
+        finally:
+            shape.waiters.discard(waiter)
+        shape.used_s = self._runtime.monotonic_s()
+        if shape.is_ended:
+            raise await self._over(shape.definition, shape.handle)
+        return await self._span(shape, empty.end)
+
+    async def _events(self, shape: LiveShape, after: Offset) -> AsyncIterator[bytes]:
+        deadline_s = self._runtime.monotonic_s() + self._options.sse_s
+        try:
+            span = await self._span(shape, after)
+            while True:
+                for entry in span.entries:
+                    yield _event(entry.data)
+                if span.is_all and span.entries:  # who begins at the end of the log was told so by the answer before
+                    yield _event(up_to_date(span.end.transaction))
+                left_s = deadline_s - self._runtime.monotonic_s()
+                if left_s <= 0 or self._shapes.is_ending:
+                    return
+                if span.is_all:
+                    span = await self._waited(shape, span, min(left_s, self._options.keep_alive_s))
+                    if not span.entries:
+                        yield b": keep-alive\n\n"
+                else:
+                    span = await self._span(shape, span.end)
+        except (
+            Refusal,
+            _Again,
+            EvertideError,
+        ) as error:  # what was told is right, and the client asks for the rest again
+            logger.info("a stream of shape %s ends: %s", shape.handle, error)
+
+
+async def _at_most(waiter: Awaitable[None], timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waiter
+    except TimeoutError:
+        return
+
+
+def _event(message: bytes) -> bytes:
+    return b"data: " + message + b"\n\n"
+
+
+def _chunk_number(offset: Offset) -> int | None:
+    """The chunk of the snapshot that follows a place; None if the log does."""
+    if offset == BEFORE_ALL:
+        return 0
+    return offset.operation + 1 if offset.transaction == 0 and offset.operation < INF else None

@@ -1,0 +1,143 @@
+"""A part of a shape as it is now: some of its rows, in an order, without the log.
+
+A client that follows changes only asks for what it needs. The answer says at which transaction it was read, in the form
+of a PostgreSQL snapshot over the numbers that the log tells in `txids`: so the client knows which entries of the log it
+has got already. Rows are told as they are taken, each as often as it is there: only the columns are held.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from starlette.responses import Response, StreamingResponse
+
+from evertide.shapes.http.answers import array_pieces
+from evertide.shapes.log.definition import ShapeDefinition, where_of
+from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.registry import Shapes
+from evertide.shapes.log.snapshot import snapshot_messages
+from evertide.shapes.protocol.refusals import invalid
+from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, identifiers
+from evertide.shapes.where.tokens import shortened
+from evertide.shard.changes import DIFF
+
+__all__ = ["subset_answer"]
+
+_ORDER = re.compile(r'\s*("(?:[^"]|"")+"|[^\s",]+)(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*', re.IGNORECASE)
+_MARKS = 1 << 31
+
+
+def subset_answer(shapes: Shapes, shape: LiveShape, asked: ShapeRequest, subset: SubsetRequest) -> Response:
+    definition = shape.definition
+    chosen = _Chosen(definition, asked, subset)
+    shapes.catch_up(shape)
+    last = shapes.last(shape)
+    time = shapes.upper_known(shape) - 1
+    content = chosen.of(shapes.contents.of(shapes.shard(definition.subject), definition, time, chosen.columns))
+    mark = int(shapes.runtime.random() * _MARKS)
+    messages = snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key), mark=mark)
+    metadata = {**shapes.numbers.visible(time).told, "snapshot_mark": mark, "database_lsn": str(time + 1)}
+    head = b'{"metadata":' + msgspec.json.encode(metadata) + b',"data":'
+    headers = {
+        "electric-handle": shape.handle,
+        "electric-offset": str(last),
+        "electric-schema": definition.schema_header,
+        "electric-snapshot": "true",
+        "electric-has-data": "true" if content.num_rows else "false",
+        "cache-control": "no-cache",
+    }
+    # Made as they are taken, in a thread: a row may be there more often than there is memory for.
+    pieces = chain([head], array_pieces(messages), [b"}"])
+    return StreamingResponse(pieces, 200, headers, media_type="application/json")
+
+
+class _Chosen:
+    """Which rows are wanted, in which order."""
+
+    def __init__(self, definition: ShapeDefinition, asked: ShapeRequest, subset: SubsetRequest) -> None:
+        names = definition.subject.schema.names
+        self._where = where_of(definition.subject.schema, subset.where, subset.params, "subset__where")
+        self._order = _order(names, subset.order_by)
+        self._subset = subset
+        self.columns = {*(self._where.columns if self._where is not None else ()), *(one[0] for one in self._order)}
+        allowed = {name for one in asked.queryable if (name := one.finds(names)) is not None}
+        if allowed and not self.columns <= allowed:
+            listed = ", ".join(sorted(self.columns - allowed))
+            raise invalid({"subset__where": [f"not in queryable_columns: {listed}"]})
+
+    def of(self, content: pa.Table) -> pa.Table:
+        if self._where is not None:
+            content = content.filter(self._where.matches(content.drop_columns([DIFF])))
+        if self._order:
+            content = content.take(_sorted(content, self._order))
+        if self._subset.limit is None and not self._subset.offset:
+            return content
+        return _limited(content, self._subset.offset, self._subset.limit)
+
+
+def _limited(content: pa.Table, offset: int, limit: int | None) -> pa.Table:
+    """By rows, each as often as it is there."""
+    counts = np.asarray(content.column(DIFF))
+    ends = np.cumsum(counts)
+    upper = int(ends[-1]) if len(ends) else 0
+    upper = min(upper, offset + limit) if limit is not None else upper
+    left = np.minimum(ends, upper) - np.maximum(ends - counts, offset)
+    kept = content.set_column(content.num_columns - 1, content.schema.field(DIFF), pa.array(np.maximum(left, 0)))
+    return kept.filter(pa.array(left > 0))
+
+
+def _sorted(content: pa.Table, order: list[tuple[str, bool, bool]]) -> pa.Array:
+    """Ties stay in the order that the content decides."""
+    keys: list[Any] = []
+    ascending: list[bool] = []
+    for name, is_descending, nulls_first in order:
+        column = content.column(name).combine_chunks()
+        keys.append(column.is_null())
+        ascending.append(not nulls_first)
+        if pa.types.is_floating(column.type):  # NaN is greater than all others; Arrow has it last, whatever the order
+            keys.append(pc.is_nan(column))
+            ascending.append(not is_descending)
+        keys.append(column)
+        ascending.append(not is_descending)
+    keys.append(pa.array(np.arange(content.num_rows)))
+    ascending.append(True)
+    names = [str(at) for at in range(len(keys))]
+    try:
+        return pc.sort_indices(
+            pa.Table.from_arrays(keys, names=names),
+            sort_keys=[(name, "ascending" if up else "descending") for name, up in zip(names, ascending, strict=True)],
+        )
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        listed = ", ".join(name for name, _, _ in order)
+        raise invalid({"subset__order_by": [f"there is no order of {listed}: {error}"]}) from error
+
+
+def _order(names: list[str], text: str) -> list[tuple[str, bool, bool]]:
+    """Per column: its name, whether it goes down, whether NULL comes first; as PostgreSQL has it, unless it is said.
+
+    A column that is named again decides nothing any more.
+    """
+    if not text.strip():
+        return []
+    found: dict[str, tuple[str, bool, bool]] = {}
+    at = 0
+    while True:
+        hit = _ORDER.match(text, at)
+        if hit is None or (hit.end() < len(text) and text[hit.end()] != ","):
+            raise invalid({"subset__order_by": [f"is no list of columns, each with ASC or DESC: {shortened(text)}"]})
+        one = identifiers(hit[1])
+        name = one[0].finds(names) if one else None
+        if name is None:
+            raise invalid({"subset__order_by": [f"there is no column {shortened(hit[1])}"]})
+        is_descending = (hit[2] or "").lower() == "desc"
+        nulls_first = hit[3].lower() == "first" if hit[3] else is_descending
+        found.setdefault(name, (name, is_descending, nulls_first))
+        if hit.end() == len(text):
+            return [*found.values()]
+        at = hit.end() + 1

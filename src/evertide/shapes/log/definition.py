@@ -1,0 +1,165 @@
+"""What a shape is: which rows and columns of a collection, and how their changes are told.
+
+1. Two requests that mean the same have the same definition, whatever way they are written, and so share one shape.
+2. Its `id` stands for it in handles and in storage. It is a cryptographic hash: who may choose a part of a request must
+   not be able to meet another one's shape.
+3. What whoever asks is restricted to is part of it, beside what was asked for: the rows must fulfil both.
+4. Rows are known by the collection's key. Without one, all columns are, and equal rows are counted (`copies`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.pipeline.members import Members
+from evertide.pipeline.names import ERRORS
+from evertide.shapes.protocol.refusals import invalid, not_ready
+from evertide.shapes.protocol.requests import Identifier, ShapeRequest
+from evertide.shapes.values.texts import column_type
+from evertide.shapes.where.clause import Where, both, parse_where
+from evertide.shapes.where.restriction import UNRESTRICTED, Restriction
+
+__all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define", "subject_of", "where_of"]
+
+SCHEMA = "public"
+"""The only schema that there is."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A collection as shapes see it."""
+
+    name: str
+    shard: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    """Empty if no columns are known to tell rows apart."""
+
+    @cached_property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that a row's key is made of, in order."""
+        return self.key or tuple(sorted(self.schema.names))
+
+
+@dataclass(frozen=True)
+class ShapeDefinition:
+    subject: Subject
+    columns: tuple[str, ...]
+    """In the collection's order."""
+    where: Where | None
+    """With what whoever asks is restricted to."""
+    is_full: bool
+    """Whether updates and deletes tell the whole row."""
+    is_changes_only: bool
+    restriction: str
+    """The clause that is in `where` because of who asks; empty if there is none."""
+    asked: ShapeRequest = field(compare=False, repr=False)
+    """A request for it: what it means is looked up again when the collection is another."""
+
+    @cached_property
+    def canonical(self) -> str:
+        """For people and for other processes; equal if and only if the definitions are."""
+        schema = [[field.name, str(field.type), field.nullable] for field in self.subject.schema]
+        told = {
+            "collection": self.subject.name,
+            "schema": schema,
+            "key": self.subject.key,
+            "columns": self.columns,
+            "where": self.where.canonical if self.where is not None else None,
+            "replica": "full" if self.is_full else "default",
+            "log": "changes_only" if self.is_changes_only else "full",
+            **({"restriction": self.restriction} if self.restriction else {}),
+        }
+        return msgspec.json.encode(told).decode()
+
+    @cached_property
+    def id(self) -> str:
+        return hashlib.blake2b(self.canonical.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def schema_header(self) -> str:
+        """What clients parse values by."""
+        schema, key = self.subject.schema, self.subject.key
+        told = {name: column_type(schema.field(name)) for name in self.columns}
+        for at, name in enumerate(key):
+            told[name] = {**told[name], "pk_index": at}
+        return json.dumps(told, separators=(",", ":"))  # a header is ASCII, whatever columns are called
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that must be read."""
+        wanted = {*self.columns, *self.subject.identity, *(self.where.columns if self.where is not None else ())}
+        return tuple(name for name in self.subject.schema.names if name in wanted)
+
+
+def subject_of(members: Members, table: tuple[Identifier, ...], restriction: Restriction = UNRESTRICTED) -> Subject:
+    """The collection that a request names. Who is restricted is not told which others there are."""
+    schema, name = (table[0], table[1]) if len(table) == 2 else (Identifier(SCHEMA), table[0])
+    definition = members.definition
+    known = [*definition.tables, *definition.views, ERRORS]
+    found = name.finds(known) if schema.finds([SCHEMA]) else None
+    restriction.check(found or name.name)
+    if found is None:
+        told = ".".join(f'"{one.name}"' for one in (schema, name))
+        raise invalid(
+            {"table": [f"Table {told} does not exist. Names in quotes must have the case of the collection."]}
+        )
+    view = definition.views.get(found)
+    if view is not None and not view.shard:
+        why = view.away.why if view.away is not None else "it is not there yet"
+        raise not_ready(f"The view {found!r} has no content yet: {why}")
+    try:
+        shard = members.collection(found)
+    except InvalidInput as error:
+        raise invalid({"table": [error.why]}) from error
+    record = definition.tables.get(found) or view
+    key = () if record is None or record.key is msgspec.UNSET else tuple(record.key)
+    return Subject(found, shard.name, shard.schema, key)
+
+
+def define(subject: Subject, asked: ShapeRequest) -> ShapeDefinition:
+    queryable = _named(subject, asked.queryable, "queryable_columns")
+    columns = _named(subject, asked.columns, "columns")
+    if queryable and columns and not set(columns) <= set(queryable):
+        listed = ", ".join(name for name in columns if name not in queryable)
+        raise invalid({"columns": [f"not in queryable_columns: {listed}"]})
+    own = asked.restriction.clause(subject.name, subject.schema)
+    return ShapeDefinition(
+        subject=subject,
+        columns=columns or queryable or tuple(subject.schema.names),
+        where=both(own, where_of(subject.schema, asked.where, asked.params, "where")),
+        is_full=asked.is_full,
+        is_changes_only=asked.is_changes_only,
+        restriction=own.canonical if own is not None else "",
+        asked=asked,
+    )
+
+
+def where_of(schema: pa.Schema, text: str, params: tuple[tuple[str, str], ...], parameter: str) -> Where | None:
+    if not text.strip():
+        return None
+    try:
+        return parse_where(text, dict(params), schema)
+    except InvalidInput as error:
+        raise invalid({parameter: [error.why]}) from error
+
+
+def _named(subject: Subject, names: tuple[Identifier, ...], parameter: str) -> tuple[str, ...]:
+    if not names:
+        return ()
+    found = {one: one.finds(subject.schema.names) for one in names}
+    missing = ", ".join(one.name for one, name in found.items() if name is None)
+    if missing:
+        raise invalid({parameter: [f"The following columns are not found on the table: {missing}"]})
+    chosen = set(found.values())
+    lacking = ", ".join(name for name in subject.key if name not in chosen)
+    if lacking:
+        raise invalid({parameter: [f"The list of columns must include all primary key columns, missing: {lacking}"]})
+    return tuple(name for name in subject.schema.names if name in chosen)

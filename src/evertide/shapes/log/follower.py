@@ -1,0 +1,134 @@
+"""Beside the requests: a thread that follows the collections, and keeps the shapes in bounds.
+
+With every commit, by whatever process: 1. take in what was committed, and wake who waits for it. 2. Learn which shapes
+others have ended, and whether collections were made anew.
+
+Now and then (`keep`, also for processes that serve no shapes): 3. End shapes whose log has grown too long, or whose
+collection has another shard. 4. If there are too many, end those that nobody asked for the longest: only who serves
+shapes does, as he makes them, and others know nothing of who asks. 5. Move the holds on the shards after those that are
+left: the storage may then forget what lies below.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Self
+
+from evertide.errors import EvertideError
+from evertide.shapes.log.record import HOLD, ShapeRecord, log_rows
+from evertide.shapes.log.registry import Shapes
+from evertide.shard.ticker import Ticker
+from evertide.store.paths import COMMITTED
+
+__all__ = ["Follower", "Keeper", "keep"]
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 0.5
+"""How long it sleeps at most before it looks whether it was stopped, and what else happened."""
+
+
+def keep(shapes: Shapes, *, is_serving: bool = True) -> None:
+    """Keep the shapes of a storage in bounds, whoever made them."""
+    shapes.look()
+    records = shapes.records.all()
+    shards = {name: shapes.members.shard(name) for name in sorted({record.shard for record in records})}
+    named = shapes.shards()
+    states = {name: shard.log.read().state for name, shard in shards.items()}
+    rows_max = shapes.options.log_rows_max
+    left: list[ShapeRecord] = []
+    for record in records:
+        state = states[record.shard]
+        if record.shard not in named or state.finalized:
+            shapes.end(record.handle, f"the content of {record.collection!r} was made anew")
+        elif log_rows(record, state) > max(rows_max, record.rows):
+            shapes.end(record.handle, f"its log grew beyond {rows_max} changes")
+        else:
+            left.append(record)
+    if is_serving:
+        left = _without_surplus(shapes, left)
+    oldest: dict[str, int] = {}
+    for record in left:
+        oldest[record.shard] = min(record.time, oldest.get(record.shard, record.time))
+    for name in {*shards, *named}:
+        shard = shapes.members.shard(name)
+        if shard.holds.get(HOLD) != oldest.get(name):  # else all shapes would be read once more, each time
+            shapes.records.move_hold(shard)
+
+
+def _without_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRecord]:
+    """Of all that there are, those beyond what there may be are ended: which are left."""
+    options, size = shapes.options, 0
+    left: list[ShapeRecord] = []
+    used_s = {shape.handle: shape.used_s for shape in shapes.live()}
+    latest = sorted(records, key=lambda one: (used_s.get(one.handle, -1.0), one.made_at_s), reverse=True)
+    for number, record in enumerate(latest, 1):
+        size += len(record.definition)
+        if number > options.shapes_max:
+            shapes.end(record.handle, f"there are more than {options.shapes_max} shapes")
+        elif size > options.definitions_bytes:
+            shapes.end(record.handle, f"the definitions of all shapes take more than {options.definitions_bytes} bytes")
+        else:
+            left.append(record)
+    return left
+
+
+class Keeper(Ticker):
+    """For a process that serves no shapes: others may have made some, and what is held for them must stay bounded."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        super().__init__("evertide-shapes-keeper", shapes.settings.beat_interval_s)
+        self._shapes = shapes
+
+    def tick(self) -> bool:
+        try:
+            keep(self._shapes, is_serving=False)
+        except EvertideError as error:
+            logger.warning("shapes are not kept in bounds for the moment: %s", error)
+        return True
+
+
+class Follower:
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evertide-shapes", daemon=True)
+        self._kept_s = shapes.runtime.monotonic_s()
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._shapes.stop()
+
+    def tick(self) -> None:
+        shapes = self._shapes
+        shapes.follow()
+        shapes.look()
+        shapes.learn()
+        now_s = shapes.runtime.monotonic_s()
+        if now_s - self._kept_s >= shapes.settings.beat_interval_s:
+            self._kept_s = now_s
+            shapes.rest()
+            keep(shapes)
+
+    def _run(self) -> None:
+        shapes, wait_s = self._shapes, self._shapes.settings.retry_wait_s
+        while not self._stopping.is_set():
+            try:
+                record = shapes.meta.head(COMMITTED)
+                self.tick()
+                shapes.meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
+                wait_s = shapes.settings.retry_wait_s
+                continue
+            except EvertideError as error:
+                logger.warning("shapes are not followed for the moment: %s", error)
+            except Exception:  # a fault of ours must show, and must not leave clients waiting for good
+                logger.exception("shapes are not followed for the moment")
+            self._stopping.wait(wait_s)
+            wait_s = min(2 * wait_s, shapes.settings.retry_wait_max_s)

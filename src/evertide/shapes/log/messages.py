@@ -1,0 +1,132 @@
+"""Messages: what clients are told of rows, as JSON.
+
+1. Values are texts, as PostgreSQL writes them, or null; `electric-schema` says what they stand for.
+2. The key of a row is the collection's name and the texts of its key's columns. A slash in them is doubled, so that no
+   two rows have the same. The second copy of a row that has no key ends in `/+2`, the third in `/+3`.
+3. An update tells the key and what changed; with `replica=full` the whole row, and what changed as it was before. A
+   delete tells the key; with `replica=full`, and where there is no key, the whole row.
+4. A snapshot ends with `snapshot-end`, which says what transactions it holds: some clients wait for one of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from evertide.shapes.log.definition import SCHEMA, ShapeDefinition
+from evertide.shapes.log.numbers import Visible
+from evertide.shapes.protocol.offsets import Offset
+from evertide.shapes.values.texts import texts
+
+__all__ = ["Rendered", "Teller", "Value", "snapshot_end", "up_to_date"]
+
+_encode = msgspec.json.Encoder().encode
+Value = dict[str, str | None]
+
+
+def up_to_date(transaction: int) -> bytes:
+    return _encode({"headers": {"control": "up-to-date", "global_last_seen_lsn": str(transaction)}})
+
+
+def snapshot_end(visible: Visible) -> bytes:
+    return _encode({"headers": {"control": "snapshot-end", **visible.told}})
+
+
+class Rendered:
+    """Rows as texts, column by column, each made when it is first asked for: shared by all shapes that tell them."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self._texts: dict[str, list[str | None]] = {}
+        self._keys: list[str] = []
+        self._values: dict[tuple[str, ...], tuple[list[tuple[str, list[str | None]]], dict[int, Value]]] = {}
+
+    def column(self, name: str) -> list[str | None]:
+        found = self._texts.get(name)
+        if found is None:
+            found = self._texts[name] = texts(self._rows.column(name))
+        return found
+
+    def keys(self, prefix: str, identity: Sequence[str], rows: Sequence[int]) -> list[str]:
+        """All who ask are of one collection, and have the same keys."""
+        if not self._keys:
+            columns = [[_part(text) for text in self.column(name)] for name in identity]
+            self._keys = [prefix + "".join(parts) for parts in zip(*columns, strict=True)]
+        keys = self._keys
+        return [keys[row] for row in rows]
+
+    def values(self, names: tuple[str, ...], rows: Sequence[int]) -> list[Value]:
+        found = self._values.get(names)
+        if found is None:
+            found = self._values[names] = [(name, self.column(name)) for name in names], {}
+        columns, known = found
+        for row in rows:
+            if row not in known:
+                known[row] = {name: column[row] for name, column in columns}
+        return [known[row] for row in rows]
+
+
+class Teller:
+    """How one shape tells of rows."""
+
+    def __init__(self, definition: ShapeDefinition) -> None:
+        subject = definition.subject
+        self._columns = definition.columns
+        self._key = tuple(name for name in subject.key)
+        self._identity = subject.identity
+        self._is_full = definition.is_full
+        self.form = (definition.columns, definition.is_full)
+        """Shapes of a collection that have the same tell of a row in the same way."""
+        self._relation = [SCHEMA, subject.name]
+        self._prefix = ".".join(f'"{part.replace("/", "//").replace(".", "..")}"' for part in self._relation)
+
+    def keys(self, rendered: Rendered, rows: Sequence[int]) -> list[str]:
+        return rendered.keys(self._prefix, self._identity, rows)
+
+    def values(self, rendered: Rendered, rows: Sequence[int]) -> list[Value]:
+        return rendered.values(self._columns, rows)
+
+    def snapshot(self, key: str, value: Value, mark: int | None = None) -> bytes:
+        headers: dict[str, Any] = {"operation": "insert", "relation": self._relation}
+        if mark is not None:
+            headers["snapshot_mark"] = mark
+        return _encode({"key": key, "value": value, "headers": headers})
+
+    def inserted(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+        return _encode({"key": key, "value": value, "headers": self._headers("insert", at, txids, is_last=is_last)})
+
+    def deleted(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+        told = value if self._is_full or not self._key else {name: value[name] for name in self._key}
+        return _encode({"key": key, "value": told, "headers": self._headers("delete", at, txids, is_last=is_last)})
+
+    def changed(self, old: Value, new: Value) -> list[str]:
+        return [name for name in self._columns if old[name] != new[name]]
+
+    def updated(self, key: str, old: Value, new: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+        changed = self.changed(old, new)
+        headers = self._headers("update", at, txids, is_last=is_last)
+        if self._is_full:
+            return _encode(
+                {"key": key, "value": new, "old_value": {name: old[name] for name in changed}, "headers": headers}
+            )
+        told = {name: new[name] for name in self._columns if name in self._key or name in changed}
+        return _encode({"key": key, "value": told, "headers": headers})
+
+    def _headers(self, operation: str, at: Offset, txids: Sequence[int], *, is_last: bool) -> dict[str, Any]:
+        headers: dict[str, Any] = {
+            "operation": operation,
+            "relation": self._relation,
+            "txids": txids,
+            "lsn": str(at.transaction),
+            "op_position": at.operation,
+        }
+        if is_last:
+            headers["last"] = True
+        return headers
+
+
+def _part(text: str | None) -> str:
+    return "/_" if text is None else f'/"{text.replace("/", "//")}"'

@@ -1,0 +1,196 @@
+"""A shape as storage knows it: its definition, its handle, and the time of its snapshot.
+
+Where it lies: Meta key `shape/<definition>/<number>`, version 1, one record, removed when the shape ends; and `shapes`,
+version 1, a record for each shape that ended, so that other processes learn of it. Written by whoever serves shapes.
+
+1. That is all there is to a shape. Its snapshot is the collection at `time`, its log what changed since: both are
+   read from the collection's shard, and come out the same in every process, as often as somebody asks.
+2. So the shard must stay readable from `time` on. One hold, named `shapes`, stands at the time of the oldest shape of
+   the shard; the record of a new shape and the hold are written in one commit, always: whoever wants to move the hold,
+   and has looked which shapes there are, finds out by compare-and-set that there is one more.
+3. For the same reason there is one shape of a definition at a time, however many processes look for it.
+4. A handle is the definition's id and a number that nobody had: it never comes back.
+5. A hold never lapses: shapes whose log got too long are ended, and the hold follows (`follower`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+
+from evertide.errors import TimeCompacted
+from evertide.shapes.log.definition import ShapeDefinition
+from evertide.shapes.log.numbers import Numbers, Visible
+from evertide.shard.hold import hold_write, read_holds
+from evertide.shard.shard import Shard, Shards
+from evertide.shard.state import ShardState
+from evertide.store.meta import Record, Write
+from evertide.store.paths import SHAPES, shape_key, shape_prefix
+from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.sealed import seal, unseal
+
+__all__ = ["HOLD", "Ended", "ShapeRecord", "ShapeRecords", "log_rows"]
+
+logger = logging.getLogger(__name__)
+
+HOLD = "shapes"
+_UNIQUE = 10**9
+"""A clock may be set back: so a handle's number has more to it than its time."""
+_ENDS_KEPT = 1024
+"""Whoever did not look for longer looks at all shapes."""
+_HANDLE = re.compile(r"([0-9a-f]{32})-([1-9][0-9]{0,39})")
+
+
+class ShapeRecord(msgspec.Struct, frozen=True):
+    handle: str
+    definition: str
+    """As `ShapeDefinition.canonical` tells it."""
+    collection: str
+    shard: str
+    time: int
+    """Its snapshot holds all transactions up to this one."""
+    rows: int
+    """Changes that the shard held then."""
+    chunk_bytes: int
+    """About how large the chunks of its snapshot are: whoever goes on with the next one must find it where it was."""
+    made_at_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from another's."""
+    visible: Visible | msgspec.UnsetType = msgspec.UNSET
+    """What its snapshot says that it holds. A shape of a version that did not say so is told as it was."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    handle: str
+    why: str
+    change: str
+
+
+class ShapeRecords:
+    """Those of one storage, as one process reads and writes them."""
+
+    def __init__(self, shards: Shards, numbers: Numbers, chunk_bytes: int) -> None:
+        self._numbers = numbers
+        self._chunk_bytes = chunk_bytes
+        self._meta = shards.meta
+        self._runtime = shards.runtime
+        self._settings = shards.settings
+
+    def all(self) -> list[ShapeRecord]:
+        return self._read(shape_prefix())
+
+    def of(self, definition: ShapeDefinition) -> ShapeRecord | None:
+        """The shape of a definition, if there is one."""
+        found = self._read(shape_prefix(definition.id))
+        return found[-1] if found else None
+
+    def find(self, handle: str) -> ShapeRecord | None:
+        key = _key(handle)
+        if key is None:
+            return None
+        record = reading(lambda: self._meta.head(key), self._runtime, self._settings)
+        return self._record(key, record) if record is not None else None
+
+    def create(self, definition: ShapeDefinition, shard: Shard) -> ShapeRecord:
+        """The shape of a definition: the one that is there, or a new one that begins now."""
+        while True:
+            holds = read_holds(shard.log)
+            found = self.of(definition)
+            if found is not None and found.shard == shard.name:
+                return found
+            if found is not None:
+                self.end(found.handle, "the collection was made anew")
+                continue
+            state = shard.log.read().state
+            record = self._new(definition, state)
+            held = holds.holds.get(HOLD, record.time)
+            try:
+                hold = hold_write(shard.log, holds, HOLD, min(held, record.time))
+            except TimeCompacted:  # since moved on after the state was read
+                continue
+            key = _key(record.handle)
+            assert key is not None  # noqa: S101 - it was made here
+            if self._commit([Write(key, 0, seal(record)), hold]):
+                return record
+
+    def end(self, handle: str, why: str) -> bool:
+        """False if it had ended already."""
+        key = _key(handle)
+        while key is not None:
+            number = self.last_end()
+            ended = Ended(handle, why, self._runtime.new_id())
+            if self._commit([Write(SHAPES, number, seal(ended)), Write(key, 1, None)]):
+                truncate_sometimes(self._meta, SHAPES, max(0, number - _ENDS_KEPT))
+                return True
+            if self.find(handle) is None:
+                return False
+        return False
+
+    def last_end(self) -> int:
+        """The number of the last record of a shape that ended."""
+        head = reading(lambda: self._meta.head(SHAPES), self._runtime, self._settings)
+        return head.seqno if head is not None else 0
+
+    def ended(self, after: int) -> tuple[int, list[str] | None]:
+        """The handles that ended after a record, and the number of the last one; None if that is not known any more."""
+        records = reading(lambda: self._meta.scan(SHAPES, after), self._runtime, self._settings)
+        if not records:
+            return after, []
+        path = self._meta.path(SHAPES)
+        handles = [unseal(record.data, Ended, path).handle for record in records]
+        return records[-1].seqno, None if records[0].seqno != after + 1 else handles
+
+    def move_hold(self, shard: Shard) -> None:
+        """To the oldest shape of the shard; released if there is none."""
+        while True:
+            holds = read_holds(shard.log)
+            times = [record.time for record in self.all() if record.shard == shard.name]
+            wanted = min(times, default=None)
+            held = holds.holds.get(HOLD)
+            if held == wanted or (held is not None and wanted is not None and wanted < held):
+                return  # never back: what a record names was held before it was written
+            if self._commit([hold_write(shard.log, holds, HOLD, wanted)]):
+                return
+
+    def _commit(self, writes: list[Write]) -> bool:
+        """False if somebody was first."""
+        return commit_settled(self._meta, writes, (), self._runtime, self._settings) is None
+
+    def _new(self, definition: ShapeDefinition, state: ShardState) -> ShapeRecord:
+        made_at_s = self._runtime.wall_s()
+        number = int(made_at_s * 1_000_000) * _UNIQUE + int(self._runtime.new_id(), 16) % _UNIQUE
+        return ShapeRecord(
+            handle=f"{definition.id}-{number}",
+            definition=definition.canonical,
+            collection=definition.subject.name,
+            shard=definition.subject.shard,
+            time=state.upper - 1,
+            rows=sum(batch.rows for batch in state.batches),
+            chunk_bytes=self._chunk_bytes,
+            made_at_s=made_at_s,
+            change=self._runtime.new_id(),
+            visible=self._numbers.visible(state.upper - 1),
+        )
+
+    def _read(self, prefix: str) -> list[ShapeRecord]:
+        heads = reading(lambda: self._meta.heads(prefix), self._runtime, self._settings)
+        return [self._record(key, record) for key, record in heads.items()]
+
+    def _record(self, key: str, record: Record) -> ShapeRecord:
+        return unseal(record.data, ShapeRecord, self._meta.path(key))
+
+
+def log_rows(record: ShapeRecord, state: ShardState) -> int:
+    """About how many changes are kept for a shape: those since its snapshot."""
+    since = [part for part in state.parts if part.time_max > record.time]
+    rows = sum(part.rows for part in since)
+    has_merged = any(part.time_min <= record.time for part in since)
+    return max(0, rows - record.rows) if has_merged else rows
+
+
+def _key(handle: str) -> str | None:
+    """None if it is no handle of ours."""
+    found = _HANDLE.fullmatch(handle)
+    return shape_key(found[1], int(found[2])) if found is not None else None

@@ -1,0 +1,249 @@
+"""The snapshot of a shape: the collection at the time when the shape began, in chunks.
+
+1. Chunks are made once, one after the other, in a thread of their own, and given out as soon as they are there. They
+   are the same bytes whenever they are made again.
+2. A snapshot of one small chunk stays in memory, any other in a temporary file. Both are forgotten when there are too
+   many of them, those that nobody asked for the longest first.
+3. Rows are read under a lease (`contents`), and rendered some thousands at a time: what is held in memory is the
+   collection's columns as Arrow has them, never as JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import EvertideError, Unavailable
+from evertide.shapes.log.messages import Rendered, Teller
+from evertide.shapes.log.stretch import copy_key
+from evertide.shapes.options import ShapeOptions
+from evertide.shard.changes import DIFF
+
+__all__ = ["Chunks", "Room", "Snapshots", "snapshot_messages"]
+
+logger = logging.getLogger(__name__)
+
+_ROWS = 4096
+_PIECE_BYTES = 256 * 1024
+_SMALL_BYTES = 64 * 1024
+_MAKERS = 4
+
+
+def snapshot_messages(teller: Teller, content: pa.Table, *, has_key: bool, mark: int | None = None) -> Iterator[bytes]:
+    for start in range(0, content.num_rows, _ROWS):
+        piece = content.slice(start, _ROWS)
+        rendered = Rendered(piece.drop_columns([DIFF]))
+        rows = range(piece.num_rows)
+        counts = np.asarray(piece.column(DIFF)).tolist()
+        for key, value, count in zip(teller.keys(rendered, rows), teller.values(rendered, rows), counts, strict=True):
+            for copy in range(1, 2 if has_key else count + 1):
+                yield teller.snapshot(copy_key(key, copy), value, mark)
+
+
+class Room:
+    """What all snapshots of a process take: counted as they grow, so that nobody has to add them up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.memory_bytes = 0
+        self.disk_bytes = 0
+
+    def take(self, memory_bytes: int, disk_bytes: int) -> None:
+        with self._lock:
+            self.memory_bytes += memory_bytes
+            self.disk_bytes += disk_bytes
+
+
+class Chunks:
+    """The chunks of one snapshot: bodies without the brackets around them."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._changed = threading.Condition()
+        self._ends: list[int] = []
+        self._small = b""
+        self._file: int | None = None
+        self._is_done = False
+        self._error: EvertideError | None = None
+        self.memory_bytes = 0
+        self.disk_bytes = 0
+
+    def make(self, messages: Iterator[bytes], chunk_bytes: int) -> None:
+        try:
+            held: list[bytes] = []
+            size = 0
+            for message in messages:
+                held += (b"," if held else b"", message)
+                size += len(message) + 1
+                if size >= chunk_bytes:
+                    if not self._add(b"".join(held), is_last=False):
+                        return  # nobody wants it any more
+                    held, size = [], 0
+            self._add(b"".join(held), is_last=True)
+        except EvertideError as error:
+            self._fail(error)
+        except BaseException:
+            logger.exception("the snapshot of a shape could not be made")  # whoever gave it to a thread does not look
+            self._fail(EvertideError())
+            raise
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    def has(self, number: int) -> bool:
+        """Whether there is a chunk of that number, from 0 on; waits until that is known."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_done or len(self._ends) > number)
+            self._check()
+            return len(self._ends) > number
+
+    def size(self, number: int) -> int:
+        return self._ends[number] - (self._ends[number - 1] if number else 0)
+
+    def pieces(self, number: int) -> Iterator[bytes]:
+        """The body of a chunk that is there. It may be forgotten while a slow client reads: this one has its own."""
+        with self._changed:
+            self._check()
+            start, end = self._ends[number] - self.size(number), self._ends[number]
+            file = None if self._file is None else _Shared(self._file)
+            return _pieces(file, self._small, start, end)
+
+    def close(self) -> None:
+        with self._changed:
+            file, self._file = self._file, None
+            self._error = self._error or Unavailable(path="the snapshot of a shape", why="it was forgotten")
+            self._is_done = True
+            self._room.take(-self.memory_bytes, -self.disk_bytes)
+            self.memory_bytes = self.disk_bytes = 0
+            self._changed.notify_all()
+        if file is not None:
+            os.close(file)
+
+    def _add(self, chunk: bytes, *, is_last: bool) -> bool:
+        with self._changed:
+            if self._error is not None:
+                return False
+            before = self._ends[-1] if self._ends else 0
+            is_over = is_last and not chunk and bool(self._ends)
+            if is_last and not self._ends and len(chunk) <= _SMALL_BYTES:
+                self._small, self.memory_bytes = chunk, len(chunk)
+                self._room.take(len(chunk), 0)
+            elif not is_over:
+                if self._file is None:
+                    self._file = _anonymous()
+                _write(self._file, chunk, before)
+                self.disk_bytes += len(chunk)
+                self._room.take(0, len(chunk))
+            if not is_over:
+                self._ends.append(before + len(chunk))
+            self._is_done = is_last
+            self._changed.notify_all()
+            return True
+
+    def _fail(self, error: EvertideError) -> None:
+        with self._changed:
+            self._error, self._is_done = error, True
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Snapshots:
+    """Those of one process, by the handles of their shapes."""
+
+    def __init__(self, options: ShapeOptions) -> None:
+        self._options = options
+        self._room = Room()
+        self._lock = threading.Lock()
+        self._made: dict[str, Chunks] = {}
+        """The one that was asked for last is the last."""
+        self._makers = ThreadPoolExecutor(_MAKERS, thread_name_prefix="evertide-snapshot")
+
+    def of(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int) -> Chunks:
+        with self._lock:
+            found = self._made.pop(handle, None)
+            if found is None or found.has_failed:
+                found = Chunks(self._room)
+                self._makers.submit(found.make, _late(messages), chunk_bytes)
+            self._made[handle] = found
+            self._shrink()
+        return found
+
+    def forget(self, handle: str) -> None:
+        with self._lock:
+            found = self._made.pop(handle, None)
+        if found is not None:
+            found.close()
+
+    def stop(self) -> None:
+        with self._lock:
+            for chunks in self._made.values():
+                chunks.close()  # whoever makes one finds out, and ends
+            self._made.clear()
+        self._makers.shutdown(wait=True, cancel_futures=True)
+
+    def _shrink(self) -> None:
+        """Those that nobody asked for the longest, until the others have room; never the last."""
+        if not any(self._is_over()):
+            return
+        for handle, chunks in [*self._made.items()][:-1]:
+            in_memory, on_disk = self._is_over()
+            if (in_memory and chunks.memory_bytes) or (on_disk and chunks.disk_bytes):
+                del self._made[handle]
+                chunks.close()
+
+    def _is_over(self) -> tuple[bool, bool]:
+        room, options = self._room, self._options
+        return room.memory_bytes > options.share_bytes, room.disk_bytes > options.disk_bytes
+
+
+class _Shared:
+    """An open file, once more; closed when nobody has it any more, also if it was never read."""
+
+    def __init__(self, file: int) -> None:
+        self.file = os.dup(file)
+
+    def __del__(self) -> None:
+        os.close(self.file)
+
+
+def _pieces(shared: _Shared | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
+    yield b"["
+    if shared is None:
+        yield small[start:end]
+    else:
+        while start < end:
+            piece = os.pread(shared.file, min(_PIECE_BYTES, end - start), start)
+            start += len(piece)
+            yield piece
+    yield b"]"
+
+
+def _late(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    """Begun in the thread that makes them."""
+    yield from messages()
+
+
+def _anonymous() -> int:
+    """A file that nobody else sees, and that is gone with the process."""
+    file, path = tempfile.mkstemp(prefix="evertide-shape-")
+    Path(path).unlink()
+    return file
+
+
+def _write(file: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, at)
+        view, at = view[written:], at + written

@@ -1,0 +1,216 @@
+"""A stretch of a collection's changes, and the entries that it makes in the log of a shape.
+
+1. Changes are in order of time, and within a transaction in the order that a shard gives them out in, which the content
+   decides: so the log of a shape is the same bytes in every process, however storage was merged meanwhile.
+2. Of a transaction, a row that goes and one that comes under the same key are an update. If only one of them is in the
+   shape, it is a delete or an insert: the row moves out of the shape, or into it. An update that changes no selected
+   column is not told.
+3. Of a collection without a key there are no updates: rows come and go, each copy by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from evertide.shapes.log.copies import copies_before
+from evertide.shapes.log.messages import Rendered, Teller, Value
+from evertide.shapes.protocol.offsets import Offset
+from evertide.shard.changes import DIFF, TIME
+from evertide.shard.columns import Longs, Words
+from evertide.shard.digest import row_hashes
+
+__all__ = ["Entry", "Stretch", "Told", "TxIds"]
+
+TxIds = Callable[[int], Sequence[int]]
+"""The numbers under which a transaction, given by its time, is known to those who wrote it."""
+
+_NUMBERS = 8
+"""More of them than that stand only with the last change of a transaction: clients take them all together there."""
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """There may be millions of them in memory: the garbage collector need not look at each."""
+
+    offset: Offset
+    data: bytes
+
+
+class _Change(msgspec.Struct, frozen=True, gc=False):
+    """A row that comes (diff > 0) or goes, with its texts; `place` is its place among those that are told."""
+
+    place: int
+    key: str
+    value: Value
+    time: int
+    operation: int
+    diff: int
+    before: int
+
+
+class _Step(msgspec.Struct, frozen=True, gc=False):
+    """Something to tell: where it stands in its transaction, and of which rows."""
+
+    operation: int
+    key: str
+    new: _Change | None
+    old: _Change | None
+
+
+class Told:
+    """The rows of a stretch that somebody tells of: what does not depend on the shape is made once for all of them.
+
+    There may be thousands of shapes that each get a row or two, so a shape must not cost much beside its rows. Messages
+    that are the same for several shapes are the same bytes in memory.
+    """
+
+    def __init__(self, stretch: Stretch, rows: Longs) -> None:
+        is_whole = len(rows) == len(stretch)
+        self.texts = Rendered(stretch.rows if is_whole else stretch.rows.take(pa.array(rows)))
+        self._places: list[int] | None = None
+        if not is_whole:
+            places = np.zeros(len(stretch), np.int64)
+            places[rows] = np.arange(len(rows))
+            self._places = places.tolist()
+        before = np.zeros(len(rows), np.int64) if stretch.before is None else stretch.before[rows]
+        columns = (stretch.times[rows], stretch.operations[rows], stretch.diffs[rows], before)
+        self._facts: list[tuple[int, int, int, int]] = [*zip(*(column.tolist() for column in columns), strict=True)]
+        self._messages: dict[tuple[Any, ...], bytes] = {}
+
+    def changes(self, teller: Teller, chosen: Longs) -> list[_Change]:
+        rows = chosen.tolist()
+        known = self._places
+        places = rows if known is None else [known[row] for row in rows]
+        told = zip(places, teller.keys(self.texts, places), teller.values(self.texts, places), strict=True)
+        facts = self._facts
+        return [_Change(place, key, value, *facts[place]) for place, key, value in told]
+
+    def message(self, teller: Teller, step: _Step, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+        new, old = step.new, step.old
+        same = (teller.form, at, new.place if new else -1, old.place if old else -1, is_last)
+        found = self._messages.get(same)
+        if found is None:
+            if new is None:
+                assert old is not None  # noqa: S101 - a step has one of them
+                found = teller.deleted(step.key, old.value, at, txids, is_last=is_last)
+            elif old is None:
+                found = teller.inserted(step.key, new.value, at, txids, is_last=is_last)
+            else:
+                found = teller.updated(step.key, old.value, new.value, at, txids, is_last=is_last)
+            self._messages[same] = found
+        return found
+
+
+class Stretch:
+    def __init__(self, changes: pa.Table, lower: int, upper: int) -> None:
+        """`changes` are those of [lower, upper), with times and diffs."""
+        times = changes.column(TIME).to_numpy()
+        order = np.argsort(times, kind="stable")
+        ordered = changes if (order[1:] > order[:-1]).all() else changes.take(pa.array(order))
+        self.lower = lower
+        self.upper = upper
+        self.times: Longs = times[order]
+        self.diffs: Longs = ordered.column(DIFF).to_numpy()
+        self.rows = ordered.drop_columns([TIME, DIFF])
+        self.operations = _operations(self.times, self.diffs)
+        self.before: Longs | None = None
+        """How often each row was there before, if the collection has no key."""
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def hashes(self) -> tuple[Words, Words]:
+        found = row_hashes(self.rows)
+        return found.high, found.low
+
+    def count(self, hashes: tuple[Words, Words], after: Longs) -> None:
+        self.before = copies_before(hashes, self.diffs, after)
+
+    def between(self, lower: int, upper: int) -> Stretch:
+        """The changes of [lower, upper), as far as they are here."""
+        if lower <= self.lower and upper >= self.upper:
+            return self
+        made = Stretch.__new__(Stretch)
+        made.lower, made.upper = max(lower, self.lower), min(upper, self.upper)
+        start, end = (int(row) for row in np.searchsorted(self.times, (made.lower, made.upper)))
+        made.times, made.diffs = self.times[start:end], self.diffs[start:end]
+        made.operations = self.operations[start:end]
+        made.rows = self.rows.slice(start, end - start)
+        made.before = None if self.before is None else self.before[start:end]
+        return made
+
+    def told(self, chosen: Iterable[Longs]) -> Told:
+        """The rows that somebody tells of."""
+        every = [*chosen]
+        rows = every[0] if len(every) == 1 else np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
+        return Told(self, rows)
+
+    def entries(self, teller: Teller, chosen: Longs, told: Told, txids: TxIds) -> list[Entry]:
+        """What a shape is told, of the rows that are in it."""
+        changes = told.changes(teller, chosen)
+        is_keyed = self.before is None
+        found: list[Entry] = []
+        end = 0
+        while end < len(changes):
+            start, time = end, changes[end].time
+            while end < len(changes) and changes[end].time == time:
+                end += 1
+            steps = _keyed(teller, changes[start:end]) if is_keyed else _copied(changes[start:end])
+            named = txids(time)
+            early = named if len(named) <= _NUMBERS else ()
+            for number, step in enumerate(steps, 1):
+                at, is_last = Offset(time + 1, step.operation), number == len(steps)
+                message = told.message(teller, step, at, named if is_last else early, is_last=is_last)
+                found.append(Entry(at, message))
+        return found
+
+
+def _keyed(teller: Teller, changes: list[_Change]) -> list[_Step]:
+    """Of one transaction."""
+    gone: dict[str, list[_Change]] = {}
+    for one in changes:
+        if one.diff < 0:
+            gone.setdefault(one.key, []).append(one)
+    steps: list[_Step] = []
+    for new in changes:
+        if new.diff < 0:
+            continue
+        if old := gone.get(new.key):
+            before = old.pop(0)
+            if teller.changed(before.value, new.value):
+                steps.append(_Step(new.operation, new.key, new, before))
+        else:
+            steps.append(_Step(new.operation, new.key, new, None))
+    if not gone:
+        return steps
+    steps += [_Step(one.operation, one.key, None, one) for old in gone.values() for one in old]
+    return sorted(steps, key=lambda step: step.operation)
+
+
+def _copied(changes: list[_Change]) -> list[_Step]:
+    """Each copy by itself: the last that came is the first that goes."""
+    steps = []
+    for one in changes:
+        is_new = one.diff > 0
+        for each in range(abs(one.diff)):
+            key = copy_key(one.key, one.before + 1 + each if is_new else one.before - each)
+            steps.append(_Step(one.operation + 2 * each, key, one if is_new else None, None if is_new else one))
+    return steps
+
+
+def copy_key(key: str, copy: int) -> str:
+    return key if copy <= 1 else f"{key}/+{copy}"
+
+
+def _operations(times: Longs, diffs: Longs) -> Longs:
+    """Where each change stands in its transaction: twice as many as there are rows before it."""
+    sizes = np.abs(diffs)
+    before = np.cumsum(sizes) - sizes
+    starts = np.flatnonzero(np.diff(times, prepend=-1)) if len(times) else np.empty(0, np.int64)
+    lengths = np.diff(np.append(starts, len(times)))
+    found: Longs = (before - np.repeat(before[starts], lengths)) * 2
+    return found

@@ -1,0 +1,261 @@
+"""What a client asks for: the parameters of `/v1/shape`, taken apart and checked before anything is looked up.
+
+1. Everything that is wrong is told at once, by parameter. Parameters that mean nothing are ignored, as clients and
+   caches add some of their own.
+2. `handle` counts only where there is a place to go on from: with `-1` and `now` it is there for caches.
+3. A request for a subset has any of `subset__...` in its address, or a JSON object as its body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from evertide.shapes.protocol.offsets import BEFORE_ALL, BEFORE_LOG, Offset, parse_offset
+from evertide.shapes.protocol.refusals import Refusal, invalid
+from evertide.shapes.where.restriction import UNRESTRICTED, Restriction
+
+__all__ = ["Identifier", "ShapeRequest", "SubsetRequest", "identifiers", "parse_request", "subset_of_body"]
+
+_BLANK = "can't be blank"
+_SUBSET = "subset__"
+_SUBSET_FIELDS = ("where", "params", "limit", "offset", "order_by", "where_expr", "order_by_expr")
+_PARAM = re.compile(r"params\[([^\]]*)\]")
+_WHOLE = re.compile(r"[0-9]{1,18}")
+
+Errors = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier:
+    """A name as SQL writes it: in quotes it is exact, without them its case does not matter."""
+
+    name: str
+    is_quoted: bool = False
+
+    def finds(self, names: Iterable[str]) -> str | None:
+        """The name that it stands for."""
+        if self.is_quoted:
+            return next((name for name in names if name == self.name), None)
+        wanted = self.name.lower()
+        return next((name for name in names if name.lower() == wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SubsetRequest:
+    where: str = ""
+    params: tuple[tuple[str, str], ...] = ()
+    order_by: str = ""
+    limit: int | None = None
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRequest:
+    table: tuple[Identifier, ...]
+    """With its schema, if that is named."""
+    offset: Offset = BEFORE_ALL
+    is_now: bool = False
+    handle: str = ""
+    is_live: bool = False
+    is_sse: bool = False
+    cursor: str = ""
+    where: str = ""
+    params: tuple[tuple[str, str], ...] = ()
+    columns: tuple[Identifier, ...] = ()
+    queryable: tuple[Identifier, ...] = ()
+    is_full: bool = False
+    is_changes_only: bool = False
+    subset: SubsetRequest | None = field(default=None)
+    restriction: Restriction = UNRESTRICTED
+    """Of whoever asks: nothing that he sends has a say in it."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether it asks for a shape by its definition alone."""
+        return self.is_now or self.offset == BEFORE_ALL
+
+
+def parse_request(query: Mapping[str, str], *, needs_offset: bool = True) -> ShapeRequest:
+    errors: Errors = {}
+    offset, is_now = _offset(query, errors, needs_offset=needs_offset)
+    begins = is_now or offset == BEFORE_ALL
+    is_live = _flag(query, "live")
+    is_sse = _flag(query, "live_sse") or _flag(query, "experimental_live_sse")
+    handle = "" if begins and needs_offset else query.get("handle", "")
+    if needs_offset and not begins and not handle and "offset" not in errors:
+        errors["handle"] = ["can't be blank when offset != -1"]
+    if is_live and begins and "offset" not in errors:
+        errors["live"] = [f"can't be true when offset == {'now' if is_now else '-1'}"]
+    if is_sse and not is_live:
+        errors["live_sse"] = ["can't be true unless live is also true"]
+    found = ShapeRequest(
+        table=_table(query, errors, is_needed=needs_offset or not handle),
+        offset=offset,
+        is_now=is_now,
+        handle=handle,
+        is_live=is_live,
+        is_sse=is_sse,
+        cursor=query.get("cursor", ""),
+        where=query.get("where", ""),
+        params=tuple(sorted((hit[1], value) for name, value in query.items() if (hit := _PARAM.fullmatch(name)))),
+        columns=_columns(query, "columns", errors),
+        queryable=_columns(query, "queryable_columns", errors),
+        is_full=_choice(query, "replica", ("default", "full"), errors) == "full",
+        is_changes_only=_choice(query, "log", ("full", "changes_only"), errors) == "changes_only",
+        subset=_subset_of_query(query, errors),
+    )
+    if errors:
+        raise invalid(errors)
+    return found
+
+
+def subset_of_body(content: bytes) -> SubsetRequest | None:
+    """Of a POST; None if the body is empty, or names nothing."""
+    if not content.strip():
+        return None
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise Refusal(400, {"error": "Invalid JSON in request body", "details": str(error)}) from error
+    if not isinstance(value, dict):
+        raise Refusal(400, {"error": "Request body must be a JSON object"})
+    inner = value.get("subset", value)
+    if not isinstance(inner, dict):
+        raise invalid({"subset": ["must be a JSON object"]})
+    errors: Errors = {}
+    found = _subset({name: inner[name] for name in _SUBSET_FIELDS if inner.get(name) is not None}, errors)
+    if errors:
+        raise invalid({"subset": [f"{name} {message}" for name, all_ in errors.items() for message in all_]})
+    return found
+
+
+def identifiers(text: str) -> list[Identifier] | None:
+    """Names with commas between them, quoted or not; None if it is no such list."""
+    found = []
+    for piece in _split(text, ","):
+        name = _identifier(piece.strip())
+        if name is None:
+            return None
+        found.append(name)
+    return found
+
+
+def _identifier(text: str) -> Identifier | None:
+    if len(text) > 2 and text[0] == text[-1] == '"':
+        inner = text[1:-1]
+        return None if '"' in inner.replace('""', "") else Identifier(inner.replace('""', '"'), is_quoted=True)
+    return None if not text or '"' in text else Identifier(text)
+
+
+def _split(text: str, at: str) -> list[str]:
+    """Where that stands outside of quotes."""
+    pieces, start, is_quoted = [], 0, False
+    for place, character in enumerate(text):
+        is_quoted ^= character == '"'
+        if character == at and not is_quoted:
+            pieces.append(text[start:place])
+            start = place + 1
+    return [*pieces, text[start:]]
+
+
+def _table(query: Mapping[str, str], errors: Errors, *, is_needed: bool) -> tuple[Identifier, ...]:
+    text = query.get("table", "").strip()
+    if not text:
+        if is_needed:
+            errors["table"] = [_BLANK]
+        return ()
+    names = [_identifier(piece.strip()) for piece in _split(text, ".")]
+    if not 1 <= len(names) <= 2 or None in names:
+        errors["table"] = ["Invalid zero-length delimited identifier" if '""' in text else "has invalid format"]
+        return ()
+    return tuple(name for name in names if name is not None)
+
+
+def _columns(query: Mapping[str, str], name: str, errors: Errors) -> tuple[Identifier, ...]:
+    if name not in query:
+        return ()
+    found = identifiers(query[name])
+    if found is None:
+        errors[name] = ["Invalid zero-length delimited identifier"]
+        return ()
+    return tuple(found)
+
+
+def _offset(query: Mapping[str, str], errors: Errors, *, needs_offset: bool) -> tuple[Offset, bool]:
+    text = query.get("offset", "")
+    if text == "now":
+        return BEFORE_LOG, True
+    found = parse_offset(text)
+    if found is None and needs_offset:
+        errors["offset"] = [_BLANK if not text else "has invalid format"]
+    return BEFORE_ALL if found is None else found, False
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    return name in query and query[name].lower() != "false"
+
+
+def _choice(query: Mapping[str, str], name: str, known: tuple[str, ...], errors: Errors) -> str:
+    value = query.get(name) or known[0]
+    if value not in known:
+        errors[name] = [f"is invalid, expected {' or '.join(known)}"]
+    return value
+
+
+def _subset_of_query(query: Mapping[str, str], errors: Errors) -> SubsetRequest | None:
+    given: dict[str, Any] = {
+        name: query[_SUBSET + name] for name in _SUBSET_FIELDS if query.get(_SUBSET + name, "") != ""
+    }
+    wrong: Errors = {}
+    if "params" in given:
+        try:
+            given["params"] = msgspec.json.decode(given["params"].encode())
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            wrong["params"] = ["must be a JSON object"]
+            given["params"] = {}
+    found = _subset(given, wrong)
+    errors.update({_SUBSET + name: messages for name, messages in wrong.items()})
+    return found
+
+
+def _subset(given: Mapping[str, Any], errors: Errors) -> SubsetRequest | None:
+    if not given:
+        return None
+    texts = {name: given.get(name, "") for name in ("where", "order_by")}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            errors[name] = ["must be a text"]
+    params = given.get("params", {})
+    if isinstance(params, list):
+        params = {str(at): value for at, value in enumerate(params, 1)}
+    if not isinstance(params, dict) or any(isinstance(value, dict | list) for value in params.values()):
+        errors["params"] = ["must be a JSON object"]
+        params = {}
+    limit = _number(given, "limit", 1, errors)
+    offset = _number(given, "offset", 0, errors)
+    if (limit is not None or offset is not None) and not texts["order_by"]:
+        errors["order_by"] = ["order_by is required when limit or offset is present"]
+    if errors:
+        return None
+    named = tuple(sorted((str(name), _param(value)) for name, value in params.items()))
+    return SubsetRequest(texts["where"], named, texts["order_by"], limit, offset or 0)
+
+
+def _param(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _number(given: Mapping[str, Any], name: str, least: int, errors: Errors) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    text = str(value)
+    if isinstance(value, bool) or not _WHOLE.fullmatch(text) or int(text) < least:
+        errors[name] = [f"must be a whole number of at least {least}"]
+        return None
+    return int(text)

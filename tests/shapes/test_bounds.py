@@ -1,0 +1,249 @@
+"""What clients may make of a server: memory, time and storage that requests cost stay bounded, whatever they say."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from evertide.errors import EvertideError, InvalidInput
+from evertide.runtime import SystemRuntime
+from evertide.shapes.http.admission import Admission
+from evertide.shapes.http.subset import _order, _sorted
+from evertide.shapes.log import registry
+from evertide.shapes.log.definition import ShapeDefinition
+from evertide.shapes.log.follower import Keeper, keep
+from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.registry import Shapes
+from evertide.shapes.log.snapshot import Snapshots
+from evertide.shapes.protocol.refusals import Refusal
+from evertide.shapes.protocol.requests import Identifier, identifiers, parse_request
+from evertide.shapes.where import clause, expressions, patterns
+from evertide.shapes.where.clause import Where, parse_where
+from tests.servers.postgres import PostgresServer
+from tests.shapes.kit import OPTIONS, Follower, order, shop
+
+N = pa.field("n", pa.decimal128(10, 2))
+SCHEMA = pa.schema([("id", pa.int64()), ("t", pa.string()), ("f", pa.float64()), ("a", pa.list_(pa.int64())), N])
+
+
+def where(text: str, *params: str) -> Where:
+    return parse_where(text, {str(number): value for number, value in enumerate(params, 1)}, SCHEMA)
+
+
+# Requests
+
+
+def test_a_handle_with_thousands_of_digits_is_nobodys() -> None:
+    """Python refuses to read such numbers, which is no answer."""
+    with shop() as s:
+        s.push(rows=[order(1)])
+        handle = s.get().handle
+        definition, number = handle.split("-")
+        for strange in (f"{definition}-{'9' * 5000}", f"{definition}-0{number}", f"{definition}-"):
+            asked = s.get(offset="0_0", handle=strange)
+            assert (asked.status, asked.handle) == (409, handle)
+            assert s.ask("DELETE", handle=strange).status == 404
+        assert s.get(offset="0_0", handle=handle).status == 200
+
+
+@pytest.mark.timeout(60)
+def test_long_names_take_time_in_proportion() -> None:
+    """Fails, by its time limit, if they are put together letter by letter: that is some minutes."""
+    long = "a" * 4_000_000
+    assert identifiers(f'"{long}",b') == [Identifier(long, is_quoted=True), Identifier("b")]
+    assert identifiers('"a,b","c""d",e') == [Identifier("a,b", True), Identifier('c"d', True), Identifier("e")]
+
+
+def test_columns_that_are_named_again_decide_nothing() -> None:
+    assert _order(["id", "t"], ",".join(["id desc", "ID", '"id" asc'] * 1000)) == [("id", True, True)]
+    with pytest.raises(Refusal) as refused:
+        _order(["id"], "x" * 100_000)
+    assert len(str(refused.value.body)) < 300
+
+
+def test_a_stream_whose_request_was_admitted_is_not_refused_half_way() -> None:
+    """Its head is sent by then; what comes instead of events would be a connection that breaks."""
+
+    async def pieces() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+
+    async def streamed() -> None:
+        admission = Admission(replace(OPTIONS, clients_max=1), SystemRuntime())
+        with admission.one(is_newcomer=False):
+            got = [(piece, admission.clients) async for piece in admission.during(pieces())]
+            assert got == [(number, 2) for number in range(3)]
+            with pytest.raises(Refusal), admission.one(is_newcomer=False):
+                pass
+        assert admission.clients == 0
+
+    asyncio.run(streamed())
+
+
+def test_a_place_that_is_nowhere_is_not_looked_for_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[LiveShape] = []
+    real = Shapes.catch_up
+
+    def catch_up(shapes: Shapes, shape: LiveShape) -> None:
+        looks.append(shape)
+        real(shapes, shape)
+
+    with shop(options=replace(OPTIONS, long_poll_s=1.2), follow=False) as s:
+        s.push(rows=[order(1)])
+        handle = s.get().handle
+        monkeypatch.setattr(Shapes, "catch_up", catch_up)
+        answer = s.get(offset="999_0", handle=handle)
+        assert (answer.status, answer.body["errors"]) == (400, {"offset": ["out of bounds for this shape"]})
+        assert 2 <= len(looks) <= 6
+
+
+# Where clauses
+
+
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [
+        (" || ".join(["t"] * 2), ()),
+        ("(" + " || ".join(["t"] * 40) + ") || (" + " || ".join(["t"] * 40) + ")", ()),
+        ("t || $1", ("x" * 9000,)),
+    ],
+)
+def test_texts_are_put_together(text: str, params: tuple[str, ...]) -> None:
+    rows = pa.table({"t": ["ab", None]}, pa.schema([("t", pa.string())]))
+    made = "ab" * text.count("t") + "".join(params)
+    assert where(f"{text} = '{made}'", *params).matches(rows).to_pylist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [
+        ("(" + ") || (".join([" || ".join(["t"] * 40)] * 3) + ") = 'x'", ()),
+        ("t || $1 = 'x'", ("x" * 10_000,)),
+        ("lower(t || $1) || upper(t || $1) = 'x'", ("x" * 6000,)),
+        (f"a @> ARRAY[{', '.join(['id'] * 101)}]", ()),
+        ("a || $1 @> '{1}'", ("{" + ",".join(["100"] * 3000) + "}",)),
+        (" * ".join(["(" + " * ".join(["n"] * 40) + ")"] * 3) + " > 1", ()),
+        (" / ".join(["(" + " * ".join(["n"] * 40) + ")"] * 3) + " > 1", ()),
+    ],
+)
+def test_a_short_clause_does_not_make_gigabytes_of_a_row(text: str, params: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match="a value is made of at most 10000 characters or digits"):
+        where(text, *params)
+
+
+def test_what_is_long_and_not_put_together_is_as_good_as_ever() -> None:
+    many = "{" + ",".join(map(str, range(20_000))) + "}"
+    rows = pa.table({"id": [5, -1], "t": ["x", None]}, pa.schema([("id", pa.int64()), ("t", pa.string())]))
+    assert where("id = ANY ($1)", many).matches(rows).to_pylist() == [True, False]
+    assert where(" + ".join(["id * 1.5"] * 40) + " > 299").matches(rows).to_pylist() == [True, False]
+    assert where("coalesce(t, $1) = $1", "y" * 20_000).matches(rows).to_pylist() == [False, True]
+
+
+def test_of_many_rows_some_are_computed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table(
+        {"id": range(10_000), "t": ["x" * (n % 7) for n in range(10_000)], "f": [0.5] * 10_000},
+        pa.schema([*SCHEMA][:3]),
+    )
+    found = where("t || t = 'xxxx' OR id * 2 = 8 OR (f > 1) IS NULL")
+    constant, whole = where("1 = 1"), found.matches(table)
+    counts: list[int] = []
+    real = expressions.evaluate
+
+    def evaluate(expression: Any, rows: pa.Table) -> Any:
+        counts.append(rows.num_rows)
+        return real(expression, rows)
+
+    monkeypatch.setattr(clause, "evaluate", evaluate)
+    assert (found.matches(table), counts) == (whole, [10_000])
+    monkeypatch.setattr(clause, "_MEMORY_BYTES", 100_000)
+    counts.clear()
+    assert found.matches(table) == whole
+    assert sum(counts) == 10_000
+    assert max(counts) < 1000
+    assert constant.matches(table).true_count == 10_000
+
+
+def test_long_patterns_are_remembered_a_few_at_a_time() -> None:
+    for number in range(20):
+        text = f"{number}" + "ab" * 1000
+        like = where("t LIKE $1", f"{number}%" + "a_" * 1000)
+        rows = pa.table({"t": [text, text[:-1]]}, pa.schema([("t", pa.string())]))
+        assert like.matches(rows).to_pylist() == [True, False]
+    assert patterns._long.cache_info().currsize <= 8
+
+
+def test_what_is_wrong_with_a_number_is_said() -> None:
+    with pytest.raises(InvalidInput, match="an exponent of at most four"):
+        where("f > 1e99999")
+
+
+# What is remembered, and kept
+
+
+def test_what_requests_mean_is_remembered_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_DEFINITIONS_CHARS", 200)
+    with shop(follow=False) as s:
+        s.push(rows=[order(1)])
+        shapes = s.service.shapes
+        made: list[ShapeDefinition] = []
+        for number in range(20):
+            query = {"table": "orders", "offset": "-1", "where": "customer = $1", "params[1]": f"{number:020}"}
+            made.append(shapes.definition(parse_request(query)))
+            assert shapes.definition_known(parse_request(query)) is made[-1]
+            assert len(shapes._defined) <= 5
+        assert len({one.id for one in made}) == 20
+
+
+def test_definitions_that_take_too_much_end_those_that_nobody_asked_for_the_longest() -> None:
+    with shop(options=replace(OPTIONS, definitions_bytes=50_000), follow=False) as s:
+        s.push(rows=[order(1)])
+        clauses = [f"customer = '{number}{'x' * 20_000}'" for number in range(4)]
+        clients = [Follower(s, {"table": "orders", "where": text}).caught_up() for text in clauses]
+        clients[0].step()
+        keep(s.service.shapes)
+        assert [client.step().status for client in clients] == [200, 409, 409, 200]
+
+
+def test_who_serves_no_shapes_ends_none_because_there_are_many() -> None:
+    """He knows nothing of who asks for them, nor how many those who serve them allow."""
+    with shop(follow=False) as s:
+        s.push(rows=[order(1)])
+        clients = [Follower(s, {"table": "orders", "where": f"id = {number}"}).caught_up() for number in range(3)]
+        aside = Shapes(s.pipeline.collections, replace(OPTIONS, shapes_max=1, definitions_bytes=1))
+        assert Keeper(aside).tick()
+        assert [client.step().status for client in clients] == [200, 200, 200]
+
+
+def test_a_fault_while_a_snapshot_is_made_shows(caplog: pytest.LogCaptureFixture) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"a"
+        raise ZeroDivisionError("a fault of ours")
+
+    snapshots = Snapshots(OPTIONS)
+    with pytest.raises(EvertideError):
+        snapshots.of("h", failing, 1000).has(0)
+    snapshots.stop()
+    assert "a fault of ours" in caplog.text
+
+
+# As PostgreSQL orders
+
+
+def test_numbers_of_a_subset_are_ordered_as_postgresql_orders_them(postgres_server: PostgresServer) -> None:
+    values = [1.5, math.nan, None, -math.inf, 0.0, math.inf, -2.0, math.nan, None]
+    content = pa.table({"id": range(len(values)), "f": pa.array(values, pa.float64())})
+    with psycopg.connect(postgres_server.dsn, autocommit=True) as server:
+        server.execute("CREATE TEMP TABLE numbers (id int8, f float8)")
+        for number, value in enumerate(values):
+            server.execute("INSERT INTO numbers VALUES (%s, %s)", (number, value))
+        for how in ("", "asc", "desc", "asc nulls first", "desc nulls last", "desc nulls first"):
+            text = f"f {how}, id"
+            expected = [row[0] for row in server.execute(f"SELECT id FROM numbers ORDER BY {text}".encode())]
+            assert _sorted(content, _order(["id", "f"], text)).to_pylist() == expected, text

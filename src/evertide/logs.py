@@ -14,15 +14,15 @@ import json
 import logging
 from collections import deque
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+
+import msgspec
 
 from evertide.errors import EvertideError
 from evertide.plain import one_line
 from evertide.secrets import hide
 
-__all__ = ["ROOT", "TRANSACTION", "JsonLines", "Line", "Ring", "line_of"]
+__all__ = ["ROOT", "TRANSACTION", "JsonLines", "LogLine", "Ring", "line_of"]
 
 ROOT = "evertide"
 """The logger above all of ours."""
@@ -34,11 +34,10 @@ _LINES_MAX = 2000
 _MESSAGE_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A record of the log."""
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record of the log. `time` is UTC; what there is none of is not there."""
 
-    at_s: float
+    time: str
     level: str
     logger: str
     message: str
@@ -48,20 +47,15 @@ class Line:
     trace: str = ""
     """The stack, if something unexpected happened."""
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it: what there is none of is left out."""
-        moment = datetime.fromtimestamp(self.at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        found = {name: value for name, value in asdict(self).items() if value not in ("", None) and name != "at_s"}
-        return {"time": moment, **found}
 
-
-def line_of(record: logging.LogRecord, pipeline: str = "") -> Line:
+def line_of(record: logging.LogRecord, pipeline: str = "") -> LogLine:
     error = _error_of(record)
     trace = ""
     if record.exc_info and not isinstance(record.exc_info[1], EvertideError):
         trace = logging.Formatter().formatException(record.exc_info)
-    return Line(
-        at_s=record.created,
+    moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return LogLine(
+        time=moment.replace("+00:00", "Z"),
         level=record.levelname.lower(),
         logger=record.name,
         message=one_line(hide(_message(record)))[:_MESSAGE_MAX],
@@ -95,7 +89,7 @@ class JsonLines(logging.Formatter):
         self._pipeline = pipeline
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(line_of(record, self._pipeline).plain(), ensure_ascii=False)
+        return json.dumps(msgspec.to_builtins(line_of(record, self._pipeline)), ensure_ascii=False)
 
 
 class Ring(logging.Handler):
@@ -104,13 +98,13 @@ class Ring(logging.Handler):
     def __init__(self, pipeline: str = "", lines_max: int = _LINES_MAX) -> None:
         super().__init__(logging.INFO)
         self._pipeline = pipeline
-        self._lines: deque[Line] = deque(maxlen=lines_max)
+        self._lines: deque[LogLine] = deque(maxlen=lines_max)
         self._level_before = logging.NOTSET
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(line_of(record, self._pipeline))
 
-    def lines(self, limit: int = 100, level: str = "info") -> list[Line]:
+    def lines(self, limit: int = 100, level: str = "info") -> list[LogLine]:
         """The last ones of at least a level, the newest first."""
         least = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
         levels = logging.getLevelNamesMapping()

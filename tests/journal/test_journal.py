@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -22,11 +23,12 @@ from evertide.errors import (
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Input, Staged
 from evertide.journal.staging import Staging
-from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Write
+from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Meta, Record, Write
 from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 from tests.journal.kit import Host, Site, place, rows_of
+from tests.shard.kit import PassingMeta
 from tests.shard.test_log import LateMeta, content_of
 
 
@@ -417,7 +419,60 @@ def test_describe(host: Host) -> None:
     assert (second.committed, second.writer, second.generation) == (False, host.writer.id, 1)
     assert (third.moved, third.fragments, third.rows) == ((), 0, 0)
     assert host.journal.describe(1, 1) == [second]
-    assert host.journal.describe(7) == []
+    assert host.journal.describe(1) == host.journal.describe(1, 10**30) == [second, third]
+    assert host.journal.describe(7) == host.journal.describe(2, 1) == host.journal.describe(0, -1) == []
+    host.commit(shard)
+    host.journal.truncate(1, host.writer)
+    assert [line.time for line in host.journal.describe(0, 1)] == [1], "of those that were asked for, what is kept"
+
+
+class CountingMeta(PassingMeta):
+    """Counts the records that a scan of a key brought."""
+
+    def __init__(self, inner: Meta) -> None:
+        super().__init__(inner)
+        self.scanned: Counter[str] = Counter()
+
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        found = super().scan(key, after, limit)
+        self.scanned[key] += len(found)
+        return found
+
+
+def test_looking_costs_what_is_asked_for(site: Site) -> None:
+    """Seen to fail without the limits in `TimeLog`: whoever is far behind read all that lies before it, each time."""
+    meta = CountingMeta(site.meta)
+    host = site.host(meta=meta)
+    shard = host.create()
+    for number in range(40):
+        host.bind_rows(number)
+        host.commit(shard)
+    looks: list[tuple[Callable[[], object], int, int]] = [
+        (lambda: host.journal.read(3), 1, 0),
+        (lambda: host.journal.committed(3), 0, 1),
+        (lambda: host.journal.describe(5, 7), 3, 3),
+        (lambda: host.journal.describe(38), 2, 2),
+    ]
+    for look, bound, committed in looks:
+        meta.scanned.clear()
+        look()
+        assert (meta.scanned[JOURNAL], meta.scanned[COMMITTED]) == (bound, committed)
+
+
+def test_reading_back_a_bind_costs_one_record(site: Site) -> None:
+    """Seen to fail without the limit in `commit_settled`: peers may have bound many more in the meantime."""
+    peer = site.host()
+
+    class Late(CountingMeta):
+        def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+            for number in range(5):
+                peer.bind_rows(number)
+            return super().scan(key, after, limit)
+
+    meta = Late(site.meta)
+    host = site.host(meta=FaultyMeta(meta, Faults.scripted([Fault.DONE, Fault.DONE_LOST])))
+    assert host.bind({"push": (1, [])}).time == 0
+    assert meta.scanned == {JOURNAL: 1}
 
 
 def test_errors_name_the_place(host: Host) -> None:

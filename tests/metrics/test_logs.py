@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evertide.cli.logs import LogFormat, LogLevel, LogOptions, log_to
@@ -48,7 +49,9 @@ def test_a_record_has_what_a_person_looks_for() -> None:
     )
     assert line["error_code"] == "unavailable"
     assert line["message"].startswith("it waits: Storage did not answer")
-    assert line_of(record("nothing of it")).plain().keys() == {"time", "level", "logger", "message"}
+    least = {"time", "level", "logger", "message"}
+    assert msgspec.to_builtins(line_of(record("nothing of it"))).keys() == least
+    assert json.loads(JsonLines().format(record(""))).keys() == least, "also of a line that says nothing"
 
 
 def test_a_trace_is_told_of_what_nobody_expected_only() -> None:
@@ -63,7 +66,7 @@ def test_no_secret_is_in_a_line_nor_in_its_trace(tmp_path: Path) -> None:
     Secrets(tmp_path, {"PASSWORD": "s3cret/of ours"}).reveal("x ${ENV:PASSWORD}", "here")
     error = ValueError("connecting with s3cret/of ours")
     line = line_of(record("at postgres://u:hunter2@host/db: s3cret/of ours", exc_info=(ValueError, error, None)))
-    told = json.dumps(line.plain())
+    told = json.dumps(msgspec.to_builtins(line))
     assert "s3cret" not in told
     assert "hunter2" not in told
     assert "postgres://u:***@host/db" in line.message

@@ -94,8 +94,8 @@ class PassingMeta:
     def heads(self, prefix: str) -> dict[str, Record]:
         return self.inner.heads(prefix)
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
-        return self.inner.scan(key, after)
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        return self.inner.scan(key, after, limit)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         return self.inner.commit(writes, guards)

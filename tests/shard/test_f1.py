@@ -162,8 +162,8 @@ class CorruptMeta(StillMeta):
         self.how = how
         self.above: int | None = None
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
-        return [self._broken(key, record) for record in super().scan(key, after)]
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        return [self._broken(key, record) for record in super().scan(key, after, limit)]
 
     def head(self, key: str) -> Record | None:
         record = super().head(key)

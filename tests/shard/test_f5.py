@@ -52,11 +52,11 @@ class LeaseRefusingMeta(StillMeta):
         self.refused = threading.Event()
         self.before_scan: Callable[[], None] | None = None
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         hook, self.before_scan = self.before_scan, None
         if hook is not None:
             hook()
-        return super().scan(key, after)
+        return super().scan(key, after, limit)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         if self.refusals and writes[0].key.startswith("lease/") and writes[0].expected == 0:

@@ -39,9 +39,9 @@ class CountingMeta(PassingMeta):
         self.calls["heads"] += 1
         return super().heads(prefix)
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         self.calls["scan"] += 1
-        return super().scan(key, after)
+        return super().scan(key, after, limit)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         self.calls["commit"] += 1
@@ -196,10 +196,10 @@ class ForbiddenBlob(PassingBlob):
 class ForbiddenMeta(PassingMeta):
     check: Callable[[str], None] | None = None
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         if self.check:
             self.check(key)
-        return super().scan(key, after)
+        return super().scan(key, after, limit)
 
 
 def append(shard: Shard, writer: Writer, time: int) -> None:

@@ -165,9 +165,9 @@ class HookedMeta:
         self._before("heads", prefix)
         return self._inner.heads(prefix)
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         self._before("scan", key)
-        return self._inner.scan(key, after)
+        return self._inner.scan(key, after, limit)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         self._before("commit", " ".join(write.key for write in writes))

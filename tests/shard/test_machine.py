@@ -1222,11 +1222,11 @@ def test_a_lease_that_was_ended_while_it_was_taken() -> None:
     two.append(0, 0)
 
     class EndingMeta(PassingMeta):
-        def scan(self, key: str, after: int = 0) -> list[Record]:
+        def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
             if key.startswith(lease_prefix("a")):
                 two.runtime.jump_wall_s(61.0)
                 two.shards[1].collect(two.writers[1])
-            return super().scan(key, after)
+            return super().scan(key, after, limit)
 
     meta = FaultyMeta(EndingMeta(two.meta), Faults.scripted(writes=[Fault.DONE_LOST]))
     shard = make_shards(two.blob, meta, runtime=two.runtime, settings=BLOBS).open("a")

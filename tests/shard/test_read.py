@@ -112,6 +112,10 @@ def test_inspect_shows_what_is_inside(shard: Shard, writer: Writer) -> None:
     assert len(inside.to_dict()["batches"]) == 5
     for expected in ("shard t at", "since 0  upper 5  rows 5", "hold sink at 2", "[4, 5)", "time 3"):
         assert expected in text
+    meta, key = shard.log.meta, shard.log.key
+    assert inside.diffs == len(meta.scan(key)) == 6
+    meta.truncate(key, 3)
+    assert shard.inspect().diffs == len(meta.scan(key)) == 4
 
 
 def test_changes_that_lie_in_the_state_are_read_without_a_lease() -> None:

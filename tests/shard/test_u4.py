@@ -345,10 +345,10 @@ class StoppedMeta(HookMeta):
         super().__init__(inner)
         self.before_scan: list[Callable[[], None]] = []
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         if self.before_scan and key.startswith("shard/"):
             self.before_scan.pop(0)()
-        return super().scan(key, after)
+        return super().scan(key, after, limit)
 
 
 def test_u4_a_writer_in_doubt_that_was_unregistered_and_forgotten() -> None:

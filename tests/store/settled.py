@@ -65,8 +65,8 @@ class SettledMeta:
     def heads(self, prefix: str) -> dict[str, Record]:
         return self._read(lambda: self.inner.heads(prefix))
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
-        return self._read(lambda: self.inner.scan(key, after))
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        return self._read(lambda: self.inner.scan(key, after, limit))
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         if not writes:

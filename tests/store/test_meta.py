@@ -169,6 +169,25 @@ def test_rule_4_scan_from_anywhere(meta: Meta) -> None:
     assert meta.scan(KEY, 99) == []
 
 
+def test_rule_4_scan_yields_at_most_so_many(meta: Meta) -> None:
+    append(meta, KEY, 12)
+    append(meta, KEY + "0", 1)
+    assert meta.scan(KEY, limit=1) == [Record(1, record(KEY, 1))]
+    assert [found.seqno for found in meta.scan(KEY, 4, 3)] == [5, 6, 7]
+    assert [found.seqno for found in meta.scan(KEY, 10, 3)] == [11, 12]
+    assert meta.scan(KEY, 12, 1) == meta.scan("nothing", limit=1) == []
+    meta.truncate(KEY, 9)
+    assert [found.seqno for found in meta.scan(KEY, 2, 2)] == [9, 10], "counted from the first that is kept"
+    assert [found.seqno for found in meta.scan(KEY, 9)] == [10, 11, 12]
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_rule_4_a_limit_that_asks_for_nothing_is_refused(meta: Meta, limit: int) -> None:
+    append(meta, KEY, 2)
+    with pytest.raises(InvalidInput, match="asks for nothing"):
+        meta.scan(KEY, 0, limit)
+
+
 def test_rule_4_heads_by_prefix_in_key_order(meta: Meta) -> None:
     keys = ["lease/a", "lease/a-b", "lease/a.b", "lease/a/x", "lease/a0", "lease/é", "lease", "leasf", "leas"]
     for position, key in enumerate(keys):

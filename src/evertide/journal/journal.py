@@ -210,10 +210,11 @@ class Journal:
 
     def describe(self, first: int = 0, last: int | None = None) -> list[Line]:
         """The transactions from `first` to `last` that are kept, oldest first."""
-        outcomes = {outcome.value.time: outcome.value for outcome in self._committed.all()}
-        upper = max(outcomes, default=-1) + 1
-        times = [record.value for record in self._bound.all() if record.value.time >= first]
-        return [_line(bound, outcomes, upper) for bound in times if last is None or bound.time <= last]
+        upper = self._committed.upper()  # before the outcomes, so that none of them is of a later time
+        bound = self._bound.kept(first, self.upper - 1 if last is None else last)
+        done = min(upper, bound[-1].time + 1) if bound else 0
+        outcomes = {outcome.time: outcome for outcome in self._committed.kept(first, done - 1)}
+        return [_line(each, outcomes, upper) for each in bound]
 
     def _made(self, time: int, inputs: Mapping[str, Input], generation: int, writer: Writer) -> Bound:
         ordered = dict(sorted(inputs.items()))

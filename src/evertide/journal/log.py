@@ -63,7 +63,7 @@ class TimeLog(Generic[T]):
             return None
         if time == head.value.time:
             return head.value
-        return self._decoded(self._scanned(head, time)[0]).value  # not those after it, which may be many
+        return self._decoded(self._scanned(head, time, limit=1)[0]).value
 
     def start(self, first: int) -> list[T]:
         """All records from a time on, none if it is not there yet. `TimeCompacted` if it is there no more."""
@@ -72,14 +72,26 @@ class TimeLog(Generic[T]):
             return []
         return [found.value for found in self._in_order(self._scanned(head, first))]
 
+    def kept(self, first: int, last: int) -> list[T]:
+        """The records of the times from `first` to `last` that are there and still kept, oldest first."""
+        head = self.head()
+        if head is None:
+            return []
+        after = max(0, self._number(head, first) - 1)
+        limit = self._number(head, min(last, head.value.time)) - after
+        if limit < 1:
+            return []
+        found = reading(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
+        return [record.value for record in self._in_order(found) if record.value.time <= last]
+
     def all(self) -> list[Numbered[T]]:
         """Everything that is kept, oldest first, as of one moment."""
         return self._in_order(reading(lambda: self.meta.scan(self.key), self.runtime, self.settings))
 
-    def _scanned(self, head: Numbered[T], first: int) -> list[Record]:
-        number = head.number - (head.value.time - first)
+    def _scanned(self, head: Numbered[T], first: int, limit: int | None = None) -> list[Record]:
+        number = self._number(head, first)
         after = max(0, number - 1)
-        found = reading(lambda: self.meta.scan(self.key, after), self.runtime, self.settings)
+        found = reading(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
         if not found:
             raise RecordDamaged(path=self.path, why=f"record {head.number} was there, and is not any more")
         if found[0].seqno != number:
@@ -87,6 +99,9 @@ class TimeLog(Generic[T]):
             why = f"the records of the transactions before {kept} are not kept any more"
             raise TimeCompacted(where=self.path, why=why, as_of=first, since=kept)
         return found
+
+    def _number(self, head: Numbered[T], time: int) -> int:
+        return head.number - (head.value.time - time)
 
     def _in_order(self, records: list[Record]) -> list[Numbered[T]]:
         found = [self._decoded(record) for record in records]

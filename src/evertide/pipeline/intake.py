@@ -20,7 +20,7 @@ from evertide.pipeline.runner import Runner
 from evertide.pipeline.source_record import SourceRecord
 from evertide.pipeline.status import SourceStatus
 from evertide.problem import Problem
-from evertide.sources.contract import Candid, Limit, Rows, Source, Waiting, problem_of
+from evertide.sources.contract import Candid, Limit, Marking, Rows, Source, Waiting, problem_of
 
 __all__ = ["Intake"]
 
@@ -32,6 +32,8 @@ class Intake:
         self._runner = runner
         self.stalled: dict[str, Problem] = {}
         """By source; under "" what stops all of them."""
+        self._moving: set[str] = set(runner.sources)
+        """Those that may have more: they had something when they were last asked, or were not asked yet."""
 
     def input(self, asked: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
         """For the journal, and what was read. Every source is in it, those that have nothing where they stand.
@@ -42,6 +44,7 @@ class Intake:
         limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
         inputs: dict[str, Input] = {}
         read: dict[str, list[Rows]] = {}
+        moving: set[str] = set()
         for name, position in positions(self._runner).items():
             source = self._runner.sources[name]
             inputs[name] = Input(position, position)
@@ -56,18 +59,26 @@ class Intake:
                 continue
             self.goes_on(name)
             if offer is not None:
+                moving.add(name)
                 xids = msgspec.UNSET if offer.xids is None else offer.xids
                 inputs[name] = Input(position, offer.after, offer.fragments, xids)
+        self._moving = moving
         return inputs, read
+
+    def mark(self) -> None:
+        """Sources to which others write without end are idle once that is bound which is there now."""
+        for source in self._runner.sources.values():
+            if isinstance(source, Marking):
+                source.mark()
 
     def is_idle(self) -> bool:
         """Whether no source has anything left, as far as they know. One that stalls is told of, and not waited for."""
-        waiting = (
-            source.is_waiting
-            for name, source in self._runner.sources.items()
-            if isinstance(source, Waiting) and name not in self.stalled
-        )
-        return "" not in self.stalled and not any(waiting)
+        going = [source for name, source in self._runner.sources.items() if name not in self.stalled]
+        return "" not in self.stalled and not any(map(self._has_more, going))
+
+    def _has_more(self, source: Source) -> bool:
+        is_moving = source.name in self._moving and not isinstance(source, Marking)
+        return is_moving or (isinstance(source, Waiting) and source.is_waiting)
 
     def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:
         """What is staged is ours once it is bound; what can be read again, once the shards hold it (I10)."""

@@ -31,27 +31,27 @@ from evertide.flow.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.observer import NOBODY, Observer
 from evertide.pipeline.advancing import Advancing, opened
+from evertide.pipeline.condition import Condition
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.feeds import open_feeds
-from evertide.pipeline.health import Telling
 from evertide.pipeline.intake import Intake
 from evertide.pipeline.leading import Leading
+from evertide.pipeline.loop import Loop
 from evertide.pipeline.machine import state_store
-from evertide.pipeline.opening import Hosts, OnProgress, positions
+from evertide.pipeline.opening import Hosts, OnProgress
 from evertide.pipeline.ownership import Role, registered_as
-from evertide.pipeline.pausing import Pause
 from evertide.pipeline.pulse import Pulse
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.reading import Collections, View
-from evertide.pipeline.replica_record import ReplicaTelling, replica_statuses
+from evertide.pipeline.replica_record import ReplicaTelling
 from evertide.pipeline.script import read_script
 from evertide.pipeline.sink_record import SinkRecords
 from evertide.pipeline.source_record import SourceTelling
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.pipeline.status import Problem, Status, collection_statuses, problem, stall
+from evertide.pipeline.status import Status
 from evertide.pipeline.upkeep import Upkeep
 from evertide.plan.query import frame_of, query
 from evertide.plan.session import SparkSession, open_session
@@ -90,25 +90,22 @@ class Pipeline:
         self._runtime = runtime
         self._turn = threading.RLock()
         self._stopping = threading.Event()
-        self._error: tuple[EvertideError, float] | None = None
-        self._pause = Pause(runtime)
         self._is_closed = False
-        self._opened_s = runtime.wall_s()
         self._threads: list[Any] = []
         self._pushed: PushTransaction
         self._heart: Heart | None = None
         self._role = role
         self._writer = registered_as(role, storage.meta, runtime=runtime, settings=settings)
         self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
-        self._telling = Telling(storage.meta, self._writer.id, runtime, settings)
+        self._condition = Condition(storage.meta, self._writer, self._leading, runtime, settings)
         try:
             self._start(base, progress or (lambda *_: None), observer, threads=threads)
         except BaseException as error:
             if isinstance(error, EvertideError):
-                self._tell(problem(error, runtime.wall_s()))
+                self._fail(error)
             self._give_up()
             raise
-        self._tell(self._foremost())
+        self._condition.tell()
         logger.info("open at time %d, as %r, storage %s", self.time, role.value, storage.root)
 
     @classmethod
@@ -203,10 +200,10 @@ class Pipeline:
             except EvertideError as error:
                 # If storage is away, nothing happened, or what was computed waits to be committed.
                 if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
-                    self._error = (error, self._runtime.wall_s())
+                    self._condition.fail(error)
                 raise
             finally:
-                self._tell(self._foremost())
+                self._condition.tell()
 
     def run(
         self,
@@ -217,44 +214,23 @@ class Pipeline:
     ) -> None:
         """Make transactions as sources bring input, and checkpoints now and then, until `stop` is called.
 
-        It ends by itself after so many transactions, or when there is no more input and sinks have all, if asked to.
-        `told` gets the number of each transaction, and how many seconds it took.
+        It ends by itself after so many transactions; or, if asked to, when there is no more input, or all is taken that
+        a server had when it began, and sinks have it (`evertide.pipeline.loop`). `told` gets the number of each
+        transaction, and how many seconds it took.
         """
-        made, last = 0, self.time
-        next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
-        while not self._stopping.is_set() and (transactions is None or made < transactions):
-            self.pulse.comes_round()
-            began_s = self._runtime.monotonic_s()
-            t = None if self._pause.is_on else self._patiently()
-            for each in range(last + 1, self.time + 1):  # who pushes may have made some, too
-                made, last = made + 1, each
-                if told is not None:
-                    told(each, self._runtime.monotonic_s() - began_s)
-            is_idle = t is None and not self._pause.is_on and self._intake.is_idle()
-            if until_idle and is_idle and self._duties.are_settled(self.time):
-                break
-            if t is None:
-                self._stopping.wait(self.settings.transaction_interval_s)
-            if self._runtime.monotonic_s() >= next_checkpoint_s:
-                try:
-                    if self.leads:
-                        self.checkpoint()
-                except Unavailable as error:  # the transactions say whether storage is still away
-                    logger.warning("no checkpoint was made: %s", error)
-                next_checkpoint_s = self._runtime.monotonic_s() + self.settings.checkpoint_interval_s
-        self.pulse.is_over()
+        self._loop.run(transactions, told, until_idle=until_idle)
 
     def stop(self) -> None:
         """Let `run` end after the transaction that it is at."""
         self._stopping.set()
 
     def pause(self) -> None:
-        self._pause.begin()
-        self._tell(self._foremost())
+        self._condition.pause.begin()
+        self._condition.tell()
 
     def resume(self) -> None:
-        self._pause.end()
-        self._tell(self._foremost())
+        self._condition.pause.end()
+        self._condition.tell()
 
     def checkpoint(self) -> Entry:
         """Waits for the end of a transaction that is under way."""
@@ -307,7 +283,14 @@ class Pipeline:
 
     def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
         """The answer of any query over tables and views, all at one time."""
-        return query(self.spark, text, lambda names: self.collections.tables_at(names, as_of))
+        session = self._spark_engine().program.catalog.session  # with the settings of a project, too
+        return query(
+            session,
+            text,
+            lambda asked, names: {
+                name: frame_of(asked, rows) for name, rows in self.collections.tables_at(names, as_of).items()
+            },
+        )
 
     def arrangements(self) -> list[Arrangement]:
         return self._runner.machine.arrangements()
@@ -316,28 +299,7 @@ class Pipeline:
         return self._spark_engine().explain(self._runner.machine.cohorts)
 
     def status(self) -> Status:
-        members, journal = self._runner.members, self._hosts.journal
-        stalled = stall(self.storage.meta, journal, members, self._runtime, self.settings)
-        found = self._problems() if stalled is None else [*self._problems(), stalled]
-        first = found[0] if found else self._foremost()
-        where = positions(self._runner)
-        return Status(
-            state=first.state,
-            since_s=first.since_s,
-            why=first.why,
-            remedy=first.remedy,
-            time=self.time,
-            bound=journal.upper - 1,
-            generation=self.definition.generation,
-            holder=self._writer.id,
-            sources=tuple(self._intake.status(source, where[name]) for name, source in self._runner.sources.items()),
-            collections=collection_statuses(members),
-            checkpoints=tuple((entry.number, entry.time) for entry in self._hosts.checkpoints.entries()),
-            problems=tuple(found),
-            sinks=self._duties.sink_statuses(self.time),
-            flushed=self._duties.flushed(self.time),
-            replicas=replica_statuses(self.storage.meta, journal.committed_upper, self._runtime, self.settings),
-        )
+        return self._condition.status(self._hosts, self._runner, self._intake, self._duties)
 
     # Ending
 
@@ -349,10 +311,10 @@ class Pipeline:
             if self._is_closed:
                 return
             try:
-                if checkpoint and self._error is None and self.leads:
+                if checkpoint and self._condition.error is None and self.leads:
                     self.checkpoint()
-                if self._error is None:
-                    self._tell(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
+                if self._condition.error is None:
+                    self._condition.tell_ended()
             finally:
                 self._give_up()
 
@@ -392,9 +354,10 @@ class Pipeline:
             observer=observer,
         )
         self._leading.look()
-        self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
+        self._condition.tell_begun()
         self._runner = opened(self._hosts, self._leading, self._stopping, self._role)
         self._intake = Intake(self._runner)
+        self._condition.watch(self._intake)
         self.pulse = Pulse(lambda: self._runner.course.doing, self._ended, runtime, settings.hang_after_s)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
@@ -405,7 +368,9 @@ class Pipeline:
         self._advancing = Advancing(
             self._hosts, self._runner, self._intake, self._duties, self._leading, role=self._role
         )
-        told.stands = lambda: (self._foremost().state, self.time)
+        pause = self._condition.pause
+        self._loop = Loop(self, self._intake, self._duties, pause, self.pulse, self._stopping, runtime, settings)
+        told.stands = lambda: (self._condition.foremost().state, self.time)
         self._threads.append(self._duties)
         if self._leading.is_ours:
             self._duties.begin()
@@ -413,8 +378,8 @@ class Pipeline:
             self._threads.append(Upkeep(self._runner, self._duties.checkpointing, self._turn).start())
 
     def _fail(self, error: EvertideError) -> None:
-        self._error = (error, self._runtime.wall_s())
-        self._tell(self._foremost())
+        self._condition.fail(error)
+        self._condition.tell()
 
     def _taken(self, pushed: PushTransaction) -> int:
         """One transaction at least; and more, until it holds what was pushed."""
@@ -437,29 +402,6 @@ class Pipeline:
     def _told_role(self) -> str:
         return "leads" if self._leading.is_ours else "read-only" if self._role is Role.READ_ONLY else "follows"
 
-    def _tell(self, now: Problem) -> None:
-        """The storage is told by the one that leads."""
-        if self._leading.is_ours:
-            self._telling(now)
-
-    def _problems(self) -> list[Problem]:
-        """The worst first."""
-        return [*([problem(*self._error)] if self._error is not None else []), *self._intake.stalled.values()]
-
-    def _foremost(self) -> Problem:
-        return next(iter(self._problems()), self._pause.problem(self._opened_s))
-
-    def _patiently(self) -> int | None:
-        """While storage is away, nothing is lost by waiting."""
-        try:
-            t = self.advance()
-        except Unavailable as error:
-            self._intake.stalls("", error)
-            self._stopping.wait(self.settings.retry_wait_max_s)
-            return None
-        self._intake.goes_on("")
-        return t
-
     def _ended(self) -> list[str]:
         return [] if self._is_closed else [name for thread in self._threads for name in thread.ended()]
 
@@ -472,15 +414,15 @@ class Pipeline:
         self._check_open()
         if self._role is Role.READ_ONLY and not self._duties.is_begun:
             raise Conflict(where="commit", why="this replica is read-only: give rows to one that is not, or promote it")
-        self._pause.check()
+        self._condition.pause.check()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidInput(where="pipeline", why="it is closed")
-        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._error is None:
+        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._condition.error is None:
             self._fail(self._heart.error)  # or one that has no input would never notice
-        if self._error is not None:
-            raise self._error[0]
+        if self._condition.error is not None:
+            raise self._condition.error
 
     def _give_up(self) -> None:
         self._is_closed = True

@@ -17,6 +17,7 @@ from evertide.plan.fingerprint import Fingerprints
 from evertide.plan.nodes import Attribute
 from evertide.plan.program import Program
 from evertide.plan.project import Project
+from evertide.plan.result_settings import result_settings
 from evertide.plan.session import Session
 from evertide.plan.statements import ViewStatement
 from evertide.plan.view_function import ViewFunction
@@ -121,6 +122,10 @@ class SparkEngine:
 
     def explain(self, cohorts: Iterable[Cohort]) -> list[Explanation]:
         return [explain(cohort.circuit) for cohort in cohorts if isinstance(cohort, SparkCohort)]
+
+    def results(self) -> dict[str, str]:
+        """The settings that decide results, those of a project among them, and Spark's version."""
+        return result_settings(self.program.catalog.session)
 
     def close(self) -> None:
         self._session.close()

@@ -80,7 +80,7 @@ class CollectionStatus:
 
 
 class _Followed(msgspec.Struct, frozen=True):
-    """What is read of the record of a shape (`evertide.shapes.record`)."""
+    """What is read of the record of a shape (`evertide.shapes.log.record`)."""
 
     collection: str
 

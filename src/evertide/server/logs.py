@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.logs import Ring
+from evertide.logs import LogLine, Ring
 from evertide.server.answers import JSON, told
 from evertide.server.endpoints import Endpoint
 
@@ -23,21 +23,8 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "info"
 
 
-class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line. `time` is UTC; what there is none of is not there."""
-
-    time: str
-    level: str
-    logger: str
-    message: str
-    pipeline: str = ""
-    transaction: int | None = None
-    error_code: str = ""
-    trace: str = ""
-
-
-class LogRecords(msgspec.Struct, frozen=True):
-    logs: list[LogRecord]
+class LogLines(msgspec.Struct, frozen=True):
+    logs: list[LogLine]
 
 
 class Logs:
@@ -48,8 +35,8 @@ class Logs:
 
     def endpoints(self) -> Iterator[Endpoint]:
         last = "The last lines of the log of this process, the newest first."
-        yield Endpoint("GET", "/v1/logs", "status", last, self._logs, {JSON: LogRecords}, LogsQuery)
+        yield Endpoint("GET", "/v1/logs", "status", last, self._logs, {JSON: LogLines}, LogsQuery)
 
     async def _logs(self, _: Request, query: LogsQuery) -> Response:
         found = [] if self._ring is None else self._ring.lines(query.limit, query.level)
-        return told(LogRecords([msgspec.convert(line.plain(), LogRecord) for line in found]))
+        return told(LogLines(found))

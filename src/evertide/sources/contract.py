@@ -35,6 +35,7 @@ __all__ = [
     "Fault",
     "Lag",
     "Limit",
+    "Marking",
     "Numbering",
     "Offer",
     "Rows",
@@ -140,6 +141,15 @@ class Waiting(Protocol):
 
     @property
     def is_waiting(self) -> bool: ...
+
+
+@runtime_checkable
+class Marking(Protocol):
+    """A source to which others may write without end: whoever waits for all of it would wait for ever."""
+
+    def mark(self) -> None:
+        """From now on it is `Waiting` until all is bound that was upstream at this moment, whatever comes later."""
+        ...
 
 
 @runtime_checkable

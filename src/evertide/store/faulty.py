@@ -136,8 +136,8 @@ class FaultyMeta:
     def heads(self, prefix: str) -> dict[str, Record]:
         return self._faults.read("heads", prefix, self.path(prefix), lambda: self._inner.heads(prefix))
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
-        return self._faults.read("scan", key, self.path(key), lambda: self._inner.scan(key, after))
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        return self._faults.read("scan", key, self.path(key), lambda: self._inner.scan(key, after, limit))
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         key = writes[0].key if writes else ""

@@ -18,6 +18,7 @@ __all__ = [
     "check_blob_key",
     "check_blob_prefix",
     "check_commit",
+    "check_limit",
     "check_meta_key",
     "check_range",
     "is_reserved",
@@ -62,6 +63,11 @@ def check_meta_key(key: str) -> str:
     if not key or not key.isprintable():
         raise InvalidInput(where=f"Meta key {key!r}", why="a key is printable and not empty")
     return key
+
+
+def check_limit(key: str, limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise InvalidInput(where=f"Meta key {key!r}", why=f"a limit of {limit} records asks for nothing")
 
 
 def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write | Guard]:

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Sequence
 from evertide.errors import BlobMissing, Conflict
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.store.blob import BlobEntry
-from evertide.store.keys import check_blob_key, check_blob_prefix, check_commit, check_meta_key, check_range
+from evertide.store.keys import (
+    check_blob_key,
+    check_blob_prefix,
+    check_commit,
+    check_limit,
+    check_meta_key,
+    check_range,
+)
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.wake import Wake
 
@@ -80,10 +87,13 @@ class MemoryMeta:
         with self._lock:
             return {key: self._log[key][-1] for key in sorted(self._log) if key.startswith(prefix)}
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         check_meta_key(key)
+        check_limit(key, limit)
         with self._lock:
-            return [record for record in self._log.get(key, ()) if record.seqno > after]
+            records = self._log.get(key, [])
+            start = max(0, after - records[0].seqno + 1) if records else 0  # there are no gaps
+            return records[start : None if limit is None else start + limit]
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         checks = check_commit(writes, guards)

@@ -12,8 +12,9 @@ Contract, checked for every implementation by `tests/store/test_meta.py`:
    a value, not an error: losing a race is ordinary. None is the answer of a commit that happened.
 3. A removed key starts again at 0, so only keys with a never-reused id in their name may be removed: otherwise a guard
    could mistake the new key for the old.
-4. `scan(key, after)` yields the records above `after`, without gaps, oldest first, as of one moment. `heads(prefix)`
-   yields the newest record of every key with that prefix, in key order, as of one moment.
+4. `scan(key, after, limit)` yields the records above `after`, without gaps, oldest first, as of one moment: all of
+   them, or with a limit (1 and up) the first so many, and then it costs what these cost, not what lies behind them.
+   `heads(prefix)` yields the newest record of every key with that prefix, in key order, as of one moment.
 5. `truncate(key, below)` forgets records below a number; the head always stays.
 6. Failures are typed (I14): `Unavailable` means that nothing happened, `OutcomeUnknown` that the commit may have. A
    commit whose outcome is unknown may even still be under way: read back, and commit again with the same expectations,
@@ -69,7 +70,7 @@ class Meta(Protocol):
 
     def heads(self, prefix: str) -> dict[str, Record]: ...
 
-    def scan(self, key: str, after: int = 0) -> list[Record]: ...
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]: ...
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None: ...
 

@@ -86,8 +86,8 @@ class ObservedMeta:
     def heads(self, prefix: str) -> dict[str, Record]:
         return self._calls.told("meta.heads", lambda: self._inner.heads(prefix), _size_of_heads)
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
-        return self._calls.told("meta.scan", lambda: self._inner.scan(key, after), _size_of_all)
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        return self._calls.told("meta.scan", lambda: self._inner.scan(key, after, limit), _size_of_all)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         size = sum(len(write.data or b"") for write in writes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,12 +35,21 @@ from evertide.store.postgres import PostgresMeta
 from evertide.store.s3 import S3Blob
 from evertide.store.sqlite import SqliteMeta
 
-__all__ = ["FORMAT_VERSION", "Storage", "open_for_repair", "open_storage"]
+__all__ = ["FORMAT_VERSION", "Address", "Storage", "open_for_repair", "open_storage"]
 
 FORMAT_VERSION = 1
 
 _FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
 _POSTGRES = ("postgresql://", "postgres://")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """By which any process opens the storage."""
+
+    location: str
+    meta: str | None = field(default=None, repr=False)
+    """It may hold a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,8 @@ class Storage:
     blob: Blob
     meta: Meta
     root: str
+    address: Address | None = None
+    """None if it is this process's own, in memory."""
 
     def close(self) -> None:
         self.meta.close()
@@ -68,7 +79,7 @@ def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runt
     except BaseException:
         opened.close()
         raise
-    return Storage(blob, opened, root)
+    return Storage(blob, opened, root, Address(root, meta))
 
 
 def open_for_repair(

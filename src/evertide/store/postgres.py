@@ -35,7 +35,7 @@ from evertide.errors import (
 )
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.keys import check_commit, check_meta_key, key_end
+from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.pool import Pool
 from evertide.store.wake import Wake
@@ -85,7 +85,7 @@ _SQL = {
         ) AS head
         ORDER BY hop.key
     """,
-    "scan": "SELECT seqno, data FROM {log} WHERE key = %s AND seqno > %s ORDER BY seqno",
+    "scan": "SELECT seqno, data FROM {log} WHERE key = %s AND seqno > %s ORDER BY seqno LIMIT %s",
     "append": "INSERT INTO {log} (key, seqno, data) SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bytea[])",
     "remove": "DELETE FROM {log} WHERE key = ANY(%s::text[])",
     "truncate": """
@@ -141,8 +141,9 @@ class PostgresMeta:
         rows = self._read("heads", {"start": prefix, "end": key_end(prefix)})
         return {key: Record(seqno, data) for key, seqno, data in rows}
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
-        return [Record(*row) for row in self._read("scan", (check_meta_key(key), after))]
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        check_limit(key, limit)
+        return [Record(*row) for row in self._read("scan", (check_meta_key(key), after, limit))]
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         checks = check_commit(writes, guards)

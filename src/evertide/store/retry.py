@@ -133,7 +133,7 @@ def truncate_sometimes(meta: Meta, key: str, seqno: int, every: int = 64) -> Non
 def _is_there(meta: Meta, write: Write) -> bool:
     if write.data is None:
         return meta.head(write.key) is None
-    found = meta.scan(write.key, after=write.expected)
+    found = meta.scan(write.key, after=write.expected, limit=1)
     return bool(found) and found[0].seqno == write.expected + 1 and found[0].data == write.data
 
 

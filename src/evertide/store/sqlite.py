@@ -42,7 +42,7 @@ from evertide.errors import (
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.files import SystemFiles
-from evertide.store.keys import check_commit, check_meta_key, key_end
+from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
 from evertide.store.local import refusal
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.pool import Pool
@@ -53,6 +53,7 @@ __all__ = ["SqliteMeta"]
 _VERSION = 1
 _BUSY_WAIT_S = 0.25
 _CHECKPOINT_PAGES = 2000
+_NO_LIMIT = -1
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS log (
@@ -71,7 +72,7 @@ SELECT log.key, log.seqno, log.data FROM hop JOIN log ON log.key = hop.key
 WHERE log.seqno = (SELECT max(newest.seqno) FROM log AS newest WHERE newest.key = hop.key)
 ORDER BY log.key
 """
-_SCAN = "SELECT seqno, data FROM log WHERE key = ? AND seqno > ? ORDER BY seqno"
+_SCAN = "SELECT seqno, data FROM log WHERE key = ? AND seqno > ? ORDER BY seqno LIMIT ?"
 _APPEND = "INSERT INTO log (key, seqno, data) VALUES (?, ?, ?)"
 _REMOVE = "DELETE FROM log WHERE key = ?"
 _TRUNCATE = "DELETE FROM log WHERE key = ?1 AND seqno < min(?2, (SELECT max(seqno) FROM log WHERE key = ?1))"
@@ -114,8 +115,10 @@ class SqliteMeta:
     def heads(self, prefix: str) -> dict[str, Record]:
         return {key: Record(seqno, data) for key, seqno, data in self._read(_HEADS, prefix, key_end(prefix))}
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
-        return [Record(*row) for row in self._read(_SCAN, check_meta_key(key), after)]
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        check_limit(key, limit)
+        rows = self._read(_SCAN, check_meta_key(key), after, _NO_LIMIT if limit is None else limit)
+        return [Record(*row) for row in rows]
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         checks = check_commit(writes, guards)

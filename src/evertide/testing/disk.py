@@ -350,8 +350,8 @@ class _Records:
         self.kept = MemoryMeta(runtime)
         self.floors: dict[str, int] = {}
 
-    def scan(self, key: str, after: int) -> list[Record]:
-        return [record for record in self.kept.scan(key, after) if record.seqno >= self.floors.get(key, 0)]
+    def scan(self, key: str, after: int, limit: int | None) -> list[Record]:
+        return self.kept.scan(key, max(after, self.floors.get(key, 0) - 1), limit)
 
     def truncate(self, key: str, below: int) -> None:
         head = self.kept.head(key)
@@ -382,9 +382,9 @@ class SimulatedMeta(_Process):
         with self._operation("meta.heads", prefix):
             return self._records.kept.heads(prefix)
 
-    def scan(self, key: str, after: int = 0) -> list[Record]:
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
         with self._operation("meta.scan", key):
-            return self._records.scan(key, after)
+            return self._records.scan(key, after, limit)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         keys = [write.key for write in writes]

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 _MAKING_S = 5.0
 """A slot that is not made within this time waits for somebody else."""
 _BACKOFF_S = (0.05, 5.0)
+_FAR = 1 << 64
+"""No position is beyond it."""
 
 
 class Feed:
@@ -57,6 +59,9 @@ class Feed:
         """Whether there is a stream."""
         self.sent = 0
         """Up to where the server says that it has sent everything."""
+        self._marks = 0
+        self._marked = (0, 0)
+        """The last mark that the server was asked for, and where it was then."""
         self._server = server
         self._tables = tables
         self._options = options
@@ -89,6 +94,20 @@ class Feed:
         if self._problem is None or isinstance(self._problem, SourceAway) != isinstance(problem, SourceAway):
             self._since_s = self._runtime.wall_s()
         self._problem, self._wait_s = problem, wait_s
+
+    def mark(self) -> None:
+        """Whoever waits for what is upstream now, begins to."""
+        self._marks += 1
+
+    @property
+    def goal(self) -> int:
+        """Where the server was at the last mark: nobody knows, as long as there was no stream since."""
+        marks, reached = self._marked
+        return reached if marks == self._marks else _FAR
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
 
     def start(self) -> None:
         if self._thread is None:
@@ -258,7 +277,11 @@ class Feed:
             stream.close()
 
     def measure(self) -> None:
-        self.gauge.look(self.sent)
+        marks = self._marks
+        if self._marked[0] == marks:
+            self.gauge.look(self.sent)
+        elif (reached := self.gauge.ask(self.sent)) > 0:
+            self._marked = (marks, reached)
 
     def _check_columns(self, targets: Sequence[Target], known: Columns) -> None:
         """Against what was taken last: a table that came later has no first content, and a type may be another."""

@@ -4,7 +4,8 @@ What the server is told is the bound position, as the journal has it, and never 
 second, also while nothing is read because the pipeline is behind.
 
 An idle slot: if all that was received is bound, the server's own position is offered like a transaction without rows,
-now and then. So the slot advances, and never stands beyond the journal; a slot that does was moved by somebody else.
+now and then; and at once where somebody waits for it. So the slot advances, and never stands beyond the journal; a slot
+that does was moved by somebody else.
 """
 
 from __future__ import annotations
@@ -56,10 +57,15 @@ class Listener(Protocol):
     sent: int
     """Up to where the server says that it has sent everything."""
 
+    @property
+    def goal(self) -> int:
+        """What somebody waits for to be bound."""
+        ...
+
     def goes_on(self, beyond: int = 0) -> None: ...
 
     def measure(self) -> None:
-        """Ask now and then how far the server is."""
+        """Ask now and then, or where somebody waits for it, how far the server is."""
         ...
 
     def looked_at(self) -> list[Target]:
@@ -151,8 +157,9 @@ class Follower:
             return
         ahead = max(self._safe, self._transactions.after)
         now_s = self._runtime.monotonic_s()
-        is_due = now_s - self._idle_s >= self._options.idle_interval_s or self._asked >= _ASKED_MANY
         last = self._queue.last
+        is_due = now_s - self._idle_s >= self._options.idle_interval_s or self._asked >= _ASKED_MANY
+        is_due = is_due or last.number < self._feed.goal <= ahead
         if is_due and ahead > last.number and self._queue.bound == last:
             self._idle_s, self._asked = now_s, 0
             if not self._queue.put(Entry(last.streamed(ahead)), self._epoch):

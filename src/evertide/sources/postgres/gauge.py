@@ -1,8 +1,8 @@
 """Where the server is, and how its slot fares: asked now and then, over a connection of its own.
 
 The stream does not say it. Its messages have positions that were sent, and while a large transaction is decoded, or
-nothing is read because the pipeline is behind, the server is further than that. Nothing rests on what is found here: if
-it cannot be asked, it is not known, and the stream itself tells what is wrong.
+nothing is read because the pipeline is behind, the server is further than that. If it cannot be asked, it is not known,
+and the stream itself tells what is wrong; only whoever waits for what the server has at a moment needs an answer.
 """
 
 from __future__ import annotations
@@ -50,25 +50,28 @@ class Gauge:
 
     def look(self, sent: int) -> None:
         """Ask, if it is time. `sent` is up to where the server has sent everything."""
-        now_s = self._runtime.monotonic_s()
-        if now_s - self._looked_s < _LOOK_S:
+        if self._runtime.monotonic_s() - self._looked_s < _LOOK_S:
             return
-        self._looked_s = now_s
         try:
-            if self._connection is None:
-                self._connection = self._server.connect()
-            row = self._connection.execute(_WHERE, (self._slot,)).fetchone()
+            self.ask(sent)
         except psycopg.Error:
             self.close()
-            return
+
+    def ask(self, sent: int) -> int:
+        """Where the server is now, 0 if it does not know the slot; `psycopg.Error` if it does not say."""
+        self._looked_s = self._runtime.monotonic_s()
+        if self._connection is None:
+            self._connection = self._server.connect()
+        row = self._connection.execute(_WHERE, (self._slot,)).fetchone()
         if row is None:  # the look at the catalog says that it is gone
             self.reached, self.problems = 0, ()
-            return
+            return 0
         lsn, status, left, limit = row
         self.reached = parse_lsn(lsn or "0/0")
         if self._unsent is None or self._unsent[0] <= sent:
-            self._unsent = (self.reached, now_s)
+            self._unsent = (self.reached, self._looked_s)
         self._warn(status, left, limit)
+        return self.reached
 
     def behind_s(self, sent: int) -> float:
         """For how long something is there that was not sent yet; 0 if nothing is, or it is on its way."""

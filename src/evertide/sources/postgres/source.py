@@ -45,6 +45,14 @@ class PostgresSource:
         return True
 
     @property
+    def is_waiting(self) -> bool:
+        """Not while another replica leads, and asks the server: then nothing was ever offered here."""
+        return self._feed.is_started and self._queue.bound.confirmed < self._feed.goal
+
+    def mark(self) -> None:
+        self._feed.mark()
+
+    @property
     def start(self) -> str:
         return START.text
 

@@ -36,6 +36,7 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.server.app import make_app
+from evertide.server.garbage import collect_seldom
 from evertide.server.serving import Server
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
@@ -160,6 +161,7 @@ def _served(place: str) -> Iterator[_Served]:
     with Pipeline(engine, storage, base=Path(place), runtime=runtime, settings=settings) as pipeline:
         service = ShapeService(pipeline.collections, _OPTIONS)
         with Server() as server, service:
+            collect_seldom()
             server.start(make_app(pipeline, shapes=service))
             try:
                 yield _Served(pipeline, service, server, raise_file_limit())

@@ -14,6 +14,7 @@ from evertide.cli.options import Json, Master, Meta, StorageOrUrl
 from evertide.cli.output import Output, guarded, table_of, value_text
 from evertide.cli.places import Given, asked
 from evertide.pipeline.question import Chosen, Question
+from evertide.plain import python_rows
 from evertide.server.formats import csv_text, unique_names
 from evertide.shard.changes import DIFF, TIME
 from evertide.sinks.json_rows import json_rows
@@ -108,7 +109,7 @@ def rows_table(title: str, rows: pa.Table) -> Any:
     kinds = {field.name: field.type for field in rows.schema}
     right = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_decimal(kind)]
     right += [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
-    cells = [[value_text(value) for value in row.values()] for row in rows.to_pylist()]
+    cells = [[value_text(value) for value in row.values()] for row in python_rows(rows)]
     return table_of(title, rows.schema.names, cells, right=right)
 
 
@@ -142,8 +143,8 @@ def subscribe(
 
 
 def _tell(output: Output, frontier: int, changes: pa.Table) -> None:
-    plain = changes.drop_columns([TIME, DIFF])
-    told = zip(changes.column(TIME).to_pylist(), changes.column(DIFF).to_pylist(), plain.to_pylist(), strict=True)
+    rows = python_rows(changes.drop_columns([TIME, DIFF]))
+    told = zip(changes.column(TIME).to_pylist(), changes.column(DIFF).to_pylist(), rows, strict=True)
     before = None
     for time, diff, row in told:
         if output.is_json:

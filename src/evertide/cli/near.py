@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -71,12 +72,20 @@ class Near:
         return kept(self._reader.checkpoints)
 
     def query(self, question: Question) -> Answer:
-        from evertide.server.query.asking import ask  # noqa: PLC0415 - DuckDB, which others do without
-        from evertide.server.query.duck import Duck  # noqa: PLC0415
+        from evertide.server.query.workers import Workers  # noqa: PLC0415 - which others do without
 
         reader = self._reader
-        duck = Duck(reader.settings)
-        return ask(reader.collections, question, duck=duck, spark=self._spark, runtime=reader.runtime)
+        master = self.given.master or os.environ.get("SPARK_MASTER", "local[*]")
+        # Which zone the pipeline runs in is not stored: both engines count hours by the same one.
+        results = {"spark.sql.session.timeZone": "UTC"}
+        with Workers(
+            reader.storage.address, results.copy, settings=reader.settings, runtime=reader.runtime, master=master
+        ) as workers:
+            answer = workers.by_duckdb(question)
+            if answer is not None:
+                return answer
+            with self.bars.working("Spark"):
+                return workers.by_spark(question)
 
     def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
         collections = self._reader.collections

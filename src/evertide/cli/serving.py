@@ -21,11 +21,11 @@ __all__ = ["address_of", "served"]
 
 @contextmanager
 def address_of(listen: str, listening: Listening) -> Iterator[Server]:
-    """Taken before Spark is started, so that what is wrong with it is said at once."""
+    """Taken before Spark is started, so that what is wrong with it is said at once; whoever asks is told to wait."""
     from evertide.server.serving import Server  # noqa: PLC0415 - only who listens waits for it
 
     with Server(listen, listening) as server:
-        yield server
+        yield server.begin()
 
 
 @contextmanager
@@ -44,6 +44,7 @@ def served(
     With `deletion` clients may end shapes.
     """
     from evertide.server.app import make_app  # noqa: PLC0415 - pyspark
+    from evertide.server.garbage import collect_seldom  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
@@ -57,6 +58,7 @@ def served(
             observer=watched.observer,
             logs=watched.logs,
         )
+        collect_seldom()
         server.start(app)
         try:
             if output.is_json and not is_quiet:

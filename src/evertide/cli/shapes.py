@@ -29,6 +29,7 @@ from evertide.cli.options import (
     Traced,
 )
 from evertide.cli.output import Output, guarded
+from evertide.cli.serving import address_of
 from evertide.pipeline.reader import Reader
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def shapes(
 
     Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
     """
-    from evertide.server.serving import Server  # noqa: PLC0415 - only who listens waits for it
+    from evertide.server.garbage import collect_seldom  # noqa: PLC0415 - only who listens waits for it
     from evertide.server.shapes_app import make_shapes_app  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
@@ -79,13 +80,14 @@ def shapes(
     tls = (tls_cert, tls_key, tls_client_ca)
     listening = listening_of(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
     with (
-        Server(listen, listening) as server,
+        address_of(listen, listening) as server,
         observing(storage, listens=True, traces=traces) as watched,
         Reader.open(storage, meta, observer=watched.observer) as reader,
         ShapeService(reader.collections, options) as service,
     ):
         watched.watch_reader(reader, service)
         metrics, observer = watched.metrics, watched.observer
+        collect_seldom()
         server.start(make_shapes_app(reader, service, listening.access, metrics=metrics, observer=observer))
         try:
             _told(output, server, reader)

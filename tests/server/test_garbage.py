@@ -1,0 +1,27 @@
+"""A process that serves looks for garbage seldom, and never at what it started with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+CODE = """
+import gc, json
+from evertide.server.garbage import collect_seldom
+before = gc.get_threshold()
+collect_seldom()
+cycle = []
+cycle.append(cycle)
+del cycle
+print(json.dumps([before, gc.get_threshold(), gc.get_freeze_count(), gc.collect()]))
+"""
+
+
+def test_it_looks_seldom_and_still_finds_what_is_new() -> None:
+    """In a process of its own: it is for the whole process."""
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, check=True)
+    before, after, frozen, found = json.loads(done.stdout)
+    assert after[0] > 10 * before[0]
+    assert frozen > 1_000
+    assert found >= 1

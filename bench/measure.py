@@ -73,5 +73,5 @@ def own_spark() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(_SPARKS) or name == "SPARK_CONF_DIR"  # which the user has set, or a test
+        if not name.startswith(_SPARKS) or name in ("SPARK_CONF_DIR", "SPARK_SUBMIT_OPTS")  # of the user, or a test
     }

@@ -69,7 +69,7 @@ class ReplicaSize:
 
     @classmethod
     def short(cls) -> ReplicaSize:
-        return cls(rounds=1, transactions=2, rate=500, events=20_000, loads=1)
+        return cls(rounds=1, transactions=2, rate=2_000, events=20_000, loads=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,18 +28,23 @@ LONG = (
     "flow/test_operators.py",
     "cluster/test_cluster.py",
     "flow/test_tpch.py",
+    "docs/test_pages.py",
     "test_bench.py",
-    "flow/test_nexmark.py",
     "cli/test_processes.py",
+    "flow/test_nexmark.py",
+    "console/test_demo.py",
+    "flow/test_algebra.py",
     "datasource/test_processes.py",
     "pipeline/test_kill.py",
-    "flow/test_algebra.py",
-    "pipeline/test_replica_processes.py",
     "flow/test_queries.py",
-    "pipeline/test_everything.py",
+    "pipeline/test_replica_processes.py",
     "flow/test_circuit.py",
-    "sources/postgres/test_versions.py",
+    "pipeline/test_everything.py",
     "test_readme.py",
+    "sources/postgres/test_versions.py",
+    "sources/postgres/test_kill.py",
+    "shard/test_processes.py",
+    "soak/test_pipeline_soak.py",
 )
 """Files that take the longest. They come first, so that no process is left alone with one of them in the end. Those
 that start many processes are in turns with those that do not."""
@@ -47,15 +55,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
+IN_MEMORY = Path("/dev/shm")
+IN_MEMORY_BYTES_MIN = 4 << 30
+
+
 def pytest_configure() -> None:
+    _write_into_memory()
+    _take_ctrl_c()
+
+
+def _write_into_memory() -> None:
+    """Storages of tests lie in memory where there is room: a sync of a disk takes milliseconds, and tests make hundreds
+    of thousands. What is synced, and when, is what simulated disks are for. `TMPDIR=/tmp` has them on a disk.
+    """
+    if "TMPDIR" in os.environ or not IN_MEMORY.is_dir() or not os.access(IN_MEMORY, os.W_OK | os.X_OK):
+        return
+    if shutil.disk_usage(IN_MEMORY).free >= IN_MEMORY_BYTES_MIN:
+        os.environ["TMPDIR"] = str(IN_MEMORY)  # for processes, too
+        tempfile.tempdir = None
+
+
+def _take_ctrl_c() -> None:
     """What a shell starts in the background ignores Ctrl-C; so would each process that a test starts and ends by it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_sparks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with quick_sparks(tmp_path_factory.mktemp("spark-conf")):
+def _quick_sparks() -> Iterator[None]:
+    with quick_sparks():
         yield
 
 

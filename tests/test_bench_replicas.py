@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.spark import QUICK_JAVA
 from tests.test_bench import check_short_form
 
 
 @pytest.mark.timeout(600)  # several processes with a Spark each, on whatever else the machine does
 def test_the_short_form_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JAVA)  # for executors, too
     check_short_form("replicas", tmp_path, monkeypatch)

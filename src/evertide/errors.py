@@ -13,7 +13,8 @@ Kinds differ only where a caller would act differently; the classes below a kind
     ├── Unavailable             "did not happen": safe to try again
     │   ├── StorageFull         no room: make some
     │   ├── StorageForbidden    read-only or no permission
-    │   └── SparkAway           Spark lost executors, or could not finish a job for another reason than a row
+    │   ├── SparkAway           Spark lost executors, or could not finish a job for another reason than a row
+    │   └── QueryEnded          the process that answered a query ended before it did: ask again
     ├── OutcomeUnknown          "may have happened": read back before anything else
     ├── SourceFailed            a source cannot go on: it stalls, the others do not
     │   ├── SourceAway          it cannot be reached: nothing to do but wait, or look at what lies between
@@ -57,6 +58,7 @@ __all__ = [
     "LeaseLost",
     "LimitExceeded",
     "OutcomeUnknown",
+    "QueryEnded",
     "RecordDamaged",
     "SinkFailed",
     "SourceAway",
@@ -216,6 +218,15 @@ class SparkAway(Unavailable):
     error_code = "spark_away"
     what = "Spark could not finish a job, and nothing happened"
     remedy = "It is tried again by itself; if it lasts, look at the memory and the logs of the executors."
+
+
+@dataclass(eq=False, repr=False)
+class QueryEnded(Unavailable):
+    """`path` is the engine. Queries have processes of their own, so nothing else is concerned."""
+
+    error_code = "query_ended"
+    what = "The process that answers queries ended before it had answered"
+    remedy = "Ask again: another one is started. If the same query ends it again, ask for less; the log says more."
 
 
 @dataclass(eq=False, repr=False)

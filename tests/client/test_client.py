@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -31,15 +33,16 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
 from evertide.testing.small_engine import SmallEngine
-from tests.pipeline.kit import open_pipeline, rows_of, storage
-from tests.server.kit import order, served
+from tests.pipeline.kit import open_pipeline, rows_of
+from tests.server.kit import order, served, stored
 from tests.server.test_errors import example, tree
 
 
 @contextmanager
 def shop(settings: Settings | None = None, engine: SmallEngine | None = None) -> Iterator[tuple[Pipeline, Client]]:
     with (
-        open_pipeline(storage(), engine, settings=settings or Settings(retry_limit_s=0.5)) as p,
+        TemporaryDirectory() as folder,
+        open_pipeline(stored(Path(folder)), engine, settings=settings or Settings(retry_limit_s=0.5)) as p,
         served(p) as known,
         Client(f"http://{known.host}:{known.port}/") as client,
     ):

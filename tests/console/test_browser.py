@@ -17,6 +17,7 @@ from evertide.shapes.service import ShapeService
 from evertide.testing.small_engine import SmallView
 from tests.pipeline.kit import NOTES, ORDERS, open_pipeline, storage
 from tests.server.access.kit import ACCESS, TEXTS, WRONG
+from tests.server.kit import stored
 from tests.servers.browser import Page, browser_folder, opened
 from tests.shapes.kit import VIEWS, Shop, engine, order, shop
 
@@ -46,9 +47,10 @@ SCREENS = (
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Shop]:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     browser_folder()
-    with shop(made=engine(*VIEWS, COPIES, tables=(ORDERS, NOTES, HOSTILE))) as found:
+    made = engine(*VIEWS, COPIES, tables=(ORDERS, NOTES, HOSTILE))
+    with shop(stored(tmp_path_factory.mktemp("console")), made=made) as found:
         found.push(rows=[order(1, "ann", 20), order(2, EVIL, 5)])
         found.push(TAG, [{"id": 1, EVIL: EVIL}, {"id": 2, EVIL: "javascript:alert(1)"}])
         found.push("notes", [{"text": EVIL}])

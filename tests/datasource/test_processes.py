@@ -16,6 +16,7 @@ import pyspark
 from tests.datasource.kit import History, grown, opened
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
+from tests.servers.spark import QUICK_JAVA
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -28,7 +29,7 @@ def asker(master: str, *where: str, **environment: str) -> Iterator[tuple[IO[str
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=os.environ | {"SPARK_HOME": home} | environment,
+        env=os.environ | {"SPARK_HOME": home, "JDK_JAVA_OPTIONS": QUICK_JAVA} | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -48,6 +48,7 @@ CAUSES = {
     "storage_full": "The disk or the quota is used up.",
     "storage_forbidden": "Another user owns the files, the disk is mounted read-only, or credentials do not suffice.",
     "spark_away": "Executors were lost, or have too little memory.",
+    "query_ended": "Somebody killed it, the machine had no memory left, or an engine has a bug.",
     "outcome_unknown": "The connection broke after a write was sent and before its answer came.",
     "source_failed": "What a source brings cannot be taken: a file of other columns, a password that is refused.",
     "source_away": "The server of a source restarts, or the network is cut.",

@@ -9,18 +9,30 @@ import pytest
 from evertide.flow import Circuit
 from evertide.testing.nexmark import WORKLOAD, Nexmark, transactions
 from evertide.testing.oracle import Reference, drive
+from tests.flow.maintained import check_maintenance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.timeout(900)  # hundreds of small Spark jobs, on a machine that may be busy
-def test_all_queries_are_maintained_through_the_transactions(spark: SparkSession) -> None:
+pytestmark = pytest.mark.timeout(900)  # hundreds of small Spark jobs, on a machine that may be busy
+
+
+@pytest.fixture(scope="module")
+def circuit(spark: SparkSession) -> Circuit:
+    """For both tests: it takes as long as some of the transactions."""
+    return Circuit(spark, WORKLOAD.script())
+
+
+def test_maintenance_is_as_it_was(circuit: Circuit) -> None:
+    check_maintenance(circuit, "nexmark")
+
+
+def test_all_queries_are_maintained_through_the_transactions(circuit: Circuit, spark: SparkSession) -> None:
     """Slow events, so that a few thousand of them fill several windows.
 
     DuckDB after each transaction, and Spark, which takes longer, after every eighth and the last.
     """
-    circuit = Circuit(spark, WORKLOAD.script())
     assert list(circuit.views) == list(WORKLOAD.queries)
     contents = drive(
         circuit,

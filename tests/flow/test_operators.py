@@ -112,7 +112,7 @@ def check_script(spark: SparkSession, script: str, seed: int, transactions: int,
 @pytest.mark.timeout(900)  # hundreds of small Spark jobs, on a machine that may be busy
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_views_are_maintained(spark: SparkSession, script: str) -> None:
-    check_script(spark, script, seed=SCRIPTS.index(script) + 1, transactions=5, spark_every=2)
+    check_script(spark, script, seed=SCRIPTS.index(script) + 1, transactions=5, spark_every=3)
 
 
 def test_functions_of_the_session_are_maintained(spark: SparkSession) -> None:

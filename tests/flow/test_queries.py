@@ -15,20 +15,21 @@ from tests.flow.checked import TABLES, Views, check
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNT = 15
+COUNT = 10
+COUNT_LONG = 15
 TRANSACTIONS = 4
 
 
-def check_random_queries(spark: SparkSession, seed: int, transactions: int) -> None:
+def check_random_queries(spark: SparkSession, seed: int, count: int, transactions: int) -> None:
     tables = Circuit(spark, TABLES).tables
-    queries = random_queries(tables, seed, COUNT)
+    queries = random_queries(tables, seed, count)
     check(spark, Views({f"q{at}": query for at, query in enumerate(queries)}), seed, transactions)
 
 
 @pytest.mark.timeout(600)  # hundreds of small Spark jobs, on a machine that may be busy
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_queries_are_maintained(spark: SparkSession, seed: int) -> None:
-    check_random_queries(spark, seed, TRANSACTIONS)
+    check_random_queries(spark, seed, COUNT, TRANSACTIONS)
 
 
 @pytest.mark.soak
@@ -39,7 +40,7 @@ def test_many_random_queries_are_maintained(spark: SparkSession, capsys: pytest.
     begin_s, minutes = runtime.monotonic_s(), float(os.environ.get("EVERTIDE_SOAK_MINUTES", "10"))
     seed = os.getpid() * 1000
     while runtime.monotonic_s() < begin_s + minutes * 60 / 2:
-        check_random_queries(spark, seed, 8)
+        check_random_queries(spark, seed, COUNT_LONG, 8)
         with capsys.disabled():
             print(f"soak {runtime.monotonic_s() - begin_s:5.0f} s  queries  seed {seed}", flush=True)
         seed += 1

@@ -19,7 +19,7 @@ from tests.journal.kit import Host
 from tests.shard.test_log import SETTINGS
 from tests.store.race import together
 
-ROUNDS = 3000
+ROUNDS = 1000
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_two_writers_race_every_bind() -> None:
 
 
 def test_two_writers_race_and_a_third_collects(tmp_path: Path) -> None:
-    """On SQLite and a real disk, with truncation and dropping at the same time: no record names a deleted blob."""
+    """On SQLite and files, with truncation and dropping at the same time: no record names a deleted blob."""
     storage = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
     hosts = [Host(storage.blob, storage.meta, SystemRuntime()) for _ in range(3)]
     hosts[0].bind({"push0": (0, []), "push1": (0, [])})

@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evertide.pipeline.pipeline import Pipeline
+from evertide.runtime import SystemRuntime
 from evertide.server.app import make_app
 from evertide.server.serving import Server
 from evertide.settings import Settings
-from evertide.store.open import Storage
+from evertide.store.open import Storage, open_storage
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
 
-__all__ = ["Answer", "Client", "Raw", "numbered", "order", "served", "shop", "until"]
+__all__ = ["Answer", "Client", "Raw", "limited", "numbered", "order", "served", "shop", "stored", "until"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,22 @@ def shop(store: Storage | None = None, settings: Settings = SETTINGS) -> Iterato
     """An open pipeline without Spark, and a client of it. It is not run beside: pushes make the transactions."""
     with open_pipeline(store or storage(), settings=settings) as pipeline, served(pipeline) as client:
         yield pipeline, client
+
+
+def stored(folder: Path) -> Storage:
+    """On disk, where other processes can read it, too: those that answer queries."""
+    return open_storage(folder / "s", runtime=SystemRuntime(), settings=SETTINGS)
+
+
+@contextmanager
+def limited(pipeline: Pipeline, limit_s: float) -> Iterator[None]:
+    """Queries may take so long meanwhile. The clock is the server's: it counts for workers that are there already."""
+    before = pipeline.settings.query_limit_s
+    object.__setattr__(pipeline.settings, "query_limit_s", limit_s)
+    try:
+        yield
+    finally:
+        object.__setattr__(pipeline.settings, "query_limit_s", before)
 
 
 def order(number: int, customer: str = "ann", amount: int = 10) -> dict[str, Any]:

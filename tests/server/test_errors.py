@@ -34,6 +34,7 @@ EXPECTED = {
     "storage_full": 507,
     "storage_forbidden": 503,
     "spark_away": 503,
+    "query_ended": 503,
     "outcome_unknown": 504,
     "source_failed": 502,
     "source_away": 502,

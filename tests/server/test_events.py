@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from evertide.errors import SourceFailed
 from evertide.server import events, serving
+from evertide.server.access import Access, Listening, Role, Token
 from evertide.server.app import make_app
 from evertide.server.serving import Server
+from evertide.testing.runtime import ManualRuntime
 from tests.pipeline.kit import ScriptedSource, open_pipeline, storage, with_sources
 from tests.server.kit import Client, order, served, shop, until
 
@@ -53,7 +57,9 @@ class Heard:
 @contextmanager
 def listening(client: Client) -> Iterator[Heard]:
     with socket.create_connection((client.host, client.port)) as connection:
-        connection.sendall(f"GET /v1/events HTTP/1.1\r\nHost: {client.host}:{client.port}\r\n\r\n".encode())
+        token = f"Authorization: Bearer {client.token}\r\n" if client.token else ""
+        head = f"GET /v1/events HTTP/1.1\r\nHost: {client.host}:{client.port}\r\n{token}\r\n"
+        connection.sendall(head.encode())
         heard = Heard(connection)
         until(lambda: heard.named("state"))
         yield heard
@@ -113,3 +119,40 @@ def test_a_comment_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(events, "_COMMENT_EVERY_S", 0.05)
     with shop() as (_, client), listening(client) as heard:
         until(lambda: b": still here" in heard.text)
+
+
+def test_a_stream_ends_when_its_token_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing more is told to whoever may not hear it any more; others go on. Fails if he is asked who he is only when
+    he begins."""
+    monkeypatch.setattr(events, "_COMMENT_EVERY_S", 0.02)
+    runtime = ManualRuntime()
+    texts = "short-token-0123456789", "long-token-0123456789"
+    short, long = (Token.of(text, Role.READ, text) for text in texts)
+    access = Access.of([replace(short, ends_at_s=runtime.wall_s() + 10), long])
+    with open_pipeline(storage()) as p, Server(listening=Listening(access=access)) as server:
+        server.start(make_app(p, access=access, runtime=runtime))
+        first, second = (Client(server.host, server.port, token=text) for text in texts)
+        with listening(first) as ending, listening(second) as going:
+            until(lambda: b": still here" in ending.text)
+            runtime.jump_wall_s(10)
+            until(lambda: ending.text.endswith(b"0\r\n\r\n"))  # the end of a chunked answer: nothing was cut off
+            p.push("orders", [order(1)])
+            p.commit()
+            until(lambda: going.named("transaction"))
+            assert not ending.named("transaction")
+        assert first.get("/v1/status").status == 401
+
+
+def test_head_is_answered_at_once_and_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a stream is begun for it: nobody would ever end that."""
+    monkeypatch.setattr(events, "_LISTENERS", 0)
+    with shop() as (_, client):
+        connection = http.client.HTTPConnection(client.host, client.port, timeout=60)
+        connection.request("HEAD", "/v1/events")
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("content-type")) == (200, "text/event-stream; charset=utf-8")
+        assert answer.read() == b""
+        connection.request("GET", "/v1/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert client.get("/v1/events").body["error_code"] == "busy"

@@ -20,9 +20,9 @@ from evertide.server.access.roles import ROLES
 from evertide.server.app import make_app
 from evertide.server.serving import Server
 from evertide.shapes.service import ShapeService
-from tests.pipeline.kit import open_pipeline, storage
+from tests.pipeline.kit import open_pipeline
 from tests.server.access.kit import bearer, guarded
-from tests.server.kit import Client, order, shop
+from tests.server.kit import Client, order, shop, stored
 
 SHORT = settings(
     max_examples=6,
@@ -38,9 +38,10 @@ SKIPPED = {"/v1/events", "/v1/shape"}
 
 
 @pytest.fixture(scope="module")
-def everything() -> Iterator[Client]:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """All endpoints, with some rows behind them."""
-    with open_pipeline(storage()) as p, ShapeService(p.collections) as shapes, Server() as server:
+    store = stored(tmp_path_factory.mktemp("everything"))
+    with open_pipeline(store) as p, ShapeService(p.collections) as shapes, Server() as server:
         server.start(make_app(p, shapes=shapes))
         client = Client(server.host, server.port)
         client.post("/v1/tables/orders/rows", [order(1), order(2, "bob")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,75 +15,73 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.engine import DeclaredTable
-from evertide.server.query.duck import Duck
+from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.settings import Settings
 from evertide.testing.small_engine import SmallEngine
-from tests.pipeline.kit import open_pipeline, storage
-from tests.server.kit import Answer, Client, order, served, shop
+from tests.pipeline.kit import open_pipeline
+from tests.server.kit import Answer, Client, order, served, shop, stored
 from tests.server.test_rows import FULL, TYPES
 
 ROWS = "/v1/tables/orders/rows"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Of a shop with three orders, which came at two times."""
+    with shop(stored(tmp_path_factory.mktemp("query"))) as (_, client):
+        client.post(ROWS, [order(1), order(2, "bob", 5)])
+        client.post(ROWS, [order(3, "bob", 7)])
+        yield client
 
 
 def ask(client: Client, sql: str, **more: Any) -> Answer:
     return client.post("/v1/query", {"sql": sql, **more})
 
 
-def test_a_query_is_answered_with_time_types_and_engine() -> None:
-    with shop() as (_, client):
-        client.post(ROWS, [order(1), order(2, "bob", 5), order(3, "bob", 7)])
-        found = ask(
-            client, "SELECT customer, sum(amount) AS total, count(*) AS n FROM orders GROUP BY 1 ORDER BY 1"
-        ).body
-        assert (found["time"], found["engine"], found["is_truncated"]) == (1, "duckdb", False)
-        assert [(one["name"], one["type"]) for one in found["columns"]] == [
-            ("customer", "STRING"),
-            ("total", "BIGINT"),
-            ("n", "BIGINT"),
-        ]
-        assert found["rows"] == [["ann", 10, 1], ["bob", 12, 2]]
-        assert ask(client, "SELECT id FROM Orders WHERE customer = ? AND amount > ?", parameters=["bob", 5]).body[
-            "rows"
-        ] == [[3]]
-        both = (
-            "SELECT o.id FROM orders o JOIN revenue r USING (customer) WHERE r.amount > 10 ORDER BY 1 DESC NULLS LAST"
-        )
-        assert ask(client, both).body["rows"] == [[3], [2]]
-        own = "WITH big AS (SELECT * FROM orders WHERE amount > 6) SELECT count(*) FROM big"
-        assert ask(client, own).body["rows"] == [[2]]
-        assert ask(client, "SELECT id, id FROM orders LIMIT 1").body["columns"][1]["name"] == "id_2"
+def test_a_query_is_answered_with_time_types_and_engine(client: Client) -> None:
+    found = ask(client, "SELECT customer, sum(amount) AS total, count(*) AS n FROM orders GROUP BY 1 ORDER BY 1").body
+    assert (found["time"], found["engine"], found["is_truncated"]) == (2, "duckdb", False)
+    assert [(one["name"], one["type"]) for one in found["columns"]] == [
+        ("customer", "STRING"),
+        ("total", "BIGINT"),
+        ("n", "BIGINT"),
+    ]
+    assert found["rows"] == [["ann", 10, 1], ["bob", 12, 2]]
+    one = ask(client, "SELECT id FROM Orders WHERE customer = ? AND amount > ?", parameters=["bob", 5])
+    assert one.body["rows"] == [[3]]
+    both = "SELECT o.id FROM orders o JOIN revenue r USING (customer) WHERE r.amount > 10 ORDER BY 1 DESC NULLS LAST"
+    assert ask(client, both).body["rows"] == [[3], [2]]
+    own = "WITH big AS (SELECT * FROM orders WHERE amount > 6) SELECT count(*) FROM big"
+    assert ask(client, own).body["rows"] == [[2]]
+    assert ask(client, "SELECT id, id FROM orders LIMIT 1").body["columns"][1]["name"] == "id_2"
 
 
-def test_answers_come_as_arrow_csv_and_the_rest_too() -> None:
-    with shop() as (_, client):
-        client.post(ROWS, [order(1), order(2, "bob", 5)])
-        body = b'{"sql": "SELECT id, customer FROM orders ORDER BY id"}'
-        headers = {"Content-Type": "application/json"}
-        raw = client.raw("POST", "/v1/query?format=csv", body, headers)
-        assert list(csv.reader(io.StringIO(raw.content.decode()))) == [["id", "customer"], ["1", "ann"], ["2", "bob"]]
-        assert "engine=duckdb" in raw.headers["evertide-query"]
-        raw = client.raw("POST", "/v1/query", body, {**headers, "Accept": "application/vnd.apache.arrow.stream"})
-        with pa.ipc.open_stream(raw.content) as stream:
-            assert stream.read_all().to_pylist()[1] == {"id": 2, "customer": "bob"}
+def test_answers_come_as_arrow_csv_and_the_rest_too(client: Client) -> None:
+    body = b'{"sql": "SELECT id, customer FROM orders ORDER BY id LIMIT 2"}'
+    headers = {"Content-Type": "application/json"}
+    raw = client.raw("POST", "/v1/query?format=csv", body, headers)
+    assert list(csv.reader(io.StringIO(raw.content.decode()))) == [["id", "customer"], ["1", "ann"], ["2", "bob"]]
+    assert "engine=duckdb" in raw.headers["evertide-query"]
+    raw = client.raw("POST", "/v1/query", body, {**headers, "Accept": "application/vnd.apache.arrow.stream"})
+    with pa.ipc.open_stream(raw.content) as stream:
+        assert stream.read_all().to_pylist()[1] == {"id": 2, "customer": "bob"}
 
 
-def test_a_time_that_was_and_the_limit_of_rows() -> None:
-    with shop() as (_, client):
-        client.post(ROWS, [order(1)])
-        client.post(ROWS, [order(2)])
-        assert ask(client, "SELECT count(*) FROM orders", as_of=1).body["rows"] == [[1]]
-        assert ask(client, "SELECT count(*) FROM orders", as_of=3).body["error_code"] == "invalid_input"
-        found = ask(client, "SELECT * FROM range(100) ORDER BY 1", limit=3).body
-        assert (found["rows"], found["is_truncated"]) == ([[0], [1], [2]], True)
-        assert ask(client, "SELECT * FROM range(3)", limit=3).body["is_truncated"] is False
-        assert len(ask(client, "SELECT * FROM range(20000)").body["rows"]) == 10_000, "people read JSON"
+def test_a_time_that_was_and_the_limit_of_rows(client: Client) -> None:
+    assert ask(client, "SELECT count(*) FROM orders", as_of=1).body["rows"] == [[2]]
+    assert ask(client, "SELECT count(*) FROM orders", as_of=3).body["error_code"] == "invalid_input"
+    found = ask(client, "SELECT * FROM range(100) ORDER BY 1", limit=3).body
+    assert (found["rows"], found["is_truncated"]) == ([[0], [1], [2]], True)
+    assert ask(client, "SELECT * FROM range(3)", limit=3).body["is_truncated"] is False
+    assert len(ask(client, "SELECT * FROM range(20000)").body["rows"]) == 10_000, "people read JSON"
 
 
-def test_values_of_all_types_are_as_the_table_tells_them() -> None:
+def test_values_of_all_types_are_as_the_table_tells_them(tmp_path: Path) -> None:
     """But for a VARIANT, which DuckDB does not have. Fails if a sum of BIGINT comes as a text."""
     schema = pa.schema([field for field in TYPES if field.name not in ("v", "mi")])
     row = {name: value for name, value in FULL.items() if name in schema.names}
-    with open_pipeline(storage(), SmallEngine((DeclaredTable("types", schema, key=("id",)),), [])) as p, served(p) as c:
+    types = SmallEngine((DeclaredTable("types", schema, key=("id",)),), [])
+    with open_pipeline(stored(tmp_path), types) as p, served(p) as c:
         c.post("/v1/tables/types/rows", [row, {"id": 2, "d": "NaN", "f": "Infinity"}, {"id": 3}])
         told = c.get("/v1/tables/types/rows").body
         found = ask(c, "SELECT * FROM types ORDER BY id").body
@@ -97,10 +96,10 @@ def test_values_of_all_types_are_as_the_table_tells_them() -> None:
         assert order_by == [[None], [0.1], ["nan"]], "NULL first, NaN last, as Spark has it"
 
 
-def test_one_time_for_all_collections_while_transactions_run() -> None:
+def test_one_time_for_all_collections_while_transactions_run(tmp_path: Path) -> None:
     """Each transaction moves an amount from one customer to another, and adds a note. Fails if collections are read one
     after the other as they are."""
-    with shop() as (_, client), ThreadPoolExecutor(1) as threads:
+    with shop(stored(tmp_path)) as (_, client), ThreadPoolExecutor(1) as threads:
         client.post(ROWS, [order(1, "ann", 500), order(2, "bob", 500)])
         is_over = threading.Event()
 
@@ -199,8 +198,6 @@ HOSTILE = [
     'WITH "pg_catalog.pg_settings" AS (SELECT 1) SELECT name, setting FROM pg_catalog.pg_settings',
     'WITH "information_schema.tables" AS (SELECT 1) SELECT * FROM information_schema.tables',
     "SELECT json_serialize_plan('SELECT current_setting(''secret_directory'')', optimize := true)",
-    "SELECT len(range(2000000000))",
-    "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))",
     "SELECT " + "1+" * 3000 + "1",
     "SELECT 340282366920938463463374607431768211455::UHUGEINT",
     "SELECT 1; SELECT 2",
@@ -211,20 +208,18 @@ HOSTILE = [
 ]
 
 
-def test_queries_do_nothing_but_read_collections(tmp_path: Path) -> None:
+def test_queries_do_nothing_but_read_collections(client: Client, tmp_path: Path) -> None:
     """Each is refused, by its own right; nothing is read, written or said that is no collection."""
     secret_of_python = pa.table({"x": ["python-secret"]})
     kept = tmp_path / "secret.csv"
     kept.write_text("file-secret\n")
-    with shop() as (_, client):
-        client.post(ROWS, [order(1)])
-        for text in HOSTILE:
-            answer = ask(client, text.format(kept))
-            assert (answer.status, answer.body["error_code"]) == (400, "invalid_input"), (text, answer.body)
-            assert "secret\n" not in str(answer.body)
-            assert "file-secret" not in str(answer.body)
-            assert "python-secret" not in str(answer.body)
-        assert ask(client, "SELECT count(*) FROM orders").body["rows"] == [[1]]
+    for text in HOSTILE:
+        answer = ask(client, text.format(kept))
+        assert (answer.status, answer.body["error_code"]) == (400, "invalid_input"), (text, answer.body)
+        assert "secret\n" not in str(answer.body)
+        assert "file-secret" not in str(answer.body)
+        assert "python-secret" not in str(answer.body)
+    assert ask(client, "SELECT count(*) FROM orders").body["rows"] == [[3]]
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
     assert secret_of_python.num_rows == 1
 
@@ -267,43 +262,27 @@ def test_the_engine_does_not_see_the_variables_of_this_process() -> None:
         ([], "body"),
     ],
 )
-def test_questions_that_are_none(body: Any, where: str) -> None:
+def test_questions_that_are_none(client: Client, body: Any, where: str) -> None:
+    answer = client.post("/v1/query", body)
+    assert (answer.status, answer.body["error_code"]) == (400, "invalid_input")
+    assert answer.body["where"].startswith(where)
+
+
+def test_what_is_no_select_is_not_for_another_engine_to_refuse() -> None:
+    """What DuckDB cannot read may be Spark's own. Fails if a DELETE goes on to Spark, which would be started for it."""
+    duck = Duck(Settings())
+    for sql in ("DELETE FROM orders", "SELECT 1; DROP VIEW orders", "EXPLAIN SELECT 1"):
+        with pytest.raises(InvalidInput) as refused:
+            duck.parse(sql)
+        assert not isinstance(refused.value, NotUnderstood)
+    for sql in ("SELEKT", "FROM orders |> LIMIT 1"):
+        with pytest.raises(NotUnderstood):
+            duck.parse(sql)
+
+
+def test_a_storage_in_memory_cannot_be_asked() -> None:
+    """Other processes answer, and cannot read it: said at once, and before one is started."""
     with shop() as (_, client):
-        answer = client.post("/v1/query", body)
+        answer = ask(client, "SELECT 1")
         assert (answer.status, answer.body["error_code"]) == (400, "invalid_input")
-        assert answer.body["where"].startswith(where)
-
-
-def test_what_a_query_may_take_is_bounded() -> None:
-    """Time, memory, and the size of the answer. Fails without the timer: nobody would get an answer for hours."""
-    settings = Settings(query_limit_s=0.3, query_memory_bytes=32 * 1024 * 1024, query_bytes_max=100_000)
-    with shop(settings=settings) as (_, client):
-        for sql, why in [
-            ("SELECT count(*) FROM range(100000000000) a, range(100000) b WHERE a.range % 7 = b.range % 5", "0.3 s"),
-            ("SELECT repeat('x', 1000) FROM range(1000)", "larger than 100000 bytes"),
-        ]:
-            answer = client.ask("POST", "/v1/query?format=csv", _body(sql), {"Content-Type": "application/json"})
-            assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded"), answer.body
-            assert why in answer.body["why"]
-        assert ask(client, "SELECT 1").status == 200
-    with shop(settings=Settings(query_memory_bytes=16 * 1024 * 1024)) as (_, client):
-        answer = ask(
-            client, "SELECT count(*) FROM (SELECT DISTINCT range, hash(range), repeat('x', 90) FROM range(9000000))"
-        )
-        assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded"), answer.body
-        assert "memory" in answer.body["why"]
-
-
-def test_what_a_query_reads_is_bounded() -> None:
-    """Fails if the rows are not counted first: they would all come into memory, for a LIMIT 1."""
-    with shop(settings=Settings(query_read_rows_max=2)) as (_, client):
-        client.post(ROWS, [order(1), order(2)])
-        assert ask(client, "SELECT * FROM orders LIMIT 1").status == 200
-        client.post(ROWS, [order(3)])
-        answer = ask(client, "SELECT * FROM orders LIMIT 1")
-        assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded")
-        assert "'orders'" in answer.body["why"]
-
-
-def _body(sql: str) -> bytes:
-    return ('{"sql": "' + sql + '"}').encode()
+        assert "in the memory of one process" in answer.body["why"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,8 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.pipeline import Pipeline
-from evertide.plan.query import query
 from evertide.settings import Settings
-from tests.server.kit import Answer, Client, order, served
+from tests.server.kit import Answer, Client, limited, order, served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 SCRIPT = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, more VARIANT, PRIMARY KEY (id))
 COMMENT 'What was bought';
+CREATE TABLE notes (text STRING);
 CREATE MATERIALIZED VIEW revenue COMMENT 'By customer' AS
 SELECT customer, sum(amount) AS amount FROM orders GROUP BY customer;
 """
+ZONE = "America/New_York"
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,20 @@ class Served:
 
 @pytest.fixture(scope="module")
 def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = Settings(query_limit_s=600, query_small_rows=1000)
+    """Its time zone is the session's when it was opened, as a project may have one of its own."""
+    settings = Settings(query_limit_s=600, query_small_rows=2, query_memory_bytes=512 * 1024 * 1024)
     where = tmp_path_factory.mktemp("served") / "s"
-    with Pipeline.open(SCRIPT, where, spark=spark, settings=settings) as p, served(p) as client:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    with ExitStack() as stack:
+        spark.conf.set("spark.sql.session.timeZone", ZONE)
+        try:
+            p = stack.enter_context(Pipeline.open(SCRIPT, where, spark=spark, settings=settings))
+        finally:
+            spark.conf.set("spark.sql.session.timeZone", str(zone))
+        client = stack.enter_context(served(p))
         rows = [{**order(1, "ann"), "more": {"a": [1]}}, order(2, "bob", 5), order(3, "bob", 7)]
         assert client.post("/v1/tables/orders/rows", rows).status == 200
+        assert client.post("/v1/tables/notes/rows", [{"text": text} for text in "abc"]).status == 200
         yield Served(p, client)
 
 
@@ -58,30 +69,40 @@ def test_spark_answers_if_it_is_named_or_if_duckdb_cannot(shop: Served) -> None:
     assert shop.ask("SELECT more FROM orders WHERE id = ?", parameters=[1]).body["rows"] == [[{"a": [1]}]]
     piped = shop.ask("FROM orders |> WHERE amount > 5 |> AGGREGATE count(*) AS n", engine="spark")
     assert piped.body["rows"] == [[2]]
-    limited = shop.ask("SELECT id FROM orders ORDER BY id", engine="spark", limit=2).body
-    assert (limited["rows"], limited["is_truncated"]) == ([[1], [2]], True)
+    hidden = "WITH revenue AS (SELECT * FROM revenue), o AS (SELECT id FROM orders)"
+    counted = shop.ask(f"{hidden} SELECT (SELECT count(*) FROM o) AS n FROM revenue LIMIT 1", engine="spark")
+    assert counted.body["rows"] == [[3]]
+    first = shop.ask("SELECT id FROM orders ORDER BY id", engine="spark", limit=2).body
+    assert (first["rows"], first["is_truncated"]) == ([[1], [2]], True)
 
 
-def test_a_query_means_by_its_settings_what_the_session_does(shop: Served) -> None:
-    """Fails if it begins with Spark's defaults: hours and dates would differ from those of the views."""
-    session = shop.pipeline.spark
-    zone = session.conf.get("spark.sql.session.timeZone")
-    try:
-        session.conf.set("spark.sql.session.timeZone", "America/New_York")
-        found = shop.ask("SELECT hour(timestamp_seconds(0)) AS h", engine="spark").body
-    finally:
-        session.conf.set("spark.sql.session.timeZone", zone)
+def test_a_query_means_by_its_settings_what_the_views_do(shop: Served) -> None:
+    """Fails if it begins with Spark's defaults, or with what the session has now: hours and dates would differ from
+    those of the views."""
+    sql = "SELECT hour(timestamp_seconds(0)) AS h, timestamp_seconds(0) AS t"
+    found = shop.ask(sql, engine="spark").body
+    assert found["rows"] == [[19, "1970-01-01T00:00:00+00:00"]]
+    assert shop.pipeline.query(sql).to_pylist()[0]["h"] == 19
+    found = shop.ask("SELECT hour(TIMESTAMPTZ '1970-01-01 00:00:00+00') AS h", engine="duckdb").body
     assert found["rows"] == [[19]]
+
+
+def test_all_is_read_at_one_time_that_is_kept(shop: Served) -> None:
+    """The time that was asked for, with the errors of times that there are not. Fails if Spark reads what is there."""
+    sql = "SELECT (SELECT count(*) FROM orders) AS o, (SELECT count(*) FROM notes) AS n"
+    last = shop.pipeline.time
+    found = shop.ask(sql, engine="spark").body
+    assert (found["time"], found["rows"]) == (last, [[3, 3]])
+    found = shop.ask(sql, engine="spark", as_of=last - 1).body
+    assert (found["time"], found["rows"]) == (last - 1, [[3, 0]])
+    answer = shop.ask(sql, engine="spark", as_of=last + 1)
+    assert (answer.status, answer.body["error_code"]) == (400, "invalid_input")
+    assert f"the last is {last}" in answer.body["why"]
 
 
 def test_a_query_over_many_rows_goes_to_spark(shop: Served) -> None:
     """Fails if the rows of what it reads are not looked at."""
-    settings = shop.pipeline.settings
-    try:
-        object.__setattr__(settings, "query_small_rows", 1)
-        assert shop.ask("SELECT count(*) AS n FROM revenue").body["engine"] == "spark"
-    finally:
-        object.__setattr__(settings, "query_small_rows", 1000)
+    assert shop.ask("SELECT count(*) AS n FROM notes").body["engine"] == "spark"
     assert shop.ask("SELECT count(*) AS n FROM revenue").body["engine"] == "duckdb"
 
 
@@ -160,9 +181,7 @@ def test_spark_does_nothing_but_read_collections(shop: Served, tmp_path: Path) -
     kept.write_text("file-secret\n")
     for text in HOSTILE:
         with pytest.raises(InvalidInput) as refused:
-            query(
-                shop.pipeline.spark, text.format(kept), lambda names: shop.pipeline.collections.tables_at(names, None)
-            )
+            shop.pipeline.query(text.format(kept))
         assert "file-secret" not in str(refused.value), text
     for text in HOSTILE[:3]:
         answer = shop.ask(text.format(kept), engine="spark")
@@ -172,18 +191,6 @@ def test_spark_does_nothing_but_read_collections(shop: Served, tmp_path: Path) -
     entity = f'<!DOCTYPE a [<!ENTITY x SYSTEM "file://{kept}">]><a>&x;</a>'
     assert "file-secret" not in str(shop.ask(f"SELECT xpath_string('{entity}', 'a') AS x", engine="spark").body)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
-
-
-def test_a_query_that_takes_too_long_is_ended(shop: Served) -> None:
-    """Fails if its jobs are not cancelled: they would take the pipeline's cores for hours."""
-    settings = shop.pipeline.settings
-    try:
-        object.__setattr__(settings, "query_limit_s", 1.0)
-        answer = shop.ask("SELECT count(*) AS n FROM range(100000000000000) WHERE id % 7 = 3", engine="spark")
-    finally:
-        object.__setattr__(settings, "query_limit_s", 600.0)
-    assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded")
-    assert shop.ask("SELECT 1 AS one", engine="spark").body["rows"] == [[1]]
 
 
 def test_a_view_is_explained_in_all_formats(shop: Served) -> None:
@@ -204,3 +211,34 @@ def test_collections_tell_what_the_script_says_of_them(shop: Served) -> None:
     assert found["revenue"]["comment"] == "By customer"
     sql = "SELECT customer, sum(amount) AS amount FROM orders GROUP BY customer"
     assert " ".join(found["revenue"]["sql"].split()) == sql
+
+
+def test_queries_that_are_nested_too_deeply_are_refused(shop: Served) -> None:
+    """Fails, as if Spark had been away, if a stack that is used up is not known for what it is."""
+    answer = shop.ask("SELECT " + "- " * 4000 + "1 AS n", engine="spark")
+    assert (answer.status, answer.body["why"]) == (400, "its expressions are nested too deeply")
+
+
+FOLDED = "SELECT aggregate(sequence(1, 20000000), 0L, (a, x) -> a + length(repeat('x', 1000))) AS n"
+"""Computed while it is planned: there is no job that could be ended."""
+
+
+@pytest.mark.parametrize(
+    ("sql", "limit_s", "why"),
+    [
+        ("SELECT count(*) AS n FROM range(100000000000000) WHERE id % 7 = 3", 1, "longer than 1 s"),
+        ("SELECT count(*) AS n FROM range(10000000) a CROSS JOIN range(10000000) b WHERE a.id * b.id = 7", 1, "1 s"),
+        (FOLDED, 1, "longer than 1 s"),
+        ("SELECT length(repeat('x', 1900000000)) AS n", 600, "536870912 bytes of memory"),
+    ],
+    ids=["jobs", "join", "planning", "memory"],
+)
+def test_what_a_query_takes_is_bounded_and_harms_nothing(shop: Served, sql: str, limit_s: float, why: str) -> None:
+    """Fails, for the last, if the pipeline's own JVM is asked: it would end. And for the one before, if what does not
+    look up is not killed. Each gets an answer from whoever is there after the one before."""
+    before = shop.pipeline.time
+    with limited(shop.pipeline, limit_s):
+        answer = shop.ask(sql, engine="spark")
+    assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded"), answer.body
+    assert why in answer.body["why"]
+    assert shop.client.post("/v1/tables/notes/rows", [{"text": "on"}]).body["time"] == before + 1

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.engine import DeclaredTable
+from evertide.plain import _numbered
 from evertide.server import content
 from evertide.settings import Settings
+from evertide.shard.shard import Shard
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import open_pipeline, rows_of, storage
 from tests.server.kit import Client, order, served, shop, until
@@ -216,3 +218,71 @@ def test_changes_that_cannot_be_told(query: str) -> None:
         client.post(ROWS, [order(1)])
         client.post(ROWS, [order(2)])
         assert client.get(f"/v1/views/revenue/changes?{query}").body["error_code"] == "invalid_input"
+
+
+def test_head_is_answered_by_the_headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if anything is read for it, or waited for."""
+
+    def unread(*_: object) -> None:
+        raise AssertionError("it is read")
+
+    with shop() as (_, client):
+        client.post(ROWS, [order(1)])
+        monkeypatch.setattr(content.Content, "tables", unread)
+        monkeypatch.setattr(Shard, "wait_for_upper", unread)
+        monkeypatch.setattr(Shard, "changes", unread)
+        for path, media in [
+            (f"{ROWS}?format=csv", "text/csv"),
+            (ROWS, "application/json"),
+            ("/v1/views/revenue/changes?since=1&wait_s=60", "application/x-ndjson"),
+            ("/v1/views/revenue/changes?since=0", "application/x-ndjson"),
+        ]:
+            answer = client.raw("HEAD", path)
+            assert (answer.status, answer.media, answer.headers["evertide-time"]) == (200, media, "1")
+            assert "content-length" not in answer.headers
+        assert client.raw("HEAD", f"{ROWS}?as_of=9").status == 400
+
+
+FAR = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("da", pa.date32()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("tn", pa.timestamp("us")),
+        ("st", pa.struct([("l", pa.list_(pa.date32()))])),
+    ]
+)
+FAR_ROWS: list[list[Any]] = [
+    [1, 2_932_897, 253_402_300_800_000_000, 253_402_300_800_000_001, {"l": [2_932_896, 2_932_897]}],
+    [2, -719_163, -62_135_596_800_000_001, 2**63 - 1, {"l": [None]}],
+    [3, 0, 0, None, None],
+    [4, -719_529 - 365, None, -(2**63) + 1, {"l": []}],
+]
+FAR_TOLD = [
+    [1, "+10000-01-01", "+10000-01-01T00:00:00+00:00", "+10000-01-01T00:00:00.000001"],
+    [2, "0000-12-31", "0000-12-31T23:59:59.999999+00:00", "+294247-01-10T04:00:54.775807"],
+    [3, "1970-01-01", "1970-01-01T00:00:00+00:00", None],
+    [4, "-0002-12-31", None, "-290308-12-21T19:59:05.224193"],
+]
+
+
+def far_rows() -> pa.Table:
+    """As numbers, which Python cannot show as days."""
+    columns = [pa.array([row[at] for row in FAR_ROWS], _numbered(field.type)) for at, field in enumerate(FAR)]
+    typed = [column.cast(field.type) for column, field in zip(columns, FAR, strict=True)]
+    return pa.Table.from_arrays(typed, schema=FAR)
+
+
+def test_days_that_python_does_not_have_are_told_as_spark_writes_them() -> None:
+    """Beyond year 9999 and before year 1, also inside of others. Fails with an `OverflowError` if each is to be one of
+    Python's."""
+    with open_pipeline(storage(), SmallEngine([DeclaredTable("far", FAR, key=("id",))], [])) as p, served(p) as client:
+        p.push("far", far_rows())
+        p.commit()
+        told = client.get("/v1/tables/far/rows").body["rows"]
+        assert [row[:4] for row in sorted(told)] == FAR_TOLD
+        assert [row[4] for row in sorted(told)][:2] == [{"l": ["9999-12-31", "+10000-01-01"]}, {"l": [None]}]
+        lines = client.raw("GET", "/v1/tables/far/rows?format=csv&columns=da,ts").content.decode().splitlines()
+        assert "+10000-01-01,+10000-01-01T00:00:00+00:00" in lines
+        changed = client.raw("GET", "/v1/tables/far/changes?since=0").content.splitlines()
+        assert {json.loads(line)["row"]["da"] for line in changed[:-1]} == {row[1] for row in FAR_TOLD}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from evertide.cli import running
+from evertide.cli.opened import opened
 from evertide.server.serving import Server
 from tests.cli.kit import SHOP, evertide, lines, one_error, order
 from tests.server.kit import Answer, Client
@@ -36,12 +40,23 @@ def test_an_address_that_cannot_be_had_is_refused_before_spark_starts(tmp_path: 
 
 
 def test_rows_that_are_pushed_by_http_are_transactions_of_the_run(
-    tmp_path: Path, script: Path, spark: SparkSession
+    tmp_path: Path, script: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whoever asks while the pipeline is opened is told to come again. Fails if nobody listens before it is open: then
+    the one who waits here for that answer never gets it."""
+    was_told = threading.Event()
+
+    @contextmanager
+    def slowly(*given: Any, **options: Any) -> Iterator[Any]:
+        assert was_told.wait(120)
+        with opened(*given, **options) as pipeline:
+            yield pipeline
+
+    monkeypatch.setattr(running, "opened", slowly)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(patient, Client("127.0.0.1", port))
+        asked = threads.submit(patient, Client("127.0.0.1", port), was_told)
         listen = ("--listen", f":{port}", "--transactions", "1", "--json")
         result = evertide("run", script, "--storage", tmp_path / "s", *listen)
         answer = asked.result()
@@ -55,11 +70,17 @@ def test_rows_that_are_pushed_by_http_are_transactions_of_the_run(
     assert [line["row"] for line in found if "row" in line] == [{"customer": "ann", "amount": 10}]
 
 
-def patient(client: Client) -> Answer:
-    """As soon as somebody listens."""
+def patient(client: Client, was_told: threading.Event | None = None) -> Answer:
+    """As soon as somebody listens, and the pipeline is open."""
     for _ in range(1200):
         try:
-            return client.post("/v1/tables/orders/rows", [order(1)])
+            answer = client.post("/v1/tables/orders/rows", [order(1)])
+            if answer.status != 503:
+                return answer
+            assert (answer.body["error_code"], answer.headers["retry-after"]) == ("starting", "2")
+            if was_told is not None:
+                was_told.set()
         except ConnectionRefusedError:
-            threading.Event().wait(0.05)
+            pass
+        threading.Event().wait(0.05)
     raise AssertionError("nobody listens")

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from evertide.errors import InvalidInput
+from evertide.errors import EvertideError, InvalidInput
 from evertide.server.access import Access, Listening, Role, Token
 from evertide.server.app import make_app
 from evertide.server.serving import LOOPBACK, Server
@@ -96,6 +97,50 @@ def test_nobody_is_let_in_before_the_start_and_nobody_changes_the_signals() -> N
             server.stop()
             with pytest.raises(ConnectionRefusedError):
                 Client(server.host, server.port).get("/v1/health")
+
+
+def test_while_the_pipeline_is_opened_whoever_asks_is_told_so() -> None:
+    """Fails if connections are refused until there is an app, or if the process counts as dead meanwhile."""
+    with Server().begin() as server, pytest.raises(InvalidInput, match="address"):
+        Server(f"127.0.0.1:{server.port}").begin()
+    with Server().begin().begin() as server, open_pipeline(storage()) as p:
+        client = Client(server.host, server.port)
+        assert (live := client.get("/v1/health/live")).status == 200
+        assert live.body["status"] == "alive"
+        assert client.raw("HEAD", "/v1/health/live").status == 200
+        for method, path in [
+            ("GET", "/v1/health"),
+            ("GET", "/v1/health/ready"),
+            ("POST", ROWS),
+            ("GET", "/v1/shape?table=orders&offset=-1"),
+            ("GET", "/metrics"),
+            ("GET", "/"),
+            ("POST", "/v1/health/live"),
+        ]:
+            answer = client.ask(method, path)
+            assert (answer.status, answer.body["error_code"], answer.body["status"]) == (503, "starting", "starting")
+            assert int(answer.headers["retry-after"]) > 0
+            assert answer.headers["cache-control"] == "no-store"
+        assert client.ask("GET", "/v1/health", headers={"Host": "evil.example"}).status == 403
+        kept = http.client.HTTPConnection(server.host, server.port)
+        kept.request("GET", "/v1/health")
+        assert kept.getresponse().read()
+        server.start(make_app(p))
+        kept.request("GET", "/v1/health")
+        assert kept.getresponse().status == 200
+        kept.close()
+        assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
+
+
+def test_an_app_that_cannot_begin_is_no_app() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "lifespan.startup"
+        await send({"type": "lifespan.startup.failed", "message": "no"})
+
+    with Server() as server:
+        with pytest.raises(EvertideError):
+            server.start(failing)
+        assert Client(server.host, server.port).get("/v1/health").status == 503
 
 
 def test_a_request_under_way_is_answered_before_the_server_stops() -> None:

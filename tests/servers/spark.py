@@ -9,28 +9,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.servers.spark_classes import shared_classes
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["QUICK", "QUICK_JAVA", "quick_sparks", "running_spark"]
 
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVMs that compile little: what a test asks of Spark is over before more would pay. It halves the work of many."""
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+"""JVMs that compile little: what a test asks of Spark is over before more would pay. It halves the work of many.
+
+Such a JVM has room for 48 MB of compiled code, which Spark fills in minutes: what it throws out then, it needs again.
+"""
 QUICK = {f"spark.{which}.extraJavaOptions": QUICK_JAVA for which in ("driver", "executor")}
+
+_OPTIONS = "SPARK_SUBMIT_OPTS"
+_ROOMY = "-Xms1g -Xmn512m"
+"""For the one that lives long: plans die young, and are not copied about before."""
 
 
 @contextmanager
-def quick_sparks(scratch: Path) -> Iterator[None]:
+def quick_sparks() -> Iterator[None]:
     """For all processes that are started meanwhile: Spark finds it by the environment."""
-    (scratch / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in QUICK.items()))
-    before = os.environ.get("SPARK_CONF_DIR")
-    os.environ["SPARK_CONF_DIR"] = str(scratch)
+    archive = shared_classes(QUICK_JAVA)
+    # What a JVM has to say of an archive that it does not like would be among what a process says.
+    mapped = f" -XX:SharedArchiveFile={archive} -Xlog:disable" if archive else ""
+    before = os.environ.get(_OPTIONS)
+    os.environ[_OPTIONS] = QUICK_JAVA + mapped
     try:
         yield
     finally:
-        del os.environ["SPARK_CONF_DIR"]
+        del os.environ[_OPTIONS]
         if before is not None:
-            os.environ["SPARK_CONF_DIR"] = before
+            os.environ[_OPTIONS] = before
 
 
 @contextmanager
@@ -48,7 +59,7 @@ def running_spark(scratch: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.driver.extraJavaOptions", f"{QUICK_JAVA} -Dderby.system.home={scratch}")
+        .config("spark.driver.extraJavaOptions", f"{QUICK_JAVA} {_ROOMY} -Dderby.system.home={scratch}")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

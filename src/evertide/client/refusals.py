@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any
 
 import httpx
 import msgspec
 
 from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, Unavailable
+from evertide.plain import error_of
 
 __all__ = ["check", "told"]
 
@@ -35,31 +34,16 @@ def check(response: httpx.Response) -> httpx.Response:
         body = None
     if not isinstance(body, dict) or "error_code" not in body:
         raise _other(where, response.status_code, response.reason_phrase)
-    kind = _kinds().get(str(body["error_code"]))
-    if kind is None:
+    error = error_of(body)
+    if error is None:
         raise _other(where, response.status_code, str(body.get("message", "")))
-    raise kind(**_facts(kind, body))
+    raise error
 
 
 def _other(where: str, status: int, said: str) -> EvertideError:
     if status >= _BROKEN:
         return Unavailable(path=where, why=f"{status} {said}")
     return InvalidInput(where=where, why=f"{status} {said}")
-
-
-def _kinds(kind: type[EvertideError] = EvertideError) -> dict[str, type[EvertideError]]:
-    """By code; the class that names it itself."""
-    found = {kind.error_code: kind}
-    for below in kind.__subclasses__():
-        found = {**_kinds(below), **found}
-    return found
-
-
-def _facts(kind: type[EvertideError], body: dict[str, Any]) -> dict[str, Any]:
-    """A fact that is not told is as empty as its type allows."""
-    empty: dict[Any, Any] = {"int": 0, "tuple[str, ...]": ()}
-    given = {field.name: body.get(field.name, empty.get(field.type, "")) for field in fields(kind)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 @contextmanager

@@ -7,18 +7,22 @@ import java.io.DataOutputStream;
 import java.io.FileInputStream;
 import java.io.FileOutputStream;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.spark.Dependency;
 import org.apache.spark.NarrowDependency;
 import org.apache.spark.Partition;
 import org.apache.spark.SparkContext;
+import org.apache.spark.TaskContext;
 import org.apache.spark.TaskContext$;
 import org.apache.spark.TaskContextImpl;
 import org.apache.spark.executor.TaskMetrics;
 import org.apache.spark.memory.MemoryManager;
 import org.apache.spark.memory.TaskMemoryManager;
 import org.apache.spark.memory.UnifiedMemoryManager;
+import org.apache.spark.rdd.ParallelCollectionPartition;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
@@ -30,6 +34,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.Repartition;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.catalyst.plans.physical.SinglePartition$;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.execution.QueryExecution$;
@@ -39,8 +44,11 @@ import org.apache.spark.sql.types.StructType;
 import scala.Option;
 import scala.collection.immutable.ArraySeq$;
 import scala.collection.immutable.Map$;
+import scala.collection.immutable.Nil$;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
+import scala.reflect.ClassTag;
+import scala.reflect.ClassTag$;
 
 /**
  * A fragment over few rows, from Arrow to Arrow in one call: see evertide.plan.small, which compiles this with the
@@ -51,6 +59,7 @@ public final class Small {
     private static final AtomicLong ATTEMPTS = new AtomicLong(1L << 40);
     /** Parts of the names of operators that do not stay in one partition of one process. */
     private static final String[] OTHERS = {"Exchange", "Broadcast", "Adaptive", "Python", "Pandas", "InMemory"};
+    private static final ClassTag TAG = ClassTag$.MODULE$.apply(InternalRow.class);
     private static final String ZONE = "UTC";
     private static final long ALL = 1L << 31;
 
@@ -66,6 +75,7 @@ public final class Small {
     private final StructType struct;
     /** Of few rows: apart from that of tasks, whose class needs libraries that may be missing. */
     private final MemoryManager memory;
+    private final Map known = new HashMap();
 
     /** Of each leaf: the id of the RDD that marks it in the tree, its attributes, and its type. */
     public Small(
@@ -118,18 +128,22 @@ public final class Small {
                 return "place";
             }
         }
-        SparkPlan plan = this.planned(signs, terms);
-        if (isHere && this.isForHere(plan)) {
-            try {
-                this.writeHere(to, plan.execute());
-                return "here";
-            } catch (Exception error) {
-                // A job tells it better. Planned anew: what ran has state in its operators.
-                plan = this.planned(signs, terms);
+        if (isHere) {
+            Prepared prepared = this.prepared(signs);
+            if (prepared.rdd != null) {
+                try {
+                    prepared.hold(terms);
+                    this.writeHere(to, prepared.rdd);
+                    return "here";
+                } catch (Exception error) {
+                    this.known.remove(signs); // a job tells it better; and what failed is not used again
+                } finally {
+                    prepared.hold(null);
+                }
             }
         }
         List all = new ArrayList();
-        all.add(plan.executeCollectIterator()._2());
+        all.add(this.planned(this.locals(terms), signs).executeCollectIterator()._2());
         this.write(to, all);
         return "job";
     }
@@ -155,7 +169,7 @@ public final class Small {
         return terms;
     }
 
-    private LogicalPlan leaf(DataInputStream in, int at) throws Exception {
+    private Object[] leaf(DataInputStream in, int at) throws Exception {
         List batches = new ArrayList();
         int count = in.readInt();
         for (int number = 0; number < count; number++) {
@@ -171,8 +185,88 @@ public final class Small {
         while (rows.hasNext()) {
             held.add(projection.apply((InternalRow) rows.next()).copy());
         }
-        Seq data = ArraySeq$.MODULE$.unsafeWrapArray(held.toArray());
-        return new LocalRelation((Seq) this.outputs.get(at), data, false, Option.empty());
+        return held.toArray();
+    }
+
+    /** The rows of all terms as relations of their own. */
+    private List locals(List terms) {
+        List found = new ArrayList();
+        for (int number = 0; number < terms.size(); number++) {
+            List leaves = new ArrayList();
+            for (int at = 0; at < this.marks.size(); at++) {
+                Seq rows = ArraySeq$.MODULE$.unsafeWrapArray((Object[]) ((List) terms.get(number)).get(at));
+                leaves.add(new LocalRelation((Seq) this.outputs.get(at), rows, false, Option.empty()));
+            }
+            found.add(leaves);
+        }
+        return found;
+    }
+
+    /** A relation in one partition whose rows are those of the moment: a plan over it is made once, and runs often. */
+    private static final class Held extends RDD {
+        private final Partition[] partitions;
+        private Object[] rows = new Object[0];
+
+        Held(SparkContext spark, ClassTag tag) {
+            super(spark, (Seq) Nil$.MODULE$, tag);
+            this.partitions = new Partition[] {new ParallelCollectionPartition(0L, 0, (Seq) Nil$.MODULE$, tag)};
+        }
+
+        public Partition[] getPartitions() {
+            return this.partitions;
+        }
+
+        public scala.collection.Iterator compute(Partition partition, TaskContext context) {
+            return ArraySeq$.MODULE$.unsafeWrapArray(this.rows).iterator();
+        }
+    }
+
+    /** A plan that is ready to run here; without an RDD if it is one for a job. */
+    private static final class Prepared {
+        private final List held = new ArrayList();
+        private RDD rdd;
+
+        void hold(List terms) {
+            for (int number = 0; number < this.held.size(); number++) {
+                List leaves = (List) this.held.get(number);
+                for (int at = 0; at < leaves.size(); at++) {
+                    ((Held) leaves.get(at)).rows =
+                            terms == null ? new Object[0] : (Object[]) ((List) terms.get(number)).get(at);
+                }
+            }
+        }
+    }
+
+    private Prepared prepared(List signs) {
+        Prepared found = (Prepared) this.known.get(signs);
+        if (found == null) {
+            found = this.made(signs);
+            this.known.put(signs, found);
+        }
+        return found;
+    }
+
+    private Prepared made(List signs) {
+        Prepared made = new Prepared();
+        List relations = new ArrayList();
+        for (int number = 0; number < signs.size(); number++) {
+            List leaves = new ArrayList();
+            List held = new ArrayList();
+            for (int at = 0; at < this.marks.size(); at++) {
+                Held rows = new Held(this.session.sparkContext(), TAG);
+                held.add(rows);
+                Seq output = (Seq) this.outputs.get(at);
+                LocalRelation few = new LocalRelation(output, (Seq) Nil$.MODULE$, false, Option.empty());
+                leaves.add(new LogicalRDD(
+                        output, rows, SinglePartition$.MODULE$, (Seq) Nil$.MODULE$, false, Option.empty(),
+                        this.session, Option.apply(few.stats()), Option.empty(), false));
+            }
+            made.held.add(held);
+            relations.add(leaves);
+        }
+        SparkPlan plan = this.planned(relations, signs);
+        made.rdd = this.isForHere(plan) ? plan.execute() : null;
+        return made;
     }
 
     // Plans.
@@ -183,7 +277,7 @@ public final class Small {
             int at = this.marks.indexOf(Integer.valueOf(((LogicalRDD) tree).rdd().id()));
             if (at >= 0) {
                 LogicalPlan leaf = (LogicalPlan) leaves.get(at);
-                return isPlanned ? new Repartition(1, false, leaf) : leaf;
+                return isPlanned && leaf instanceof LocalRelation ? new Repartition(1, false, leaf) : leaf;
             }
         }
         List below = new ArrayList();
@@ -209,8 +303,9 @@ public final class Small {
     /** Catalyst computes maps and filters of local rows by itself, an operator at a time; null if there is more. */
     private List inPlace(List signs, List terms) {
         List found = new ArrayList();
+        List relations = this.locals(terms);
         for (int number = 0; number < terms.size(); number++) {
-            LogicalPlan plan = this.signed(signs.get(number), (List) terms.get(number), false);
+            LogicalPlan plan = this.signed(signs.get(number), (List) relations.get(number), false);
             for (int step = 0; step <= this.height; step++) {
                 plan = (LogicalPlan) ConvertToLocalRelation$.MODULE$.apply(plan);
             }
@@ -222,10 +317,10 @@ public final class Small {
         return found;
     }
 
-    private SparkPlan planned(List signs, List terms) {
+    private SparkPlan planned(List relations, List signs) {
         List trees = new ArrayList();
-        for (int number = 0; number < terms.size(); number++) {
-            trees.add(this.signed(signs.get(number), (List) terms.get(number), true));
+        for (int number = 0; number < signs.size(); number++) {
+            trees.add(this.signed(signs.get(number), (List) relations.get(number), true));
         }
         LogicalPlan whole = trees.size() == 1 ? (LogicalPlan) trees.get(0) : new Union(sequence(trees), false, false);
         return QueryExecution$.MODULE$.prepareExecutedPlan(this.session, whole);

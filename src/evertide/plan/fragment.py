@@ -6,7 +6,7 @@ two copies of the tree, the old and the new, and yields the rows of both with th
 yet consolidated.
 
 1. Only attributes that the fragment reads are bound; the rest of a leaf never leaves its arrangement.
-2. A run is planned and executed, but neither analyzed nor optimized again.
+2. A run over few rows is neither analyzed, optimized nor planned again; one over many rows is planned.
 3. Few rows become a local relation in one partition, so that no exchange is left to plan, and are computed where they
    are, mostly without a job (`evertide.plan.small`).
 4. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns

@@ -4,12 +4,14 @@ A call from Python to the JVM is a round trip, and a run used to make dozens; a 
 what it computes. So what a run does over few rows is written in Java (`Small.java`), beside this module. Spark's own
 compiler for generated code compiles it when it is first needed: nothing is built or shipped.
 
-1. It is the same physical plan and the same generated code as in a job; only who runs it differs (I15). The thread has
-   a task's context for as long as it computes.
-2. What needs other tasks is a job: an exchange, a broadcast, a Python process, a subquery. This is looked at for each
-   run, in the plan and in the lineage of its RDD.
-3. Whatever fails is run as a job, whose error is the one that counts.
-4. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
+1. It is planned once. Its leaves are relations whose rows are those of the moment, so that the same physical plan, its
+   generated code and its RDD run again and again.
+2. That plan is the one that a job would have; only who runs it differs (I15). The thread has a task's context for as
+   long as it computes.
+3. What needs other tasks is a job: an exchange, a broadcast, a Python process, a subquery. This is looked at when it is
+   planned, in the plan and in the lineage of its RDD.
+4. Whatever fails is run as a job, planned anew over these rows; its error is the one that counts.
+5. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
    on its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged.
 """
 

@@ -2,7 +2,7 @@
 
 1. `error_code`, `message`, `remedy`, and the facts of the error, as on the command line. The HTTP code follows from
    the kind of the error (`STATUS`), and never changes for one.
-2. What HTTP itself refuses (no such address, wrong method, body too large) has the same shape.
+2. What HTTP itself refuses (no such address, wrong method, body too large, too many at once) has the same shape.
 3. Something unexpected is a bug: 500, without a trace, with an `id` that is in the log beside the trace.
 4. Everything that is answered with 500 or more is in the log as an error, what the client did wrong as information.
 """
@@ -32,6 +32,7 @@ __all__ = [
     "JSON",
     "STATUS",
     "Guard",
+    "headed",
     "http_refusal",
     "no_such",
     "refused",
@@ -81,6 +82,7 @@ _REFUSALS = {
     408: ("request_timeout", "The request did not come in time", "Send it again, without a pause."),
     413: ("body_too_large", "The body is too large", "Send the rows in several requests, or as an Arrow stream."),
     415: ("unsupported_media_type", "The body's type is not known", "Name it in the header Content-Type."),
+    503: ("busy", "There is no room for it at the moment", "Come again, after the seconds that Retry-After names."),
 }
 
 
@@ -99,6 +101,11 @@ def told(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | 
 
 def no_such(what: str, why: str) -> HTTPException:
     return HTTPException(404, f"{what}: {why}")
+
+
+def headed(media: str, headers: Mapping[str, str]) -> Response:
+    """For HEAD, of what would be streamed: how long it would be is not known, and not said."""
+    return StreamingResponse(iter(()), 200, headers, media)
 
 
 async def streamed(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
@@ -139,7 +146,7 @@ def http_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - starlette hands over what it was told to
     fallback = ("http_error", "The request cannot be served", "Correct it and try again.")
     code, what, remedy = _REFUSALS.get(error.status_code, fallback)
-    is_own = error.status_code in (406, 413, 415) or (error.status_code == 404 and error.detail != "Not Found")
+    is_own = error.status_code in (406, 413, 415, 503) or (error.status_code == 404 and error.detail != "Not Found")
     why = error.detail if is_own else f"{request.method} {request.url.path}"
     return said({"error_code": code, "message": f"{what}: {why}", "remedy": remedy}, error.status_code, error.headers)
 

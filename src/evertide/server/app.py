@@ -34,7 +34,7 @@ from evertide.server.query.endpoint import Querying
 from evertide.server.rows import Rows
 from evertide.server.shaping import Shaping
 from evertide.server.transactions import OpenTransactions
-from evertide.shapes.openapi import shape_paths
+from evertide.shapes.http.openapi import shape_paths
 from evertide.shapes.service import ShapeService
 
 __all__ = ["make_app"]
@@ -59,6 +59,7 @@ def make_app(
     tell_what_does_not_fit(access, pipeline.collections.members())
     history = History(pipeline.storage, lambda: pipeline.definition, runtime=runtime, settings=pipeline.settings)
     events, begun = Events(pipeline, history), OpenTransactions(pipeline, runtime)
+    querying = Querying(pipeline, runtime)
     areas: tuple[Area, ...] = (
         Looking(pipeline, runtime),
         Collections(pipeline, history),
@@ -66,7 +67,7 @@ def make_app(
         Rows(pipeline),
         Pushing(pipeline),
         begun,
-        Querying(pipeline, runtime),
+        querying,
         Journaling(pipeline, history),
         events,
         Control(pipeline),
@@ -87,6 +88,7 @@ def make_app(
         finally:
             events.stop()
             begun.close()
+            querying.close()
 
     scraped = [] if metrics is None else [metrics_route(metrics)]
     app = Starlette(
@@ -94,7 +96,7 @@ def make_app(
         middleware=[
             Middleware(Measured, observer=observer, runtime=runtime),
             Middleware(Guard, runtime=runtime),
-            Middleware(Gate, access=access),
+            Middleware(Gate, access=access, runtime=runtime),
         ],
         exception_handlers={EvertideError: refused, HTTPException: http_refusal},
         lifespan=running,

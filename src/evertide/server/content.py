@@ -6,6 +6,8 @@
    piece by piece (`evertide.shard.split`), and what is held in memory follows the piece.
 3. Rows that a where clause leaves out, and columns that nobody asked for, are left out before rows are counted: that
    is done alike to what was added and to what was taken away.
+4. A row that is there often is repeated as it is taken, some at a time: who asks for ten gets ten, and whoever takes
+   them all is given them without all of them in memory.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.reading import View
-from evertide.shapes.where import Where, parse_where
-from evertide.shard.changes import expand
+from evertide.shapes.where.clause import Where, parse_where
+from evertide.shard.changes import DIFF, expanded
 from evertide.shard.groups import content_rows, inside
 from evertide.shard.part import Part
 from evertide.shard.read import Snapshot
@@ -66,7 +68,7 @@ class Content:
         needed = {*self.columns, *(self.where.columns if self.where is not None else ())}
         with self.shard.snapshot(self.time, columns=sorted(needed)) as found:
             if sum(part.bytes for part in found.parts) <= _WHOLE_BYTES:
-                yield expand(self.matching(found.to_arrow()), self.name).select(self.columns)
+                yield from expanded(self.matching(found.to_arrow()).select([*self.columns, DIFF]), self.name)
                 return
             by = next((field.name for field in own if is_ordered(field.type)), None)
             for group in split(found.parts, own, _PIECE_BYTES):

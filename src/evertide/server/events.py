@@ -9,7 +9,7 @@
    listens. It ends with the server.
 2. Whoever does not read is let go when too much waits for him: he connects again, and reads what he missed by
    `/v1/transactions`. Nobody else waits for him.
-3. A comment comes every 15 seconds, so that those between keep the connection.
+3. A comment comes every 15 seconds, so that those between keep the connection. HEAD is answered without a stream.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from evertide.errors import EvertideError
 from evertide.media import EVENTS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status import Status
+from evertide.server.answers import headed
 from evertide.server.endpoints import BYTES, Endpoint, NoQuery
 from evertide.server.history import History
 from evertide.server.journal import Trouble, troubles
@@ -86,10 +87,13 @@ class Events:
         if self._thread is not None:
             self._thread.join()
 
-    async def _stream(self, _: Request, __: NoQuery) -> Response:
+    async def _stream(self, request: Request, _: NoQuery) -> Response:
+        headers = {"Cache-Control": "no-cache"}
+        if request.method == "HEAD":
+            return headed(EVENTS, headers)
         if len(self._listeners) >= _LISTENERS:
-            raise HTTPException(503, f"{_LISTENERS} listen already")
-        return StreamingResponse(self._events(), media_type=EVENTS, headers={"Cache-Control": "no-cache"})
+            raise HTTPException(503, f"{_LISTENERS} listen already", {"Retry-After": "5"})
+        return StreamingResponse(self._events(), 200, headers, EVENTS)
 
     async def _events(self) -> AsyncIterator[bytes]:
         listener: Listener = asyncio.Queue(_WAITING)

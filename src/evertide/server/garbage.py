@@ -1,7 +1,7 @@
 """How often a process that serves looks for garbage in cycles.
 
-Python looks through all young objects every 700 allocations, and through all old ones when a quarter was added. With ten
-thousand clients that begin it spent a third of its time on that. What is there when a server starts stays until it
+Python looks through all young objects every 700 allocations, and through all old ones when a quarter was added. With
+ten thousand clients that begin it spent a third of its time on that. What is there when a server starts stays until it
 ends, so it is never looked at again; and the rest seldom: nothing here makes cycles faster than memory grows.
 """
 

@@ -31,7 +31,7 @@ from evertide.plain import plain
 from evertide.runtime import Runtime
 from evertide.server.answers import JSON, said, told
 from evertide.server.endpoints import Endpoint, NoQuery
-from evertide.shapes.restriction import restriction_in
+from evertide.shapes.where.restriction import restriction_in
 
 __all__ = ["Looking"]
 

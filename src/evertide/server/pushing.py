@@ -28,7 +28,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.pushes import PushTransaction
 from evertide.plain import plain_error
 from evertide.server.answers import told
-from evertide.server.bodies import BODIES, Given, content_of, given_in, given_of, type_of, whole_json
+from evertide.server.bodies import BODIES, Given, Intake, given_in, given_of, type_of, whole_json
 from evertide.server.endpoints import BYTES, Endpoint, NoQuery
 from evertide.sources.values import shown
 
@@ -79,9 +79,10 @@ class Pushing:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._threads = anyio.CapacityLimiter(_THREADS)
+        self._intake = Intake(pipeline.settings)
 
     def endpoints(self) -> Iterator[Endpoint]:
-        area, answers, refusals = "rows", {JSON: Taken}, (400, 409, 413, 415, 504)
+        area, answers, refusals = "rows", {JSON: Taken}, (400, 409, 413, 415, 503, 504)
         waits = {202: "The rows are durable, and show once the pipeline goes on."}
         yield Endpoint(
             "POST",
@@ -113,15 +114,15 @@ class Pushing:
         kind = type_of(request, *BODIES)
         table, tables = request.path_params["name"], self._pipeline.engine.tables
         read = partial(given_in, kind=kind, tables=tables, table=table, is_delete=query.deletes)
-        return await self._answer(request, lambda content: {table: read(content)})
+        return await self._answer(request, kind, lambda content: {table: read(content)})
 
     async def _transaction(self, request: Request, _: NoQuery) -> Response:
-        type_of(request, JSON)
-        return await self._answer(request, lambda content: _tables(whole_json(content)))
+        kind = type_of(request, JSON)
+        return await self._answer(request, kind, lambda content: _tables(whole_json(content)))
 
-    async def _answer(self, request: Request, tables_in: TablesIn) -> Response:
+    async def _answer(self, request: Request, kind: str, tables_in: TablesIn) -> Response:
         producer, sequence = named(request.headers)
-        content = await content_of(request, self._pipeline.settings.request_bytes_max)
+        content = await self._intake.content(request, kind)
         push = partial(self._push, producer, sequence, content, tables_in)
         return await anyio.to_thread.run_sync(push, limiter=self._threads)
 

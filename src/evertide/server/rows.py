@@ -4,6 +4,7 @@
 2. Whoever follows a collection asks for its changes since the time that he has, again and again; `wait_s` lets him wait
    for the next one.
 3. Of what whoever asks is restricted to, the rest is not there for him: neither in the content, nor in the changes.
+4. HEAD is answered by the headers alone: nothing is read, and nobody waits.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from starlette.responses import Response
 from evertide.errors import EvertideError, Forbidden, InvalidInput, Unavailable
 from evertide.media import ARROW, JSON, LINES, TIME_HEADER
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.answers import streamed
+from evertide.server.answers import headed, streamed
 from evertide.server.collections import name_of
 from evertide.server.columns import Column
 from evertide.server.content import Content, changes, content_of
 from evertide.server.endpoints import BYTES, Endpoint
 from evertide.server.formats import ROW_FORMATS, pieces
 from evertide.server.media import chosen
-from evertide.shapes.restriction import Restriction, restriction_in
-from evertide.shapes.where import both
+from evertide.shapes.where.clause import both
+from evertide.shapes.where.restriction import Restriction, restriction_in
 from evertide.shard.changes import DIFF, TIME, changes_schema
 from evertide.sinks.json_rows import json_rows
 
@@ -103,9 +104,11 @@ class Rows:
             media = chosen(request, query.format, ROW_FORMATS)
             asked = partial(self._content, request.path_params["name"], kind, query, restriction_in(request.scope))
             content = await run_in_threadpool(asked)
+            headers = {TIME_HEADER: str(content.time)}
+            if request.method == "HEAD":
+                return headed(media, headers)
             found = content.tables(query.limit)
             facts = {"time": content.time}
-            headers = {TIME_HEADER: str(content.time)}
             return await streamed(pieces(media, content.schema, found, facts), media, headers)
 
         return rows
@@ -133,11 +136,16 @@ class Rows:
     def _changes_handler(self, kind: str) -> Any:
         async def changes_of(request: Request, query: ChangesQuery) -> Response:
             media = chosen(request, query.format, (LINES, ARROW))
+            if request.method == "HEAD":
+                query = msgspec.structs.replace(query, wait_s=0.0)
             asked = partial(self._changes, request.path_params["name"], kind, query, restriction_in(request.scope))
             limiter = self._waiting if query.wait_s else None
             last, schema, found = await anyio.to_thread.run_sync(asked, limiter=limiter)
+            headers = {TIME_HEADER: str(last)}
+            if request.method == "HEAD":
+                return headed(media, headers)
             told = pieces(ARROW, schema, found) if media == ARROW else _lines(found, last)
-            return await streamed(told, media, {TIME_HEADER: str(last)})
+            return await streamed(told, media, headers)
 
         return changes_of
 

@@ -1,7 +1,8 @@
 """`Server`: an app behind a socket, in a thread beside the pipeline.
 
 1. The address is taken when the server is made, long before there is a pipeline: what is wrong with it is said at once.
-   Connections are refused until `start`.
+   From `begin` on, whoever asks is told that the pipeline is being opened (`evertide.server.opening`); from `start` on
+   it is the app that answers. Without `begin`, connections are refused until `start`.
 2. `stop` takes no new requests, and answers those under way, for up to half a minute: then it cuts them off. The
    pipeline is closed after that, not before.
 3. It has no signal handlers: whoever runs the pipeline has them.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable
@@ -17,11 +19,13 @@ from types import TracebackType
 from typing import Self
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.lifespan.on import LifespanOn
 
-from evertide.errors import InvalidInput
+from evertide.errors import EvertideError, InvalidInput
 from evertide.server.access.connections import protocol_of
 from evertide.server.access.listening import Listening
+from evertide.server.opening import opening
 
 __all__ = ["LOOPBACK", "Server"]
 
@@ -41,6 +45,7 @@ class Server:
         self._socket = _bound(listen, host, port)
         self._uvicorn: _Uvicorn | None = None
         self._thread: threading.Thread | None = None
+        self._front = _Front()
         self._drain: Callable[[], None] | None = None
         """Ends what an app streams without an end: it has one as `state.drain`."""
         self.host, self.port = self._socket.getsockname()[:2]
@@ -55,27 +60,15 @@ class Server:
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 
-    def start(self, app: ASGIApp) -> Self:
+    def begin(self) -> Self:
         """Connections are taken when this returns."""
+        if self._uvicorn is not None:
+            return self
         try:
             self._socket.listen(_BACKLOG)  # here, as not every event loop says what goes wrong with it
         except OSError as error:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(error)) from error
-        tls = self._tls
-        config = uvicorn.Config(
-            self._listening.wrapped(app, self.host),
-            http=protocol_of(self._listening.settings),
-            lifespan="on",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
-            timeout_graceful_shutdown=_STOP_LIMIT_S,
-        )
-        self._uvicorn = _Uvicorn(config)
-        self._drain = getattr(getattr(app, "state", None), "drain", None)
+        self._uvicorn = _Uvicorn(self._config(self._listening.wrapped(self._front, self.host)))
         self._thread = threading.Thread(
             target=self._uvicorn.run_until_stopped, args=(self._socket,), name="evertide-http", daemon=True
         )
@@ -84,6 +77,30 @@ class Server:
         if self._uvicorn.error is not None:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(self._uvicorn.error))
         return self
+
+    def start(self, app: ASGIApp) -> Self:
+        """The app answers when this returns."""
+        self.begin()
+        assert self._uvicorn is not None  # noqa: S101 - it was made, or that failed
+        self._drain = getattr(getattr(app, "state", None), "drain", None)
+        self._uvicorn.take_up(app)
+        self._front.app = app
+        return self
+
+    def _config(self, app: ASGIApp) -> uvicorn.Config:
+        tls = self._tls
+        return uvicorn.Config(
+            app,
+            http=protocol_of(self._listening.settings),
+            lifespan="off",  # the app comes later: see `take_up`
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+            timeout_graceful_shutdown=_STOP_LIMIT_S,
+        )
 
     def stop(self) -> None:
         """May be called twice, and before `start`."""
@@ -101,12 +118,24 @@ class Server:
         self.stop()
 
 
+class _Front:
+    """Whoever answers at the moment."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp = opening
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
 class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_settled = threading.Event()
         """It has started, or cannot."""
         self.error: OSError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._taken_up: LifespanOn | None = None
 
     def run_until_stopped(self, bound: socket.socket) -> None:
         try:
@@ -116,9 +145,26 @@ class _Uvicorn(uvicorn.Server):
         finally:
             self.is_settled.set()
 
+    def take_up(self, app: ASGIApp) -> None:
+        """Lets an app begin what it does beside its requests; it ends that when the last of them is answered."""
+        assert self._loop is not None  # noqa: S101 - it has started
+        config = uvicorn.Config(app, lifespan="on", log_config=None)
+        config.load()
+        lifespan = LifespanOn(config)
+        asyncio.run_coroutine_threadsafe(lifespan.startup(), self._loop).result()
+        if lifespan.should_exit:
+            raise EvertideError
+        self._taken_up = lifespan
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self.is_settled.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._taken_up is not None:
+            await self._taken_up.shutdown()
 
 
 def _parsed(listen: str) -> tuple[str, int]:

@@ -60,7 +60,7 @@ def make_shapes_app(
         middleware=[
             Middleware(Measured, observer=observer, runtime=reader.runtime),
             Middleware(Guard, runtime=reader.runtime),
-            Middleware(Gate, access=access),
+            Middleware(Gate, access=access, runtime=reader.runtime),
         ],
         exception_handlers={EvertideError: refused, HTTPException: http_refusal},
     )

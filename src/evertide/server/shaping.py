@@ -12,9 +12,9 @@ from starlette.responses import Response
 from evertide.media import JSON
 from evertide.server.answers import no_such, told
 from evertide.server.endpoints import Endpoint, NoQuery
-from evertide.shapes.live import LiveShape
-from evertide.shapes.record import ShapeRecord, log_rows
-from evertide.shapes.registry import Shapes
+from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.record import ShapeRecord, log_rows
+from evertide.shapes.log.registry import Shapes
 from evertide.shapes.service import ShapeService
 
 __all__ = ["Shaping"]

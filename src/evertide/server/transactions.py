@@ -31,7 +31,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.pushes import PushTransaction
 from evertide.runtime import Runtime
 from evertide.server.answers import no_such, told
-from evertide.server.bodies import BODIES, content_of, given_in, type_of
+from evertide.server.bodies import BODIES, Intake, given_in, type_of
 from evertide.server.endpoints import BYTES, Endpoint, NoQuery
 from evertide.server.pushing import HEADERS, PushQuery, RowsBody, Taken, named, taken
 
@@ -92,10 +92,11 @@ class OpenTransactions:
         self._open: dict[str, _Open] = {}
         self._ended: OrderedDict[str, _Open] = OrderedDict()
         self._threads = anyio.CapacityLimiter(_THREADS)
+        self._intake = Intake(pipeline.settings)
 
     def endpoints(self) -> Iterator[Endpoint]:
         area, at = "transactions", "/v1/transactions"
-        refusals = (400, 404, 409, 413, 415, 422)
+        refusals = (400, 404, 409, 413, 415, 422, 503)
         yield Endpoint(
             "POST", f"{at}/begin", area, "Begin a transaction.", self._begin, {JSON: Begun}, headers=HEADERS,
             refusals=(400, 422),
@@ -143,7 +144,7 @@ class OpenTransactions:
     async def _push(self, request: Request, query: PushQuery) -> Response:
         kind = type_of(request, *BODIES)
         one = await anyio.to_thread.run_sync(self._found, request.path_params["id"], limiter=self._threads)
-        content = await content_of(request, self._settings.request_bytes_max)
+        content = await self._intake.content(request, kind)
         return await self._aside(self._pushed, one, request.path_params["table"], kind, content, query.deletes)
 
     async def _commit(self, request: Request, _: NoQuery) -> Response:

@@ -1,7 +1,8 @@
 """Rows as JSON has them, for sinks that write JSON.
 
-Decimals are texts, so that no digit is lost; times ISO 8601; bytes base64; durations as '1 02:03:04.5', which a table
-takes back. A map whose keys are texts is an object, any other a list of pairs. A VARIANT is what it stands for.
+Decimals are texts, so that no digit is lost; times ISO 8601, a year beyond 9999 with its sign; bytes base64; durations
+as '1 02:03:04.5', which a table takes back. A map whose keys are texts is an object, any other a list of pairs. A
+VARIANT is what it stands for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.plain import is_variant, plain
+from evertide.plain import is_variant, plain, python_rows
 
 __all__ = ["json_rows", "spans"]
 
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 def json_rows(table: pa.Table) -> Iterator[Row]:
     is_text_map = all(kinds.is_string(key) for field in table.schema for key in _map_keys(field.type))
     variants = [field.name for field in table.schema if is_variant(field.type)]
-    for row in table.to_pylist(maps_as_pydicts="strict" if is_text_map else None):
+    for row in python_rows(table, has_text_maps=is_text_map):
         told = {name: _variant(value) if name in variants else value for name, value in row.items()}
         yield plain(spans(told))
 

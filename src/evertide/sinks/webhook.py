@@ -28,7 +28,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import SinkFailed
-from evertide.plain import plain
+from evertide.plain import plain, python_rows
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.shard.changes import DIFF
@@ -94,7 +94,7 @@ class WebhookSink:
                 "transaction": time,
                 "request": request,
                 "requests": requests,
-                "changes": [_change(row) for row in some.to_pylist(maps_as_pydicts="strict")],
+                "changes": [_change(row) for row in python_rows(some, has_text_maps=True)],
             }
             self._post(f"{self.name}-{self._token}-{time}-{request}", msgspec.json.encode(said))
 

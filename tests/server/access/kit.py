@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 from evertide.server.access import Access, Listening, Role, Token
 from evertide.server.app import make_app
 from evertide.server.serving import Server
-from evertide.shapes.restriction import Restriction
 from evertide.shapes.service import ShapeService
+from evertide.shapes.where.restriction import Restriction
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.kit import Client
 from tests.shapes.kit import OPTIONS, Shop, engine, order

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from evertide.metrics.metrics import Metrics
 from evertide.pipeline.reader import Reader
-from evertide.server.access import ROLES, Access, Gate, Rule
+from evertide.server.access import ROLES, Access, Gate, Role, Rule, Token
 from evertide.server.app import make_app
 from evertide.server.shapes_app import make_shapes_app
-from evertide.shapes.restriction import restriction_in
 from evertide.shapes.service import ShapeService
+from evertide.shapes.where.restriction import restriction_in
 from tests.cli.kit import made
 from tests.pipeline.kit import open_pipeline, storage
-from tests.server.access.kit import ACCESS, ENDED, RESTRICTIONS, WRONG, Asker, bearer
+from tests.server.access.kit import ACCESS, ENDED, RESTRICTIONS, TEXTS, WRONG, Asker, bearer
 from tests.shapes.kit import engine
 
 SHAPE_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
@@ -219,3 +219,32 @@ def test_who_was_not_asked_sees_nothing_even_if_a_handler_forgets() -> None:
     assert Asker(Gate(app, ACCESS)).request("GET", "/v1/health").json() is False
     assert Asker(Gate(app, ACCESS)).request("GET", "/v1/status", bearer("reader")).json() is True
     assert Asker(Gate(app, Access.open())).request("GET", "/v1/health").json() is True
+
+
+@pytest.mark.parametrize(
+    ("path", "after"),
+    [
+        ("/v1/shape", Access.of([Token.of("x", Role.ADMIN, WRONG)])),
+        ("/v1/transactions/1", Access.of([Token.of("x", Role.READ, TEXTS["writer"])])),
+        ("/v1/shape", Access.of([Token.of("x", Role.READ, TEXTS["writer"], RESTRICTIONS["ann"])])),
+        ("/v1/shape", ACCESS),
+    ],
+    ids=["gone", "another role", "restricted", "the same"],
+)
+@pytest.mark.parametrize("media", ["text/event-stream", "text/csv"])
+def test_a_stream_without_an_end_goes_on_for_as_long_as_it_would_be_begun(path: str, after: Access, media: str) -> None:
+    """An answer that ends by itself is given as a whole. Fails if the gate looks once."""
+
+    async def there(_: Request) -> Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"1"
+            own._access = after
+            yield b"2"
+            yield b"3"
+
+        return StreamingResponse(pieces(), media_type=media)
+
+    own = Gate(Starlette(routes=[Route(path, there)]), ACCESS)
+    answer = Asker(own).request("GET", path, bearer("writer"))
+    is_cut = after is not ACCESS and media == "text/event-stream"
+    assert (answer.status_code, answer.content) == (200, b"1" if is_cut else b"123")

@@ -11,7 +11,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.server.access import Access, Role, Token
-from evertide.shapes.restriction import Restriction
+from evertide.shapes.where.restriction import Restriction
 
 TEXT = "a-secret-that-nobody-says"
 DIGEST = hashlib.sha256(TEXT.encode()).hexdigest()
@@ -174,3 +174,25 @@ def test_a_token_has_a_name_and_roles_are_a_ladder() -> None:
         Token.of(" ", Role.READ, TEXT)
     with pytest.raises(InvalidInput, match=r"token 'x', where of 'orders'"):
         Token.of("x", Role.READ, TEXT, Restriction.to({"orders": "a b"}, None))
+
+
+def test_a_file_that_is_changed_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At most once a second, and one that cannot be read changes nothing. Fails if tokens are what they were at the
+    start: one that got lost could not be taken back without a restart."""
+    path = written(tmp_path / "t.toml", TOML)
+    access = loaded(path, EVERTIDE_TOKEN="what-the-environment-has")
+    assert access.renewed(10.0) is access
+    written(path, TOML.partition('[[token]]\nname = "till"')[0])
+    assert access.renewed(10.5) is access
+    fewer = access.renewed(11.0)
+    assert [token.name for token in fewer.tokens] == ["dashboard", "EVERTIDE_TOKEN"]
+    assert fewer.renewed(13.0) is fewer
+    for number, (broken, mode) in enumerate([("[[token]", 0o600), ("", 0o600), (TOML, 0o666)]):
+        caplog.clear()
+        written(path, broken, mode)
+        assert fewer.renewed(20.0 + number) is fewer
+        assert "stay as they were" in caplog.text
+    path.unlink()
+    assert fewer.renewed(1e9) is fewer
+    written(path, TOML)
+    assert [token.name for token in fewer.renewed(2e9).tokens] == ["dashboard", "till", "EVERTIDE_TOKEN"]

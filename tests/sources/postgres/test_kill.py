@@ -87,7 +87,7 @@ def test_pgbench_runs_while_the_pipeline_is_killed_again_and_again(
     storage, chance = tmp_path / "s", Chance(5)
     assert db.server.pgbench(db.name, "-i", "-s", "1", "-q").wait(60) == 0
     db.run("ALTER TABLE pgbench_history REPLICA IDENTITY FULL", "DELETE FROM pgbench_accounts WHERE aid > 3000")
-    load = db.server.pgbench(db.name, "-c", "2", "-T", "15", "-R", "150")
+    load = db.server.pgbench(db.name, "-c", "2", "-T", "9", "-R", "150")
     stood: list[int] = []
     try:
         while load.poll() is None or len(stood) < 4:  # a busy machine starts few of them in time

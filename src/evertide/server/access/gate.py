@@ -6,32 +6,43 @@
 3. A token comes as `Authorization: Bearer TOKEN`, or for shapes as `?secret=TOKEN`. If several are given, all have to
    be the same: otherwise two who read the request might each take another one.
 4. The handlers find who asks as `request.state.token`, and what he may see by `restriction_in` (`evertide.shapes.
-   restriction`). Who was not asked (health, the page) may see nothing, even if a handler were to forget.
+   where.restriction`). Who was not asked (health, the page) may see nothing, even if a handler were to forget.
+5. A stream of events has no end of its own. Whoever may not have it any more, as his token has ended or the tokens
+   were changed, is told nothing further: the stream ends before its next piece, which may be a comment.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from urllib.parse import parse_qsl
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evertide.errors import EvertideError, Forbidden, Unauthorized
+from evertide.media import EVENTS
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access.access import Access
 from evertide.server.access.roles import ROLES, SHAPE, Rule, rule_of
 from evertide.server.access.token import Token
 from evertide.server.answers import refused
-from evertide.shapes.answers import cors
-from evertide.shapes.restriction import NOTHING, UNRESTRICTED
+from evertide.shapes.http.answers import cors
+from evertide.shapes.where.restriction import NOTHING, UNRESTRICTED
 
 __all__ = ["Gate"]
+
+logger = logging.getLogger(__name__)
 
 _IN_QUERY = ("secret", "api_secret")
 _ELSEWHERE = (*_IN_QUERY, "token", "access_token")
 _CHALLENGE = 'Bearer realm="evertide"'
+
+
+class _NotAnyMore(Exception):
+    """Whoever listens was let in, and would not be now."""
 
 
 class Gate:
@@ -62,10 +73,33 @@ class Gate:
             UNRESTRICTED.put_in(state)
         else:
             (NOTHING if token is None else token.restriction).put_in(state)
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send if token is None else self._while_admitted(request, token, send))
+        except _NotAnyMore as error:
+            logger.info("%s %s: the stream ends: %s", request.method, scope["path"], error)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _while_admitted(self, request: Request, token: Token, send: Send) -> Send:
+        is_endless = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_endless
+            if message["type"] == "http.response.start":
+                is_endless = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
+            elif is_endless and message.get("more_body", False):
+                try:
+                    now = self._admitted(request)
+                except (Unauthorized, Forbidden) as error:
+                    raise _NotAnyMore(error.why) from error
+                if now is None or now.restriction != token.restriction:
+                    raise _NotAnyMore(f"token {token.name!r} is restricted to something else now")
+            await send(message)
+
+        return sending
 
     def _admitted(self, request: Request) -> Token | None:
         """Whoever sent it; None if that is not known, and need not be."""
+        self._access = self._access.renewed(self._runtime.monotonic_s())
         if self._access.is_open:
             return None
         method, path = request.method, request.scope["path"]

@@ -14,6 +14,7 @@ from evertide.errors import InvalidInput
 from evertide.server.access.access import Access
 from evertide.server.access.connections import Patience
 from evertide.server.access.hosts import Hosts, is_loopback
+from evertide.server.access.room import Room
 from evertide.server.access.tls import Tls
 from evertide.settings import Settings
 
@@ -31,7 +32,7 @@ class Listening:
     is_insecure: bool = False
     """Whether others may reach it though there are no tokens."""
     settings: Settings = field(default_factory=Settings)
-    """How many connections, and how slow a client may be."""
+    """How many connections, how slow a client may be, and how much the bodies of all may take."""
 
     def check(self, listen: str, host: str) -> None:
         """`host` is the address that was bound."""
@@ -51,4 +52,5 @@ class Listening:
     def wrapped(self, app: ASGIApp, host: str) -> ASGIApp:
         """The app behind what is looked at before it."""
         checked = Hosts(app, self.hosts, is_loopback=is_loopback(host), is_open=self.access.is_open)
-        return Patience(checked, self.settings.request_pause_s)
+        counted = Room(checked, self.settings.bodies_bytes_max, self.settings.bodies_wait_s)
+        return Patience(counted, self.settings.request_pause_s)  # outside: to wait for room is no pause of the client's

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from evertide.errors import InvalidInput
 from evertide.secrets import remember
-from evertide.shapes.restriction import UNRESTRICTED, Restriction
+from evertide.shapes.where.restriction import UNRESTRICTED, Restriction
 
 __all__ = ["LENGTH_MIN", "Role", "Token", "digest_of"]
 

@@ -30,7 +30,7 @@ import msgspec
 from evertide.errors import InvalidInput
 from evertide.secrets import Secrets
 from evertide.server.access.token import Role, Token, digest_of
-from evertide.shapes.restriction import Restriction
+from evertide.shapes.where.restriction import Restriction
 
 __all__ = ["VARIABLES", "tokens_of_environment", "tokens_of_file"]
 

@@ -5,7 +5,9 @@ What a query may do is decided by the engine, not by how it is written:
 1. The database is in memory, and empty. A connection of its own for each query holds the collections that the query
    names, as they were at one time, and nothing else: there is nothing that could be changed, or that others see.
 2. No files, no network, no extensions, no Python objects of this process; and the configuration is locked before any
-   query is seen. Memory, threads and time are bounded, and it may not write temporary files.
+   query is seen. Memory and threads are bounded, as far as DuckDB looks at that, which is between two calls of a
+   function; what one call takes is bounded by the process that it runs in (`evertide.server.query.worker`), and so is
+   time. It may not write temporary files.
 3. DuckDB's own parser says what the query is: one SELECT, over collections and over functions that make rows of their
    arguments. All else is refused before it is bound.
 
@@ -15,8 +17,7 @@ Rows come back with the types that tables have: whole numbers as BIGINT as long 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,21 +42,17 @@ _CONFIG = {
     "max_temp_directory_size": "0KiB",
     "python_enable_replacements": "false",
     "temp_directory": "",
-    "threads": "2",
 }
 """NULL comes first or last as Spark has it."""
-_LOCK = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
+_LOCK = "SET enable_external_access = false; SET lock_configuration = true"
 _MAKERS = {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
 """Functions in FROM that make rows of their arguments alone."""
 _REFUSED = {
     *("current_setting", "getenv", "getvariable", "write_log", "nextval", "currval", "txid_current"),
     *("json_serialize_plan", "json_serialize_sql", "json_deserialize_sql"),
 }
-_ONE_CALL = {
-    *("range", "generate_series", "list_resize", "array_resize"),
-    *("levenshtein", "damerau_levenshtein", "editdist3"),
-}
-"""Functions of which a single call may take any memory or time: DuckDB looks at its limits between calls only."""
+_NO_SELECT = "not implemented"
+"""What DuckDB says of a statement that it understands, and does not tell the tree of."""
 _ODD = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
 """Types that no table has, nor any that could stand for them."""
 _BATCH = 8192
@@ -69,57 +66,81 @@ class NotUnderstood(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a query reads: names that are not its own (WITH)."""
+    """What a query reads: names that are not its own (WITH). And the statement, as DuckDB tells it."""
 
     names: tuple[str, ...]
+    tree: Mapping[str, Any]
 
 
 class Duck:
-    """May be shared between threads."""
+    """One question at a time; another thread may interrupt it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, zone: str = "UTC") -> None:
+        """`zone` is where days begin and hours are counted."""
         self.settings = settings
+        self.zone = zone
+        self._asked: Any = None
+        """The connection of the question that is being answered."""
 
     @cached_property
     def _database(self) -> Any:
         """Made when it is first asked."""
-        config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{self.settings.query_memory_bytes}B"}
-        made = duckdb.connect(":memory:", config=config)
+        settings = self.settings
+        bounds = {"memory_limit": f"{settings.query_memory_bytes}B", "threads": str(settings.query_threads)}
+        made = duckdb.connect(":memory:", config={**_CONFIG, **bounds})
+        try:
+            made.execute("SET GLOBAL TimeZone = ?", [self.zone])
+        except duckdb.Error as error:  # others know more zones
+            raise _refusal(error) from error
         made.execute(_LOCK)
         return made
+
+    def interrupt(self) -> None:
+        """End what is being answered, if DuckDB looks up from it."""
+        connection = self._asked
+        if connection is not None:
+            with suppress(duckdb.Error):  # it was done at the same moment
+                connection.interrupt()
 
     def parse(self, sql: str) -> Parsed:
         """`InvalidInput` if it is not one SELECT, or reads anything that is no collection."""
         with self._database.cursor() as connection:
             try:
                 [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+                found = json.loads(text)
+                if found.get("error_type") == _NO_SELECT:
+                    _check_kind(statement.type for statement in connection.extract_statements(sql))
+                return _parsed(found)
             except duckdb.Error as error:
                 raise _refusal(error) from error
-        try:
-            return _parsed(json.loads(text))
-        except RecursionError as error:
-            raise NotUnderstood(where="query", why="its expressions are nested too deeply") from error
+            except RecursionError as error:
+                raise NotUnderstood(where="query", why="its expressions are nested too deeply") from error
 
     def answered(
         self, sql: str, tables: Mapping[str, pa.Table], parameters: list[Any], rows_max: int
     ) -> tuple[pa.Table, bool]:
         """At most so many rows, and whether there are more. For what `parse` has let through."""
         settings = self.settings
-        with self._database.cursor() as connection, _timed(connection.interrupt, settings.query_limit_s) as timer:
+        with self._database.cursor() as connection:
+            self._asked = connection
             try:
                 for name, rows in tables.items():
                     connection.register(name, rows)
                 relation = connection.sql(sql, params=parameters)
-                found = _collected(relation, rows_max, settings.query_bytes_max)
-            except duckdb.OutOfMemoryException as error:
+                return _collected(relation, rows_max, settings.query_bytes_max)
+            except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError) as error:
                 raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
             except (duckdb.Error, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-                if timer.is_over:
-                    raise _over(f"it takes longer than {settings.query_limit_s:g} s") from error
                 raise _refusal(error) from error
-            if timer.is_over:  # one long call is not interrupted
-                raise _over(f"it takes longer than {settings.query_limit_s:g} s")
-            return found
+            finally:
+                self._asked = None
+
+
+def _check_kind(kinds: Iterable[Any]) -> None:
+    """No other engine need be asked about a DELETE. Some SELECT of Spark may be several statements here, though."""
+    if other := {*kinds} - {duckdb.StatementType.SELECT, duckdb.StatementType.MULTI}:
+        why = f"a query is a SELECT over tables and views, and this is, or holds, {other.pop().name}"
+        raise InvalidInput(where="query", why=why)
 
 
 def _parsed(found: Mapping[str, Any]) -> Parsed:
@@ -128,20 +149,16 @@ def _parsed(found: Mapping[str, Any]) -> Parsed:
     if len(found["statements"]) != 1:
         raise InvalidInput(where="query", why=f"{len(found['statements'])} statements; one SELECT is asked at a time")
     own: set[str] = set()
-    streams: set[int] = set()
     names: dict[tuple[str, ...], None] = {}
     for node in _nodes(found["statements"][0]):
         own |= {each["key"].lower() for each in _ctes(node)}
         if (refused := _refused(node)) is not None:
             raise InvalidInput(where="query", why=refused)
-        if node.get("type") == "TABLE_FUNCTION":
-            streams.add(id(node["function"]))  # in FROM, rows come in batches
-        if _called(node) in _ONE_CALL and id(node) not in streams:
-            raise NotUnderstood(where="query", why=f"{_called(node)}() may take any memory: DuckDB cannot bound it")
         if node.get("type") == "BASE_TABLE":
             names[tuple(node["qualified_name"]["path"])] = None
     # A name with a point in it is never that of a WITH: DuckDB would find its own catalog under it.
-    return Parsed(tuple(".".join(path) for path in names if len(path) > 1 or path[0].lower() not in own))
+    read = tuple(".".join(path) for path in names if len(path) > 1 or path[0].lower() not in own)
+    return Parsed(read, found["statements"][0])
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -225,8 +242,8 @@ def _as_declared(column: Any, kind: str) -> Any:
         return column.cast(_WHOLE[column.type])
     if kinds.is_interval(column.type):
         return _spans(column)
-    if kinds.is_timestamp(column.type) and column.type.unit != "us":
-        return column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    if kinds.is_timestamp(column.type):
+        return column.cast(pa.timestamp("us", column.type.tz and "UTC"), safe=False)
     return column.cast(pa.time64("ns")) if kinds.is_time(column.type) else column
 
 
@@ -243,25 +260,3 @@ def _spans(column: Any) -> Any:
 
 def _span_text(span: Any) -> str:
     return f"{span.months} months {span.days} days {span.nanoseconds / 1_000_000_000:g} seconds"
-
-
-class _timed:  # noqa: N801 - read as a verb: with _timed(...)
-    """Stops the work in the block when its time is up."""
-
-    def __init__(self, stop: Callable[[], None], limit_s: float) -> None:
-        self.is_over = False
-        self._stop = stop
-        self._timer = threading.Timer(limit_s, self._end)
-        self._timer.daemon = True
-
-    def _end(self) -> None:
-        self.is_over = True
-        with suppress(duckdb.Error):  # it was done at the same moment
-            self._stop()
-
-    def __enter__(self) -> _timed:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()

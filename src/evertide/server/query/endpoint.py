@@ -1,8 +1,8 @@
-"""`POST /v1/query`: a SELECT over all collections at one time."""
+"""`POST /v1/query`: a SELECT over all collections at one time, answered by processes of its own (`Workers`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -23,8 +23,7 @@ from evertide.server.columns import Column
 from evertide.server.endpoints import BYTES, Endpoint, body_of
 from evertide.server.formats import ROW_FORMATS, pieces, unique_names
 from evertide.server.media import chosen
-from evertide.server.query.asking import ask
-from evertide.server.query.duck import Duck
+from evertide.server.query.workers import Workers
 from evertide.server.rows import Format
 
 __all__ = ["FACTS_HEADER", "Querying"]
@@ -62,10 +61,15 @@ class Querying:
     """The endpoint."""
 
     def __init__(self, pipeline: Pipeline, runtime: Runtime) -> None:
-        self._pipeline = pipeline
-        self._runtime = runtime
-        self._duck = Duck(pipeline.settings)
-        self._threads = anyio.CapacityLimiter(pipeline.settings.queries_max)
+        self._workers = Workers(
+            pipeline.storage.address,
+            partial(_results, pipeline),
+            settings=pipeline.settings,
+            runtime=runtime,
+            has_spark=isinstance(pipeline.engine, SparkEngine),
+        )
+        self._by_duckdb = anyio.CapacityLimiter(pipeline.settings.queries_max)
+        self._by_spark = anyio.CapacityLimiter(1)
 
     def endpoints(self) -> Iterator[Endpoint]:
         yield Endpoint(
@@ -77,7 +81,7 @@ class Querying:
             {media: QueryAnswer if media == JSON else BYTES for media in ROW_FORMATS},
             QueryQuery,
             bodies={JSON: QueryBody},
-            refusals=(400, 406, 410, 413, 415, 422),
+            refusals=(400, 406, 410, 413, 415, 422, 503),
         )
 
     async def _query(self, request: Request, query: QueryQuery) -> Response:
@@ -86,7 +90,7 @@ class Querying:
         body = body_of(await content_of(request, _SQL_MAX), QueryBody)
         limit = _JSON_ROWS if body.limit is None and media == JSON else body.limit
         question = Question(body.sql, body.as_of, body.engine, limit, body.parameters)
-        answer = await anyio.to_thread.run_sync(partial(self._ask, question), limiter=self._threads)
+        answer = await self._ask(question)
         facts = {
             "time": answer.time,
             "is_truncated": answer.is_truncated,
@@ -98,7 +102,16 @@ class Querying:
         headers = {TIME_HEADER: str(answer.time), FACTS_HEADER: told.replace('"', "")}
         return await streamed(pieces(media, rows.schema, [rows], facts), media, headers)
 
-    def _ask(self, question: Question) -> Answer:
-        pipeline = self._pipeline
-        spark = (lambda: pipeline.spark) if isinstance(pipeline.engine, SparkEngine) else None
-        return ask(pipeline.collections, question, duck=self._duck, spark=spark, runtime=self._runtime)
+    def close(self) -> None:
+        self._workers.close()
+
+    async def _ask(self, question: Question) -> Answer:
+        """Who waits for Spark keeps nobody from DuckDB."""
+        found = await anyio.to_thread.run_sync(self._workers.by_duckdb, question, limiter=self._by_duckdb)
+        if found is not None:
+            return found
+        return await anyio.to_thread.run_sync(self._workers.by_spark, question, limiter=self._by_spark)
+
+
+def _results(pipeline: Pipeline) -> Mapping[str, str]:
+    return pipeline.engine.results() if isinstance(pipeline.engine, SparkEngine) else {}

@@ -55,7 +55,7 @@ function example(collections) {
 }
 
 function quoted(name) {
-  return /^[A-Za-z_]\w*$/.test(name) ? name : `"${name.replaceAll('"', '""')}"`
+  return /^[A-Za-z_]\w*$/.test(name) ? name : "`" + name.replaceAll("`", "``") + "`"
 }
 
 async function run(here) {

@@ -1,0 +1,329 @@
+"""Functions and operators that DuckDB computes as Spark does, over terms: each says what it takes, and what it gives.
+
+Where the engines agree for nearly all rows, the rest is made an error of DuckDB's (`_FAIL`), and so a matter for Spark:
+
+1. Whatever overflows. DuckDB fails then; a sum of whole numbers, which it keeps wider, is cast to BIGINT.
+2. A division by zero, which is NULL or infinite to DuckDB.
+3. An average of whole numbers, if they do not add up within what a DOUBLE holds exactly: Spark adds up DOUBLEs.
+4. `upper` and `lower` of letters beyond ASCII; the least or greatest of values of which one is -0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.server.query.agreeing.terms import (
+    DIGITS_MAX,
+    DOUBLE_DIGITS,
+    LOCAL,
+    MOMENT,
+    Shape,
+    Term,
+    as_decimal,
+    cast,
+    common,
+    differs,
+    duck_type,
+    in_utc,
+    is_real,
+    is_whole,
+    met,
+    paired,
+)
+
+__all__ = [
+    "AGGREGATES",
+    "ARITHMETIC",
+    "CALENDAR",
+    "FUNCTIONS",
+    "ZONED",
+    "Call",
+    "case",
+    "casts_alike",
+    "coalesce",
+    "concat",
+    "like",
+    "negative",
+]
+
+_FAIL = "error('it is for Spark to say')"
+_EXACT = 1 << 53
+_WIDE = Context(prec=DIGITS_MAX)
+_SUM_DIGITS = 10
+"""So many more has a sum of decimals."""
+_DAYS = frozenset(("year", "quarter", "month", "day", "dayofmonth"))
+_HOURS = frozenset(("hour", "minute", "second"))
+_UNITS = frozenset(("year", "quarter", "month", "week", "day", "hour", "minute", "second"))
+
+
+def casts_alike(given: Any, kind: Any) -> bool:
+    """Whether a cast gives the same value, or an error in DuckDB."""
+    if given in (kind, pa.null()):
+        return True
+    if given == pa.bool_():
+        return is_whole(kind) or kind == pa.string()
+    if is_whole(given):
+        return is_whole(kind) or kind in (pa.float64(), pa.string()) or bool(kinds.is_decimal128(kind))
+    if kinds.is_decimal128(given):
+        return bool(kinds.is_decimal128(kind) or (kind == pa.float64() and given.precision <= DOUBLE_DIGITS))
+    return (given, kind) in ((pa.float32(), pa.float64()), (LOCAL, pa.date32()))
+
+
+def coalesce(terms: list[Term]) -> Term:
+    chosen = common(terms)
+    return Term(f"coalesce({_listed(chosen)})", chosen[0].kind)
+
+
+def case(whens: list[Term], thens: list[Term], other: Term) -> Term:
+    *chosen, last = common([*thens, other])
+    checks = " ".join(f"WHEN {when.text} THEN {then.text}" for when, then in zip(whens, chosen, strict=True))
+    return Term(f"(CASE {checks} ELSE {last.text} END)", last.kind)
+
+
+def concat(terms: list[Term]) -> Term:
+    """NULL if one of them is: DuckDB's own concat() leaves it out."""
+    _want(all(term.kind == pa.string() for term in terms), "concat of what is no text")
+    return Term(f"({' || '.join(term.text for term in terms)})", pa.string())
+
+
+def like(value: Term, pattern: Term, sign: str) -> Term:
+    """A backslash in a pattern is an escape to Spark."""
+    is_plain = isinstance(pattern.value, str) and "\\" not in pattern.value
+    _want(value.kind == pa.string() and is_plain, "LIKE")
+    return Term(f"({value.text} {sign} {pattern.text})", pa.bool_(), Shape.predicate)
+
+
+def negative(term: Term) -> Term:
+    _want(_is_number(term), "the sign of what is no number")
+    return Term(f"CAST(-({term.text}) AS {duck_type(term.kind)})", term.kind, Shape.sum)
+
+
+def _is_number(*terms: Term) -> bool:
+    return all(is_whole(term.kind) or is_real(term.kind) or kinds.is_decimal128(term.kind) for term in terms)
+
+
+def _want(is_so: bool, what: str) -> None:  # noqa: FBT001 - an assertion
+    if not is_so:
+        raise differs(what)
+
+
+def _listed(terms: list[Term]) -> str:
+    return ", ".join(term.text for term in terms)
+
+
+def _computed(sign: str, left: Term, right: Term) -> Term:
+    """`+`, `-` and `*`: in the type that Spark gives the result, or not at all."""
+    _want(_is_number(left, right), f"{left.kind} {sign} {right.kind}")
+    sides = (left.kind, right.kind)
+    if any(kinds.is_decimal128(kind) for kind in sides) and not any(is_real(kind) for kind in sides):
+        return _decimal(sign, left, right)
+    kind = met(left, right)
+    text = f"{cast(left, kind).text} {sign} {cast(right, kind).text}"
+    return Term(f"CAST({text} AS {duck_type(kind)})", kind, Shape.sum)
+
+
+def _decimal(sign: str, left: Term, right: Term) -> Term:
+    a, b = as_decimal(left, by_value=True), as_decimal(right, by_value=True)
+    if sign == "*":
+        digits, scale = a.precision + b.precision + 1, a.scale + b.scale
+    else:
+        scale = max(a.scale, b.scale)
+        digits = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
+    _want(digits <= DIGITS_MAX, f"{a} {sign} {b}")
+    kind = pa.decimal128(digits, scale)
+    sides = (cast(left, a), cast(right, b)) if sign == "*" else (cast(left, kind), cast(right, kind))
+    return Term(f"CAST({sides[0].text} {sign} {sides[1].text} AS {duck_type(kind)})", kind, Shape.sum)
+
+
+def _divided(_: str, left: Term, right: Term) -> Term:
+    """Of decimals alone, or beside whole numbers, the quotient is a decimal, which DuckDB does not have."""
+    _want(_is_number(left, right), f"{left.kind} / {right.kind}")
+    is_plain = is_whole(left.kind) and is_whole(right.kind)
+    _want(is_plain or met(left, right) in (pa.float32(), pa.float64()), "a quotient of decimals")
+    a, b = cast(left, pa.float64()).text, cast(right, pa.float64()).text
+    return Term(f"(CASE WHEN {b} = 0 THEN {_FAIL} ELSE {a} / {b} END)", pa.float64(), Shape.sum)
+
+
+def _remainder(_: str, left: Term, right: Term) -> Term:
+    _want(is_whole(left.kind) and is_whole(right.kind), f"{left.kind} % {right.kind}")
+    kind = met(left, right)
+    a, b = cast(left, kind).text, cast(right, kind).text
+    return Term(f"CAST(CASE WHEN {b} = 0 THEN {_FAIL} ELSE {a} % {b} END AS {duck_type(kind)})", kind, Shape.sum)
+
+
+def _abs(terms: list[Term]) -> Term:
+    [term] = terms
+    _want(_is_number(term), "abs() of what is no number")
+    return Term(f"CAST(abs({term.text}) AS {duck_type(term.kind)})", term.kind)
+
+
+def _if(terms: list[Term]) -> Term:
+    when, then, other = terms
+    _want(when.kind == pa.bool_(), "if() of what is no condition")
+    return case([when], [then], other)
+
+
+def _nullif(terms: list[Term]) -> Term:
+    value, beside = terms
+    a, b = paired(value, beside)
+    return Term(f"(CASE WHEN {a.text} = {b.text} THEN NULL ELSE {value.text} END)", value.kind)
+
+
+def _extreme(name: str) -> Callable[[list[Term]], Term]:
+    def made(terms: list[Term]) -> Term:
+        chosen = common(terms)
+        _want(len(chosen) > 1 and not is_real(chosen[0].kind), f"{name}()")
+        return Term(f"{name}({_listed(chosen)})", chosen[0].kind)
+
+    return made
+
+
+def _text(call: str, kind: Any = None) -> Callable[[list[Term]], Term]:
+    """A function of one text."""
+
+    def made(terms: list[Term]) -> Term:
+        [term] = terms
+        _want(term.kind == pa.string(), f"{call} of what is no text")
+        return Term(call.format(term.text), kind or pa.string())
+
+    return made
+
+
+def _ascii(name: str) -> Callable[[list[Term]], Term]:
+    """Letters beyond ASCII have rules of their own in each engine."""
+    return _text(f"(CASE WHEN {{0}} IS NULL OR strlen({{0}}) = length({{0}}) THEN {name}({{0}}) ELSE {_FAIL} END)")
+
+
+def _substring(terms: list[Term]) -> Term:
+    value, *places = terms
+    is_plain = all(isinstance(place.value, int) and not isinstance(place.value, bool) for place in places)
+    _want(value.kind == pa.string() and is_plain and len(places) in (1, 2), "substring()")
+    _want(places[0].value > 0 and places[-1].value >= 0, "substring() from the end")
+    return Term(f"substring({value.text}, {', '.join(str(place.value) for place in places)})", pa.string())
+
+
+def _part(unit: str) -> Callable[[list[Term]], Term]:
+    """Of a date, or of a time without a zone."""
+
+    def made(terms: list[Term]) -> Term:
+        [term] = terms
+        known = (pa.date32(), LOCAL) if unit in _DAYS else (LOCAL,)
+        _want(term.kind in known, f"{unit}() of {term.kind}")
+        return Term(f"CAST({unit}({term.text}) AS INTEGER)", pa.int32())
+
+    return made
+
+
+def _date_part(terms: list[Term]) -> Term:
+    unit, value = terms
+    name = unit.value.lower() if isinstance(unit.value, str) else ""
+    _want(name in (_DAYS | _HOURS) - {"dayofmonth", "second"}, f"the part {name} of a time")  # seconds have fractions
+    return _part(name)([value])
+
+
+def _date_trunc(terms: list[Term]) -> Term:
+    """A moment, whatever it is given; so the caller sees to it that the zone is known."""
+    unit, value = terms
+    name = unit.value.lower() if isinstance(unit.value, str) else ""
+    _want(name in _UNITS and value.kind in (pa.date32(), LOCAL), f"date_trunc() to a {name} of {value.kind}")
+    return Term(in_utc(f"date_trunc('{name}', CAST({value.text} AS TIMESTAMP))"), MOMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Of an aggregate: how it is called."""
+
+    name: str
+    is_distinct: bool
+    under: str
+    """FILTER, or nothing."""
+
+    def text(self, name: str, argument: str) -> str:
+        return f"{name}({'DISTINCT ' if self.is_distinct else ''}{argument}){self.under}"
+
+    def known_as(self, term: Term) -> str | None:
+        named = str(term.value) if isinstance(term.value, int) else term.name
+        return None if named is None else f"{self.name}({'DISTINCT ' if self.is_distinct else ''}{named})"
+
+
+def _count_all(call: Call, terms: list[Term]) -> Term:
+    _want(not terms and not call.is_distinct, "count()")
+    return Term(f"count(*){call.under}", pa.int64(), name="count(1)")
+
+
+def _count(call: Call, terms: list[Term]) -> Term:
+    [term] = terms
+    _want(not (call.is_distinct and is_real(term.kind)), "count(DISTINCT) of FLOAT or DOUBLE")
+    return Term(call.text("count", term.text), pa.int64(), name=call.known_as(term))
+
+
+def _sum(call: Call, terms: list[Term]) -> Term:
+    [term] = terms
+    if is_whole(term.kind):
+        return Term(f"CAST({call.text('sum', term.text)} AS BIGINT)", pa.int64(), name=call.known_as(term))
+    _want(kinds.is_decimal128(term.kind), f"sum() of {term.kind}")  # of a DOUBLE, it depends on the order of the rows
+    kind = pa.decimal128(min(term.kind.precision + _SUM_DIGITS, DIGITS_MAX), term.kind.scale)
+    text = call.text("sum", term.text)
+    if kind.precision == DIGITS_MAX:  # DuckDB's own bound is somewhat higher
+        most = Decimal(10**DIGITS_MAX - 1).scaleb(-kind.scale, _WIDE)
+        text = f"CASE WHEN abs({text}) > CAST('{most:f}' AS {duck_type(kind)}) THEN {_FAIL} ELSE {text} END"
+    return Term(f"CAST({text} AS {duck_type(kind)})", kind, name=call.known_as(term))
+
+
+def _avg(call: Call, terms: list[Term]) -> Term:
+    [term] = terms
+    _want(is_whole(term.kind) and not call.is_distinct, f"avg() of {term.kind}")
+    count, total = call.text("count", term.text), call.text("sum", term.text)
+    size = call.text("sum", f"abs(CAST({term.text} AS HUGEINT))")
+    mean = f"CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE)"
+    text = f"(CASE WHEN {count} = 0 THEN NULL WHEN {size} <= {_EXACT} THEN {mean} ELSE {_FAIL} END)"
+    return Term(text, pa.float64(), name=call.known_as(term))
+
+
+def _end(call: Call, terms: list[Term]) -> Term:
+    [term] = terms
+    text, name = call.text(call.name, term.text), call.known_as(term)
+    duck_type(term.kind)
+    if is_real(term.kind):
+        is_odd = call.text("bool_or", f"{term.text} = 0 AND signbit({term.text})")
+        text = f"(CASE WHEN {is_odd} THEN {_FAIL} ELSE {text} END)"
+    return Term(text, term.kind, name=name)
+
+
+ARITHMETIC = MappingProxyType({"+": _computed, "-": _computed, "*": _computed, "/": _divided, "%": _remainder})
+AGGREGATES = MappingProxyType(
+    {"count_star": _count_all, "count": _count, "sum": _sum, "avg": _avg, "min": _end, "max": _end}
+)
+CALENDAR = frozenset((*_DAYS, *_HOURS, "date_part", "date_trunc"))
+"""What depends on the zone of the session, if it is given a moment."""
+ZONED = frozenset(("date_trunc",))
+"""What depends on it whatever it is given."""
+FUNCTIONS = MappingProxyType(
+    {
+        "abs": _abs,
+        "concat": concat,
+        "date_part": _date_part,
+        "date_trunc": _date_trunc,
+        "greatest": _extreme("greatest"),
+        "if": _if,
+        "least": _extreme("least"),
+        "length": _text("CAST(length({0}) AS INTEGER)", pa.int32()),
+        "lower": _ascii("lower"),
+        "ltrim": _text("ltrim({0}, ' ')"),
+        "nullif": _nullif,
+        "nvl": coalesce,
+        "rtrim": _text("rtrim({0}, ' ')"),
+        "substr": _substring,
+        "substring": _substring,
+        "trim": _text("trim({0}, ' ')"),
+        "upper": _ascii("upper"),
+        **{unit: _part(unit) for unit in sorted(_DAYS | _HOURS)},
+    }
+)

@@ -1,0 +1,222 @@
+"""SELECT, WITH, UNION and the like, ORDER BY and LIMIT: read from DuckDB's tree, and written anew.
+
+1. GROUP BY and HAVING may name a column of the answer, as long as no column of FROM has that name. In ORDER BY a name
+   by itself is a column of the answer first; in an expression it must be the same thing either way.
+2. A condition of a subquery with IN or EXISTS may name columns of the query around it; nothing else may.
+3. NULL comes first or last as Spark has it; it is always said.
+4. FLOAT and DOUBLE are no keys of groups or sets: -0.0 and 0.0 are one key, and each engine tells the one it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+
+from evertide.server.query.agreeing.expressions import Expressions, only
+from evertide.server.query.agreeing.relations import Found, Names, Relation, Relations, is_named, renamed
+from evertide.server.query.agreeing.terms import Term, differs, duck_type, is_real, quoted
+
+__all__ = ["Queries"]
+
+_NOTHING = Relation("", {}, [])
+_SELECT = (
+    *("modifiers", "cte_map", "select_list", "from_table", "where_clause", "group_expressions", "group_sets"),
+    *("aggregate_handling", "having"),
+)
+_WAYS = {"ORDER_DEFAULT": "ASC", "ASCENDING": "ASC", "DESCENDING": "DESC"}
+_NULLS = {"ASC": "NULLS FIRST", "DESC": "NULLS LAST"}
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    schemas: Mapping[str, pa.Schema]
+    expressions: Expressions
+    shared: Mapping[str, Found] = field(default_factory=dict)
+    numbers: Any = field(default_factory=count)
+
+    def whole(self, node: Mapping[str, Any]) -> str:
+        """With the names that Spark gives its columns."""
+        found = self.read(node, is_last=True)
+        if any(each.name is None for each in found.columns):
+            raise differs("a column without a name")
+        return found.text
+
+    def read(self, node: Mapping[str, Any], outer: Names | None = None, *, is_last: bool = False) -> Found:
+        queries, begin = self._with(node.get("cte_map", {"map": []})["map"])
+        match node["type"]:
+            case "SELECT_NODE":
+                found = queries.select(node, outer, is_last=is_last)
+            case "SET_OPERATION_NODE":
+                found = queries.set_operation(node, is_last=is_last)
+            case _:
+                raise differs(node["type"])
+        return replace(found, text=begin + found.text)
+
+    def _new(self) -> str:
+        while (found := f"_w{next(self.numbers)}") in {name.lower() for name in self.schemas}:
+            pass
+        return found
+
+    def _with(self, told: Sequence[Mapping[str, Any]]) -> tuple[Queries, str]:
+        queries, texts = self, []
+        for one in told:
+            only(one, "key", "value")
+            only(one["value"], "aliases", "materialized", "query_node")
+            if one["value"]["materialized"] != "CTE_MATERIALIZE_DEFAULT":
+                raise differs("MATERIALIZED")
+            found, name = queries.read(one["value"]["query_node"]), self._new()
+            texts.append(f"{name} AS ({found.text})")
+            columns = renamed(found.columns, one["value"]["aliases"])
+            queries = replace(queries, shared={**queries.shared, one["key"].lower(): Found(name, columns)})
+        return queries, f"WITH {', '.join(texts)} " if texts else ""
+
+    def select(self, node: Mapping[str, Any], outer: Names | None, *, is_last: bool) -> Found:
+        only(node, *_SELECT)
+        if node["aggregate_handling"] != "STANDARD_HANDLING":
+            raise differs(node["aggregate_handling"])
+        relation = self._from(node["from_table"])
+        names = Names(self.read, relation)
+        columns = [column for each in node["select_list"] for column in self._outputs(each, names)]
+        order = _Order(node["modifiers"], is_plain=node["having"] is not None)
+        text = f"SELECT {'DISTINCT ' if order.is_distinct else ''}{_listed(columns, is_last=is_last)}"
+        text += f" FROM {relation.text}" if relation.text else ""
+        if order.is_distinct:
+            _check_keys(columns, "DISTINCT")
+        if node["where_clause"] is not None:
+            where = replace(names, has_predicates=True, outer=None if node["modifiers"] else outer)
+            text += f" WHERE {self.expressions.condition(node['where_clause'], where).text}"
+        text += self._groups(node, columns, replace(names, outputs=columns))
+        return Found(text + self._tail(order, columns, names), columns)
+
+    def _from(self, node: Mapping[str, Any]) -> Relation:
+        if node["type"] == "EMPTY":
+            return _NOTHING
+        return Relations(self.schemas, self.shared, self.expressions, self.read, self._new).relation(node)
+
+    def _outputs(self, node: Mapping[str, Any], names: Names) -> list[Term]:
+        if node["class"] != "STAR":
+            found = self.expressions.term(node, names)
+            if found.kind == pa.null():
+                raise differs("a column of NULL")
+            return [replace(found, name=node["alias"] or found.name)]
+        only(node, "relation_name")
+        relation = node["relation_name"].lower()
+        columns = names.relation.named.get(relation, ()) if relation else names.relation.columns
+        if not columns:
+            raise differs("*")
+        for column in columns:
+            duck_type(column.kind)
+        return [*columns]
+
+    def _groups(self, node: Mapping[str, Any], columns: Sequence[Term], names: Names) -> str:
+        told = node["group_expressions"]
+        if node["group_sets"] not in ([], [[*range(len(told))]]):
+            raise differs("GROUPING SETS")
+        keys = [self._key(each, columns, names) for each in told]
+        _check_keys(keys, "GROUP BY")
+        text = f" GROUP BY {', '.join(key.text for key in keys)}" if keys else ""
+        if node["having"] is None:
+            return text
+        if not keys:
+            raise differs("HAVING without GROUP BY")
+        return f"{text} HAVING {self.expressions.condition(node['having'], names).text}"
+
+    def _key(self, node: Mapping[str, Any], columns: Sequence[Term], names: Names) -> Term:
+        """A place in the answer, one of its names, or an expression."""
+        if node["class"] == "CONSTANT":
+            return columns[_place(self.expressions.constant(node, names), len(columns))]
+        return self.expressions.term(node, names)
+
+    def _tail(self, order: _Order, columns: Sequence[Term], names: Names) -> str:
+        """ORDER BY, LIMIT and OFFSET."""
+        texts = []
+        for each in order.by:
+            only(each, "null_order", "expression")
+            way = _WAYS[each["type"]]
+            nulls = _NULLS[way] if each["null_order"] == "ORDER_DEFAULT" else each["null_order"]
+            if nulls not in _NULLS.values():
+                raise differs(nulls)
+            texts.append(f"{self._sorted(each['expression'], columns, names, order).text} {way} {nulls}")
+        text = f" ORDER BY {', '.join(texts)}" if texts else ""
+        for word, node in (("LIMIT", order.limit), ("OFFSET", order.offset)):
+            if node is not None:
+                found = self.expressions.term(node, names).value
+                if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+                    raise differs(f"{word} {found}")
+                text += f" {word} {found}"
+        return text
+
+    def _sorted(self, node: Mapping[str, Any], columns: Sequence[Term], names: Names, order: _Order) -> Term:
+        if node["class"] == "CONSTANT":
+            return columns[_place(self.expressions.constant(node, names), len(columns))]
+        if node["class"] == "COLUMN_REF" and len(node["column_names"]) == 1:
+            named = [each for each in columns if is_named(each, node["column_names"][0])]
+            if len({each.text for each in named}) == 1:
+                return named[0]
+        if order.is_distinct or (order.is_plain and node["class"] != "COLUMN_REF"):
+            raise differs("ORDER BY of what is no column of the answer")
+        return self.expressions.term(node, replace(names, outputs=columns))
+
+    def set_operation(self, node: Mapping[str, Any], *, is_last: bool) -> Found:
+        only(node, "modifiers", "cte_map", "setop_type", "setop_all", "children")
+        kind, children = node["setop_type"], [self.read(child) for child in node["children"]]
+        if kind not in ("UNION", "EXCEPT", "INTERSECT") or (kind != "UNION" and node["setop_all"]):
+            raise differs(kind)
+        if any([a.kind for a in each.columns] != [b.kind for b in children[0].columns] for each in children):
+            raise differs(f"{kind} of columns of several types")
+        if not node["setop_all"]:
+            _check_keys(children[0].columns, kind)
+        sign, text = f" {kind}{' ALL' if node['setop_all'] else ''} ", children[0].text
+        for other in children[1:]:
+            text = f"({text}){sign}({other.text})"
+        alias, order = self._new(), _Order(node["modifiers"])
+        columns = Found("", children[0].columns).under(alias)
+        if order.is_distinct:
+            raise differs("DISTINCT")
+        tail = self._tail(order, columns, Names(self.read, _NOTHING))
+        return Found(f"SELECT {_listed(columns, is_last=is_last)} FROM ({text}) AS {alias}{tail}", columns)
+
+
+class _Order:
+    """What stands behind a SELECT, or several of them."""
+
+    def __init__(self, modifiers: Sequence[Mapping[str, Any]], *, is_plain: bool = False) -> None:
+        self.is_distinct = False
+        self.is_plain = is_plain
+        """Spark sorts by nothing but columns here."""
+        self.by: Sequence[Mapping[str, Any]] = ()
+        self.limit: Mapping[str, Any] | None = None
+        self.offset: Mapping[str, Any] | None = None
+        for one in modifiers:
+            match one["type"]:
+                case "DISTINCT_MODIFIER":
+                    only(one)
+                    self.is_distinct = True
+                case "ORDER_MODIFIER":
+                    only(one, "orders")
+                    self.by = one["orders"]
+                case "LIMIT_MODIFIER" if one["limit_type"] == "ROW_COUNT":
+                    only(one, "limit", "offset", "limit_type")
+                    self.limit, self.offset = one["limit"], one["offset"]
+                case _:
+                    raise differs(one["type"])
+
+
+def _listed(columns: Sequence[Term], *, is_last: bool) -> str:
+    names = [quoted(each.name or "") if is_last else f"c{at}" for at, each in enumerate(columns)]
+    return ", ".join(f"{each.text} AS {name}" for each, name in zip(columns, names, strict=True))
+
+
+def _check_keys(columns: Sequence[Term], what: str) -> None:
+    if any(is_real(each.kind) for each in columns):
+        raise differs(f"{what} of FLOAT or DOUBLE")
+
+
+def _place(term: Term, most: int) -> int:
+    if isinstance(term.value, bool) or not isinstance(term.value, int) or not 0 < term.value <= most:
+        raise differs(f"the place {term.value}")
+    return term.value - 1

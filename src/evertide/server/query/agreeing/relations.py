@@ -1,0 +1,163 @@
+"""FROM, and what names mean over it: resolved by Spark's rules, and written so that DuckDB has nothing to resolve.
+
+Each table, subquery and name of WITH gets an alias of ours (`_w0` and so on), and each column is written with it. A
+name that could be two things is left to Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from evertide.server.query.agreeing.expressions import Expressions, only
+from evertide.server.query.agreeing.terms import Term, differs, duck_type, quoted
+
+__all__ = ["Found", "Names", "Read", "Relation", "Relations", "is_named", "renamed"]
+
+_JOINS = {"INNER": "JOIN", "LEFT": "LEFT JOIN", "RIGHT": "RIGHT JOIN", "OUTER": "FULL JOIN", "FULL": "FULL JOIN"}
+_JOIN_FACTS = ("nearest_count", "nearest_order_type", "is_implicit")
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """As a text, with the columns that a name qualifies, and those that need none."""
+
+    text: str
+    named: Mapping[str, Sequence[Term]]
+    columns: Sequence[Term]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A query as it stands in another: its columns are `c0` and so on."""
+
+    text: str
+    columns: Sequence[Term]
+
+    def under(self, alias: str) -> list[Term]:
+        return [Term(f"{alias}.c{at}", each.kind, name=each.name) for at, each in enumerate(self.columns)]
+
+
+class Read(Protocol):
+    """Reads a query within another; `outer` is what its conditions may name besides."""
+
+    def __call__(self, node: Mapping[str, Any], outer: Names | None = None) -> Found: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What names mean somewhere in a SELECT."""
+
+    read: Read
+    relation: Relation
+    outputs: Sequence[Term] = ()
+    """Columns of the answer that may be named, in GROUP BY, HAVING and ORDER BY."""
+    outer: Names | None = None
+    """Of the query around it."""
+    has_predicates: bool = False
+    """Whether IN and EXISTS may stand here; elsewhere, Spark does not always take them."""
+
+    def column(self, path: Sequence[str]) -> Term:
+        named = [each for each in self.outputs if len(path) == 1 and is_named(each, path[0])]
+        found = [*self._own(path), *named]
+        if not found and self.outer is not None:
+            return self.outer.column(path)
+        if len({each.text for each in found}) != 1:
+            raise differs(f"the name {'.'.join(path)}, which is {'more than one thing' if found else 'nothing'}")
+        duck_type(found[0].kind)
+        return replace(found[0], name=path[-1])
+
+    def _own(self, path: Sequence[str]) -> list[Term]:
+        if len(path) > 2:
+            return []
+        columns = self.relation.columns if len(path) == 1 else self.relation.named.get(path[0].lower(), ())
+        return [each for each in columns if is_named(each, path[-1])]
+
+    def subquery(self, node: Mapping[str, Any], *, is_predicate: bool) -> tuple[str, Sequence[Term]]:
+        if is_predicate and not self.has_predicates:
+            raise differs("IN or EXISTS with a subquery outside of WHERE")
+        only(node, "node")
+        found = self.read(node["node"], self if is_predicate else None)
+        return found.text, found.columns
+
+
+def is_named(term: Term, name: str) -> bool:
+    return term.name is not None and term.name.lower() == name.lower()
+
+
+def renamed(columns: Sequence[Term], names: Sequence[str]) -> list[Term]:
+    if not names:
+        return [*columns]
+    return [replace(column, name=name) for column, name in zip(columns, names, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Relations:
+    schemas: Mapping[str, pa.Schema]
+    shared: Mapping[str, Found]
+    """WITH: by name, the texts being names."""
+    expressions: Expressions
+    read: Read
+    new: Callable[[], str]
+    """An alias that nothing has."""
+
+    def relation(self, node: Mapping[str, Any]) -> Relation:
+        match node["type"]:
+            case "BASE_TABLE":
+                only(node, "table_name", "column_name_alias")
+                return self._base(node)
+            case "SUBQUERY":
+                only(node, "subquery", "column_name_alias")
+                only(node["subquery"], "node")
+                found, alias = self.read(node["subquery"]["node"]), self.new()
+                columns = renamed(found.under(alias), node["column_name_alias"])
+                return Relation(f"({found.text}) AS {alias}", {node["alias"].lower(): columns}, columns)
+            case "JOIN":
+                only(node, "left", "right", "condition", "join_type", "ref_type", "using_columns", *_JOIN_FACTS)
+                return self._join(node, self.relation(node["left"]), self.relation(node["right"]))
+        raise differs(f"{node['type']} in FROM")
+
+    def _base(self, node: Mapping[str, Any]) -> Relation:
+        name, alias = node["table_name"], self.new()
+        if (shared := self.shared.get(name.lower())) is not None:
+            text, columns = shared.text, shared.under(alias)
+        else:
+            declared = next(each for each in (*self.schemas, None) if each is None or each.lower() == name.lower())
+            if declared is None:
+                raise differs(f"the table {name}")
+            text, schema = quoted(declared), self.schemas[declared]
+            columns = [Term(f"{alias}.{quoted(each.name)}", each.type, name=each.name) for each in schema]
+        columns = renamed(columns, node["column_name_alias"])
+        return Relation(f"{text} AS {alias}", {(node["alias"] or name).lower(): columns}, columns)
+
+    def _join(self, node: Mapping[str, Any], left: Relation, right: Relation) -> Relation:
+        named = {**left.named, **right.named}
+        if len(named) != len(left.named) + len(right.named):
+            raise differs("two tables of one name")
+        columns, inner = [*left.columns, *right.columns], f"({right.text})" if len(right.named) > 1 else right.text
+        if node["ref_type"] == "CROSS" and node["join_type"] == "INNER":
+            return Relation(f"{left.text} CROSS JOIN {inner}", named, columns)
+        if node["ref_type"] != "REGULAR" or node["join_type"] not in _JOINS:
+            raise differs(f"{node['ref_type']} {node['join_type']} JOIN")
+        text = f"{left.text} {_JOINS[node['join_type']]} {inner} ON "
+        if node["using_columns"]:
+            return self._using(node, left, right, Relation(text, named, columns))
+        condition = self.expressions.condition(node["condition"], Names(self.read, Relation("", named, columns)))
+        return Relation(text + condition.text, named, columns)
+
+    def _using(self, node: Mapping[str, Any], left: Relation, right: Relation, both: Relation) -> Relation:
+        """The columns that are shared come first, once."""
+        if node["join_type"] not in ("INNER", "LEFT"):
+            raise differs("USING in a RIGHT or FULL JOIN")
+        using = node["using_columns"]
+        pairs = [(Names(self.read, left).column([each]), Names(self.read, right).column([each])) for each in using]
+        if any(a.kind != b.kind for a, b in pairs):
+            raise differs("USING with columns of two types")
+        shared = {each.text for pair in pairs for each in pair}
+        firsts = [each for a, _ in pairs for each in left.columns if each.text == a.text]
+        columns = [*firsts, *(each for each in both.columns if each.text not in shared)]
+        condition = " AND ".join(f"({a.text} = {b.text})" for a, b in pairs)
+        return Relation(both.text + condition, both.named, columns)

@@ -1,0 +1,269 @@
+"""A value in a query: what Spark takes it for, and how DuckDB is told to compute just that.
+
+Types are those of Arrow, as Spark gives them out. DuckDB's own rules for types are not relied on: wherever two types
+meet, both sides are cast to the one that Spark would take, by words of ours.
+
+1. Whole numbers meet as the wider of the two.
+2. Decimals, and whole numbers beside them, meet as the decimal that holds both. If that has more than 38 digits, Spark
+   loses some, and so it is Spark that says which.
+3. A DOUBLE makes everything a DOUBLE. A decimal of up to 15 digits becomes one in the same way in both; so does a
+   literal, as it is read here.
+4. A literal text beside a date or a time is read as one, if it is written in full; beside a moment, which has a zone,
+   only if the session's is UTC.
+
+What is not said here is not known to agree.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from enum import IntEnum
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.server.query.duck import NotUnderstood
+
+__all__ = [
+    "DIGITS_MAX",
+    "DOUBLE_DIGITS",
+    "LOCAL",
+    "MOMENT",
+    "Shape",
+    "Term",
+    "as_decimal",
+    "cast",
+    "common",
+    "dated",
+    "differs",
+    "duck_type",
+    "in_utc",
+    "is_real",
+    "is_whole",
+    "literal",
+    "met",
+    "number",
+    "paired",
+    "quoted",
+]
+
+DIGITS_MAX = 38
+DOUBLE_DIGITS = 15
+LOCAL = pa.timestamp("us")
+MOMENT = pa.timestamp("us", "UTC")
+_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.date32(): "DATE",
+    LOCAL: "TIMESTAMP",
+    MOMENT: "TIMESTAMPTZ",
+}
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
+"""Of the decimal that Spark takes a whole number for."""
+_LONGS = (-(1 << 63), (1 << 63) - 1)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?)?")
+
+
+class Shape(IntEnum):
+    """What it is in the grammar: where both parsers might put the parentheses elsewhere, it is not taken."""
+
+    atom = 0
+    sum = 1
+    joined = 2
+    predicate = 3
+    logic = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    text: str
+    kind: Any
+    """The type that Spark gives it; `pa.null()` is NULL by itself."""
+    shape: Shape = Shape.atom
+    name: str | None = None
+    """What Spark calls it, if nobody gave it a name, and if that is known."""
+    value: Any = None
+    """Of a literal."""
+
+
+def differs(what: str) -> NotUnderstood:
+    return NotUnderstood(where="query", why=f"{what}: DuckDB is not known to mean by it what Spark does")
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def duck_type(kind: Any) -> str:
+    if kinds.is_decimal128(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    if kind not in _NAMES:
+        raise differs(f"a value of type {kind}")
+    return _NAMES[kind]
+
+
+def cast(term: Term, kind: Any) -> Term:
+    """By DuckDB's cast, which is for the caller to know to agree."""
+    if term.kind == kind:
+        return term
+    if kind == pa.float64() and isinstance(term.value, Decimal | int):
+        return literal(float(term.value))
+    return Term(f"CAST({term.text} AS {duck_type(kind)})", kind)
+
+
+def literal(value: Any) -> Term:
+    """Of Python's value, as Spark types it."""
+    match value:
+        case None:
+            return Term("NULL", pa.null())
+        case bool():
+            return Term("TRUE" if value else "FALSE", pa.bool_(), value=value)
+        case int():
+            return Term(f"CAST({value} AS {duck_type(_whole(value))})", _whole(value), value=value)
+        case float() if math.isfinite(value):
+            return Term(f"CAST('{value!r}' AS DOUBLE)", pa.float64(), value=value)
+        case Decimal():
+            kind = pa.decimal128(*_digits(value))
+            return Term(f"CAST('{value:f}' AS {duck_type(kind)})", kind, value=value)
+        case str() if "\0" not in value:
+            text = value.replace("'", "''")
+            return Term(f"'{text}'", pa.string(), value=value)
+    raise differs(f"the value {value!r}")
+
+
+def number(text: str) -> Term:
+    """As it is written."""
+    if re.fullmatch(r"-?[0-9]+", text):
+        return literal(int(text))
+    if "e" in text.lower():
+        return literal(float(text))
+    found = Decimal(text)
+    if _digits(found)[0] > DIGITS_MAX:
+        raise differs(f"the number {text}")
+    return literal(found)
+
+
+def _whole(value: int) -> Any:
+    if -(1 << 31) <= value < 1 << 31:
+        return pa.int32()
+    if -(1 << 63) <= value < 1 << 63:
+        return pa.int64()
+    raise differs(f"the number {value}")
+
+
+def _digits(value: Decimal) -> tuple[int, int]:
+    _, digits, exponent = value.as_tuple()
+    scale = -int(exponent)
+    return max(len(digits), scale, 1), scale
+
+
+def is_whole(kind: Any) -> bool:
+    return kind in _DIGITS
+
+
+def is_real(kind: Any) -> bool:
+    return kind in (pa.float32(), pa.float64())
+
+
+def as_decimal(term: Term, *, by_value: bool = False) -> Any:
+    """The decimal type that Spark takes a number for; in arithmetic, a literal has as many digits as are written."""
+    if kinds.is_decimal128(term.kind):
+        return term.kind
+    if by_value and isinstance(term.value, int):
+        return pa.decimal128(max(1, len(str(abs(term.value)))), 0)
+    return pa.decimal128(_DIGITS[term.kind], 0)
+
+
+def met(left: Term, right: Term) -> Any:
+    """The type in which both are compared, or chosen between."""
+    a, b = left.kind, right.kind
+    if a == b or b == pa.null():
+        return a
+    if a == pa.null():
+        return b
+    if is_whole(a) and is_whole(b):
+        return max(a, b, key=lambda kind: _DIGITS[kind])
+    if all(is_whole(kind) or kinds.is_decimal128(kind) for kind in (a, b)):
+        return _wider(as_decimal(left), as_decimal(right))
+    if all(is_whole(kind) or is_real(kind) or kinds.is_decimal128(kind) for kind in (a, b)):
+        return _double(left, right)
+    raise differs(f"{a} beside {b}")
+
+
+def _wider(a: Any, b: Any) -> Any:
+    scale = max(a.scale, b.scale)
+    digits = max(a.precision - a.scale, b.precision - b.scale) + scale
+    if digits > DIGITS_MAX:
+        raise differs(f"{a} beside {b}")
+    return pa.decimal128(digits, scale)
+
+
+def _double(left: Term, right: Term) -> Any:
+    for one, other in ((left, right), (right, left)):
+        if one.kind == pa.float32() and is_whole(other.kind):
+            raise differs("FLOAT beside a whole number")  # a FLOAT or a DOUBLE, by spark.sql.ansi.enabled
+        if kinds.is_decimal128(one.kind) and one.value is None and one.kind.precision > DOUBLE_DIGITS:
+            raise differs(f"{one.kind} as a DOUBLE")
+    return pa.float64()
+
+
+def paired(left: Term, right: Term) -> tuple[Term, Term]:
+    """Both, as they are compared."""
+    for one, other in ((left, right), (right, left)):
+        if is_whole(one.kind) and isinstance(other.value, Decimal) and not _LONGS[0] <= other.value <= _LONGS[1]:
+            raise differs("a whole number beside a literal that none is as large as")  # NULL < 1e19 is true to Spark
+    kind = met(left, right)
+    if kind == pa.null():
+        raise differs("NULL beside NULL")
+    return cast(left, kind), cast(right, kind)
+
+
+def common(terms: list[Term]) -> list[Term]:
+    """All of them, as they are chosen between."""
+    kind = reduce(_of_both, terms).kind
+    if kind == pa.null():
+        raise differs("nothing but NULL")
+    return [cast(term, kind) for term in terms]
+
+
+def _of_both(left: Term, right: Term) -> Term:
+    value = left.value if right.kind == pa.null() else None
+    return Term("", met(left, right), value=value)
+
+
+def dated(term: Term, beside: Any, *, is_utc: bool) -> Term:
+    """A literal text beside a date or a time: what it is there."""
+    if not isinstance(term.value, str) or beside not in (pa.date32(), LOCAL, *([MOMENT] if is_utc else [])):
+        return term
+    pattern = _DATE if beside == pa.date32() else _TIME
+    if not pattern.fullmatch(term.value) or not _is_real_time(term.value):
+        raise differs(f"the text {term.value!r} as a {duck_type(beside)}")
+    read = Term(f"CAST({term.text} AS {'DATE' if beside == pa.date32() else 'TIMESTAMP'})", beside)
+    return replace(read, text=in_utc(read.text)) if beside == MOMENT else read
+
+
+def in_utc(text: str) -> str:
+    """A moment, of a time without a zone; or the other way around."""
+    return f"({text} AT TIME ZONE 'UTC')"
+
+
+def _is_real_time(text: str) -> bool:
+    try:
+        dt.datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

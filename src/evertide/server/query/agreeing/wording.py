@@ -1,0 +1,95 @@
+"""Texts that two parsers may read as two things.
+
+DuckDB says what a query is made of, and Spark may read the same text in another way: `"x"` is a name to one and a text
+to the other, a backslash is a letter or an escape, `1L` is a number or a number with a name. So a text is looked at
+before its tree is trusted:
+
+1. It is made of words, plain names in backticks, numbers, texts in single quotes, and the few signs in `_TOKEN`. A sign
+   or a letter that is not there (double quotes, backslashes, comments, braces, letters beyond ASCII outside of texts)
+   ends it.
+2. A text stands where a value may stand: not behind another text, nor behind a word that would make a type or an escape
+   of it.
+3. No word that only one of them knows as more than a name (`_ODD`), wherever it stands.
+"""
+
+from __future__ import annotations
+
+import re
+
+from evertide.server.query.duck import NotUnderstood
+
+__all__ = ["check_wording"]
+
+_TOKEN = re.compile(
+    r"(?P<space>[ \t\r\n]+)|(?P<text>'[^'\\]*(?:''[^'\\]*)*')|(?P<word>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<name>`[A-Za-z0-9_ -]+`)"
+    r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?![A-Za-z0-9_.])"
+    r"|(?P<sign>\|\||::|<>|!=|<=|>=|==|[(),.*+/%=<>?;-])"
+)
+_ODD = frozenset(
+    (
+        *("anti", "any", "asof", "bool", "cluster", "collate", "cube", "distribute", "div", "escape", "exclude"),
+        *("fetch", "for", "glob", "grouping", "identifier", "ignore", "ilike", "int1", "int2", "int4", "int8"),
+        *("interval", "isnull", "lambda", "lateral", "match_recognize", "materialized", "minus", "natural", "nearest"),
+        *("notnull", "ordinality", "over", "pivot", "positional", "precision", "qualify", "recursive", "reduce"),
+        *("regexp", "rename", "replace", "respect", "rlike", "rollup", "semi", "setminus", "sets", "signed", "similar"),
+        *("some", "sort", "stream", "table", "tablesample", "transform", "try_cast", "unknown", "unpivot", "values"),
+        *("watermark", "window", "within"),
+    )
+)
+_BEFORE_TEXT = frozenset(
+    (
+        *("and", "between", "by", "case", "date", "distinct", "else", "from", "having", "in", "like", "not", "on"),
+        *("or", "select", "then", "timestamp", "when", "where"),
+    )
+)
+_BEGINS = frozenset(("select", "with", "("))
+_NONE = ("sign", "")
+_RUNS = frozenset(("name", "number", "text", "word"))
+"""Two of these have something between them, or may be one."""
+
+
+def check_wording(sql: str) -> None:
+    """`NotUnderstood` if the engines may read it as two things."""
+    tokens = _tokens(sql)
+    if not tokens or tokens[0][1] not in _BEGINS:
+        raise _unsure("it does not begin with SELECT or WITH")
+    for before, token, after in zip((_NONE, *tokens), tokens, (*tokens[1:], _NONE), strict=False):
+        _check(before, token, after)
+
+
+def _tokens(sql: str) -> list[tuple[str, str]]:
+    """Kind and text, words in small letters."""
+    found: list[tuple[str, str]] = []
+    at, last = 0, ""
+    while at < len(sql):
+        match = _TOKEN.match(sql, at)
+        if match is None or match.lastgroup is None:
+            raise _unsure(f"they may read {sql[at : at + 10]!r} in two ways")
+        kind, text, at = match.lastgroup, match.group(), match.end()
+        if last in _RUNS and kind in _RUNS:
+            raise _unsure(f"there is no space before {text!r}")
+        if kind != "space":
+            found.append((kind, text.lower() if kind == "word" else text))
+        last = kind
+    return found
+
+
+def _check(before: tuple[str, str], token: tuple[str, str], after: tuple[str, str]) -> None:
+    kind, text = token
+    if kind == "word" and text in _ODD:
+        raise _unsure(f"{text.upper()} is more than a name to one of them")
+    if kind == "text" and before[0] != "sign" and (before[0] != "word" or before[1] not in _BEFORE_TEXT):
+        raise _unsure(f"a text stands behind {before[1]!r}")
+    if text == "from" and before[1] in ("(", ","):
+        raise _unsure("FROM stands behind no SELECT")
+    if text in (",", "(") and after[1] == ")":
+        raise _unsure(f"there is nothing behind {text!r}")
+    if text == ";" and after is not _NONE:
+        raise _unsure("there is something behind the semicolon")
+    if (text, after[1]) in (("-", "-"), ("/", "*"), ("-", ">"), ("=", ">"), ("<=", ">")):
+        raise _unsure(f"they may read '{text}{after[1]}' in two ways")
+
+
+def _unsure(why: str) -> NotUnderstood:
+    return NotUnderstood(where="query", why=f"DuckDB and Spark may not agree on this text: {why}")

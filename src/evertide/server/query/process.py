@@ -1,0 +1,270 @@
+"""`Worker`: a process that answers queries (`evertide.server.query.worker`), as the server sees it.
+
+1. It is given the storage, the settings, and what of the environment opens a storage, by a pipe. Its command line and
+   its environment say nothing of them.
+2. A question has `query_limit_s`, by the clock of the server. Then it is interrupted, and if that does not help within
+   a moment, the process is killed, with all that it started.
+3. What it takes is looked at while it computes, where the kernel does not bound it: the memory of all processes that
+   belong to it, and the disk. If that is too much, it is killed, too.
+4. One that ends before it has answered, whoever ended it, is `QueryEnded`. Nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evertide.errors import LimitExceeded, QueryEnded
+from evertide.pipeline.question import Chosen, Question
+from evertide.plain import error_of
+from evertide.runtime import Runtime
+from evertide.server.query.usage import Said, belonging, disk_bytes, memory_bytes
+from evertide.server.query.wire import Frame, read_frame, write_frame
+from evertide.settings import Settings
+from evertide.store.open import Address
+
+__all__ = ["Idle", "Opening", "Worker"]
+
+logger = logging.getLogger(__name__)
+
+_START_S = 300.0
+"""A machine may be busy, and a JVM slow: it is not the question that takes so long."""
+_GRACE_S = 1.0
+_LOOK_S = 0.2
+_BODY_SPARE = 16 * 1024 * 1024
+"""An answer is a little larger as a stream than in memory."""
+_PLAIN = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT"),
+        *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "JAVA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    )
+)
+_PLAIN_PREFIXES = ("LC_", "SPARK_", "HADOOP_", "YARN_")
+_STORAGE_PREFIXES = ("AWS_", "PG")
+"""By which the clients of S3 and of PostgreSQL find what they need."""
+_ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+"""Allocators that take what they need when they need it: others reserve so much that no bound would mean anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a worker is to be."""
+
+    engine: Chosen
+    address: Address
+    results: Mapping[str, str]
+    """Settings that decide results, as the pipeline has them."""
+    memory_bytes: int | None = None
+    """Of all its processes, beyond what they take when it is ready; None if the kernel bounds it."""
+    master: str = ""
+
+
+class Idle(Exception):
+    """It had ended before it began with the question: another one is to be asked."""
+
+
+class Worker:
+    """For one thread at a time."""
+
+    def __init__(self, opening: Opening, settings: Settings, runtime: Runtime) -> None:
+        self.engine = opening.engine
+        self.is_over = False
+        self._opening = opening
+        self._settings = settings
+        self._runtime = runtime
+        self._number = 0
+        self._is_ready = False
+        self._ready_bytes = 0
+        self._is_begun = False
+        """With the question that it was asked last."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="evertide-query-"))
+        self._began_s = runtime.monotonic_s()
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "evertide.server.query.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=_environment(self._scratch),
+                cwd=self._scratch,
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._lifeline)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise QueryEnded(path=self.engine.value, why=f"it cannot be started: {error}") from error
+        finally:
+            os.close(lifeline)
+        self._pipes = [pipe for pipe in (self._process.stdin, self._process.stdout) if pipe is not None]
+        self._in, self._out = (pipe.fileno() for pipe in self._pipes)
+        self._said = Said(self._process.stderr)
+        self._lifeline_there = lifeline
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.is_over and self._process.poll() is None
+
+    def ask(self, question: Question) -> Frame:
+        """What it says: an answer, or an error. `Idle` if it was there before, and has ended meanwhile."""
+        try:
+            self._start()
+            patience = _Patience(self, self._runtime, self._settings.query_limit_s)
+            frame = self._answered(question, patience)
+        except BaseException:  # nobody knows what would come from it next
+            self.end()
+            raise
+        if frame.told["is_last"]:
+            self.end()
+        if patience.is_over:
+            raise patience.too_long()
+        return frame
+
+    def interrupt(self) -> None:
+        with suppress(OSError):  # it has just ended
+            write_frame(self._in, {"interrupt": self._number})
+
+    def check_bounds(self) -> None:
+        """`LimitExceeded` if it takes more than it may."""
+        most, spill = self._opening.memory_bytes, self._settings.query_spill_bytes
+        if most is None or not self._is_ready:
+            return
+        if memory_bytes(belonging(self.pid)) > self._ready_bytes + most:
+            raise LimitExceeded(where="query", why=f"its processes take more than {most} bytes of memory")
+        if disk_bytes(self._scratch) > spill:
+            raise LimitExceeded(where="query", why=f"it writes more than {spill} bytes to disk (query_spill_bytes)")
+
+    def end(self) -> None:
+        """At once, with all that it started. May be called twice."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.kill()
+        self._process.wait()
+        for pipe in self._pipes:
+            pipe.close()
+        os.close(self._lifeline)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def kill(self) -> None:
+        """From any thread: whoever waits for an answer is told, and ends it."""
+        for pid in belonging(self.pid):  # also if it has ended itself, and left others
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def next(self, patience: _Patience, body_max: int = 0) -> Frame:
+        try:
+            frame = read_frame(self._out, body_max, wait=lambda: patience.wait(self._out))
+        except (OSError, ValueError) as error:
+            raise QueryEnded(path=self.engine.value, why=f"what it says is not understood: {error}") from error
+        if frame is None:
+            raise self._why_ended()
+        return frame
+
+    def _start(self) -> None:
+        if self._is_ready:
+            return
+        self._send(self._told_first())
+        found = self.next(_Patience(self, self._runtime, _START_S, is_start=True))
+        if "error" in found.told:
+            raise error_of(found.told["error"]) or QueryEnded(path=self.engine.value, why=str(found.told["error"]))
+        self._is_ready, self._ready_bytes = True, memory_bytes(belonging(self.pid))
+        took_s = self._runtime.monotonic_s() - self._began_s
+        logger.info("a process that answers queries is ready: %s, pid %d, %.1f s", self.engine, self.pid, took_s)
+
+    def _told_first(self) -> dict[str, Any]:
+        opening = self._opening
+        return {
+            "engine": opening.engine,
+            "location": opening.address.location,
+            "meta": opening.address.meta,
+            "environment": {key: os.environ[key] for key in os.environ if key.startswith(_STORAGE_PREFIXES)},
+            "settings": asdict(self._settings),
+            "results": dict(opening.results),
+            "scratch": str(self._scratch),
+            "master": opening.master,
+            "lifeline": self._lifeline_there,
+        }
+
+    def _answered(self, question: Question, patience: _Patience) -> Frame:
+        self._number, self._is_begun = self._number + 1, False
+        self._send({"number": self._number, **asdict(question)})
+        self.next(patience)
+        self._is_begun = True
+        return self.next(patience, self._settings.query_bytes_max + _BODY_SPARE)
+
+    def _send(self, told: Mapping[str, Any]) -> None:
+        try:
+            write_frame(self._in, told)
+        except OSError:
+            raise self._why_ended() from None
+
+    def _why_ended(self) -> Exception:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)  # it closed its pipe, which is the last that it does
+        if self._number > 1 and not self._is_begun:
+            return Idle()
+        code = self._process.poll()
+        if code is None:
+            why = "it says nothing any more"
+        else:
+            why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        logger.warning(
+            "a process that answers queries ended: %s, pid %d, %s: %s", self.engine, self.pid, why, self._said
+        )
+        return QueryEnded(path=self.engine.value, why=why)
+
+
+class _Patience:
+    """How long an answer is waited for, and what is done then."""
+
+    def __init__(self, worker: Worker, runtime: Runtime, limit_s: float, *, is_start: bool = False) -> None:
+        self.is_over = False
+        self._worker = worker
+        self._runtime = runtime
+        self._limit_s = limit_s
+        self._is_start = is_start
+        self._until_s = runtime.monotonic_s() + limit_s
+
+    def wait(self, at: int) -> None:
+        """Until there is something to read."""
+        poll = select.poll()
+        poll.register(at, select.POLLIN | select.POLLHUP)
+        while not poll.poll(_LOOK_S * 1000):
+            self._worker.check_bounds()
+            now_s = self._runtime.monotonic_s()
+            if now_s > self._until_s + _GRACE_S:
+                raise self.too_long()
+            if now_s > self._until_s:
+                self.is_over = True
+                self._worker.interrupt()  # again, too: it may have been about to begin with what can be interrupted
+
+    def too_long(self) -> Exception:
+        if self._is_start:
+            return QueryEnded(path=self._worker.engine.value, why=f"it did not start within {self._limit_s:g} s")
+        return LimitExceeded(where="query", why=f"it takes longer than {self._limit_s:g} s")
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """What programs need to run, and nothing that may be a secret."""
+    kept = {key: os.environ[key] for key in os.environ if key in _PLAIN or key.startswith(_PLAIN_PREFIXES)}
+    return {**kept, **_ALLOCATING, "TMPDIR": str(scratch)}

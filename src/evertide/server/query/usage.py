@@ -1,0 +1,73 @@
+"""What processes that answer queries take, and what they say: looked at from outside.
+
+A worker leads a session of processes, and whatever it starts is in it, whichever group it makes. Where the system has
+no `/proc`, nobody can say, and nothing is found.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Said", "belonging", "disk_bytes", "memory_bytes"]
+
+_PROC = Path("/proc")
+_SESSION = 3
+"""Which field of `stat` behind the name: state, parent, group, session."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TAIL = 4096
+_CHUNK = 65_536
+
+
+def belonging(session: int) -> list[int]:
+    """The processes of a session, less those that have ended."""
+    found = []
+    for place in _PROC.iterdir() if _PROC.is_dir() else ():
+        if place.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):  # it has just ended
+                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[_SESSION]) == session and fields[0] != "Z":
+                    found.append(int(place.name))
+    return found
+
+
+def memory_bytes(processes: Iterable[int]) -> int:
+    """What they have of their own: what is shared, as code is, does not count."""
+    pages = 0
+    for pid in processes:
+        with suppress(OSError, ValueError):
+            _, resident, shared, *_ = map(int, (_PROC / str(pid) / "statm").read_text().split())
+            pages += resident - shared
+    return pages * _PAGE
+
+
+def disk_bytes(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it is deleted meanwhile
+                total += (Path(place) / name).lstat().st_blocks * 512
+    return total
+
+
+class Said:
+    """The end of what a process prints. It is read all the time, so that the process never waits for that."""
+
+    def __init__(self, stream: Any) -> None:
+        """As it comes, without a buffer. It is closed when there is no more."""
+        self._tail = b""
+        self._stream = stream
+        threading.Thread(target=self._listen, name="evertide-query-said", daemon=True).start()
+
+    def __str__(self) -> str:
+        lines = self._tail.decode(errors="replace").splitlines()
+        return " / ".join(line.strip() for line in lines[-8:] if line.strip()) or "it said nothing"
+
+    def _listen(self) -> None:
+        with self._stream:
+            while piece := self._stream.read(_CHUNK):
+                self._tail = (self._tail + piece)[-_TAIL:]

@@ -1,0 +1,96 @@
+"""Thrift's compact protocol, as far as Parquet has it: a struct is a dict by the numbers of its fields.
+
+1. Whatever the bytes are, it ends with a struct or with `Malformed`, and takes time by how many there are.
+2. A field that is said twice is malformed: two who read it might each take another one. So are maps, which Parquet
+   does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Malformed", "read_struct"]
+
+_DEPTH = 16
+_SKIPPED = {1: 0, 2: 0, 3: 1, 7: 8}
+"""Types whose values do not matter, and how many bytes they take: true, false, a byte, a double."""
+_TRUE, _FALSE, _BYTES, _LIST, _SET, _STRUCT = 1, 2, 8, 9, 10, 12
+_INTEGERS = (4, 5, 6)
+
+
+class Malformed(Exception):
+    pass
+
+
+def read_struct(content: bytes, at: int = 0, *, has_lists: bool) -> tuple[dict[int, Any], int]:
+    """What begins at a place, and the place behind it."""
+    try:
+        return _struct(content, at, _DEPTH if has_lists else 0, _DEPTH)
+    except IndexError as error:
+        raise Malformed from error
+
+
+def _struct(content: bytes, at: int, lists: int, depth: int) -> tuple[dict[int, Any], int]:
+    found: dict[int, Any] = {}
+    number = 0
+    while (first := content[at]) != 0:
+        at += 1
+        if first >> 4:
+            number += first >> 4
+        else:
+            number, at = _integer(content, at)
+        if number in found:
+            raise Malformed
+        found[number], at = _value(content, at, first & 15, lists, depth - 1)
+    return found, at + 1
+
+
+def _value(content: bytes, at: int, kind: int, lists: int, depth: int) -> tuple[Any, int]:
+    if depth == 0:
+        raise Malformed
+    if kind in _SKIPPED:
+        return None, at + _SKIPPED[kind]
+    if kind in _INTEGERS:
+        return _integer(content, at)
+    if kind == _STRUCT:
+        return _struct(content, at, lists, depth)
+    if kind == _BYTES:
+        length, at = _varint(content, at)
+        if at + length > len(content):
+            raise Malformed
+        return content[at : at + length], at + length
+    if kind in (_LIST, _SET) and lists:
+        return _list(content, at, lists, depth)
+    raise Malformed
+
+
+def _list(content: bytes, at: int, lists: int, depth: int) -> tuple[list[Any], int]:
+    first = content[at]
+    count, at = (first >> 4, at + 1) if first >> 4 < 15 else _varint(content, at + 1)
+    kind = first & 15
+    if at + count > len(content):  # each takes a byte at least
+        raise Malformed
+    if kind in (_TRUE, _FALSE):
+        return [], at + count
+    found = []
+    for _ in range(count):
+        value, at = _value(content, at, kind, lists, depth - 1)
+        found.append(value)
+    return found, at
+
+
+def _integer(content: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(content, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        byte = content[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise Malformed

@@ -1,0 +1,219 @@
+"""Bodies that are small as they come, and large once they are decoded: refused before they are."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evertide.media import ARROW, PARQUET
+from evertide.pipeline.engine import DeclaredTable
+from evertide.server.arrow_size import plain_bytes
+from evertide.server.bodies import decoded_bytes
+from evertide.server.parquet_size import parquet_bytes
+from evertide.settings import Settings
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import open_pipeline, rows_of, storage
+from tests.server.kit import Client, served
+
+LIMIT = 2 * 1024 * 1024
+ROWS = 400_000
+LARGE = "x" * 100_000
+DICTIONARY: Any = pa.dictionary(pa.int32(), pa.string())
+
+TABLES = (
+    DeclaredTable("texts", pa.schema([("t", pa.string())])),
+    DeclaredTable("numbers", pa.schema([("n", pa.int64())])),
+    DeclaredTable("lists", pa.schema([("l", pa.list_(pa.string()))])),
+)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    settings = Settings(request_decoded_bytes_max=LIMIT)
+    with open_pipeline(storage(), SmallEngine(TABLES, []), settings=settings) as p, served(p) as found:
+        yield found
+
+
+def stream(column: Any, name: str = "t", compression: str = "zstd") -> bytes:
+    table = pa.table({name: column})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def parquet(column: Any, name: str = "t", **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({name: column}), sink, **{"compression": "zstd", "store_schema": False, **options})
+    return sink.getvalue()
+
+
+def repeated(value: str, times: int, index: Any = pa.int8()) -> Any:  # noqa: B008 - a type is a value
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(times, np.int8)).cast(index), [value])
+
+
+def views(value: str, times: int) -> Any:
+    """All of them the same bytes."""
+    one = pa.array([value], pa.string_view())
+    _, view, *data = one.buffers()
+    return pa.Array.from_buffers(pa.string_view(), times, [None, pa.py_buffer(view.to_pybytes() * times), *data])
+
+
+ARROW_BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "zeros": lambda: ("numbers", stream(np.zeros(ROWS, np.int64), "n")),
+    "zeros, lz4": lambda: ("numbers", stream(np.zeros(ROWS, np.int64), "n", "lz4")),
+    "one text": lambda: ("texts", stream(pa.array([LARGE * 40]))),
+    "a dictionary": lambda: ("texts", stream(repeated(LARGE, 1000))),
+    "a dictionary in a list": lambda: ("lists", stream(pa.array([[LARGE] * 1000], pa.list_(DICTIONARY)), "l")),
+    "views": lambda: ("texts", stream(views(LARGE, 1000))),
+    "views of lists": lambda: ("lists", stream(overlapping(1000), "l")),
+    "nothing at all": lambda: ("texts", stream(pa.nulls(ROWS))),
+    "of a type of its own": lambda: (
+        "texts",
+        stream(pa.ExtensionArray.from_storage(pa.opaque(DICTIONARY, "x", "y"), repeated(LARGE, 1000, pa.int32()))),
+    ),
+}
+
+
+def overlapping(times: int) -> Any:
+    """Lists that are all the same values."""
+    zeros, ones = pa.array([0] * times, pa.int32()), pa.array([1] * times, pa.int32())
+    return pa.ListViewArray.from_arrays(zeros, ones, pa.array([LARGE]))
+
+
+PARQUET_BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "zeros": lambda: ("numbers", parquet(np.zeros(ROWS, np.int64), "n", use_dictionary=False)),
+    "zeros by a dictionary": lambda: ("numbers", parquet(np.zeros(ROWS, np.int64), "n")),
+    "zeros by their differences": lambda: (
+        "numbers",
+        parquet(np.zeros(ROWS, np.int64), "n", use_dictionary=False, column_encoding="DELTA_BINARY_PACKED"),
+    ),
+    "one text": lambda: ("texts", parquet(pa.array([LARGE * 40]))),
+    "a dictionary": lambda: ("texts", parquet(repeated(LARGE, 1000, pa.int32()))),
+    "a dictionary, second version": lambda: (
+        "texts",
+        parquet(repeated(LARGE, 1000, pa.int32()), data_page_version="2.0"),
+    ),
+    "a dictionary in a list": lambda: ("lists", parquet(pa.array([[LARGE] * 1000]), "l")),
+    "many rows of an empty list": lambda: ("lists", parquet(pa.array([[]] * ROWS, pa.list_(pa.string())), "l")),
+    "texts that begin alike": lambda: (
+        "texts",
+        parquet(pa.array([LARGE] * 1000), use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY"),
+    ),
+    "nothing at all": lambda: ("texts", parquet(pa.nulls(ROWS, pa.string()))),
+    "many small groups": lambda: ("texts", parquet(repeated(LARGE, 100, pa.int32()), row_group_size=2)),
+}
+
+
+@pytest.mark.parametrize("bomb", ARROW_BOMBS)
+def test_an_arrow_stream_that_comes_to_more_than_is_allowed_is_413(client: Client, bomb: str) -> None:
+    """Fails if only what came is counted."""
+    check_refused(client, ARROW, *ARROW_BOMBS[bomb]())
+
+
+@pytest.mark.parametrize("bomb", PARQUET_BOMBS)
+def test_a_parquet_file_that_comes_to_more_than_is_allowed_is_413(client: Client, bomb: str) -> None:
+    check_refused(client, PARQUET, *PARQUET_BOMBS[bomb]())
+
+
+def check_refused(client: Client, media: str, table: str, content: bytes) -> None:
+    assert len(content) < LIMIT / 4
+    answer = client.post(f"/v1/tables/{table}/rows", content, {"Content-Type": media})
+    assert (answer.status, answer.body["error_code"]) == (413, "body_too_large"), answer
+    assert f"more than {LIMIT} decoded" in answer.body["message"]
+
+
+@pytest.mark.parametrize("media", [ARROW, PARQUET])
+def test_what_is_within_the_limit_is_taken(media: str) -> None:
+    """Repeated texts, too. Fails if a dictionary counts as if each value were all of it."""
+    texts = [f"customer {number % 500}" * 5 for number in range(10_000)]
+    lists = [["a", None, "b" * (number % 9)] for number in range(500)]
+    settings = Settings(request_decoded_bytes_max=LIMIT)
+    with open_pipeline(storage(), SmallEngine(TABLES, []), settings=settings) as p, served(p) as client:
+        for table, name, column in [("texts", "t", pa.array(texts)), ("lists", "l", pa.array(lists))]:
+            encoded = column.dictionary_encode() if name == "t" else column
+            content = stream(encoded, name) if media == ARROW else parquet(column, name)
+            answer = client.post(f"/v1/tables/{table}/rows", content, {"Content-Type": media})
+            assert (answer.status, answer.body["rows"]) == (200, len(column)), answer
+            assert rows_of(p, table) == sorted([(value,) for value in column.to_pylist()], key=repr)
+
+
+def test_what_is_counted_is_never_less_than_what_there_is() -> None:
+    """Of random columns in every encoding: a limit just below what is there is always passed."""
+    rng = np.random.default_rng(8)
+    for _ in range(12):
+        count = int(rng.integers(1, 3000))
+        texts = [
+            ("y" * int(rng.integers(0, 200)))[: int(rng.integers(0, 200))] for _ in range(int(rng.integers(1, 50)))
+        ]
+        some = pa.array([texts[int(at)] for at in rng.integers(0, len(texts), count)])
+        options: dict[str, Any] = {"row_group_size": int(rng.integers(1, 1000))}
+        options |= {"data_page_size": int(rng.integers(100, 10_000)), "write_batch_size": 100}
+        options |= {"dictionary_pagesize_limit": int(rng.integers(100, 5000))}  # beyond it, values are as they are
+        for column in (some, pa.array(rng.integers(0, 9, count)), pa.array([[text] * 3 for text in some.to_pylist()])):
+            plain = column.nbytes
+            for version in ("1.0", "2.0"):
+                content = parquet(column, data_page_version=version, **options)
+                assert parquet_bytes(content, plain - 1) >= plain
+            assert decoded_bytes(stream(column), ARROW, plain - 1) >= plain
+        assert plain_bytes(some.dictionary_encode()) >= sum(len(text) for text in some.to_pylist())
+
+
+def test_a_footer_that_does_not_say_the_truth_changes_nothing() -> None:
+    """Its count of values is lowered; the page still has them all. Fails if the footer is believed."""
+    values = 3_000_000
+    content = parquet(pa.array([np.zeros(values, np.int32)]))
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    assert content[footer:].count(varint(2 * values)) >= 1
+    lying = content[:footer] + content[footer:].replace(varint(2 * values), varint(2 * (values // 2)))
+    told = pq.ParquetFile(io.BytesIO(lying)).metadata.row_group(0).column(0)
+    assert told.num_values == values // 2
+    assert parquet_bytes(lying, 1 << 40) == parquet_bytes(content, 1 << 40) > values * 4
+
+
+def varint(number: int) -> bytes:
+    found = b""
+    while number > 127:
+        found += bytes([number & 127 | 128])
+        number >>= 7
+    return found + bytes([number])
+
+
+@pytest.mark.parametrize("media", [ARROW, PARQUET])
+def test_what_is_broken_is_400_whatever_byte_it_is(client: Client, media: str) -> None:
+    """Never 500: a head, a footer, a length that makes no sense."""
+    rng = np.random.default_rng(9)
+    column = pa.array(["a", "b", None, "a"] * 20)
+    whole = stream(column) if media == ARROW else parquet(column)
+    seen = set()
+    for _ in range(150):
+        broken = bytearray(whole[: int(rng.integers(1, len(whole)))] if rng.random() < 0.2 else whole)
+        broken[int(rng.integers(len(broken)))] ^= 1 << int(rng.integers(8))
+        answer = client.post("/v1/tables/texts/rows", bytes(broken), {"Content-Type": media})
+        seen.add(answer.status)
+        assert answer.status in (200, 400, 413), answer
+    assert 400 in seen
+
+
+def test_an_encoding_on_top_is_refused(client: Client) -> None:
+    """Fails if it is passed over: the client would be told that its JSON is broken."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = client.post("/v1/tables/texts/rows", b"\x1f\x8b", headers)
+    assert (answer.status, answer.body["error_code"]) == (415, "unsupported_media_type")
+    assert "gzip" in answer.body["message"]
+
+
+def test_types_that_no_table_has_are_refused(client: Client) -> None:
+    """They would repeat values as well. Fails, as something unexpected, if nobody looks."""
+    runs = pa.RunEndEncodedArray.from_arrays([1000], pa.array(["x"]))
+    union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array(["x"])])
+    for column in (runs, union, pa.StructArray.from_arrays([union], ["u"])):
+        answer = client.post("/v1/tables/texts/rows", stream(column), {"Content-Type": ARROW})
+        assert (answer.status, answer.body["where"]) == (400, "body, column 't'"), answer

@@ -1,0 +1,288 @@
+"""The processes that answer queries: what they may take, how they end, and what is said of them. DuckDB's, as Spark's
+are the same but for what is in `test_query_spark`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evertide.errors import InvalidInput, LimitExceeded
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.question import Chosen, Question
+from evertide.runtime import SystemRuntime
+from evertide.server.query.process import Opening, Worker
+from evertide.server.query.usage import belonging, disk_bytes
+from evertide.server.query.workers import Workers
+from evertide.settings import Settings
+from evertide.store.open import Address
+from tests.server.kit import Answer, Client, limited, order, shop, stored, until
+
+ROWS = "/v1/tables/orders/rows"
+MODULE = "evertide.server.query.worker"
+LONG = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"
+"""One call of hours, from which DuckDB does not look up."""
+SETTINGS = Settings(query_limit_s=60, query_memory_bytes=64 * 1024 * 1024, query_bytes_max=100_000)
+
+
+@dataclass(frozen=True)
+class Served:
+    pipeline: Pipeline
+    client: Client
+
+    def ask(self, sql: str, **more: Any) -> Answer:
+        return self.client.post("/v1/query?format=csv", {"sql": sql, **more})
+
+    def is_answered(self) -> bool:
+        raw = self.client.raw("POST", "/v1/query", b'{"sql": "SELECT 1"}', {"Content-Type": "application/json"})
+        return raw.status == 200
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with shop(stored(tmp_path_factory.mktemp("workers")), SETTINGS) as (pipeline, client):
+        client.post(ROWS, [order(1)])
+        served = Served(pipeline, client)
+        assert served.is_answered()
+        yield served
+
+
+def workers() -> list[int]:
+    """Those of this process."""
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                is_one = MODULE in (place / "cmdline").read_text().split("\0")
+            except (OSError, IndexError, ValueError):
+                continue
+            if parent == os.getpid() and is_one:
+                found.append(int(place.name))
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@contextmanager
+def committing(client: Client) -> Iterator[list[int]]:
+    """Transactions, one after the other, all along; in the end, how many."""
+    is_over, times = threading.Event(), [0]
+
+    def pushing() -> None:
+        while not is_over.is_set():
+            answer = client.post(ROWS, [order(2, "bob", times[-1])])
+            assert answer.status == 200
+            times.append(answer.body["time"])
+
+    with ThreadPoolExecutor(1) as threads:
+        pushed = threads.submit(pushing)
+        try:
+            yield times
+        finally:
+            is_over.set()
+            pushed.result()
+
+
+@pytest.mark.parametrize(
+    ("sql", "limit_s", "why"),
+    [
+        ("SELECT len(range(4000000000))", 60, "memory"),
+        ("SELECT len(repeat('x', 2147483647))", 60, "memory"),
+        ("SELECT sum(len(repeat('x', 100000000 + range))) FROM range(100)", 60, "memory"),
+        ("SELECT list_resize([1], 1000000000)", 60, "memory"),
+        (
+            "SELECT count(*) FROM (SELECT DISTINCT range, hash(range), repeat('x', 90) FROM range(9000000))",
+            60,
+            "memory",
+        ),
+        (LONG, 0.3, "0.3 s"),
+        ("SELECT count(*) FROM range(100000000000) a, range(100000) b WHERE a.range % 7 = b.range % 5", 0.3, "0.3 s"),
+        ("SELECT repeat('x', 1000) FROM range(1000)", 60, "larger than 100000 bytes"),
+    ],
+)
+def test_what_a_query_takes_is_bounded_and_harms_nothing(here: Served, sql: str, limit_s: float, why: str) -> None:
+    """Fails without the bound of the kernel: one call takes gigabytes. Without the killing, nobody gets an answer for
+    hours; without the interruption, each of these costs a process."""
+    with committing(here.client) as times, limited(here.pipeline, limit_s):
+        answer = here.ask(sql)
+        assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded"), answer.body
+        assert why in answer.body["why"]
+        before = len(times)
+        until(lambda: len(times) > before + 2)
+    assert here.is_answered()
+
+
+def test_a_query_that_can_be_interrupted_costs_no_process(here: Served) -> None:
+    """Fails if it is killed at once: the next one would wait for another process to start."""
+    [before] = workers()
+    with limited(here.pipeline, 0.3):
+        assert here.ask("SELECT count(*) FROM range(100000000000) a, range(100000) b").status == 422
+    assert workers() == [before]
+    with limited(here.pipeline, 0.3):
+        assert here.ask(LONG).status == 422
+    assert workers() == []
+    assert here.is_answered()
+
+
+def test_a_worker_that_is_killed_is_said_to_be_and_followed_by_another(here: Served) -> None:
+    """In the middle of a question, and between two. Fails if nobody looks at the end of the pipe: a request without an
+    answer; or if a dead one is asked."""
+    [pid] = workers()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(here.ask, LONG)
+        until(lambda: _is_busy(pid))
+        os.kill(pid, signal.SIGKILL)
+        answer = asked.result()
+    assert (answer.status, answer.body["error_code"], answer.body["why"]) == (503, "query_ended", "signal SIGKILL")
+    assert here.is_answered()
+    [pid] = workers()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: is_gone(pid))
+    assert here.is_answered()
+
+
+def _is_busy(pid: int) -> bool:
+    """It has computed for a while since it was ready."""
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    known = _BUSY.setdefault(pid, int(fields[11]))
+    return int(fields[11]) > known + 5
+
+
+_BUSY: dict[int, int] = {}
+
+PARENT = """
+import sys, threading
+from pathlib import Path
+from evertide.pipeline.question import Chosen, Question
+from evertide.runtime import SystemRuntime
+from evertide.server.query.workers import Workers
+from evertide.settings import Settings
+from evertide.store.open import Address
+
+workers = Workers(Address(sys.argv[1]), dict, settings=Settings(query_limit_s=600), runtime=SystemRuntime())
+workers.by_duckdb(Question("SELECT 1", engine=Chosen.duckdb))
+print(*workers.pids(), flush=True)
+workers.by_duckdb(Question(sys.argv[2], engine=Chosen.duckdb))
+"""
+
+
+def test_no_worker_is_left_when_its_server_is_killed(here: Served) -> None:
+    """Also not one that can do nothing about it, as if a call kept the interpreter. Fails if the kernel is not asked
+    to see to that."""
+    root = here.pipeline.storage.root
+    with subprocess.Popen([sys.executable, "-c", PARENT, root, LONG], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        until(lambda: _is_busy(pid))
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+        parent.wait()
+        until(lambda: is_gone(pid))
+
+
+def test_workers_end_with_the_server_and_when_nobody_asks(tmp_path: Path) -> None:
+    """Fails if `close` does not end them, or if one that is idle stays for ever."""
+    others = workers()
+    settings = Settings(query_idle_s=0.2, retry_limit_s=0.5)
+    with shop(stored(tmp_path), settings) as (pipeline, client):
+        here = Served(pipeline, client)
+        assert here.is_answered()
+        until(lambda: workers() == others)
+        object.__setattr__(settings, "query_idle_s", 600)
+        assert here.is_answered()
+        [own] = {*workers()} - {*others}
+    assert is_gone(own)
+
+
+def test_what_a_worker_is_given_is_not_for_all_to_see(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command line and its environment hold no address, no setting and no secret. Fails if it inherits the
+    environment, or is given the storage as an argument."""
+    for name in ("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "EVERTIDE_TOKEN", "SHOP_SECRET"):
+        monkeypatch.setenv(name, "hidden-0123456789")
+    with _workers(here) as own:
+        own.ask(Question("SELECT 1", engine=Chosen.duckdb))
+        [pid] = own.pids()
+        place = Path("/proc") / str(pid)
+        assert (place / "cmdline").read_text().rstrip("\0").split("\0")[1:] == ["-P", "-m", MODULE]
+        environment = (place / "environ").read_text()
+        assert "hidden" not in environment
+        assert here.pipeline.storage.root not in environment
+        assert (place / "oom_score_adj").read_text().strip() == "1000", "the first to go if the machine has no memory"
+
+
+def test_days_and_hours_are_those_of_the_pipeline(here: Served) -> None:
+    """Fails if DuckDB counts by UTC: an answer would change when a table grows, and Spark is asked."""
+    sql = "SELECT hour(TIMESTAMPTZ '1970-01-01 00:00:00+00') AS h, TIMESTAMPTZ '1970-01-01 00:00:00+00' AS t"
+    with _workers(here, "America/New_York") as own:
+        rows = own.ask(Question(sql, engine=Chosen.duckdb)).rows
+    assert rows.column("h").to_pylist() == [19]
+    assert str(rows.schema.field("t").type) == "timestamp[us, tz=UTC]"
+    with _workers(here, "Nowhere/Land") as own, pytest.raises(InvalidInput, match="Nowhere/Land"):
+        own.ask(Question("SELECT 1", engine=Chosen.duckdb))
+
+
+def _workers(here: Served, zone: str = "UTC") -> Workers:
+    return Workers(
+        here.pipeline.storage.address,
+        lambda: {"spark.sql.session.timeZone": zone},
+        settings=SETTINGS,
+        runtime=SystemRuntime(),
+        has_spark=False,
+    )
+
+
+def test_memory_and_disk_of_all_its_processes_are_looked_at(here: Served, tmp_path: Path) -> None:
+    """As they are of Spark, which the kernel does not bound. Fails if it is not looked at while it computes."""
+    address = here.pipeline.storage.address
+    assert isinstance(address, Address)
+    for memory, spill, why in [
+        (1, 1 << 40, "take more than 1 bytes of memory"),
+        (1 << 40, 1, "more than 1 bytes to disk"),
+    ]:
+        settings = Settings(query_spill_bytes=spill, query_limit_s=600)
+        worker = Worker(Opening(Chosen.duckdb, address, {}, memory_bytes=memory), settings, SystemRuntime())
+        (worker._scratch / "spilled").write_bytes(b"x" * 10_000)
+        pid = worker.pid
+        assert belonging(pid) == [pid]
+        with pytest.raises(LimitExceeded, match=why):
+            worker.ask(Question(LONG, engine=Chosen.duckdb))
+        assert worker.is_over
+        assert is_gone(pid)
+        assert not worker._scratch.exists()
+    assert disk_bytes(tmp_path / "nothing") == 0
+
+
+def test_a_storage_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    """By the worker, as it would be by anybody who opens it: nothing is made there."""
+    with Workers(Address(str(tmp_path / "s")), dict, settings=SETTINGS, runtime=SystemRuntime()) as own:
+        with pytest.raises(InvalidInput, match="no such directory"):
+            own.ask(Question("SELECT 1"))
+        assert own.pids() == []
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_duckdb_reads_is_bounded(tmp_path: Path) -> None:
+    """Fails if the rows are not counted first: they would all come into memory, for a LIMIT 1."""
+    with shop(stored(tmp_path), settings=Settings(query_read_rows_max=2)) as (_, client):
+        for rows, status in [([order(1), order(2)], 200), ([order(3)], 422)]:
+            client.post(ROWS, rows)
+            answer = client.post("/v1/query", {"sql": "SELECT * FROM orders LIMIT 1"})
+            assert answer.status == status
+        assert answer.body["error_code"] == "limit_exceeded"
+        assert "'orders'" in answer.body["why"]

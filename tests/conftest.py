@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,20 +60,27 @@ IN_MEMORY = Path("/dev/shm")
 IN_MEMORY_BYTES_MIN = 4 << 30
 
 
-def pytest_configure() -> None:
-    _write_into_memory()
+def pytest_configure(config: pytest.Config) -> None:
+    _write_into_memory(config)
     _take_ctrl_c()
 
 
-def _write_into_memory() -> None:
-    """Storages of tests lie in memory where there is room: a sync of a disk takes milliseconds, and tests make hundreds
-    of thousands. What is synced, and when, is what simulated disks are for. `TMPDIR=/tmp` has them on a disk.
+def _write_into_memory(config: pytest.Config) -> None:
+    """Storages of tests lie in memory where there is room: to sync a disk takes milliseconds, and tests do it without
+    end. What is synced, and when, is what simulated disks are for. `TMPDIR=/tmp` has them on a disk.
+
+    What pytest keeps of tests that failed stays; what processes leave that are killed goes with the session.
     """
     if "TMPDIR" in os.environ or not IN_MEMORY.is_dir() or not os.access(IN_MEMORY, os.W_OK | os.X_OK):
         return
-    if shutil.disk_usage(IN_MEMORY).free >= IN_MEMORY_BYTES_MIN:
-        os.environ["TMPDIR"] = str(IN_MEMORY)  # for processes, too
-        tempfile.tempdir = None
+    if shutil.disk_usage(IN_MEMORY).free < IN_MEMORY_BYTES_MIN:
+        return
+    made = tempfile.mkdtemp(prefix="evertide-tests-", dir=IN_MEMORY)
+    Path(made).chmod(0o1777)  # servers run as somebody else
+    os.environ["TMPDIR"] = made  # for processes, too
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+    tempfile.tempdir = None
+    config.add_cleanup(partial(shutil.rmtree, made, ignore_errors=True))
 
 
 def _take_ctrl_c() -> None:

@@ -37,6 +37,11 @@ class Session:
         """End all jobs that run. From another thread."""
         self.spark.sparkContext.cancelAllJobs()
 
+    def has_tasks(self) -> bool:
+        """Whether any still run: one that is cancelled goes on until it looks up."""
+        executors = self.spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+        return any(executor.numRunningTasks() for executor in executors)
+
     def jvm_ended(self) -> int | None:
         """The exit code of its JVM, if that has ended: it is waited for a little, as it may be about to."""
         process = getattr(SparkContext._gateway, "proc", None)

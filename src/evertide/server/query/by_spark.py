@@ -4,8 +4,9 @@
    The next question gets another one.
 2. Collections are read by `spark.read.format("evertide")`, all at one time: as a stream, by Spark's own tasks. So there
    is no bound on how large they are.
-3. What it writes to disk goes to a directory of its own, which the server looks at, and removes.
-4. It computes with the settings of the pipeline (time zone, ANSI), as its views do.
+3. A job that is ended in time may leave tasks that do not look up: then the process is given up, too.
+4. What it writes to disk goes to a directory of its own, which the server looks at, and removes.
+5. It computes with the settings of the pipeline (time zone, ANSI), as its views do.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["BySpark"]
 
 _LEASE_SPARE_S = 60
+_LOOK_S = 0.05
+_LOOKS = 10
 _MIB = 1024 * 1024
 _OUT_OF_MEMORY = (3, 52)
 """By which a JVM that has no memory left ends: itself, or as Spark has it end."""
@@ -46,6 +49,8 @@ class BySpark:
     """Of the data source."""
     is_over: bool = False
     """Its JVM has ended."""
+    is_interrupted: bool = False
+    """The last question was."""
 
     @classmethod
     def open(cls, reader: Reader, opening: Mapping[str, Any]) -> BySpark:
@@ -84,10 +89,18 @@ class BySpark:
         return Given(time, rows.slice(0, most), rows.num_rows > most)
 
     def interrupt(self) -> None:
+        self.is_interrupted = True
         self.session.cancel()
 
     def is_worn(self) -> bool:
-        return self.is_over
+        """A task of a query that was ended may go on for hours, and take from the next one."""
+        is_interrupted, self.is_interrupted = self.is_interrupted, False
+        runtime = self.reader.runtime
+        for _ in range(_LOOKS if is_interrupted else 0):
+            if self.is_over or not self.session.has_tasks():
+                return self.is_over
+            runtime.sleep_s(_LOOK_S)
+        return self.is_over or is_interrupted
 
     def close(self) -> None:
         self.session.close()

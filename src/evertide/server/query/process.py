@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _START_S = 300.0
 """A machine may be busy, and a JVM slow: it is not the question that takes so long."""
-_GRACE_S = 1.0
+_GRACE_S = 2.0
 _LOOK_S = 0.2
 _BODY_SPARE = 16 * 1024 * 1024
 """An answer is a little larger as a stream than in memory."""

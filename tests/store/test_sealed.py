@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -83,3 +85,27 @@ def test_a_value_of_another_kind_is_damage(other: Any) -> None:
 
 def test_the_same_value_gives_the_same_bytes() -> None:
     assert seal(THING) == seal(Thing("x", (1, -2, 2**63 - 1), {"k": b"\0\xff"}))
+
+
+RACE = """
+import sys, threading
+import msgspec
+from evertide.store.sealed import seal, unseal
+sys.setswitchinterval(1e-6)
+for number in range(150):
+    inner = msgspec.defstruct(f"Inner{number}", [("a", int), ("b", dict[str, tuple[int, ...]])], frozen=True)
+    kind = msgspec.defstruct(f"Outer{number}", [(f"f{at}", dict[str, inner]) for at in range(20)], frozen=True)
+    data = seal(kind(**{f"f{at}": {"x": inner(1, {"y": (1, 2)})} for at in range(20)}))
+    gate = threading.Barrier(4)
+    def decode():
+        gate.wait()
+        unseal(data, kind, "here")
+    several = [threading.Thread(target=decode) for _ in range(4)]
+    for one in several: one.start()
+    for one in several: one.join()
+"""
+
+
+def test_threads_may_read_the_first_record_of_a_kind_together() -> None:
+    """In a process of its own, as it ends in a segmentation fault if two of them make the decoder."""
+    assert subprocess.run([sys.executable, "-c", RACE], check=False).returncode == 0

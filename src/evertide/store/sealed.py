@@ -12,6 +12,7 @@ checksum tells damage from a misunderstanding.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,7 @@ T = TypeVar("T")
 _HEADER_BYTES = 9
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+_making = threading.Lock()
 
 
 def seal(value: Any, version: int = 1) -> bytes:
@@ -43,8 +45,15 @@ def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:
     if xxhash.xxh64_intdigest(body).to_bytes(8, "little") != data[1:_HEADER_BYTES]:
         raise RecordDamaged(path=path, why="the checksum does not fit the content")
     try:
-        decoder = _decoders.get(kind) or _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
-        found: T = decoder.decode(body)
+        found: T = (_decoders.get(kind) or _decoder(kind)).decode(body)
     except msgspec.MsgspecError as error:
         raise RecordDamaged(path=path, why=f"not a {kind.__name__}: {error}") from error
     return found
+
+
+def _decoder(kind: type) -> msgspec.msgpack.Decoder[Any]:
+    """One thread at a time: two that make the first decoder of a kind at the same moment end the process."""
+    with _making:
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        return _decoders[kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,20 @@ def test_a_script_that_cannot_be_read_is_refused_with_its_path(spark: SparkSessi
         et.Pipeline.open("CREATE TABLE t (a INT) USING nothing;", tmp_path / "s", spark=spark)
     with et.Pipeline.open("CREATE TABLE t (a INT);", tmp_path / "s", spark=spark) as p:
         assert p.commit() == 0
+
+
+def test_a_time_without_a_zone_has_none_for_spark_either(spark: SparkSession, tmp_path: Path) -> None:
+    """Else a session in another zone would tell another hour."""
+    script = "CREATE TABLE t (id BIGINT NOT NULL, here TIMESTAMP_NTZ, at TIMESTAMP, PRIMARY KEY (id));"
+    with et.Pipeline.open(script, tmp_path / "s", spark=spark) as p:
+        at = datetime(2026, 11, 16, 12, tzinfo=UTC)
+        noon = at.replace(tzinfo=None)
+        p.push("t", [{"id": 1, "here": noon, "at": at}])
+        p.commit()
+        kinds = {field.name: field.dataType.simpleString() for field in p.view("t").to_df().schema}
+        assert kinds == {"id": "bigint", "here": "timestamp_ntz", "at": "timestamp"}
+        [asked] = p.query("SELECT typeof(here) AS kind, here FROM t").to_pylist()
+        assert asked == {"kind": "timestamp_ntz", "here": noon}
 
 
 def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSession, tmp_path: Path) -> None:

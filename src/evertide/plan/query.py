@@ -22,7 +22,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
 from evertide.plan.failure import reason, told_apart, without_traces
@@ -77,10 +77,14 @@ _CALLS = frozenset(
 )
 _NO_MEMORY = "java.lang.OutOfMemoryError"
 _TOO_DEEP = "java.lang.StackOverflowError"
+_TOO_COMPLEX = "FAILED_TO_PARSE_TOO_COMPLEX"
+"""The same, if it is the parser that has no stack left."""
+_DEEP = "its expressions are nested too deeply"
 
 
 def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    return spark.createDataFrame(rows)
+    """With the types that the columns have: by itself Spark takes a time without a zone for one with the session's."""
+    return spark.createDataFrame(rows, from_arrow_schema(rows.schema))
 
 
 def stored(session: SparkSession, options: Mapping[str, str], name: str) -> DataFrame:
@@ -112,12 +116,13 @@ def query(
             _check_analyzed(found)
             return _as_declared(found if rows_max is None else found.limit(rows_max))
     except PySparkException as error:
-        raise InvalidInput(where="query", why=reason(error)) from error
+        why = reason(error)
+        raise InvalidInput(where="query", why=_DEEP if _TOO_COMPLEX in why else why) from error
     except SparkAway as error:
         if _NO_MEMORY in str(error.__cause__):
             raise LimitExceeded(where="query", why="Spark has no memory left for it") from error
         if _TOO_DEEP in error.why:
-            raise InvalidInput(where="query", why="its expressions are nested too deeply") from error
+            raise InvalidInput(where="query", why=_DEEP) from error
         raise
     except Py4JError as error:  # no answer came: the JVM is gone
         raise SparkEnded(master=str(spark.sparkContext.master), why=reason(error)) from error

@@ -7,6 +7,7 @@ ends, so it is never looked at again; and the rest seldom: nothing here makes cy
 
 from __future__ import annotations
 
+import atexit
 import gc
 
 __all__ = ["collect_seldom"]
@@ -19,3 +20,4 @@ def collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
+    atexit.register(gc.unfreeze)  # in the end all is looked at, or libraries complain that they leak

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.pipeline import Pipeline
+from evertide.runtime import SystemRuntime
+from evertide.server.query.by_spark import BySpark
 from evertide.server.query.usage import belonging
 from evertide.settings import Settings
 from tests.server.kit import Answer, Client, limited, order, served
@@ -19,6 +22,9 @@ from tests.server.test_query_workers import workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from evertide.pipeline.reader import Reader
+    from evertide.plan.session import Session
 
 SCRIPT = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, more VARIANT, PRIMARY KEY (id))
@@ -249,6 +255,30 @@ def test_what_a_query_takes_is_bounded_and_harms_nothing(shop: Served, sql: str,
     assert shop.client.post("/v1/tables/notes/rows", [{"text": "on"}]).body["time"] == before + 1
     if sql == FOLDED or limit_s > 60:  # the others may end when they are told to, or be told before they began
         assert _sparks() == []
+
+
+class Tasks:
+    """Stands for a Spark whose tasks look up after so many looks: real ones do so when they like."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def cancel(self) -> None:
+        pass
+
+    def has_tasks(self) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+
+@pytest.mark.parametrize(("looks", "is_worn"), [(0, False), (3, False), (10_000, True)])
+def test_a_task_that_goes_on_after_its_query_was_ended_costs_the_process(looks: int, is_worn: bool) -> None:
+    """Else it takes from the next question, for as long as it likes. Who was not ended is not looked at."""
+    asked = BySpark(cast("Reader", SimpleNamespace(runtime=SystemRuntime())), cast("Session", Tasks(looks)), {})
+    assert not asked.is_worn()
+    asked.interrupt()
+    assert asked.is_worn() == is_worn
+    assert not asked.is_worn(), "the next question has nothing to do with it"
 
 
 def _sparks() -> list[int]:

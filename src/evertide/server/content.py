@@ -78,9 +78,7 @@ class Content:
 
     def matching(self, changes: pa.Table) -> pa.Table:
         """Those that the where clause is true of."""
-        if self.where is None:
-            return changes
-        return changes.filter(self.where.matches(changes.select(sorted(self.where.columns))))
+        return changes if self.where is None else self.where.filtered(changes)
 
 
 @dataclass(frozen=True)

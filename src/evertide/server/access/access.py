@@ -88,7 +88,8 @@ class Access:
         try:
             found = Access.load(file.path, file.environment, file.shapes_secret)
         except InvalidInput as error:
-            logger.error("the tokens stay as they were, as the file that was changed cannot be read: %s", error)  # noqa: TRY400
+            why = "the tokens stay as they were, as the file that was changed cannot be read: %s"
+            logger.error(why, error)  # noqa: TRY400 - the error says what to do, and a trace nothing more
             return self
         logger.info("the tokens were read again: there are %d", len(found.tokens))
         return found

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, LimitExceeded
 from evertide.pipeline.engine import DeclaredTable
 from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.settings import Settings
@@ -243,6 +244,19 @@ def test_the_engine_does_not_see_the_variables_of_this_process() -> None:
     duck = Duck(Settings())
     with pytest.raises(InvalidInput, match="rows does not exist"):
         duck.answered("SELECT * FROM rows", {"orders": pa.table({"id": [1]})}, [], 10)
+
+
+def test_what_fails_after_the_first_rows_is_told_like_what_fails_at_once() -> None:
+    """Later rows come through Arrow, and so do their errors: as a bare OSError, which was a 500 and no answer of Spark
+    instead. Fails if it is not caught."""
+    last = pa.array(np.append(np.zeros(3_000_000, np.int64), 1 << 40))
+    with pytest.raises(NotUnderstood, match="out of range"):
+        Duck(Settings()).answered("SELECT CAST(l AS INTEGER) FROM t", {"t": pa.table({"l": last})}, [], 1 << 30)
+    many = pa.table({"l": np.arange(3_000_000)})
+    ordered = "SELECT row_number() OVER (ORDER BY l DESC, l::VARCHAR || repeat('x', 20)) AS n FROM t"
+    sql = f"SELECT l FROM t UNION ALL (SELECT n FROM ({ordered}) WHERE n = 3)"
+    with pytest.raises(LimitExceeded, match="bytes of memory"):
+        Duck(Settings(query_memory_bytes=64 << 20)).answered(sql, {"t": many}, [], 1 << 30)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ _NO_SELECT = "not implemented"
 """What DuckDB says of a statement that it understands, and does not tell the tree of."""
 _ODD = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
 """Types that no table has, nor any that could stand for them."""
+_NO_MEMORY = "Out of Memory Error"
 _BATCH = 8192
 _WHOLE = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _LONGS = (-(1 << 63), (1 << 63) - 1)
@@ -130,6 +131,10 @@ class Duck:
                 return _collected(relation, rows_max, settings.query_bytes_max)
             except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError) as error:
                 raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
+            except OSError as error:  # after its first rows all comes through Arrow, which keeps the words only
+                if str(error).startswith(_NO_MEMORY):
+                    raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
+                raise _refusal(error) from error
             except (duckdb.Error, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
                 raise _refusal(error) from error
             finally:

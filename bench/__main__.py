@@ -26,7 +26,7 @@ from bench.measure import Figure
 from bench.peers.contest import ENGINES, MEASURES, Contest, ContestSize
 from bench.peers.publishing import publish
 from bench.peers.report import figures as goals
-from bench.peers.report import read_report, reported, write_report
+from bench.peers.report import read_report, reported, together, write_report
 
 OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "pipeline": (pipelines.PipelineSize, pipelines.pipeline),
@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--histories", help="of peers: events before the refreshes, as in 1000000,100000000")
     parser.add_argument("--report", type=Path, help="where peers write their report; bench/report")
     parser.add_argument("--publish", type=Path, help="put the report of peers into this page, too")
+    parser.add_argument("--add", action="store_true", help="keep what the report says of other queries and measures")
     parser.add_argument("--render", action="store_true", help="measure nothing; write the report of what is there")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     chosen = parser.parse_args(arguments)
@@ -91,9 +92,12 @@ def _peers(chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
     if chosen.render:
         report = read_report(directory)
     else:
-        contest = Contest(_contest_size(chosen), moved)
+        before = [read_report(directory)] if chosen.add else []
+        contest = Contest(
+            _contest_size(chosen), moved, lambda found: write_report(together([*before, reported(found)]), directory)
+        )
         contest.run()
-        report = reported(contest)
+        report = together([*before, reported(contest)])
     write_report(report, directory)
     if chosen.publish:
         publish(directory, chosen.publish)

@@ -10,7 +10,7 @@ import pytest
 from bench.peers import nexmark
 from bench.peers.jobs import Job, Measured, Skipped
 from bench.peers.publishing import publish
-from bench.peers.report import Report, figures, read_report, write_report
+from bench.peers.report import Report, figures, read_report, together, write_report
 from evertide.errors import InvalidInput
 
 PAGE = "# Title\n\n<!-- report -->\nold\n<!-- /report -->\n\nfoot\n"
@@ -77,11 +77,30 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     assert page.read_text() == "# Title\n"
 
 
-@pytest.mark.parametrize("query", ["q3", "q12"])
-def test_a_refresh_by_one_event_brings_a_row_that_the_query_reads(query: str) -> None:
+def test_runs_that_are_put_together_are_not_mixed(tmp_path: Path) -> None:
+    """A ratio of two runs would say more of the machine than of the engines."""
+    again = Report(machine={"machine": "two"}, measured=[measured("evertide", 0.1)], skipped=[], agreed={"q5": []})
+    found = together([report(0.2), again])
+    assert [(one.measure, one.engine, one.seconds) for one in found.measured] == [
+        ("sustained", "evertide", [20.0]),
+        ("sustained", "flink", [10.0]),
+        ("refresh", "evertide", [0.1]),
+    ]
+    assert (found.machine, found.agreed) == ({"machine": "two"}, {"q4": ["spark"], "q5": []})
+    assert together([found]) == found
+
+
+@pytest.mark.parametrize("queries", [("q3",), ("q12",), ("q3", "q12")])
+def test_a_refresh_by_one_event_brings_a_row_that_the_query_reads(queries: tuple[str, ...]) -> None:
     """One of fifty events is a person, which most queries do not read: such a refresh would measure nothing."""
-    job = Job(measure="refresh", place="", queries=(query,), histories=(100, 200), chunk=100, sizes=(1,), rounds=60)
-    steps = list(nexmark.steps(job, query))
-    assert sum(step.is_measured for step in steps) == 120
+    job = Job(measure="refresh", place="", queries=queries, histories=(100, 200), chunk=100, sizes=(1,), rounds=20)
+    steps = list(nexmark.steps(job))
+    following = 0
     for step in steps:
-        assert any(rows.num_rows for rows in nexmark.made(query, step.first, step.count).values())
+        assert step.first >= following, "no event comes twice"
+        following = step.first + step.count
+        if step.query:
+            found = nexmark.made(nexmark.inputs_of(step.query), step.first, step.count)
+            assert any(rows.num_rows for rows in found.values())
+    for query in queries:
+        assert sum(step.is_measured and step.query == query for step in steps) == 40

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +43,9 @@ __all__ = ["ENGINES", "MEASURES", "Contest", "ContestSize"]
 
 ENGINES = ("evertide", "flink", "streaming", "spark", "duckdb")
 MEASURES = ("agree", "sustained", "refresh", "tpch", "recovery")
+_RECOMPUTING = ("spark", "duckdb")
+_REFRESHING = ("evertide", "streaming", *_RECOMPUTING)
+"""Not those that show results when their next checkpoint is complete: how late that is, is a setting."""
 _SLOW_ROUNDS = 3
 """Of those that compute everything again."""
 _RECOVERED = "q4"
@@ -105,8 +108,10 @@ class ContestSize:
 
 
 class Contest:
-    def __init__(self, size: ContestSize, moved: Progress) -> None:
+    def __init__(self, size: ContestSize, moved: Progress, kept: Callable[[Contest], None] = lambda _: None) -> None:
+        """`kept` is told whenever there is more: what was measured before a run of hours ended early is not lost."""
         self.size = size
+        self._kept = kept
         self.measured: list[Measured] = []
         self.skipped: list[Skipped] = []
         self.agreed: dict[str, list[str]] = {}
@@ -161,14 +166,15 @@ class Contest:
         shutil.rmtree(data)
 
     def _refresh(self) -> None:
-        for query in self.size.refreshed:
-            for engine in self._able(query):
-                if engine == "flink":
-                    continue  # it shows results when its next checkpoint is complete: how late is a setting
-                is_slow = engine in ("spark", "duckdb")
+        """Those that keep nothing between two refreshes have all queries over one history, as making it takes long."""
+        able = {query: tuple(self._able(query)) for query in self.size.refreshed}
+        for engine in (name for name in self.size.engines if name in _REFRESHING):
+            queries = tuple(query for query, engines in able.items() if engine in engines)
+            is_slow = engine in _RECOMPUTING
+            for together in [queries] if is_slow else [(query,) for query in queries]:
                 job = self._job(
                     "refresh",
-                    (query,),
+                    together,
                     histories=self.size.histories,
                     sizes=self.size.sizes,
                     warm_up=min(1, self.size.warm_up) if is_slow else self.size.warm_up,
@@ -312,6 +318,7 @@ class Contest:
     def _keep(self, found: Measured) -> None:
         if found.seconds:
             self.measured.append(found)
+            self._kept(self)
 
 
 def _like(found: pa.Table, expected: pa.Table) -> pa.Table:

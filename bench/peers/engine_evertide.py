@@ -59,17 +59,18 @@ def sustained(job: Job, tell: Tell) -> None:
 
 
 def refresh(job: Job, tell: Tell) -> None:
-    with bench_spark(TWO_THREADS) as spark:
-        for query in job.queries:
-            place = Path(job.place) / query
-            with Pipeline.open(WORKLOAD.script([query]), place, spark=spark) as opened:
-                for step in nexmark.steps(job, query):
-                    rows = nexmark.made(query, step.first, step.count)
-                    if step.first == 0 and "side_input" in rows:
-                        _pushed(opened, {"side_input": rows.pop("side_input")})
-                    taken = _pushed(opened, rows)
-                    if step.is_measured:
-                        tell("refresh", query=query, history=step.history, size=step.size, seconds=taken)
+    [query] = job.queries
+    with (
+        bench_spark(TWO_THREADS) as spark,
+        Pipeline.open(WORKLOAD.script([query]), Path(job.place) / query, spark=spark) as opened,
+    ):
+        for step in nexmark.steps(job):
+            rows = nexmark.made(nexmark.inputs_of(query), step.first, step.count)
+            if step.first == 0 and "side_input" in rows:
+                _pushed(opened, {"side_input": rows.pop("side_input")})
+            taken = _pushed(opened, rows)
+            if step.is_measured:
+                tell("refresh", query=query, history=step.history, size=step.size, seconds=taken)
 
 
 def _pushed(opened: Pipeline, tables: dict[str, pa.Table]) -> float:
@@ -89,15 +90,16 @@ def recovery(job: Job, tell: Tell) -> None:
         place = Path(job.place) / "storage"
         with Pipeline.open(WORKLOAD.script([query]), place, spark=spark) as opened:
             tell("ready")
+            inputs = nexmark.inputs_of(query)
             if job.phase == "second":
-                _pushed(opened, nexmark.made(query, 2 * history, 1_000))
+                _pushed(opened, nexmark.made(inputs, 2 * history, 1_000))
                 tell("first")
                 return
             for first in range(0, history, job.chunk):
-                _pushed(opened, nexmark.made(query, first, min(job.chunk, history - first)))
+                _pushed(opened, nexmark.made(inputs, first, min(job.chunk, history - first)))
             opened.checkpoint()
             for number in itertools.count():
-                _pushed(opened, nexmark.made(query, history + 1_000 * number, 1_000))
+                _pushed(opened, nexmark.made(inputs, history + 1_000 * number, 1_000))
                 if number == 5:
                     tell("loaded")
 

@@ -8,7 +8,7 @@ express queries that map, filter, join streams, or aggregate once: `STREAMED`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +50,20 @@ class Recompute:
 
     @staticmethod
     def refresh(job: Job, tell: Tell) -> None:
+        """All queries over the same files."""
         with bench_spark(TWO_THREADS) as spark:
-            for query in job.queries:
-                files = _Files(Path(job.place) / query, query)
-                for step in nexmark.steps(job, query):
-                    files.add(nexmark.made(query, step.first, step.count))
-                    if not step.size:
-                        continue
-                    begun = time.perf_counter()
-                    session = _session(spark, files.path, nexmark.inputs_of(query))
-                    session.sql(WORKLOAD.queries[query]).write.format("noop").mode("overwrite").save()
-                    if step.is_measured:
-                        taken = time.perf_counter() - begun
-                        tell("refresh", query=query, history=step.history, size=step.size, seconds=taken)
+            inputs = nexmark.all_inputs(job.queries)
+            files = _Files(Path(job.place) / "events", inputs)
+            for step in nexmark.steps(job):
+                files.add(nexmark.made(inputs, step.first, step.count))
+                if not step.query:
+                    continue
+                begun = time.perf_counter()
+                session = _session(spark, files.path, nexmark.inputs_of(step.query))
+                session.sql(WORKLOAD.queries[step.query]).write.format("noop").mode("overwrite").save()
+                if step.is_measured:
+                    taken = time.perf_counter() - begun
+                    tell("refresh", query=step.query, history=step.history, size=step.size, seconds=taken)
 
     @staticmethod
     def tpch(job: Job, tell: Tell) -> None:
@@ -100,20 +101,19 @@ class Stream:
 
     @staticmethod
     def refresh(job: Job, tell: Tell) -> None:
+        [query] = job.queries
         with bench_spark(TWO_THREADS) as spark:
-            for query in job.queries:
-                if query in STREAMED:
-                    _stream_refresh(spark, query, job, tell)
+            _stream_refresh(spark, query, job, tell)
 
 
 TPCH_TABLES = ("region", "nation", "supplier", "part", "partsupp", "customer", "orders", "lineitem")
 
 
 def _stream_refresh(spark: SparkSession, query: str, job: Job, tell: Tell) -> None:
-    files = _Files(Path(job.place) / query, query)
+    files = _Files(Path(job.place) / query, nexmark.inputs_of(query))
     started: Any = None
-    for step in nexmark.steps(job, query):
-        rows = nexmark.made(query, step.first, step.count)
+    for step in nexmark.steps(job):
+        rows = nexmark.made(nexmark.inputs_of(query), step.first, step.count)
         if started is None:
             files.add(rows)
             session = _streams(spark, files.path, query)
@@ -132,10 +132,10 @@ def _stream_refresh(spark: SparkSession, query: str, job: Job, tell: Tell) -> No
 class _Files:
     """A directory per table; a file is there as a whole, or not."""
 
-    def __init__(self, path: Path, query: str) -> None:
+    def __init__(self, path: Path, names: Iterable[str]) -> None:
         self.path = path
         self._number = 0
-        for name in nexmark.inputs_of(query):
+        for name in names:
             (path / name).mkdir(parents=True)
 
     def add(self, tables: dict[str, pa.Table]) -> None:

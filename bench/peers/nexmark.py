@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ __all__ = [
     "QUERIES",
     "TABLES",
     "Step",
+    "all_inputs",
     "inputs_of",
     "made",
     "script_over_files",
@@ -36,7 +38,7 @@ _INPUTS = {
     "q13": ("bid", "side_input"),
     "q20": ("auction", "bid"),
 }
-_SEED = 7
+_GENERATOR = Nexmark(seed=7)
 _SIDE_ROWS = 2_000
 _CYCLE = 50
 """Events: a person, three auctions, bids."""
@@ -47,24 +49,26 @@ def inputs_of(query: str) -> tuple[str, ...]:
     return _INPUTS.get(query, ("bid",))
 
 
-def made(query: str, first: int, count: int) -> dict[str, pa.Table]:
-    """The rows that the query reads of so many events; the side input comes with the first."""
-    generator = Nexmark(seed=_SEED)
-    events = generator.events(first, count)
+def all_inputs(queries: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for query in queries for name in inputs_of(query)))
+
+
+def made(names: Iterable[str], first: int, count: int) -> dict[str, pa.Table]:
+    """The rows of these tables, of so many events; the side input comes with the first."""
+    events = _GENERATOR.events(first, count)
     tables = {"person": events.person, "auction": events.auction, "bid": events.bid}
     if first == 0:
-        tables["side_input"] = generator.side_input(_SIDE_ROWS)
-    return {name: tables[name] for name in inputs_of(query) if name in tables}
+        tables["side_input"] = _GENERATOR.side_input(_SIDE_ROWS)
+    return {name: tables[name] for name in names if name in tables}
 
 
 def write_files(path: Path, events: int, chunk: int) -> None:
     """All tables, a file for each stretch of events."""
-    generator = Nexmark(seed=_SEED)
     for name in TABLES:
         (path / name).mkdir(parents=True)
-    pq.write_table(generator.side_input(_SIDE_ROWS), path / "side_input" / "00000.parquet")
+    pq.write_table(_GENERATOR.side_input(_SIDE_ROWS), path / "side_input" / "00000.parquet")
     for first in range(0, events, chunk):
-        found = generator.events(first, min(chunk, events - first))
+        found = _GENERATOR.events(first, min(chunk, events - first))
         for name in TABLES[:3]:
             pq.write_table(getattr(found, name), path / name / f"{first // chunk:05d}.parquet")
 
@@ -90,6 +94,8 @@ def script_over_files(query: str, path: Path) -> str:
 class Step:
     """Events to take in: of the history, to warm up, or a refresh that is measured."""
 
+    query: str
+    """Whose refresh it is; empty for the history."""
     history: int
     first: int
     count: int
@@ -97,8 +103,10 @@ class Step:
     is_measured: bool = False
 
 
-def steps(job: Job, query: str) -> Iterator[Step]:
-    """Histories grow one out of the other; what refreshes brought is part of the next one.
+def steps(job: Job) -> Iterator[Step]:
+    """Histories grow one out of the other; what refreshes brought is part of what follows.
+
+    Several queries are refreshed one after the other, on the same history.
 
     A few new events are such as the query reads: the ones before are left out, for all engines alike.
     """
@@ -106,12 +114,12 @@ def steps(job: Job, query: str) -> Iterator[Step]:
     for history in job.histories:
         while following < history:
             count = min(job.chunk, history - following)
-            yield Step(history, following, count)
+            yield Step("", history, following, count)
             following += count
-        for size, is_measured in _rounds(job):
+        for query, (size, is_measured) in product(job.queries, [*_rounds(job)]):
             while size < _CYCLE and following % _CYCLE not in _places(query):
                 following += 1
-            yield Step(history, following, size, size, is_measured)
+            yield Step(query, history, following, size, size, is_measured)
             following += size
 
 

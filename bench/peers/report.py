@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -19,7 +20,7 @@ from bench.peers.jobs import Measured, Skipped
 from bench.peers.setting_up import FLINK_VERSION
 from bench.peers.svg import bars
 
-__all__ = ["Report", "figures", "read_report", "reported", "write_report"]
+__all__ = ["Report", "figures", "read_report", "reported", "together", "write_report"]
 
 _TITLES = {
     "evertide": "Evertide",
@@ -42,6 +43,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def reported(contest: Contest) -> Report:
     return Report(machine=_machine(), measured=contest.measured, skipped=contest.skipped, agreed=contest.agreed)
+
+
+def together(reports: Sequence[Report]) -> Report:
+    """Of several runs. What they say of a query, by one measure, is never mixed, as ratios are of one run: the newest
+    counts."""
+    return functools.reduce(_two, reports)
+
+
+def _two(older: Report, newer: Report) -> Report:
+    told = {(one.measure, one.query) for one in newer.measured}
+    agreed = {query: engines for query, engines in older.agreed.items() if query not in newer.agreed}
+    return Report(
+        machine=newer.machine,
+        measured=[*(one for one in older.measured if (one.measure, one.query) not in told), *newer.measured],
+        skipped=_unique([*older.skipped, *newer.skipped]),
+        agreed={**agreed, **newer.agreed},
+    )
 
 
 def read_report(directory: Path) -> Report:

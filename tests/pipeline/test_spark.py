@@ -132,6 +132,32 @@ def test_a_time_without_a_zone_has_none_for_spark_either(spark: SparkSession, tm
         assert asked == {"kind": "timestamp_ntz", "here": noon}
 
 
+def test_a_view_that_is_added_over_much_comes_to_what_a_query_says(spark: SparkSession, tmp_path: Path) -> None:
+    """In portions: of orders that were changed and deleted, and of changes that only came."""
+    head, _, tail = SHOP.partition("CREATE MATERIALIZED VIEW")
+    best = "SELECT o.customer, count(*) AS n, max_by(o.id, o.amount) AS best FROM orders o GROUP BY o.customer"
+    alone = "SELECT c.name FROM customers c LEFT ANTI JOIN orders o ON o.customer = c.name"
+    queries = {"revenue": tail.partition(" AS\n")[2].partition(";")[0], "best": best, "alone": alone}
+    with et.Pipeline.open(head, tmp_path / "s", spark=spark) as p:
+        for first in range(0, 1000, 200):
+            numbers = range(first, first + 300)
+            p.push("orders", [{"id": n % 700, "customer": f"c{n % 7}", "amount": n} for n in numbers])
+            p.push(
+                "changes", [{"name": f"c{n % 9}", "city": f"t{n % 4}", "at": n, "gone": n % 13 == 0} for n in numbers]
+            )
+            p.push("orders", deletes=[*range(first, first + 40)])
+            p.commit()
+    views = "".join(f"CREATE MATERIALIZED VIEW {name} AS\n{query};\n" for name, query in queries.items())
+    with et.Pipeline.open(head + views, tmp_path / "s", spark=spark, settings=et.Settings(portion_rows_max=150)) as p:
+        p.hydrated()
+        for change in (0, 1):
+            p.push("orders", [{"id": 5, "customer": "c8", "amount": change}])
+            p.commit()
+            for name, query in queries.items():
+                again = p.query(query).to_pylist()
+                assert rows(p.view(name)) == sorted((tuple(row.values()) for row in again), key=repr)
+
+
 def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSession, tmp_path: Path) -> None:
     settings = et.Settings(portion_rows_max=150, push_buffer_bytes=1)
     with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark, settings=settings) as p:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from evertide.errors import EvertideError, GenerationMoved, InvalidInput, Unavailable
-from evertide.pipeline.hydration import Backfill
+from evertide.pipeline.backfill import Backfill
 from evertide.pipeline.runner import Runner
 
 __all__ = ["Backfills"]

@@ -62,6 +62,8 @@ class StateStore:
     blob: Blob
     cache: RowGroupCache
     new_name: Callable[[], Name]
+    given_up: list[str] = field(default_factory=list)
+    """Keys of parts that cohorts wrote which nobody has any more; each is told once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved
 from evertide.journal.records import Committed
 from evertide.journal.replay import Found, check
 from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
-from evertide.pipeline.hydration import hydrated_cohort
+from evertide.pipeline.hydration import Digests, hydrated_cohort
 from evertide.pipeline.runner import Runner
 from evertide.store.paths import GENERATION
 from evertide.store.retry import reading
@@ -133,7 +133,7 @@ class Following:
         """As of the first transaction that is not committed here; what is computed already gets their part of it."""
         runner = self._runner
         machine, outcome = runner.machine, runner.outcome
-        cohort, _ = hydrated_cohort(machine.engine, machine.store, runner.members, views, runner.time)
+        cohort = hydrated_cohort(machine, runner.members, views, runner.time, Digests())
         machine.cohorts.append(cohort)
         runner.stands |= {name: runner.definition.views[name].shard for name in views}
         if outcome is not None:

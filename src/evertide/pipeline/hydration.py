@@ -1,38 +1,33 @@
 """Views from scratch: the state and the content of views, computed from what the tables' shards hold.
 
-For a view that is new or was changed, for one that failed and is tried again, and for state that no checkpoint has. The
-tables' content goes in as one transaction; what comes out is the views' content at that time.
+For a view that is new or was changed, for one that failed and is tried again, and for state that no checkpoint has.
 
-A *backfill* does so while the pipeline goes on: it computes the views as of one time, catches up with the transactions
-since, from the tables' shards, and makes the views members between two transactions, when nothing is missing any more.
-Until then they are away (`ViewRecord.away`); a hold keeps what it still has to read.
+1. The tables' content goes in as one transaction; what comes out is the views' content at that time.
+2. What is too large to be held at once goes in in portions, small tables first. What comes out adds up to the content.
+3. A portion leaves the views where no transaction ever left them, and a view may fail there that would not fail over
+   all rows. So one that fails is computed once more, of all rows at once, if they are not too many for that.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Protocol
 
 import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
-from evertide.journal.records import Content
-from evertide.observer import Fault
-from evertide.pipeline.definition import Away, ViewRecord, shard_name, stored_key, tables_under
+from evertide.pipeline.definition import Away, ViewRecord, stored_key, tables_under
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
-from evertide.pipeline.members import Members, at_time
-from evertide.pipeline.runner import Runner
-from evertide.pipeline.sink_record import held_by_sinks
+from evertide.pipeline.machine import Machine
+from evertide.pipeline.members import Members
+from evertide.pipeline.portions import content_of
 from evertide.pipeline.tables import Tables
-from evertide.shard.append import Append, append_together
-from evertide.shard.changes import DIFF
-from evertide.shard.digest import digest, to_hex
-from evertide.shard.shard import Shard
+from evertide.shard.changes import TIME
+from evertide.shard.digest import ZERO, add
 
 __all__ = [
-    "Backfill",
+    "Digests",
     "check_computable",
     "check_content",
     "hydrated_cohort",
@@ -40,162 +35,132 @@ __all__ = [
     "view_record",
 ]
 
-logger = logging.getLogger(__name__)
-
-_FEW = 2
-"""Transactions that may be left to catch up with while the pipeline waits."""
+_WHOLE_PORTIONS = 8
+"""So many are held at once if a view fails in one of them."""
 
 
-def hydrated_cohort(
-    engine: Engine, store: StateStore, members: Members, views: Collection[str], time: int
-) -> tuple[Cohort, dict[str, pa.Table]]:
-    """The views as after all transactions below a time, and what they hold. `ViewFailed` if one cannot be computed."""
-    cohort = engine.cohort(views, store, None)
+class Taking(Protocol):
+    """Whoever gets what the views hold: deltas, portion by portion, that add up to it."""
+
+    def take(self, found: Mapping[str, pa.Table]) -> None: ...
+
+    def drop(self) -> None:
+        """What was taken does not count; it may begin anew."""
+        ...
+
+
+class Digests:
+    """Of what the views hold, by name."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, str] = {}
+
+    def take(self, found: Mapping[str, pa.Table]) -> None:
+        for name, delta in found.items():
+            self.all[name] = add(self.all.get(name, ZERO), content_of(delta).digest)
+
+    def drop(self) -> None:
+        self.all.clear()
+
+
+def hydrated_cohort(machine: Machine, members: Members, views: Collection[str], time: int, taking: Taking) -> Cohort:
+    """The views as after all transactions below a time. `ViewFailed` if one cannot be computed."""
+    engine, store = machine.engine, machine.store
     if time == 0:
-        return cohort, {}
+        return engine.cohort(views, store, None)
     tables = sorted({table for view in views for table in tables_under(engine.views, view)})
     _check_kept(engine, tables, views)
-    return cohort, cohort.step({name: members.table_content(name, time) for name in tables})
+    portions = _Portions(members, tables, time)
+    try:
+        return _computed(engine.cohort(views, store, None), store, portions, taking)
+    except ViewFailed as error:
+        if not portions.is_several:
+            raise
+        most = members.shards.settings.portion_rows_max
+        if portions.rows > _WHOLE_PORTIONS * most:
+            why = f"{error.why}; this was in a portion of {most} of the tables' rows: if it would not fail over all of"
+            told = f"{why} them, raise portion_rows_max and give it the memory that this takes"
+            raise ViewFailed(views=error.views, time=error.time, why=told) from error
+    whole = {name: members.table_content(name, time) for name in tables}
+    return _computed(engine.cohort(views, store, None), store, [(whole, True)], taking)
+
+
+def _computed(
+    cohort: Cohort, store: StateStore, portions: Iterable[tuple[dict[str, pa.Table], bool]], taking: Taking
+) -> Cohort:
+    try:
+        for deltas, is_last in portions:
+            taking.take(cohort.step(deltas))
+            while not is_last and cohort.maintain():
+                pass
+    except BaseException:
+        store.given_up.extend([*(part.key for part in cohort.parts()), *cohort.released()])
+        taking.drop()
+        raise
+    return cohort
+
+
+class _Portions:
+    """What the tables hold, in portions, each with whether it is the last. There is always one."""
+
+    def __init__(self, members: Members, tables: Iterable[str], time: int) -> None:
+        self._members = members
+        self._time = time
+        stored = {name: members.table_rows(name) for name in tables}
+        self._tables = sorted(stored, key=stored.__getitem__)
+        self.rows = sum(stored.values())
+        """At most so many."""
+        self.is_several = False
+
+    def __iter__(self) -> Iterator[tuple[dict[str, pa.Table], bool]]:
+        ahead: dict[str, pa.Table] | None = None
+        for portion in self._gathered():
+            if ahead is not None:
+                self.is_several = True
+                yield ahead, False
+            ahead = portion
+        yield ahead or {}, True
+
+    def _gathered(self) -> Iterator[dict[str, pa.Table]]:
+        settings = self._members.shards.settings
+        found: dict[str, pa.Table] = {}
+        for name in self._tables:
+            for piece in self._members.table_pieces(name, self._time):
+                rows, size = _size([*found.values(), piece])
+                is_over = rows > settings.portion_rows_max or size > settings.portion_bytes_max
+                if found and (name in found or is_over):
+                    yield found
+                    found = {}
+                found[name] = piece
+        if found:
+            yield found
+
+
+def _size(tables: Iterable[pa.Table]) -> tuple[int, int]:
+    return sum(table.num_rows for table in tables), sum(table.nbytes for table in tables)
 
 
 def hydrated_tables(declared: Mapping[str, DeclaredTable], store: StateStore, members: Members, time: int) -> Tables:
     tables = Tables(declared, store)
     if time:
-        content = {name: members.table_content(name, time) for name, table in declared.items() if table.key}
+        for name, table in declared.items():
+            for piece in members.table_pieces(name, time) if table.key else ():
+                tables.settle({name: piece}, None)
         with members.shard(members.definition.errors).snapshot(time - 1) as letters:
-            tables.settle(content, letters.to_arrow())
+            tables.settle({}, letters.to_arrow())
     return tables
 
 
-def check_content(members: Members, content: Mapping[str, pa.Table], time: int) -> None:
+def check_content(members: Members, digests: Mapping[str, str], views: Collection[str], time: int) -> None:
     """Whether views that were computed from scratch hold what their shards say (I8)."""
-    for name, rows in content.items():
+    for name in views:
         with members.collection(name).snapshot(time - 1) as stored:
-            expected = _told(stored.to_arrow())
-        found = _told(rows)
+            parts = (content_of(rows.drop_columns([TIME])).digest for rows in stored.scan())
+            expected = reduce(add, parts, ZERO)
+        found = digests.get(name, ZERO)
         if found != expected:
-            raise Diverged(where=f"view {name!r}", time=time - 1, expected=expected, found=found)
-
-
-def _told(rows: pa.Table) -> str:
-    diffs = rows.column(DIFF).to_numpy()
-    content = Content(rows.num_rows, to_hex(digest(rows.drop_columns([DIFF]), diffs)))
-    return f"{content.rows} rows with digest {content.digest}"
-
-
-class Backfill:
-    def __init__(
-        self,
-        runner: Runner,
-        views: Collection[str],
-        turn: AbstractContextManager[Any],
-        progress: Callable[[str, int, int], None] = lambda *_: None,
-    ) -> None:
-        """`turn` is taken for what must not happen beside a transaction."""
-        self._progress = progress
-        self._runner = runner
-        self._turn = turn
-        self._left = list(views)
-        self._away: dict[str, Away] = {}
-        self._shards: dict[str, Shard] = {}
-        self._cohort: Cohort | None = None
-        self._time = 0
-        self._hold = f"backfill-{runner.runtime.new_id()[:8]}"
-
-    def run(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Until the views are members, or away for a reason."""
-        with self._turn:
-            self._time = self._runner.time
-            members = self._runner.members
-            held = self._held(members)
-        try:
-            self._progress("backfill", 0, len(self._left))
-            self._compute(members)
-            while self._runner.time - self._time > _FEW and not is_stopping():
-                self._catch_up(self._runner.time)
-            with self._turn:
-                if not is_stopping():
-                    self._catch_up(self._runner.time)
-                    self._join()
-        finally:
-            for shard in held:
-                shard.release(self._hold)
-
-    def _held(self, members: Members) -> list[Shard]:
-        engine = self._runner.machine.engine
-        tables = {table for view in self._left for table in tables_under(engine.views, view)}
-        shards = [members.collection(name) for name in sorted(tables)] if self._time else []
-        for shard in shards:
-            shard.hold(self._hold, self._time - 1)
-        return shards
-
-    def _compute(self, members: Members) -> None:
-        machine = self._runner.machine
-        content: dict[str, pa.Table] = {}
-        while self._left and self._cohort is None:
-            try:
-                self._cohort, content = hydrated_cohort(machine.engine, machine.store, members, self._left, self._time)
-            except ViewFailed as error:
-                self._leave(error, self._time - 1)
-        for name in self._left:
-            schema = machine.engine.views[name].schema
-            shard = shard_name(name, self._runner.runtime.new_id())
-            self._shards[name] = members.create(shard, schema, content.get(name), self._time, self._runner.writer)
-
-    def _catch_up(self, upper: int) -> None:
-        for time in range(self._time, upper):
-            deltas, _ = self._runner.members.table_changes(time, time + 1)
-            self._append(self._step(deltas, time), time)
-            self._time = time + 1
-            self._progress("catch up", self._time, upper)
-
-    def _step(self, deltas: Mapping[str, pa.Table], time: int) -> dict[str, pa.Table]:
-        while self._cohort is not None and self._left:
-            try:
-                return self._cohort.step(deltas)
-            except ViewFailed as error:
-                self._leave(error, time)
-                self._cohort.drop(error.views)
-        return {}
-
-    def _append(self, found: Mapping[str, pa.Table], time: int) -> None:
-        if found:
-            appends = [
-                Append(self._shards[name].log, at_time(delta, time), time, time + 1) for name, delta in found.items()
-            ]
-            append_together(appends, self._runner.writer)
-
-    def _leave(self, error: ViewFailed, time: int) -> None:
-        told = ViewFailed(views=error.views, time=time, why=error.why)
-        logger.warning("%s", told)
-        for name in error.views:
-            self._runner.observer.failed(Fault("view", name, error.error_code, time=time))
-        away = Away("failed", time, error.why, self._runner.runtime.wall_s())
-        self._away |= dict.fromkeys(error.views, away)
-        self._left = [name for name in self._left if name not in error.views]
-
-    def _join(self) -> None:
-        """Between two transactions, with nothing missing: the views are members from now on."""
-        runner = self._runner
-        before = runner.definition.views
-        views = dict(before)
-        for name in self._left:
-            views[name] = view_record(runner.machine.engine, name, self._shards[name].name)
-        for name, away in self._away.items():
-            known = before.get(name)
-            views[name] = view_record(runner.machine.engine, name, known.shard if known else "", away)
-        runner.change(views=views)
-        if self._cohort is not None and self._left:
-            runner.machine.cohorts.append(self._cohort)
-            logger.info("the views %s are computed, and take part from transaction %d on", self._left, runner.time)
-        self._progress("backfill", len(self._left), len(self._left))
-        held = held_by_sinks(runner.meta, runner.runtime, runner.settings)  # they end it when they have done with it
-        for name in self._left:
-            if name in before and before[name].shard and before[name].shard not in held:
-                runner.members.shard(before[name].shard).finalize(runner.writer)
-        for name in self._away:
-            if name in self._shards:
-                self._shards[name].finalize(runner.writer)
+            told = {"expected": f"rows with digest {expected}", "found": f"rows with digest {found}"}
+            raise Diverged(where=f"view {name!r}", time=time - 1, **told)
 
 
 def view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:

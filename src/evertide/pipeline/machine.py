@@ -121,7 +121,7 @@ class Machine:
         return [*self.tables.kept(), *(one for cohort in [*self.cohorts] for one in cohort.arrangements())]
 
     def released(self) -> list[str]:
-        found = [key for cohort in self.cohorts for key in cohort.released()]
+        found = [key for cohort in self.cohorts for key in cohort.released()] + taken(self.store.given_up)
         return found + [key for kept in self.tables.kept() for key in taken(kept.released)]
 
     def maintain(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -10,8 +11,8 @@ import pyarrow as pa
 from evertide.errors import InvalidInput
 from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
 from evertide.pipeline.names import ERRORS
-from evertide.shard.append import Append, append_together
 from evertide.shard.changes import DIFF, TIME, net
+from evertide.shard.pieces import pieces
 from evertide.shard.shard import Shard, Shards
 from evertide.store.writers import Writer
 
@@ -83,6 +84,20 @@ class Members:
         """The rows of a kept table, with their counts, before a time."""
         return self.content(self.collection(table), upper)
 
+    def table_rows(self, table: str) -> int:
+        """How many its shard stores: at least as many as the table holds."""
+        return sum(part.rows for part in self.collection(table).log.read().state.parts)
+
+    def table_pieces(self, table: str, upper: int) -> Iterator[pa.Table]:
+        """The same as `table_content`, about a portion at a time."""
+        return self.pieces(self.collection(table), upper)
+
+    def pieces(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
+        settings = self.shards.settings
+        if upper:
+            with shard.snapshot(upper - 1) as found:
+                yield from pieces(found, settings.portion_rows_max, settings.portion_bytes_max)
+
     def content(self, shard: Shard, upper: int) -> pa.Table:
         if upper == 0:
             return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
@@ -99,16 +114,10 @@ class Members:
                     found[name] = delta
         return found, _changes(self.shard(self.definition.errors), time, upper)
 
-    def create(self, name: str, schema: pa.Schema, content: pa.Table | None, upper: int, writer: Writer) -> Shard:
-        """A new shard that has reached `upper`, and holds this content from the time before it on."""
-        shard = self.shards.create(name, schema, writer)
-        self._open[name] = shard
-        if upper:
-            rows = (
-                shard.schema.empty_table().append_column(DIFF, pa.array([], pa.int64())) if content is None else content
-            )
-            append_together([Append(shard.log, at_time(rows, upper - 1), 0, upper)], writer)
-        return shard
+    def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
+        """A new shard, with nothing in it."""
+        self._open[name] = self.shards.create(name, schema, writer)
+        return self._open[name]
 
 
 def _changes(shard: Shard, lower: int, upper: int) -> pa.Table:

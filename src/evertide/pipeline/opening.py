@@ -6,7 +6,7 @@
 2. *Replay.* Transactions that are in the shards but not in the state: their table deltas from the shards, compared with
    what was recorded (I8).
 3. *Evolve.* What the script declares otherwise than the storage has it, by one change of generation. Views that are
-   new are away then, and computed while the pipeline runs (`evertide.pipeline.hydration`).
+   new are away then, and computed while the pipeline runs (`evertide.pipeline.backfill`).
 4. *Complete.* Transactions that are bound but not in the shards: their input, as in a running pipeline.
 5. A pipeline that never ran gets an empty transaction, so that its views can be read, and hold what they hold without
    any input.
@@ -17,7 +17,7 @@ State that is missing is never taken for a view that is new: that is decided by 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import Replay, State
 from evertide.observer import NOBODY, Observer
+from evertide.pipeline.backfill import Backfill
 from evertide.pipeline.definition import (
     Away,
     Definition,
@@ -46,7 +47,7 @@ from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.following import Following
 from evertide.pipeline.gathered import aligned
 from evertide.pipeline.hydration import (
-    Backfill,
+    Digests,
     check_computable,
     check_content,
     hydrated_cohort,
@@ -55,6 +56,7 @@ from evertide.pipeline.hydration import (
 )
 from evertide.pipeline.machine import Machine, MachineState
 from evertide.pipeline.members import Members
+from evertide.pipeline.portions import Pending
 from evertide.pipeline.runner import Runner
 from evertide.pipeline.sink_record import held_by_sinks
 from evertide.pipeline.tables import ERRORS_SCHEMA, Tables
@@ -267,8 +269,10 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
         return
     logger.warning("the state of the views %s is computed from the tables", missing)
     progress("rebuild", 0, len(missing))
-    cohort, content = hydrated_cohort(machine.engine, machine.store, runner.members, missing, machine.time)
-    check_content(runner.members, content, machine.time)
+    digests = Digests()
+    cohort = hydrated_cohort(machine, runner.members, missing, machine.time, digests)
+    if machine.time:
+        check_content(runner.members, digests.all, missing, machine.time)
     machine.cohorts.append(cohort)
     progress("rebuild", len(missing), len(missing))
 
@@ -315,17 +319,27 @@ def _end_strays(runner: Runner) -> None:
 
 def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> TableRecord:
     """The table's shard, with what it holds; and its rows by key."""
-    content = None
-    if table.is_kept and known is not None:
-        shard_before = runner.members.shard(known.shard)
-        before = runner.members.content(shard_before, shard_before.upper)
-        content = aligned(before, pa.schema([*table.schema, before.schema.field(DIFF)]))
+    runner.machine.tables.add(table)
     shard = ""
     if table.is_kept:
         shard = shard_name(table.name, runner.runtime.new_id())
-        runner.members.create(shard, table.schema, content, runner.time, runner.writer)
-    runner.machine.tables.add(table, content)
+        made = runner.members.create(shard, table.schema, runner.writer)
+        if runner.time:
+            held = Pending(runner.time - 1, runner.writer)
+            for piece in _held(runner, table, known):
+                held.store(runner.members)  # what came before
+                held.deltas = {shard: piece}
+                runner.machine.tables.settle({table.name: piece}, None)
+            held.fill([made], runner.members)
     return TableRecord(table.schema.serialize().to_pybytes(), table.key, table.connector, shard)
+
+
+def _held(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> Iterator[pa.Table]:
+    """What the table holds, with NULL in the columns that it did not have before."""
+    if known is not None and known.shard:
+        before = runner.members.shard(known.shard)
+        for piece in runner.members.pieces(before, before.upper):
+            yield aligned(piece, pa.schema([*table.schema, piece.schema.field(DIFF)]))
 
 
 def _complete(runner: Runner, progress: OnProgress) -> None:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import pyarrow as pa
@@ -17,15 +17,16 @@ import pyarrow as pa
 from evertide.journal.records import Bound, Content
 from evertide.pipeline.members import Members, at_time
 from evertide.settings import Settings
-from evertide.shard.append import Changes, store_parts, withdraw
+from evertide.shard.append import Append, Changes, append_together, store_parts, withdraw
 from evertide.shard.changes import DIFF, TIME, check_changes, net
 from evertide.shard.digest import ZERO, add, digest, to_hex
 from evertide.shard.part import Part, decode_part
+from evertide.shard.shard import Shard
 from evertide.sources.contract import Rows
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
-__all__ = ["Contents", "Outcome", "Portions", "content_of"]
+__all__ = ["Contents", "Outcome", "Pending", "Portions", "content_of"]
 
 Batch = tuple[str, Rows]
 
@@ -90,97 +91,59 @@ class Contents:
             self.all[name] = Content(before.rows + content.rows, add(before.digest, content.digest))
 
 
-class Outcome:
-    """What a transaction comes to, until it is committed: for each shard, its changes."""
+class Pending:
+    """Changes of one time, by shard, until they are appended: in memory, or stored as parts that no state names yet."""
 
-    def __init__(self, bound: Bound, portions: Portions, writer: Writer) -> None:
-        self.bound = bound
-        self.time = bound.time
-        self.portions = portions
-        self.count = 0
-        """Of the portions that are in it."""
-        self.sources = Contents(bound.inputs)
-        self.tables: set[str] = set()
-        """Those that change."""
+    def __init__(self, time: int, writer: Writer) -> None:
+        self.time = time
+        self.deltas: dict[str, pa.Table] = {}
+        """What is in memory."""
+        self.parts: dict[str, list[Part]] = {}
         self._writer = writer
-        self._deltas: dict[str, pa.Table] = {}
-        self._parts: dict[str, list[Part]] = {}
         self._claims: list[int] = []
 
-    @property
-    def is_complete(self) -> bool:
-        return self.count > 0 and self.portions.is_last and not (self.count > 1 and self._deltas)
-
-    def take(self, deltas: Mapping[str, pa.Table]) -> None:
-        """What the portion under way came to, by shard. It must be kept (`keep`) before the next one is taken."""
-        self._deltas = dict(deltas)
-        self.count += 1
-        self.portions.done()
-
-    def keep(self, members: Members) -> None:
-        """Store what is in memory, unless it is all there is. May be called again if it fails."""
-        if not self._deltas or (self.count == 1 and self.portions.is_last):
+    def store(self, members: Members) -> None:
+        """What is in memory. May be called again if it fails."""
+        if not self.deltas:
             return
         seq = self._writer.open_claim()
         self._claims.append(seq)
-        for name, delta in list(self._deltas.items()):
+        for name, delta in list(self.deltas.items()):
             if delta.num_rows:
-                self._parts.setdefault(name, []).extend(self._stored(name, delta, seq, members))
-            del self._deltas[name]
+                self.parts.setdefault(name, []).extend(self._stored(name, delta, seq, members))
+            del self.deltas[name]
 
     def forget(self, shard: str, members: Members) -> None:
-        """Of a view that failed."""
-        self._deltas.pop(shard, None)
-        withdraw(members.shards.blob, self._parts.pop(shard, ()))
+        self.deltas.pop(shard, None)
+        withdraw(members.shards.blob, self.parts.pop(shard, ()))
 
     def changes(self, shard: str, schema: pa.Schema) -> Changes:
         """For the commit."""
-        if shard in self._parts:
-            return self._parts[shard]
-        return at_time(self._deltas.get(shard, _nothing(schema)), self.time)
+        if shard in self.parts:
+            return self.parts[shard]
+        return at_time(self.deltas.get(shard, _nothing(schema)), self.time)
 
-    def stored(self, shard: str) -> Content | None:
-        """What the commit would have said of it; None if it is not in it."""
-        if shard in self._parts:
-            found = Contents()
-            for part in self._parts[shard]:
-                found.take({shard: Content(part.rows, part.digest)})
-            return found.all[shard]
-        return content_of(self._deltas[shard]) if shard in self._deltas else _EMPTY
-
-    def table_deltas(self, members: Members) -> dict[str, pa.Table]:
-        """Of the kept tables, by name."""
-        found = {}
-        for name in self.tables:
-            shard = members.record(name).shard
-            parts = [_loaded(part, shard, members) for part in self._parts.get(shard, ())]
-            delta = net(pa.concat_tables(parts), name) if parts else self._deltas.get(shard)
-            if delta is not None:
-                found[name] = delta
-        return found
-
-    def add(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
-        """Of views that were not there when it was computed."""
-        self._deltas |= deltas
-        self.keep(members)
-
-    def content(self, table: str, members: Members) -> pa.Table:
-        """The rows of a kept table, with their counts, before the portion that is under way."""
-        before = members.table_content(table, self.time)
-        shard = members.collection(table)
-        stored = [_loaded(part, shard.name, members) for part in self._parts.get(shard.name, ())]
-        return net(pa.concat_tables([before, *stored]), table) if stored else before
+    def fill(self, shards: Sequence[Shard], members: Members) -> None:
+        """Append them to shards that are new."""
+        if self.parts:
+            self.store(members)
+        end = self.time + 1
+        append_together(
+            [Append(shard.log, self.changes(shard.name, shard.schema), 0, end) for shard in shards], self._writer
+        )
+        self.settled()
 
     def drop(self, members: Members) -> None:
-        """It will not be committed."""
-        for shard in list(self._parts):
+        """They will not be appended."""
+        for shard in [*self.parts, *self.deltas]:
             self.forget(shard, members)
         self.settled()
 
     def settled(self) -> None:
-        """It is committed, or never will be."""
+        """They are appended, or never will be."""
         for seq in self._claims:
             self._writer.settle(seq)
+        self._claims = []
 
     def _stored(self, shard: str, delta: pa.Table, seq: int, members: Members) -> tuple[Part, ...]:
         shards, schema = members.shards, members.shard(shard).schema
@@ -193,6 +156,85 @@ class Outcome:
             runtime=shards.runtime,
             settings=shards.settings,
         )
+
+
+class Outcome:
+    """What a transaction comes to, until it is committed: for each shard, its changes."""
+
+    def __init__(self, bound: Bound, portions: Portions, writer: Writer) -> None:
+        self.bound = bound
+        self.time = bound.time
+        self.portions = portions
+        self.count = 0
+        """Of the portions that are in it."""
+        self.sources = Contents(bound.inputs)
+        self.tables: set[str] = set()
+        """Those that change."""
+        self._pending = Pending(bound.time, writer)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.count > 0 and self.portions.is_last and not (self.count > 1 and self._pending.deltas)
+
+    def take(self, deltas: Mapping[str, pa.Table]) -> None:
+        """What the portion under way came to, by shard. It must be kept (`keep`) before the next one is taken."""
+        self._pending.deltas = dict(deltas)
+        self.count += 1
+        self.portions.done()
+
+    def keep(self, members: Members) -> None:
+        """Store what is in memory, unless it is all there is. May be called again if it fails."""
+        if not (self.count == 1 and self.portions.is_last):
+            self._pending.store(members)
+
+    def forget(self, shard: str, members: Members) -> None:
+        """Of a view that failed."""
+        self._pending.forget(shard, members)
+
+    def changes(self, shard: str, schema: pa.Schema) -> Changes:
+        """For the commit."""
+        return self._pending.changes(shard, schema)
+
+    def stored(self, shard: str) -> Content | None:
+        """What the commit would have said of it; None if it is not in it."""
+        deltas, parts = self._pending.deltas, self._pending.parts
+        if shard in parts:
+            found = Contents()
+            for part in parts[shard]:
+                found.take({shard: Content(part.rows, part.digest)})
+            return found.all[shard]
+        return content_of(deltas[shard]) if shard in deltas else _EMPTY
+
+    def table_deltas(self, members: Members) -> dict[str, pa.Table]:
+        """Of the kept tables, by name."""
+        found = {}
+        for name in self.tables:
+            shard = members.record(name).shard
+            parts = [_loaded(part, shard, members) for part in self._pending.parts.get(shard, ())]
+            delta = net(pa.concat_tables(parts), name) if parts else self._pending.deltas.get(shard)
+            if delta is not None:
+                found[name] = delta
+        return found
+
+    def add(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
+        """Of views that were not there when it was computed."""
+        self._pending.deltas |= deltas
+        self.keep(members)
+
+    def content(self, table: str, members: Members) -> pa.Table:
+        """The rows of a kept table, with their counts, before the portion that is under way."""
+        before = members.table_content(table, self.time)
+        shard = members.collection(table)
+        stored = [_loaded(part, shard.name, members) for part in self._pending.parts.get(shard.name, ())]
+        return net(pa.concat_tables([before, *stored]), table) if stored else before
+
+    def drop(self, members: Members) -> None:
+        """It will not be committed."""
+        self._pending.drop(members)
+
+    def settled(self) -> None:
+        """It is committed, or never will be."""
+        self._pending.settled()
 
 
 def content_of(delta: pa.Table) -> Content:

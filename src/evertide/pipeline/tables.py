@@ -71,7 +71,7 @@ class Tables:
         self._saved = saved
         self._by_key: dict[str, Arrangement] = {}
         for table in tables.values():
-            self.add(table, None)
+            self.add(table)
         self._errors = self._arrange(f"{ERRORS}.keyed", ERRORS_SCHEMA, _ERRORS_KEY)
 
     def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
@@ -82,14 +82,12 @@ class Tables:
             return Arrangement(name, schema, key, **parts)
         return Arrangement.restore(saved, **parts)
 
-    def add(self, table: DeclaredTable, content: pa.Table | None) -> None:
-        """A table that is new, or has further columns, with what it holds."""
+    def add(self, table: DeclaredTable) -> None:
+        """A table that is new, or has further columns; `settle` gets what it holds."""
         self._tables[table.name] = table
         if table.key:
-            made = self._arrange(f"{path_name(table.name)}.keyed{len(table.schema)}", table.schema, table.key)
-            if content is not None:
-                made.apply(content)
-            self._by_key[table.name] = made
+            name = f"{path_name(table.name)}.keyed{len(table.schema)}"
+            self._by_key[table.name] = self._arrange(name, table.schema, table.key)
 
     def kept(self) -> Iterator[Arrangement]:
         yield from self._by_key.values()

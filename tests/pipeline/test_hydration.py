@@ -1,0 +1,213 @@
+"""Views from scratch when the tables do not fit into memory: in portions, and to the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from evertide.checkpoint.verification import read_manifest
+from evertide.errors import Diverged, InvalidInput, Unavailable
+from evertide.pipeline import hydration
+from evertide.pipeline.members import Members
+from evertide.pipeline.pipeline import Pipeline
+from evertide.store.memory import MemoryBlob
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallCohort, SmallEngine, SmallView
+from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, crash, engine, open_pipeline, rows_of, storage
+
+SMALL = replace(SETTINGS, inline_bytes_max=64, portion_rows_max=3)
+ALL = ("revenue", "counts", "share")
+
+
+def order(number: int, amount: int) -> Row:
+    return {"id": number, "customer": f"c{number % 3}", "amount": amount}
+
+
+def filled(seed: int, *views: str) -> Storage:
+    """Of some rows that came, changed and went."""
+    kept, chance = storage(), np.random.default_rng(seed)
+    with open_pipeline(kept, engine(*views)) as p:
+        for _ in range(8):
+            p.push("orders", [order(int(number), int(chance.integers(1, 9))) for number in chance.integers(30, size=5)])
+            p.push("notes", [{"text": "abc"[at]} for at in chance.integers(3, size=3)])
+            p.push("orders", deletes=[int(chance.integers(30))])
+            p.commit()
+        crash(p)
+    return kept
+
+
+def contents(p: Pipeline) -> dict[str, list[tuple[object, ...]]]:
+    return {name: rows_of(p, name) for name in ("orders", "notes", *ALL)}
+
+
+def steps_with(view: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each step from now on of a cohort that has the view."""
+    seen: list[int] = []
+    step = SmallCohort.step
+
+    def watched(self: SmallCohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        if view in self.views:
+            seen.append(sum(delta.num_rows for delta in deltas.values()))
+        return step(self, deltas)
+
+    monkeypatch.setattr(SmallCohort, "step", watched)
+    return seen
+
+
+def parts_are_named(p: Pipeline) -> None:
+    """Nothing is left lying about: neither parts of shards, nor, after a collection, of state."""
+    blob = p.storage.blob
+    assert isinstance(blob, MemoryBlob)
+    shards = p._runner.members.shards
+    named = {part.key for name in shards.names() for part in shards.open(name).log.read().state.parts}
+    assert {entry.key for entry in blob.list("parts/")} == named - {""}
+    p.checkpoint()
+    p._duties.checkpointing.collect()
+    used = {part.key for part in p._runner.machine.parts()}
+    used |= {key for entry in p._hosts.checkpoints.entries() for key in read_manifest(blob, entry).names()}
+    assert {entry.key for entry in blob.list("state/")} <= used
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_view_that_is_added_is_computed_in_portions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a portion's delta is not stored before the next one takes its place: rows would be missing."""
+    with open_pipeline(filled(seed, "revenue"), engine(*ALL)) as p:
+        whole = contents(p)
+    seen = steps_with("share", monkeypatch)
+    kept = filled(seed, "revenue")
+    with open_pipeline(kept, engine(*ALL), settings=SMALL) as p:
+        assert len(seen) > 4
+        assert max(seen) <= 2 * SMALL.portion_rows_max  # what lies under one hash goes in at once
+        assert contents(p) == whole
+        p.push("orders", [order(1, 5)])
+        p.commit()
+        p.push("orders", deletes=[1])
+        p.commit()
+        assert len(rows_of(p, "share")) == len(rows_of(p, "orders"))
+        crash(p)
+    with open_pipeline(kept, engine(*ALL), settings=SMALL) as p:
+        assert len(rows_of(p, "share")) == len(rows_of(p, "orders"))
+
+
+def test_state_that_no_checkpoint_has_is_computed_in_portions_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I8. Fails if what portions come to is not added up, or not compared."""
+    kept = storage()
+    with open_pipeline(kept, engine(*ALL)) as p:
+        for number in range(1, 20):
+            p.push("orders", [order(number, number)])
+            p.commit()
+        expected = contents(p)
+    for entry in [*kept.blob.list("state"), *kept.blob.list("checkpoints")]:
+        if not entry.key.endswith("manifest.json"):
+            kept.blob.delete(entry.key)
+    other = replace(VIEWS["revenue"], function=lambda tables: [{"customer": "x", "amount": len(tables["orders"])}])
+    with pytest.raises(Diverged, match="revenue"):
+        open_pipeline(kept, SmallEngine([ORDERS, NOTES], [other, VIEWS["counts"], VIEWS["share"]]), settings=SMALL)
+    seen = steps_with("share", monkeypatch)
+    with open_pipeline(kept, engine(*ALL), settings=SMALL) as p:
+        assert len(seen) > 4
+        assert contents(p) == expected
+        p.push("orders", [order(1, 5)])
+        p.commit()
+        assert (1, 20) in rows_of(p, "share")
+
+
+def inverse(tables: Mapping[str, list[Row]]) -> list[Row]:
+    """Fails over exactly fifteen rows."""
+    return [{"n": 100 // (len(tables["notes"]) - 15)}]
+
+
+PICKY = SmallView("picky", pa.schema([("n", pa.int64())]), ("notes",), inverse)
+
+
+def noted(count: int) -> Storage:
+    kept = storage()
+    with open_pipeline(kept, engine("revenue")) as p:
+        for number in range(count):
+            p.push("notes", [{"text": f"note {number}"}])
+            p.commit()
+    return kept
+
+
+def test_a_view_that_fails_in_a_portion_only_is_computed_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No transaction ever left it there. Fails if a portion is taken for one."""
+    made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], PICKY])
+    five = replace(SETTINGS, portion_rows_max=5, inline_bytes_max=1)
+    with open_pipeline(noted(20), made, settings=five) as p:
+        assert rows_of(p, "picky") == [(20,)]
+        parts_are_named(p)
+    monkeypatch.setattr(hydration, "_WHOLE_PORTIONS", 2)
+    with open_pipeline(noted(20), made, settings=five) as p:
+        with pytest.raises(InvalidInput, match=r"ZeroDivisionError.*portion of 5.*portion_rows_max"):
+            p.view("picky").to_arrow()
+        assert rows_of(p, "revenue") == []
+        p.push("notes", [{"text": "one more"}])
+        p.commit()
+        parts_are_named(p)
+
+
+def test_storage_that_is_away_in_between_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], VIEWS["counts"]])
+    kept = noted(9)
+    pieces = Members.table_pieces
+
+    def broken(self: Members, table: str, upper: int) -> object:
+        for number, piece in enumerate(pieces(self, table, upper)):
+            if number == 2:
+                raise Unavailable(path="there", why="it does not answer")
+            yield piece
+
+    monkeypatch.setattr(Members, "table_pieces", broken)
+    with pytest.raises(Unavailable):
+        open_pipeline(kept, made, settings=SMALL)
+    monkeypatch.undo()
+    with open_pipeline(kept, made, settings=SMALL) as p:
+        assert rows_of(p, "counts") == [(0, 9)]
+        parts_are_named(p)
+
+
+def test_a_table_that_gets_a_column_is_rewritten_in_portions() -> None:
+    """Fails if only the last portion is there in the end."""
+    kept = filled(7, "revenue")
+    with open_pipeline(kept, engine("revenue")) as p:
+        before, notes = rows_of(p, "orders"), rows_of(p, "notes")
+    wider = replace(ORDERS, schema=pa.schema([*ORDERS.schema, ("city", pa.string())]))
+    longer = replace(NOTES, schema=pa.schema([*NOTES.schema, ("by", pa.string())]))
+    with open_pipeline(kept, SmallEngine([wider, longer], [VIEWS["revenue"]]), settings=SMALL) as p:
+        assert rows_of(p, "orders") == [(*row, None) for row in before]
+        assert rows_of(p, "notes") == [(*row, None) for row in notes]
+        number = before[0][0]
+        p.push("orders", [{**order(int(str(number)), 3), "city": "x"}])
+        p.push("orders", deletes=[before[1][0]])
+        p.commit()
+        assert len(rows_of(p, "orders")) == len(before) - 1
+        assert (number, f"c{int(str(number)) % 3}", 3, "x") in rows_of(p, "orders")
+
+
+def test_whoever_stops_the_pipeline_does_not_wait_for_a_backfill(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = noted(9)
+    made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], VIEWS["counts"]])
+    step = SmallCohort.step
+    seen = 0
+
+    def stopping(self: SmallCohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        nonlocal seen
+        if "counts" in self.views:
+            seen += 1
+            p._stopping.set()
+        return step(self, deltas)
+
+    with open_pipeline(kept, engine("revenue"), settings=SMALL) as p:
+        p.push("notes", [{"text": "x"}])
+        p.commit()
+    monkeypatch.setattr(SmallCohort, "step", stopping)
+    p = open_pipeline(kept, made, settings=SMALL, threads=True)
+    p.close()
+    assert seen == 1
+    monkeypatch.undo()
+    with open_pipeline(kept, made, settings=SMALL) as p:
+        assert rows_of(p, "counts") == [(0, 10)]

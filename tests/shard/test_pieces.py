@@ -1,0 +1,106 @@
+"""The content of a shard in pieces: they add up to it, none takes away what is not there, memory follows the piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from evertide.shard.changes import DIFF, changes_schema, net
+from evertide.shard.pieces import pieces
+from evertide.shard.shard import Shard
+from tests.shard.kit import BLOBS, make_shards, make_writer
+
+Row = tuple[Any, ...]
+SCHEMA = pa.schema([("number", pa.float64()), ("text", pa.string()), ("list", pa.list_(pa.int64()))])
+MANY = 1 << 40
+
+
+def delta(chance: np.random.Generator, held: list[Row], *, is_added_only: bool) -> list[Row]:
+    """Rows that come, some of them again, NULL and NaN too; and some that go."""
+    numbers = [0.0, -0.0, float("nan"), None, 1.5, -2.0]
+    come: list[Row] = [
+        (numbers[chance.integers(6)], "abcd"[chance.integers(4)], [[], None, [1, None]][chance.integers(3)], 1)
+        for _ in range(chance.integers(12))
+    ]
+    gone = [] if is_added_only else [held.pop(chance.integers(len(held))) for _ in range(len(held) // 3)]
+    held += [row[:3] for row in come]
+    return come + [(*row, -1) for row in gone]
+
+
+def filled(times: int, seed: int, *, is_added_only: bool = False) -> Shard:
+    shards = make_shards(settings=BLOBS)
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    chance, held = np.random.default_rng(seed), list[Row]()
+    for time in range(times):
+        rows = [(*row[:3], time, row[3]) for row in delta(chance, held, is_added_only=is_added_only)]
+        columns = zip(*rows, strict=True) if rows else [[]] * 5
+        schema = changes_schema(SCHEMA)
+        arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
+        shard.compare_and_append(pa.Table.from_arrays(arrays, schema=schema), time, time + 1, writer)
+    return shard
+
+
+@pytest.mark.parametrize("is_added_only", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
+    """Fails if rows are not dealt out by their hash: one goes in a piece before the one that it came in."""
+    shard = filled(12, seed, is_added_only=is_added_only)
+    for time in (11, 6):
+        with shard.snapshot(time) as snapshot:
+            whole = snapshot.to_arrow()
+            diffs = pa.array(-whole.column(DIFF).to_numpy())
+            taken_away = whole.set_column(whole.num_columns - 1, whole.schema.field(DIFF), diffs)
+            for rows_max, bytes_max in ((1, MANY), (5, MANY), (1_000, MANY), (1_000, 600)):
+                found = list(pieces(snapshot, rows_max, bytes_max))
+                assert all(min(piece.column(DIFF).to_pylist()) > 0 for piece in found)
+                assert net(pa.concat_tables([*found, taken_away])).num_rows == 0
+                assert len(found) == 1 if (rows_max, bytes_max) == (1_000, MANY) else len(found) > 1
+
+
+def test_nothing_is_no_piece() -> None:
+    shards = make_shards()
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    shard.compare_and_append(changes_schema(SCHEMA).empty_table(), 0, 1, writer)
+    with shard.snapshot(0) as snapshot:
+        assert list(pieces(snapshot, 1, 1)) == []
+
+
+@contextmanager
+def counted() -> Iterator[pa.MemoryPool]:
+    """What Arrow takes meanwhile, at most."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    try:
+        yield pool
+    finally:
+        pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize("is_added_only", [True, False])
+def test_memory_follows_the_piece(is_added_only: bool) -> None:
+    """40 MB in pieces of 1 MB. Fails if all is read before the first piece is told."""
+    settings = replace(BLOBS, part_rows_max=2_000, row_group_rows=2_000, fetchers=2)
+    shards = make_shards(settings=settings)
+    writer = make_writer(shards)
+    shard = shards.create("t", pa.schema([("at", pa.int64()), ("line", pa.binary())]), writer)
+    for time in range(20):
+        lines = np.random.default_rng(time).bytes(2_000_000)
+        added = [(time * 2_000 + at, lines[at * 1_000 : at * 1_000 + 1_000], time, 1) for at in range(2_000)]
+        gone = [] if is_added_only or not time else [(0, lines[:1_000], time, 1), (0, lines[:1_000], time, -1)]
+        arrays = [list(column) for column in zip(*added, *gone, strict=True)]
+        schema = changes_schema(shard.schema)
+        table = pa.Table.from_arrays([pa.array(a, f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
+        shard.compare_and_append(table, time, time + 1, writer)
+    with shard.snapshot(19) as snapshot, counted() as pool:
+        rows = sum(piece.num_rows for piece in pieces(snapshot, 1_000, 1_000_000))
+        assert rows == 40_000
+        assert 1_000_000 < pool.max_memory() < 20_000_000

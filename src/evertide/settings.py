@@ -74,6 +74,9 @@ class Settings:
 
     portion_bytes_max: int = 256 * 1024 * 1024
 
+    store_ahead_rows: int = 50_000
+    """What a table gets in a transaction, if it has as many rows, is stored while the views are computed."""
+
     transaction_interval_s: float = 0.1
     """How long a running pipeline waits for more before it looks at its sources again."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Unavailable
+from evertide.errors import StorageFull, Unavailable
 from evertide.journal.journal import Journal
 from evertide.journal.records import Committed
 from evertide.pipeline.machine import Machine
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.portions import Portions
 from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
 from evertide.sources.contract import Rows
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
@@ -29,6 +31,8 @@ from tests.pipeline.kit import SETTINGS, Row, crash, engine, open_pipeline, rows
 WHOLE = replace(SETTINGS, inline_bytes_max=256)
 SMALL = replace(WHOLE, push_buffer_bytes=1, portion_rows_max=3)
 """Every push is a fragment of its own, and a portion holds few of them."""
+AHEAD = replace(SMALL, store_ahead_rows=1)
+"""What tables get is stored while views are computed."""
 
 
 def order(number: int, amount: int | None = None) -> Row:
@@ -67,8 +71,8 @@ def contents(p: Pipeline) -> dict[str, Any]:
 def test_t7_portions_come_to_the_same_as_the_whole(seed: int) -> None:
     """Without what the portions before it left, what the second says would count against the old rows."""
     one, many = np.random.default_rng(seed), np.random.default_rng(seed)
-    kept = storage()
-    whole, parted = open_pipeline(storage(), settings=WHOLE), open_pipeline(kept, settings=SMALL)
+    kept, small = storage(), (SMALL, AHEAD)[seed % 2]
+    whole, parted = open_pipeline(storage(), settings=WHOLE), open_pipeline(kept, settings=small)
     for number in range(6):
         pushed(whole, one)
         pushed(parted, many)
@@ -78,7 +82,7 @@ def test_t7_portions_come_to_the_same_as_the_whole(seed: int) -> None:
         if number == 3:
             parted.checkpoint()
     crash(parted)
-    parted = open_pipeline(kept, settings=replace(SMALL, portion_rows_max=5))  # replays what the checkpoint lacks
+    parted = open_pipeline(kept, settings=replace(small, portion_rows_max=5))  # replays what the checkpoint lacks
     assert contents(whole) == contents(parted)
     pushed(whole, one)
     pushed(parted, many)
@@ -95,9 +99,12 @@ def orphans_gone(p: Pipeline) -> None:
     assert there == {key for key in named if key}
 
 
-def test_t7_storage_that_is_away_between_two_portions_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("settings", [SMALL, AHEAD])
+def test_t7_storage_that_is_away_between_two_portions_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If portions that were taken were taken again, rows would be there twice; if they were skipped, not at all."""
-    with open_pipeline(storage(), settings=SMALL) as p:
+    with open_pipeline(storage(), settings=settings) as p:
         for number in range(12):
             p.push("notes", [{"text": f"n{number}"}])
             p.push("orders", [order(number)])
@@ -111,6 +118,70 @@ def test_t7_storage_that_is_away_between_two_portions_is_waited_for(monkeypatch:
             pass
         assert rows_of(p, "counts") == [(12, 12)]
         assert committed(p).portions > 1
+        orphans_gone(p)
+
+
+def test_what_a_table_gets_is_stored_while_views_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if it is stored after them: then it never comes."""
+    with open_pipeline(storage(), settings=replace(WHOLE, inline_bytes_max=1, store_ahead_rows=5)) as p:
+        put, step = p.storage.blob.put, Machine.step
+        is_there = threading.Event()
+
+        def told(key: str, data: bytes) -> None:
+            put(key, data)
+            if key.startswith("parts/orders"):
+                is_there.set()
+
+        def waiting(self: Machine, *args: Any, **options: Any) -> Any:
+            assert is_there.wait(60)
+            return step(self, *args, **options)
+
+        monkeypatch.setattr(p.storage.blob, "put", told)
+        monkeypatch.setattr(Machine, "step", waiting)
+        p.push("orders", [order(number) for number in range(9)])
+        p.commit()
+        assert rows_of(p, "counts") == [(9, 0)]
+        orphans_gone(p)
+
+
+def test_what_could_not_be_stored_ahead_is_stored_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage was full for a moment, which nobody waits for. Fails if the error stays, or what came of it does."""
+    with open_pipeline(storage(), settings=replace(WHOLE, inline_bytes_max=1, store_ahead_rows=1)) as p:
+        put = p.storage.blob.put
+
+        def full(key: str, data: bytes) -> None:
+            if threading.current_thread().name.startswith("evertide-store"):
+                raise StorageFull(path=key, why="no space left")
+            put(key, data)
+
+        monkeypatch.setattr(p.storage.blob, "put", full)
+        p.push("orders", [order(number) for number in range(9)])
+        p.commit()
+        assert rows_of(p, "orders") == [tuple(order(number).values()) for number in range(9)]
+        orphans_gone(p)
+
+
+def test_a_step_that_is_made_again_does_not_store_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if what the first try stored ahead counts as well, or is left lying about."""
+    with open_pipeline(storage(), settings=replace(WHOLE, inline_bytes_max=1, store_ahead_rows=1)) as p:
+        step, tries = Machine.step, 0
+
+        def away(self: Machine, *args: Any, **options: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise Unavailable(path="there", why="once")
+            return step(self, *args, **options)
+
+        monkeypatch.setattr(Machine, "step", away)
+        p.push("orders", [order(number) for number in range(9)])
+        with pytest.raises(Unavailable):
+            p.commit()
+        while p.advance() is not None:
+            pass
+        assert tries > 1
+        assert rows_of(p, "counts") == [(9, 0)]
+        assert len(rows_of(p, "orders")) == 9
         orphans_gone(p)
 
 
@@ -156,7 +227,7 @@ class Away:
 @pytest.mark.parametrize("at", range(1, 6))
 def test_t7_killed_between_two_portions(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = storage()
-    p = open_pipeline(kept, settings=SMALL)
+    p = open_pipeline(kept, settings=(SMALL, AHEAD)[at % 2])
     steps = 0
     real = Machine.step
 

@@ -19,7 +19,7 @@ from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.publication import as_of
 from evertide.checkpoint.records import Entry
-from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
+from evertide.errors import Conflict, EvertideError, OutcomeUnknown, Unavailable
 from evertide.observer import Checkpointed, Fault
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.opening import positions
@@ -65,6 +65,8 @@ class Checkpointing:
             self.last = runner.checkpoints.publish(state, runner.writer, runner.settings.checkpoints_kept)
         except EvertideError as error:
             runner.observer.failed(Fault("checkpoint", "", error.error_code))
+            if isinstance(error, Conflict):
+                runner.writer.beat()  # who was away so long that a peer took over is told that, and not what came of it
             raise
         self._generation = state.generation
         took_s, size = runner.runtime.monotonic_s() - began_s, sum(part.bytes for part in state.parts)

@@ -5,15 +5,20 @@
 2. As long as there is one portion, what it comes to stays in memory. From the second on it is stored as parts at once.
    No state names them until the one commit that names all of them (I4).
 3. If storage does not answer in between, the portion under way is taken again, and those before it are not.
+4. What the tables get is known before the views are computed. If it is much, it is stored meanwhile, by a thread.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 
 import pyarrow as pa
 
+from evertide.errors import EvertideError
 from evertide.journal.records import Bound, Content
 from evertide.pipeline.members import Members, at_time
 from evertide.settings import Settings
@@ -27,6 +32,8 @@ from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
 __all__ = ["Contents", "Outcome", "Pending", "Portions", "content_of"]
+
+logger = logging.getLogger(__name__)
 
 Batch = tuple[str, Rows]
 
@@ -101,27 +108,65 @@ class Pending:
         self.parts: dict[str, list[Part]] = {}
         self._writer = writer
         self._claims: list[int] = []
+        self._ahead: dict[str, Future[tuple[Part, ...]]] = {}
+
+    def store_ahead(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
+        """Begin to store those that are large; all of them are to be in `deltas` later."""
+        self._forget_ahead(members)
+        least = members.shards.settings.store_ahead_rows
+        large = {name: delta for name, delta in deltas.items() if delta.num_rows >= least}
+        if large:
+            seq = self._claimed()
+            pool = ThreadPoolExecutor(1, "evertide-store")
+            self._ahead = {name: pool.submit(self._stored, name, delta, seq, members) for name, delta in large.items()}
+            pool.shutdown(wait=False)  # when it has done that
 
     def store(self, members: Members) -> None:
         """What is in memory. May be called again if it fails."""
         if not self.deltas:
             return
-        seq = self._writer.open_claim()
-        self._claims.append(seq)
+        seq = self._claimed()
         for name, delta in list(self.deltas.items()):
-            if delta.num_rows:
+            if not self._take_ahead(name) and delta.num_rows:
                 self.parts.setdefault(name, []).extend(self._stored(name, delta, seq, members))
-            del self.deltas[name]
+            self.deltas.pop(name, None)
 
     def forget(self, shard: str, members: Members) -> None:
+        self._take_ahead(shard)
         self.deltas.pop(shard, None)
         withdraw(members.shards.blob, self.parts.pop(shard, ()))
 
     def changes(self, shard: str, schema: pa.Schema) -> Changes:
         """For the commit."""
+        self._take_ahead(shard)
         if shard in self.parts:
             return self.parts[shard]
         return at_time(self.deltas.get(shard, _nothing(schema)), self.time)
+
+    def _take_ahead(self, shard: str) -> bool:
+        """Whether what was begun for the shard is stored now, in the place of what is in memory."""
+        begun = self._ahead.pop(shard, None)
+        if begun is None:
+            return False
+        try:
+            found = begun.result()
+        except EvertideError as error:
+            logger.warning("shard %s: what was to be stored ahead is stored with the rest: %s", shard, error)
+            return False
+        self.parts.setdefault(shard, []).extend(found)
+        self.deltas.pop(shard, None)
+        return True
+
+    def _forget_ahead(self, members: Members) -> None:
+        """Of a try that did not come to its end."""
+        begun, self._ahead = self._ahead, {}
+        for future in begun.values():
+            with suppress(EvertideError):
+                withdraw(members.shards.blob, future.result())
+
+    def _claimed(self) -> int:
+        self._claims.append(self._writer.open_claim())
+        return self._claims[-1]
 
     def fill(self, shards: Sequence[Shard], members: Members) -> None:
         """Append them to shards that are new."""
@@ -135,7 +180,7 @@ class Pending:
 
     def drop(self, members: Members) -> None:
         """They will not be appended."""
-        for shard in [*self.parts, *self.deltas]:
+        for shard in {*self._ahead, *self.parts, *self.deltas}:
             self.forget(shard, members)
         self.settled()
 
@@ -175,6 +220,10 @@ class Outcome:
     @property
     def is_complete(self) -> bool:
         return self.count > 0 and self.portions.is_last and not (self.count > 1 and self._pending.deltas)
+
+    def store_ahead(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
+        """Of the portion under way, what is known already."""
+        self._pending.store_ahead(deltas, members)
 
     def take(self, deltas: Mapping[str, pa.Table]) -> None:
         """What the portion under way came to, by shard. It must be kept (`keep`) before the next one is taken."""

@@ -253,15 +253,16 @@ class Runner:
         batches = outcome.portions.current()
         deltas = self.machine.tables.deltas(batches, self._content(outcome))
         self.course.does(Phase.COMPUTE, self.time)
+        tables = self.definition.tables
+        by_shard = {tables[name].shard: delta for name, delta in deltas.tables.items() if tables[name].shard}
+        by_shard[self.definition.errors] = deltas.errors
+        outcome.store_ahead(by_shard, self.members)
         found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
         if self.machine.failures:
             failed = {name for error in self.machine.failures for name in error.views}
             for name in failed:
                 outcome.forget(self.definition.views[name].shard, self.members)
             self._leave()
-        tables = self.definition.tables
-        by_shard = {tables[name].shard: delta for name, delta in deltas.tables.items() if tables[name].shard}
-        by_shard[self.definition.errors] = deltas.errors
         by_shard |= {self.definition.views[name].shard: delta for name, delta in found.items()}
         outcome.sources.take(deltas.sources)
         outcome.tables.update(deltas.tables)

@@ -3,45 +3,41 @@
 1. Each measurement is a process of its own (`process`), with two threads, and nothing else runs beside it.
 2. Before anything is measured, each engine answers each query over a few events, and all must agree with Evertide.
 3. An engine that cannot express a query, or fails at it, is left out there, and the report says why.
-4. In the short form engines run in this process, on the Spark that is there, without Flink: it shows that all of it
-   works and agrees, not how fast.
+4. In the short form engines run in this process, on the Spark that is there, without Flink and
+   Pathway: it shows that all of it works and agrees, not how fast.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from bench.measure import own_spark
-from bench.peers import flink_job, nexmark
+from bench.peers import nexmark
+from bench.peers.agreement import check_agreement
 from bench.peers.engine_spark import STREAMED
-from bench.peers.flink_sql import FLINK, flink_tables
+from bench.peers.flink_sql import FLINK
 from bench.peers.jobs import TWO_THREADS, Job, Measured, Skipped
-from bench.peers.process import Worker, WorkerFailed
-from bench.peers.setting_up import Flink, set_up_flink
+from bench.peers.pathway_queries import PATHWAY
+from bench.peers.process import WorkerFailed
+from bench.peers.starting import Starter
 from bench.peers.worker import work
 from bench.shards import Progress
 from bench.views import bench_spark
-from evertide.testing.compare import Differs, compare
+from evertide.testing.compare import Differs
 from evertide.testing.tpch import WORKLOAD as TPCH
 
 __all__ = ["ENGINES", "MEASURES", "Contest", "ContestSize"]
 
-ENGINES = ("evertide", "flink", "streaming", "spark", "duckdb")
+ENGINES = ("evertide", "flink", "pathway", "streaming", "spark", "duckdb")
 MEASURES = ("agree", "sustained", "refresh", "tpch", "recovery")
 _RECOMPUTING = ("spark", "duckdb")
 _REFRESHING = ("evertide", "streaming", *_RECOMPUTING)
@@ -50,6 +46,7 @@ _SLOW_ROUNDS = 3
 """Of those that compute everything again."""
 _RECOVERED = "q4"
 """A join and two aggregates; Flink's sources tell for it how far they are."""
+_RECOVERING = ("evertide", "flink", "pathway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +115,7 @@ class Contest:
         """By query, who agrees with Evertide."""
         self._moved = moved
         self._scratch = Path()
+        self._start = Starter()
 
     def run(self) -> None:
         with tempfile.TemporaryDirectory(dir=os.environ.get("EVERTIDE_BENCH_DIR"), prefix="evertide-peers-") as scratch:
@@ -126,10 +124,6 @@ class Contest:
                 for number, measure in enumerate(self.size.measures):
                     self._moved(number, len(self.size.measures))
                     getattr(self, f"_{measure}")()
-
-    @cached_property
-    def _flink(self) -> Flink:
-        return set_up_flink()
 
     # Measures
 
@@ -208,9 +202,9 @@ class Contest:
     def _recovery(self) -> None:
         data = self._scratch / "history"
         nexmark.write_files(data, self.size.recovered, self.size.chunk)
-        for engine in ("evertide", "flink"):
+        for engine in _RECOVERING:
             if engine in self.size.engines:
-                rows = nexmark.written_rows(data, _RECOVERED) if engine == "flink" else self.size.recovered
+                rows = self.size.recovered if engine == "evertide" else nexmark.written_rows(data, _RECOVERED)
                 job = self._job("recovery", (_RECOVERED,), data=str(data), histories=(rows,), phase="first")
                 try:
                     self._recovered(engine, job)
@@ -224,11 +218,11 @@ class Contest:
     def _recovered(self, engine: str, job: Job) -> None:
         starts = Measured(measure="start", engine=engine, query=_RECOVERED, events=0)
         again = Measured(measure="recovery", engine=engine, query=_RECOVERED, events=self.size.recovered)
-        with self._worker(engine, job) as first:
+        with self._start.worker(engine, job) as first:
             first.told("ready")
             starts.seconds.append(time.perf_counter() - first.begun_s)
             first.told("loaded")
-        with self._worker(engine, msgspec.structs.replace(job, phase="second")) as second:
+        with self._start.worker(engine, msgspec.structs.replace(job, phase="second")) as second:
             second.told("ready")
             again.seconds.append(time.perf_counter() - second.begun_s)
         self._keep(starts)
@@ -252,6 +246,8 @@ class Contest:
                 self._skip(engine, query, "cannot be said in Structured Streaming without watermarks")
             elif engine == "flink" and query not in FLINK:
                 self._skip(engine, query, "Flink has no OVER over what changes")
+            elif engine == "pathway" and query not in PATHWAY:
+                self._skip(engine, query, "is not written down for Pathway")
             else:
                 yield engine
 
@@ -268,7 +264,7 @@ class Contest:
                 assert each["what"] != "failed", each
             return told
         try:
-            with self._worker(engine, job) as worker:
+            with self._start.worker(engine, job) as worker:
                 told = worker.all_told()
         except WorkerFailed as error:
             self._leave_out(engine, " ".join(job.queries), error)
@@ -280,26 +276,14 @@ class Contest:
                 self._skip(engine, each["query"], f"failed: {each['why'][-600:]}")
         return told
 
-    def _worker(self, engine: str, job: Job) -> Worker:
-        if engine != "flink":
-            return Worker([sys.executable, "-m", "bench.peers.worker", engine], job, own_spark())
-        texts: dict[str, str | dict[str, str]] = {query: FLINK[query] for query in job.queries}
-        for query in job.queries:
-            texts[f"{query}.tables"] = flink_tables(query, Path(job.data), is_watched=job.measure == "recovery")
-        given = msgspec.structs.replace(job, texts=texts, jars=self._flink.jars)
-        return Worker([str(self._flink.python), str(Path(flink_job.__file__))], given, own_spark())
-
     def _compared(self, query: str, answers: dict[str, Path]) -> None:
         if "evertide" not in answers:
             return
-        expected = pq.read_table(answers["evertide"])
         self.agreed[query] = []
         for engine, path in answers.items():
             if engine != "evertide":
                 try:
-                    compare(
-                        _like(pq.read_table(path), expected), expected, where=f"{query} of {engine}", exact_types=False
-                    )
+                    check_agreement(path, answers["evertide"], f"{query} of {engine}")
                 except Differs as error:
                     if self.size.in_process:
                         raise
@@ -319,18 +303,3 @@ class Contest:
         if found.seconds:
             self.measured.append(found)
             self._kept(self)
-
-
-def _like(found: pa.Table, expected: pa.Table) -> pa.Table:
-    """With the names of the other, and instants where another engine has no time zone."""
-    columns = []
-    for at, field in enumerate(expected.schema):
-        column = found.column(at)
-        if pa.types.is_null(column.type):  # without rows, another engine's answer may have no types
-            column = column.cast(field.type)
-        if pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type) and column.type.tz is None:
-            column = pc.assume_timezone(column, "UTC")
-        if pa.types.is_timestamp(field.type):
-            column = column.cast(field.type)
-        columns.append(column)
-    return pa.Table.from_arrays(columns, names=expected.schema.names)

@@ -1,6 +1,6 @@
 """Apache Flink: a SQL query in its own local cluster.
 
-Runs in a Python environment of its own, by path: it imports nothing of ours.
+Runs in a Python environment of its own, and imports what needs nothing of ours.
 
 State is in RocksDB with incremental checkpoints, aggregates go in mini-batches, distinct ones are split: as Flink's own
 Nexmark has it. Results go nowhere (`blackhole`), as there. Parallelism is 2.
@@ -20,6 +20,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from bench.peers.telling import keep_answer, tell
+
 __all__ = ["main"]
 
 _SETTINGS = {
@@ -35,11 +37,6 @@ _SETTINGS = {
     "table.optimizer.distinct-agg.split.enabled": "true",
 }
 _POLL_S = 0.05
-
-
-def tell(what: str, **values: Any) -> None:
-    sys.stdout.write(json.dumps({"what": what, **values}) + "\n")
-    sys.stdout.flush()
 
 
 def main(given: str) -> None:
@@ -147,18 +144,9 @@ def _newest(path: Path) -> Path:
 
 
 def _keep(result: Any, path: Path) -> None:
-    """The changes, added up."""
-    pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    names = result.get_table_schema().get_field_names()
-    held: dict[tuple[Any, ...], int] = {}
     with result.collect() as rows:
-        for row in rows:
-            values = tuple(row)
-            is_added = row.get_row_kind().name in ("INSERT", "UPDATE_AFTER")
-            held[values] = held.get(values, 0) + (1 if is_added else -1)
-    content = [values for values, times in held.items() for _ in range(times)]
-    columns = [list(column) for column in zip(*content, strict=True)] or [[] for _ in names]
-    parquet.write_table(pyarrow.table(dict(zip(names, columns, strict=True))), path)
+        changes = ((tuple(row), row.get_row_kind().name in ("INSERT", "UPDATE_AFTER")) for row in rows)
+        keep_answer(result.get_table_schema().get_field_names(), changes, path)
 
 
 def _free_port() -> int:

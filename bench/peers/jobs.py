@@ -26,7 +26,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Per query, the tables that it reads and the query in the engine's own words, for a worker that cannot read ours:
     `q4.tables`, `q4`."""
     data: str = ""
-    """Directories of Parquet files, one per table."""
+    """Directories of Parquet files, one per table; of CSV files for Pathway."""
     result: str = ""
     """Where to write the answers as Parquet files; nothing is compared if it is empty."""
     histories: tuple[int, ...] = ()

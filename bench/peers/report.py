@@ -17,7 +17,7 @@ import msgspec
 from bench.measure import Figure
 from bench.peers.contest import ENGINES, Contest
 from bench.peers.jobs import Measured, Skipped
-from bench.peers.setting_up import FLINK_VERSION
+from bench.peers.setting_up import FLINK_VERSION, PATHWAY_VERSION
 from bench.peers.svg import bars
 
 __all__ = ["Report", "figures", "read_report", "reported", "together", "write_report"]
@@ -25,6 +25,7 @@ __all__ = ["Report", "figures", "read_report", "reported", "together", "write_re
 _TITLES = {
     "evertide": "Evertide",
     "flink": "Flink",
+    "pathway": "Pathway",
     "streaming": "Structured Streaming",
     "spark": "Spark, recomputed",
     "duckdb": "DuckDB, recomputed",
@@ -87,6 +88,7 @@ def _machine() -> dict[str, str]:
         "Java": java[0] if java else "none",
         **versions,
         "apache-flink": FLINK_VERSION,
+        "pathway": PATHWAY_VERSION,
         "load when it ended": f"{os.getloadavg()[1]:.1f}",
     }
 

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pyspark
 
-__all__ = ["FLINK_VERSION", "Flink", "set_up_flink"]
+__all__ = ["FLINK_VERSION", "PATHWAY_VERSION", "Flink", "set_up_flink", "set_up_pathway"]
 
 FLINK_VERSION = "2.3.0"
+PATHWAY_VERSION = "0.33.0"
 _PARQUET = f"org.apache.flink:flink-sql-parquet:{FLINK_VERSION}"
 
 
@@ -31,24 +32,40 @@ class Flink:
 
 def set_up_flink() -> Flink:
     """Made if it is not there: some minutes, and some 500 MB."""
-    home = _cache() / f"flink-{FLINK_VERSION}"
+    jars = _home("flink", FLINK_VERSION) / "jars"
+    copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={_PARQUET}", f"-DoutputDirectory={jars}"]
+    python = _environment("flink", "apache-flink", FLINK_VERSION, copy)
+    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
+    return Flink(python, tuple(map(str, [*sorted(jars.glob("*.jar")), *hadoop])))
+
+
+def set_up_pathway() -> Path:
+    """Its Python. Made if it is not there: some minutes, and some 1.5 GB."""
+    return _environment("pathway", "pathway", PATHWAY_VERSION)
+
+
+def _environment(engine: str, package: str, version: str, *also: list[str]) -> Path:
+    """The Python of an environment that has the package; `also` are commands that it needs besides."""
+    home = _home(engine, version)
     python, done = home / "bin" / "python", home / ".installed"
     if not done.exists():
         shutil.rmtree(home, ignore_errors=True)
         venv.create(home, with_pip=True)
-        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        _run([*install, f"apache-flink=={FLINK_VERSION}"])
-        _run(["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={_PARQUET}", f"-DoutputDirectory={home / 'jars'}"])
+        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{package}=={version}"]
+        for command in (install, *also):
+            _run(engine, command)
         done.touch()
-    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
-    return Flink(python, tuple(map(str, [*sorted((home / "jars").glob("*.jar")), *hadoop])))
+    return python
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("EVERTIDE_BENCH_CACHE") or Path.home() / ".cache" / "evertide-bench")
+def _home(engine: str, version: str) -> Path:
+    cache = Path(os.environ.get("EVERTIDE_BENCH_CACHE") or Path.home() / ".cache" / "evertide-bench")
+    return cache / f"{engine}-{version}"
 
 
-def _run(command: list[str]) -> None:
+def _run(engine: str, command: list[str]) -> None:
     if shutil.which(command[0]) is None:
-        sys.exit(f"bench: {command[0]} is needed to set up Flink and was not found; install it, or leave out flink")
+        sys.exit(
+            f"bench: {command[0]} is needed to set up {engine} and was not found; install it, or leave {engine} out"
+        )
     subprocess.run(command, check=True)

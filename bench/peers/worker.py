@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import msgspec
 from bench.peers import engine_duckdb, engine_evertide
 from bench.peers.engine_spark import Recompute, Stream
 from bench.peers.jobs import TWO_THREADS, Job
+from bench.peers.telling import tell
 from bench.views import bench_spark
 
 __all__ = ["ENGINES", "work"]
@@ -42,11 +42,6 @@ def work(engine: str, job: Job, tell: Callable[..., None]) -> None:
                 tell("failed", query=query, why=f"{type(error).__name__}: {error}")
 
 
-def _tell(what: str, **values: Any) -> None:
-    sys.stdout.write(json.dumps({"what": what, **values}) + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    work(sys.argv[1], msgspec.json.decode(sys.argv[2], type=Job), _tell)
-    _tell("over")
+    work(sys.argv[1], msgspec.json.decode(sys.argv[2], type=Job), tell)
+    tell("over")

@@ -1,0 +1,49 @@
+"""How the process of each engine is started: in which Python environment, with what it is given.
+
+Setting up an environment and preparing files happens before the process begins, so none of it is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from bench.measure import own_spark
+from bench.peers.flink_sql import FLINK, flink_tables
+from bench.peers.jobs import Job
+from bench.peers.pathway_input import pathway_files
+from bench.peers.process import Worker
+from bench.peers.setting_up import Flink, set_up_flink, set_up_pathway
+
+__all__ = ["Starter"]
+
+
+class Starter:
+    def worker(self, engine: str, job: Job) -> Worker:
+        if engine == "flink":
+            return _started(self._flink.python, "flink_job", self._for_flink(job))
+        if engine == "pathway":
+            given = msgspec.structs.replace(job, data=str(pathway_files(Path(job.data))))
+            return _started(self._pathway, "pathway_job", given)
+        return _started(Path(sys.executable), "worker", job, engine)
+
+    @cached_property
+    def _flink(self) -> Flink:
+        return set_up_flink()
+
+    @cached_property
+    def _pathway(self) -> Path:
+        return set_up_pathway()
+
+    def _for_flink(self, job: Job) -> Job:
+        texts: dict[str, str | dict[str, str]] = {query: FLINK[query] for query in job.queries}
+        for query in job.queries:
+            texts[f"{query}.tables"] = flink_tables(query, Path(job.data), is_watched=job.measure == "recovery")
+        return msgspec.structs.replace(job, texts=texts, jars=self._flink.jars)
+
+
+def _started(python: Path, module: str, job: Job, *arguments: str) -> Worker:
+    return Worker([str(python), "-m", f"bench.peers.{module}", *arguments], job, own_spark())

@@ -256,7 +256,7 @@ class Contest:
         return Job(measure=measure, place=place, queries=queries, chunk=self.size.chunk, **values)
 
     def _tried(self, engine: str, job: Job) -> list[dict[str, Any]] | None:
-        """What it told; None if it failed, which is noted."""
+        """What it told; that it failed is noted, and None if that is all."""
         if self.size.in_process:
             told: list[dict[str, Any]] = []
             work(engine, job, lambda what, **values: told.append({"what": what, **values}))
@@ -268,7 +268,7 @@ class Contest:
                 told = worker.all_told()
         except WorkerFailed as error:
             self._leave_out(engine, " ".join(job.queries), error)
-            return None
+            return [*error.told] or None
         finally:
             shutil.rmtree(job.place, ignore_errors=True)
         for each in told:

@@ -30,6 +30,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class WorkerFailed(Exception):
     """It ended before it told what was waited for; the end of its log is the message."""
 
+    told: Sequence[dict[str, Any]] = ()
+    """What it told before."""
+
 
 class Worker:
     def __init__(self, command: Sequence[str], job: Job, environment: Mapping[str, str]) -> None:
@@ -100,7 +103,9 @@ class Worker:
                 return found
             if told:
                 found.append(told)
-        raise self._failed("over")
+        failed = self._failed("over")
+        failed.told = found
+        raise failed
 
     def kill(self) -> None:
         """The whole group, as SIGKILL does it: nothing is said or written before the end."""

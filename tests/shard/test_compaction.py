@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from evertide.errors import BlobDamaged
+from evertide.errors import BlobDamaged, Conflict
 from evertide.settings import Settings
 from evertide.shard import compaction
-from evertide.shard.changes import advance
+from evertide.shard.changes import DIFF, TIME, advance
 from evertide.shard.compaction import choose
+from evertide.shard.digest import row_hashes
 from evertide.shard.part import Part
 from evertide.shard.shard import Shard
 from evertide.shard.state import Batch, ShardState
@@ -118,6 +119,89 @@ def test_a_large_merge_goes_slice_by_slice(rows_max: int) -> None:
         shard.compare_and_append(changes([(time, "more")], time), time, time + 1, writer)
     shard.advance_since(len(contents) - 1, writer)
     shard.compact(writer)
+    assert rows_at(shard, len(contents) - 1) == contents[-1]
+    assert shard.inspect().rows == contents[-1].total() + FAN_IN, "what was taken away met what it was taken from"
+    with shard.snapshot(len(contents) + FAN_IN - 1) as snapshot:
+        for part in snapshot.parts:
+            hashes = row_hashes(snapshot.fetch(part).drop_columns([TIME, DIFF])).high
+            assert {int(each) * part.slice_count >> 64 for each in hashes} == {part.slice_index}
+
+
+def test_a_merge_in_slices_reads_each_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if each slice reads all of them."""
+    shard, writer, _ = filled(replace(BLOBS, compaction_rows_max=7))
+    blob, got = shard.log.blob, Counter[str]()
+    get = blob.get
+
+    def counting(key: str) -> bytes:
+        got[key] += 1
+        return get(key)
+
+    monkeypatch.setattr(blob, "get", counting)
+    parts = {part.key for part in shard.log.read().state.parts}
+    assert shard.compact(writer)
+    assert got == Counter(parts)
+
+
+LARGE = replace(BLOBS, part_rows_max=8)
+"""A part of four rows is large."""
+
+
+def grown(*, shrinks_at: int = -1) -> tuple[Shard, Writer, list[Counter[tuple[int, str]]]]:
+    """Most times bring six rows, every fifth one row; at one time a row goes, if so wanted."""
+    shards = make_shards(settings=LARGE)
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    content: Counter[tuple[int, str]] = Counter()
+    contents = []
+    for time in range(3 * FAN_IN):
+        added = [(10 * time + each, "row") for each in range(6 if time % 5 else 1)]
+        gone = [(0, "row")] if time == shrinks_at else []
+        shard.compare_and_append(joined(changes(added, time), changes(gone, time, -1)), time, time + 1, writer)
+        content.update(added)
+        content.subtract(gone)
+        contents.append(+content)
+    return shard, writer, contents
+
+
+def test_what_only_grows_is_not_rewritten() -> None:
+    """Large parts stay as they are, small ones are merged; fails if all are read and written again."""
+    shard, writer, contents = grown()
+    large = {part.key for part in shard.log.read().state.parts if part.rows == 6}
+    shard.advance_since(4, writer)
+    assert shard.compact(writer)
+    found = shard.log.read().state
+    assert len(found.batches) < FAN_IN
+    assert large < {part.key for part in found.parts}
+    assert len(found.parts) - len(large) <= 2
+    writer.beat()
+    shard.collect(writer)
+    assert {entry.key for entry in shard.log.blob.list("parts/t/")} == {part.key for part in found.parts}
+    assert [rows_at(shard, time) for time in range(4, len(contents))] == contents[4:]
+
+
+def test_where_a_row_goes_everything_is_summed_up() -> None:
+    """Fails if large parts stay as they are then: what was taken away would lie there for ever."""
+    shard, writer, contents = grown(shrinks_at=3 * FAN_IN - 1)
+    shard.advance_since(len(contents) - 1, writer)
+    while shard.compact(writer):
+        pass
+    assert shard.inspect().rows == contents[-1].total()
+    assert not any(part.retractions for part in shard.log.read().state.parts)
+    assert rows_at(shard, len(contents) - 1) == contents[-1]
+
+
+def test_a_merge_that_loses_the_race_deletes_only_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if it deletes the parts that it would have kept: they are the shard's."""
+    shard, writer, contents = grown()
+
+    def lost(*_: object) -> None:
+        raise Conflict(where="there", why="a peer was faster")
+
+    monkeypatch.setattr(compaction, "commit", lost)
+    assert not shard.compact(writer)
+    monkeypatch.undo()
+    assert {entry.key for entry in shard.log.blob.list("parts/t/")} == {p.key for p in shard.log.read().state.parts}
     assert rows_at(shard, len(contents) - 1) == contents[-1]
 
 

@@ -10,25 +10,28 @@ Runs beside the appends, in whatever process likes to; several may try at once. 
 3. Swap by compare-and-set. If the inputs are not all in the state any more a peer was faster: our parts are
    withdrawn, and the work is lost politely.
 
-A merge of more rows than memory should hold goes slice by slice: a slice is the rows whose hash falls into one of 2^n
-equal ranges. Parts remember their slice, so that the next merge reads just the parts that can hold rows of it."""
+A merge of more rows than memory should hold goes slice by slice (`evertide.shard.dealing`). Parts remember their slice:
+the next merge reads those that lie in one of its own when it is their turn.
+
+Where nothing is taken away, nothing sums up to less. So parts that are large already go into the new batch as they are:
+a table that only grows is not rewritten again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from evertide.errors import BlobDamaged, BlobMissing, Conflict
 from evertide.settings import Settings
 from evertide.shard.append import store_parts, withdraw
-from evertide.shard.changes import DIFF, TIME, advance, changes_schema, consolidate
-from evertide.shard.digest import add, row_hashes
+from evertide.shard.changes import advance, changes_schema, consolidate
+from evertide.shard.dealing import SLICES_MAX, Slices, slice_count
+from evertide.shard.digest import add
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.part import Part, decode_part, verify_rows
 from evertide.shard.state import Batch, Compacted, ShardState
@@ -39,6 +42,8 @@ __all__ = ["Compaction", "choose", "compact"]
 
 _RECLAIM_SHARE = 8
 """What lies below since is rewritten once at least one in so many of its rows is a retraction."""
+_LARGE_BYTES = 64 * 1024 * 1024
+"""A part of so many is not made larger, however few its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ def compact(log: ShardLog, writer: Writer) -> Compaction | None:
         try:
             commit([Proposal(log, _swap(log, run, merged))], writer)
         except Conflict:
-            withdraw(log.blob, merged.parts)
+            withdraw(log.blob, _new(merged, run))
             return None
     log.roll_up_if_due(writer)
     before = (sum(batch.rows for batch in run), sum(batch.bytes for batch in run))
@@ -117,13 +122,15 @@ def _reclaimable(state: ShardState) -> tuple[Batch, ...]:
 
 
 def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], writer: Writer, seq: int) -> Batch:
-    inputs = [part for batch in run for part in batch.parts]
-    count = _slice_count(sum(part.rows for part in inputs), log.settings.compaction_rows_max)
-    parts: list[Part] = []
-    for index in range(count):
-        table = consolidate(advance(_slice(log, inputs, index, count), state.since))
+    every = [part for batch in run for part in batch.parts]
+    is_growing = not any(part.retractions for part in every)
+    parts = [part for part in every if is_growing and _is_large(part, log.settings)]
+    kept = {part.key for part in parts}
+    inputs = [part for part in every if part.key not in kept]
+    count = slice_count(min(SLICES_MAX, sum(part.rows for part in inputs) / log.settings.compaction_rows_max))
+    for index, table in enumerate(_sliced(log, inputs, count) if inputs else ()):
         stored = store_parts(
-            table,
+            consolidate(advance(table, state.since)),
             shard=log.shard,
             blob=log.blob,
             writer=writer.id,
@@ -135,36 +142,35 @@ def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], writer: Writ
         parts += [msgspec.structs.replace(part, slice_index=index, slice_count=count) for part in stored]
     merged = Batch(run[0].lower, run[-1].upper, tuple(parts), state.since)
     if merged.digest != reduce(add, (batch.digest for batch in run)):
-        withdraw(log.blob, merged.parts)
+        withdraw(log.blob, _new(merged, run))
         raise _culprit(log, inputs, merged)
     return merged
 
 
-def _slice_count(rows: int, rows_max: int) -> int:
-    count = 1
-    while rows > rows_max * count:
-        count *= 2
-    return count
+def _is_large(part: Part, settings: Settings) -> bool:
+    return bool(part.key) and (part.rows * 2 >= settings.part_rows_max or part.bytes >= _LARGE_BYTES)
 
 
-def _slice(log: ShardLog, inputs: Sequence[Part], index: int, count: int) -> pa.Table:
-    schema = changes_schema(log.schema())
-    tables = [schema.empty_table()]
-    for part in inputs:
-        if (
-            part.slice_index * count < (index + 1) * part.slice_count
-            and index * part.slice_count < (part.slice_index + 1) * count
-        ):
-            table = _read(log, part)
-            whole = count <= part.slice_count
-            tables.append(table if whole else _rows_of_slice(table, index, count))
-    return pa.concat_tables(tables)
+def _new(merged: Batch, run: Sequence[Batch]) -> list[Part]:
+    """The parts that were not there before."""
+    before = {part.key for batch in run for part in batch.parts}
+    return [part for part in merged.parts if part.key not in before]
 
 
-def _rows_of_slice(table: pa.Table, index: int, count: int) -> pa.Table:
-    hashes = row_hashes(table.drop_columns([TIME, DIFF])).high
-    slices = hashes >> np.uint64(64 - (count.bit_length() - 1))
-    return table.filter(pa.array(slices == index))
+def _sliced(log: ShardLog, inputs: Sequence[Part], count: int) -> Iterator[pa.Table]:
+    """The rows of each slice. Parts that are of several are read once, and dealt out."""
+    with Slices(changes_schema(log.schema()), count) as slices:
+        for part in inputs:
+            if part.slice_count < count:
+                slices.add(_read(log, part))
+        for index in range(count):
+            own = [_read(log, part) for part in inputs if _lies_in(part, index, count)]
+            yield pa.concat_tables([slices.take(index), *own])
+
+
+def _lies_in(part: Part, index: int, count: int) -> bool:
+    """As a whole."""
+    return part.slice_count >= count and part.slice_index * count // part.slice_count == index
 
 
 def _read(log: ShardLog, part: Part) -> pa.Table:

@@ -3,32 +3,20 @@
 1. Each piece is a multiset of its own, without negative counts, and the pieces add up to the content. So whoever takes
    them one after the other never sees a row taken away that was not there, nor one that is not there in the end.
 2. If no change takes anything away, they are told as they lie: the same row may be in several pieces.
-3. Otherwise rows are dealt out by their hash, so that all changes of a row meet in one piece. Until it is their turn
-   they lie in files that have no name: they are gone with the process, however it ends.
+3. Otherwise rows are dealt out by their hash (`evertide.shard.dealing`): all changes of a row meet in one piece.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from math import ceil
-from typing import IO
 
-import numpy as np
 import pyarrow as pa
-from pyarrow import ipc
 
-from evertide.shard.changes import DIFF, TIME, net
-from evertide.shard.columns import Longs
-from evertide.shard.digest import row_hashes
+from evertide.shard.changes import TIME, net
+from evertide.shard.dealing import SLICES_MAX, Slices, slice_count
 from evertide.shard.read import Snapshot
 
 __all__ = ["pieces"]
-
-_FILES_MAX = 512
-"""Processes have some 1,000."""
-_OPTIONS = ipc.IpcWriteOptions(compression="lz4")
 
 
 def pieces(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
@@ -37,7 +25,7 @@ def pieces(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Tab
     if rows <= rows_max and size <= bytes_max:
         found = iter([snapshot.to_arrow()])
     elif any(part.retractions for part in snapshot.parts):
-        found = _dealt(snapshot, min(_FILES_MAX, max(ceil(rows / rows_max), ceil(size / bytes_max))))
+        found = _dealt(snapshot, slice_count(min(SLICES_MAX, max(rows / rows_max, size / bytes_max))))
     else:
         found = _as_they_lie(snapshot, rows_max, bytes_max)
     yield from (piece for piece in found if piece.num_rows)
@@ -59,27 +47,14 @@ def _as_they_lie(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[
 
 
 def _dealt(snapshot: Snapshot, count: int) -> Iterator[pa.Table]:
-    with ExitStack() as files:
-        opened: list[IO[bytes]] = [files.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
-        writers: list[ipc.RecordBatchStreamWriter] = []
-        for changes in _scanned(snapshot):
-            writers = writers or [ipc.new_stream(file, changes.schema, options=_OPTIONS) for file in opened]
-            for writer, dealt in zip(writers, _deal(changes, count), strict=True):
-                writer.write_table(dealt)
-        for writer, file in zip(writers, opened, strict=True):
-            writer.close()
-            file.seek(0)
-            yield _netted([ipc.open_stream(file).read_all()])
-            file.close()
-
-
-def _deal(changes: pa.Table, count: int) -> Iterator[pa.Table]:
-    """By the rows' hashes."""
-    places: Longs = (row_hashes(changes.drop_columns([DIFF])).high % np.uint64(count)).astype(np.int64)
-    ordered = changes.take(pa.array(np.argsort(places, kind="stable")))
-    ends = np.cumsum(np.bincount(places, minlength=count))
-    for start, end in zip([0, *ends.tolist()], ends.tolist(), strict=False):
-        yield ordered.slice(start, end - start)
+    scanned = _scanned(snapshot)
+    first = next(scanned)
+    with Slices(first.schema, count) as slices:
+        slices.add(first)
+        for changes in scanned:
+            slices.add(changes)
+        for index in range(count):
+            yield _netted([slices.take(index)])
 
 
 def _scanned(snapshot: Snapshot) -> Iterator[pa.Table]:

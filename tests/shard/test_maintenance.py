@@ -84,6 +84,33 @@ def test_one_shard_that_fails_is_said_and_the_others_go_on() -> None:
     assert len(good.log.read().state.batches) == 1
 
 
+@pytest.mark.parametrize("call", ["get", "put"])
+def test_who_stops_it_does_not_wait_for_a_merge(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it reads, and while it writes slices. Fails if the merge goes on, or leaves what it wrote."""
+    shards = make_shards(settings=replace(QUICK, compaction_rows_max=2, inline_bytes_max=1))
+    writer = make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    fill(shard, writer, range(QUICK.compaction_fan_in))
+    maintenance = Maintenance(shards, writer)
+    real, calls = getattr(shards.blob, call), 0
+
+    def stopping(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        maintenance._stopping.set()
+        return real(*args)
+
+    before = shard.log.read().state
+    monkeypatch.setattr(shards.blob, call, stopping)
+    maintenance.run_once(collect=False)
+    assert calls == 1
+    assert shard.log.read().state == before
+    assert {entry.key for entry in shards.blob.list("parts/t/")} == {part.key for part in before.parts}
+    monkeypatch.undo()
+    Maintenance(shards, writer).run_once()
+    assert len(shard.log.read().state.batches) == 1
+
+
 def test_maintenance_ends_when_its_writer_is_fenced() -> None:
     shards = make_shards(settings=QUICK)
     writer = make_writer(shards)

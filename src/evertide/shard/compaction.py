@@ -38,7 +38,7 @@ from evertide.shard.state import Batch, Compacted, ShardState
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
-__all__ = ["Compaction", "choose", "compact"]
+__all__ = ["Compaction", "choose", "compact", "never"]
 
 _RECLAIM_SHARE = 8
 """What lies below since is rewritten once at least one in so many of its rows is a retraction."""
@@ -59,15 +59,25 @@ class Compaction:
     bytes_after: int
 
 
-def compact(log: ShardLog, writer: Writer) -> Compaction | None:
-    """One merge; None if there is nothing to merge, or a peer was faster."""
+class _Stopped(Exception):
+    """Nobody waits for a merge to end."""
+
+
+def never() -> bool:
+    return False
+
+
+def compact(log: ShardLog, writer: Writer, is_stopping: Callable[[], bool] = never) -> Compaction | None:
+    """One merge; None if there is nothing to merge, a peer was faster, or it was stopped."""
     state = log.read().state
     run = choose(state, log.settings)
     if not run:
         return None
     with writer.claim() as seq:
         try:
-            merged = _merged(log, state, run, writer, seq)
+            merged = _merged(log, state, run, _Storing(writer.id, seq, is_stopping))
+        except _Stopped:
+            return None
         except BlobMissing:
             if _is_in(run, log.read().state):
                 raise
@@ -121,25 +131,40 @@ def _reclaimable(state: ShardState) -> tuple[Batch, ...]:
     return run if untried and retractions > 0 and retractions * _RECLAIM_SHARE >= rows else ()
 
 
-def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], writer: Writer, seq: int) -> Batch:
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    writer: str
+    seq: int
+    is_stopping: Callable[[], bool]
+
+    def check(self) -> None:
+        if self.is_stopping():
+            raise _Stopped
+
+
+def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Storing) -> Batch:
     every = [part for batch in run for part in batch.parts]
     is_growing = not any(part.retractions for part in every)
     parts = [part for part in every if is_growing and _is_large(part, log.settings)]
     kept = {part.key for part in parts}
     inputs = [part for part in every if part.key not in kept]
     count = slice_count(min(SLICES_MAX, sum(part.rows for part in inputs) / log.settings.compaction_rows_max))
-    for index, table in enumerate(_sliced(log, inputs, count) if inputs else ()):
-        stored = store_parts(
-            consolidate(advance(table, state.since)),
-            shard=log.shard,
-            blob=log.blob,
-            writer=writer.id,
-            seq=seq,
-            attempt=f"s{index}" if count > 1 else "",
-            runtime=log.runtime,
-            settings=log.settings,
-        )
-        parts += [msgspec.structs.replace(part, slice_index=index, slice_count=count) for part in stored]
+    try:
+        for index, table in enumerate(_sliced(log, inputs, count, storing) if inputs else ()):
+            stored = store_parts(
+                consolidate(advance(table, state.since)),
+                shard=log.shard,
+                blob=log.blob,
+                writer=storing.writer,
+                seq=storing.seq,
+                attempt=f"s{index}" if count > 1 else "",
+                runtime=log.runtime,
+                settings=log.settings,
+            )
+            parts += [msgspec.structs.replace(part, slice_index=index, slice_count=count) for part in stored]
+    except _Stopped:
+        withdraw(log.blob, [part for part in parts if part.key not in kept])
+        raise
     merged = Batch(run[0].lower, run[-1].upper, tuple(parts), state.since)
     if merged.digest != reduce(add, (batch.digest for batch in run)):
         withdraw(log.blob, _new(merged, run))
@@ -157,13 +182,15 @@ def _new(merged: Batch, run: Sequence[Batch]) -> list[Part]:
     return [part for part in merged.parts if part.key not in before]
 
 
-def _sliced(log: ShardLog, inputs: Sequence[Part], count: int) -> Iterator[pa.Table]:
+def _sliced(log: ShardLog, inputs: Sequence[Part], count: int, storing: _Storing) -> Iterator[pa.Table]:
     """The rows of each slice. Parts that are of several are read once, and dealt out."""
     with Slices(changes_schema(log.schema()), count) as slices:
         for part in inputs:
             if part.slice_count < count:
+                storing.check()
                 slices.add(_read(log, part))
         for index in range(count):
+            storing.check()
             own = [_read(log, part) for part in inputs if _lies_in(part, index, count)]
             yield pa.concat_tables([slices.take(index), *own])
 

@@ -37,6 +37,8 @@ class Maintenance(Ticker):
         prefix = shard_key("")
         for key, head in self._shards.meta.heads(prefix).items():
             name = key.removeprefix(prefix)
+            if self._stopping.is_set():
+                return
             if self._seen.get(name) != head.seqno or name in self.errors or collect:
                 self._maintain(name, collect=collect)
             self._seen[name] = head.seqno
@@ -46,7 +48,7 @@ class Maintenance(Ticker):
             if name not in self._open:
                 self._open[name] = self._shards.open(name)
             shard = self._open[name]
-            shard.compact(self._writer)
+            shard.compact(self._writer, self._stopping.is_set)
             if collect:
                 shard.collect(self._writer, self._pinned)
             self.errors.pop(name, None)

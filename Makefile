@@ -48,7 +48,7 @@ test: setup ## Run the tests
 	@sh tools/preflight.sh java
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-bench: setup ## Measure WHAT: beside Flink, Spark and DuckDB, in ten minutes, into bench/report
+bench: setup ## Measure WHAT: beside Flink, Pathway, Spark and DuckDB, in ten minutes, into bench/report
 	@sh tools/preflight.sh java
 	$(BIN)/python -m bench $(WHAT) $(ARGS)
 

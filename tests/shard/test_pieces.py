@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from evertide.errors import StorageFull
 from evertide.shard.changes import DIFF, changes_schema, net
 from evertide.shard.pieces import pieces
 from evertide.shard.shard import Shard
@@ -104,3 +108,15 @@ def test_memory_follows_the_piece(is_added_only: bool) -> None:
         rows = sum(piece.num_rows for piece in pieces(snapshot, 1_000, 1_000_000))
         assert rows == 40_000
         assert 1_000_000 < pool.max_memory() < 20_000_000
+
+
+def test_no_room_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if it is a bare OSError: it would end the thread that compacts."""
+
+    class Full(BytesIO):
+        def write(self, data: object, /) -> int:  # type: ignore[override]
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with filled(12, 0).snapshot(11) as snapshot, pytest.raises(StorageFull, match="TMPDIR"):
+        list(pieces(snapshot, 1, MANY))

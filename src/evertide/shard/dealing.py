@@ -7,6 +7,8 @@ Until it is taken up it lies in a file without a name, which is gone with the pr
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
+from evertide.errors import StorageFull
 from evertide.shard.changes import DIFF, TIME
 from evertide.shard.columns import Longs
 from evertide.shard.digest import row_hashes
@@ -37,8 +40,9 @@ class Slices:
     """Of rows with `__diff`, with or without `__time`. Use it as a context manager."""
 
     def __init__(self, schema: pa.Schema, count: int) -> None:
-        self._opened = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - closed with all of it
-        self._writers = [ipc.new_stream(file, schema, options=_OPTIONS) for file in self._opened]
+        with _told():
+            self._opened = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - closed with all of it
+            self._writers = [ipc.new_stream(file, schema, options=_OPTIONS) for file in self._opened]
 
     def __enter__(self) -> Self:
         return self
@@ -54,15 +58,25 @@ class Slices:
         end = 0
         for writer, size in zip(self._writers, np.bincount(places, minlength=count).tolist(), strict=True):
             if size:
-                writer.write_table(ordered.slice(end, size))
+                with _told():
+                    writer.write_table(ordered.slice(end, size))
             end += size
 
     def take(self, index: int) -> pa.Table:
         """What lies in one of them; it is asked for once."""
-        self._writers[index].close()
-        with self._opened[index] as file:
+        with _told(), self._opened[index] as file:
+            self._writers[index].close()
             file.seek(0)
             return ipc.open_stream(file).read_all()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What the place for temporary files refuses, mostly for lack of room."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFull(path=tempfile.gettempdir(), why=f"{error}; TMPDIR may name another place") from error
 
 
 def _places(rows: pa.Table, count: int) -> Longs:

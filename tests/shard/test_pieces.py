@@ -114,7 +114,7 @@ def test_no_room_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) ->
     """Fails if it is a bare OSError: it would end the thread that compacts."""
 
     class Full(BytesIO):
-        def write(self, data: object, /) -> int:  # type: ignore[override]
+        def write(self, data: object, /) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", Full)

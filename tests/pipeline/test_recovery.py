@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.errors import BlobMissing, Diverged, InvalidInput, RecordDamaged, StorageFull, UnsupportedFormat
+from evertide.errors import (
+    BlobMissing,
+    Conflict,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    RecordDamaged,
+    StorageFull,
+    UnsupportedFormat,
+)
 from evertide.pipeline.opening import _fitting
 from evertide.pipeline.pipeline import Pipeline
 from evertide.store.faulty import Fault, Faults, FaultyMeta
@@ -321,3 +330,21 @@ def test_j8_state_of_another_version_is_refused_by_its_number() -> None:
     newer = replace(restored, state=bytes([state[0] + 1]) + state[1:])
     with pytest.raises(UnsupportedFormat, match="found=2"):
         _fitting(newer, p.definition, {})
+
+
+def test_a_checkpoint_of_one_that_was_away_is_told_that_it_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that was paused in the middle of it finds shards that its successor compacted, which says nothing to
+    anybody. Fails if that is what it tells; as long as it leads, it is."""
+    first = open_pipeline(storage())
+    fill(first, 1, 1)
+
+    def refused(*_: object) -> None:
+        raise Conflict(where="shard", why="its times were compacted with later ones")
+
+    monkeypatch.setattr(first._runner.checkpoints, "publish", refused)
+    with pytest.raises(Conflict, match="compacted"):
+        first.checkpoint()
+    first._writer.unregister()
+    with pytest.raises(Fenced):
+        first.checkpoint()
+    crash(first)

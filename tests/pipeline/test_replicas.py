@@ -324,25 +324,6 @@ def test_collection_by_one_leaves_what_the_other_uses() -> None:
         assert rows_of(p, "counts") == [(9, 0)]
 
 
-def test_a_checkpoint_of_one_that_was_away_is_told_that_it_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that was paused in the middle of it finds shards that its successor compacted, which says nothing to
-    anybody. Fails if that is what it tells; as long as it leads, it is."""
-    first = open_pipeline(shared(), settings=QUICK)
-    first.push("orders", [order(1)])
-    first.commit()
-
-    def refused(*_: object) -> None:
-        raise Conflict(where="shard", why="its times were compacted with later ones")
-
-    monkeypatch.setattr(first._runner.checkpoints, "publish", refused)
-    with pytest.raises(Conflict, match="compacted"):
-        first.checkpoint()
-    first._writer.unregister()
-    with pytest.raises(Fenced):
-        first.checkpoint()
-    crash(first)
-
-
 def test_whoever_is_behind_takes_many_transactions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a follower of a leader at full speed never catches up, and takes over late."""
     steps: list[int] = []

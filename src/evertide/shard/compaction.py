@@ -184,6 +184,10 @@ def _new(merged: Batch, run: Sequence[Batch]) -> list[Part]:
 
 def _sliced(log: ShardLog, inputs: Sequence[Part], count: int, storing: _Storing) -> Iterator[pa.Table]:
     """The rows of each slice. Parts that are of several are read once, and dealt out."""
+    if count == 1:
+        storing.check()
+        yield pa.concat_tables([_read(log, part) for part in inputs])
+        return
     with Slices(changes_schema(log.schema()), count) as slices:
         for part in inputs:
             if part.slice_count < count:

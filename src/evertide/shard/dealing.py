@@ -23,8 +23,8 @@ from evertide.shard.digest import row_hashes
 
 __all__ = ["SLICES_MAX", "Slices", "slice_count"]
 
-SLICES_MAX = 512
-"""Each is a file that is open, and processes have some 1,000."""
+SLICES_MAX = 128
+"""Each is a file that is open, of some 1,000 that a process has, and two may deal at once."""
 _OPTIONS = ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -37,7 +37,7 @@ def slice_count(pieces: float) -> int:
 
 
 class Slices:
-    """Of rows with `__diff`, with or without `__time`. Use it as a context manager."""
+    """Of rows with `__diff`, with or without `__time`; two at least. Use it as a context manager."""
 
     def __init__(self, schema: pa.Schema, count: int) -> None:
         with _told():
@@ -81,8 +81,6 @@ def _told() -> Iterator[None]:
 
 def _places(rows: pa.Table, count: int) -> Longs:
     """By row, the slice that it belongs to."""
-    if count == 1:
-        return np.zeros(rows.num_rows, np.int64)
     columns = rows.drop_columns([name for name in (TIME, DIFF) if name in rows.schema.names])
     found: Longs = (row_hashes(columns).high >> np.uint64(64 - (count.bit_length() - 1))).astype(np.int64)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -17,10 +18,10 @@ PAGE = "# Title\n\n<!-- report -->\nold\n<!-- /report -->\n\nfoot\n"
 
 
 def measured(
-    engine: str, seconds: float, *, measure: str = "refresh", query: str = "q4", size: int = 1_000
+    engine: str, seconds: float, *, measure: str = "refresh", query: str = "q4", events: int = 10_000_000, run: str = ""
 ) -> Measured:
     return Measured(
-        measure=measure, engine=engine, query=query, events=10_000_000, size=size, seconds=[seconds], peak_bytes=1
+        run=run, measure=measure, engine=engine, query=query, events=events, size=1_000, seconds=[seconds], peak_bytes=1
     )
 
 
@@ -34,7 +35,7 @@ def report(ours: float) -> Report:
             measured("flink", 10.0, measure="sustained"),
         ],
         skipped=[Skipped(engine="flink", query="q6", why="cannot")],
-        agreed={"q4": ["spark"]},
+        agreed={"q4": ["spark", "duckdb"]},
     )
 
 
@@ -79,15 +80,59 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
 
 def test_runs_that_are_put_together_are_not_mixed(tmp_path: Path) -> None:
     """A ratio of two runs would say more of the machine than of the engines."""
-    again = Report(machine={"machine": "two"}, measured=[measured("evertide", 0.1)], skipped=[], agreed={"q5": []})
+    again = Report(
+        machine={"machine": "two"},
+        measured=[measured("evertide", 0.1), measured("evertide", 0.3, events=1_000_000)],
+        skipped=[Skipped(engine="duckdb", query="q4", why="has another result")],
+        agreed={"q4": ["flink"], "q5": []},
+    )
     found = together([report(0.2), again])
     assert [(one.measure, one.engine, one.seconds) for one in found.measured] == [
         ("sustained", "evertide", [20.0]),
         ("sustained", "flink", [10.0]),
         ("refresh", "evertide", [0.1]),
+        ("refresh", "evertide", [0.3]),
     ]
-    assert (found.machine, found.agreed) == ({"machine": "two"}, {"q4": ["spark"], "q5": []})
+    assert (found.machine, found.agreed) == ({"machine": "two"}, {"q4": ["flink", "spark"], "q5": []})
     assert together([found]) == found
+    kept = together([found, report(0.5)]).of("refresh")
+    assert [one.seconds for one in kept if one.events == 1_000_000] == [[0.3]], "another history is another case"
+
+
+def test_growth_is_told_of_one_run() -> None:
+    """The machine may be slower in another."""
+    cases = [("q12", 0.2, "b"), ("q2", 0.5, "a"), ("q2", 0.4, "b")]
+    found = Report(
+        machine={},
+        measured=[
+            *(measured("evertide", 0.1, query=query, events=1_000_000, run="a") for query in ("q2", "q12")),
+            *(measured("evertide", taken, query=query, run=run) for query, taken, run in cases),
+        ],
+        skipped=[],
+        agreed={},
+    )
+    [growth] = [one for one in figures(found) if "growth" in one.name]
+    assert (growth.value, growth.met) == ("5.00x", False)
+    assert growth.detail == "geometric mean of 1 queries; most 5.00x, q2"
+    assert [one.query for one in found.of("refresh")] == ["q2", "q2", "q2", "q12", "q12"], "as people count"
+
+
+def test_who_recomputes_has_one_round_on_a_long_history_except_for_one_size() -> None:
+    """A recomputation takes what the history takes: on 100 million, up to a minute for each."""
+    job = Job(
+        measure="refresh",
+        place="",
+        queries=("q12",),
+        histories=(1_000_000, 100_000_000),
+        sizes=(1, 1_000, 100_000),
+        warm_up=1,
+        rounds=3,
+        is_recomputed=True,
+    )
+    refreshes = [step for step in nexmark.steps(job) if step.query]
+    assert [step.is_measured for step in refreshes] == [False] + [True] * 12
+    rounds = Counter((step.history, step.size) for step in refreshes if step.is_measured)
+    assert [*rounds.values()] == [3, 3, 1, 1, 3, 1]
 
 
 @pytest.mark.parametrize("queries", [("q3",), ("q12",), ("q3", "q12")])

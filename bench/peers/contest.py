@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ class Contest:
         self.agreed: dict[str, list[str]] = {}
         """By query, who agrees with Evertide."""
         self._moved = moved
+        self._run = datetime.now(UTC).isoformat(timespec="seconds")
         self._scratch = Path()
         self._start = Starter()
 
@@ -175,6 +177,7 @@ class Contest:
                     sizes=self.size.sizes,
                     warm_up=min(1, self.size.warm_up) if is_slow else self.size.warm_up,
                     rounds=min(_SLOW_ROUNDS, self.size.refreshes) if is_slow else self.size.refreshes,
+                    is_recomputed=is_slow,
                 )
                 self._refreshed(engine, self._tried(engine, job) or [])
 
@@ -199,7 +202,7 @@ class Contest:
             for query in self.size.tpch:
                 answers[query][engine] = result / f"{query}.parquet"
         for query, found in answers.items():
-            self._compared(query, found)
+            self._compared(f"TPC-H {query}", found)
 
     def _recovery(self) -> None:
         data = self._scratch / "history"
@@ -303,5 +306,5 @@ class Contest:
 
     def _keep(self, found: Measured) -> None:
         if found.seconds:
-            self.measured.append(found)
+            self.measured.append(msgspec.structs.replace(found, run=self._run))
             self._kept(self)

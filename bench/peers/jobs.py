@@ -35,6 +35,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """How many new events before a refresh."""
     warm_up: int = 0
     rounds: int = 1
+    is_recomputed: bool = False
+    """What a refresh takes follows the history, whatever is new."""
     scale: float = 0.0
     """Of TPC-H."""
     phase: str = ""
@@ -44,6 +46,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, kw_only=True):
+    run: str = ""
+    """When the run began that it is of: ratios are of one run."""
     measure: str
     engine: str
     query: str

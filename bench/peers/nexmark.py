@@ -42,6 +42,10 @@ _GENERATOR = Nexmark(seed=7)
 _SIDE_ROWS = 2_000
 _CYCLE = 50
 """Events: a person, three auctions, bids."""
+_LARGE, _USUAL = 100_000, 1_000
+"""New events."""
+_LONG = 100_000_000
+"""Events of history, where to recompute once takes up to a minute."""
 _TABLE = re.compile(r"CREATE TABLE (\w+) \(.*?\n\)", re.DOTALL)
 
 
@@ -116,7 +120,7 @@ def steps(job: Job) -> Iterator[Step]:
             count = min(job.chunk, history - following)
             yield Step("", history, following, count)
             following += count
-        for query, (size, is_measured) in product(job.queries, [*_rounds(job)]):
+        for query, (size, is_measured) in product(job.queries, [*_rounds(job, history)]):
             while size < _CYCLE and following % _CYCLE not in _places(query):
                 following += 1
             yield Step(query, history, following, size, size, is_measured)
@@ -128,10 +132,17 @@ def _places(query: str) -> range:
     return range(4, _CYCLE) if "bid" in inputs_of(query) else range(1, 4)
 
 
-def _rounds(job: Job) -> Iterator[tuple[int, bool]]:
-    """Large refreshes are measured less often, as they take longer and vary less."""
-    for size in job.sizes:
-        is_large = size >= 100_000
-        warm_up = min(job.warm_up, 1) if is_large else job.warm_up
-        rounds = max(1, job.rounds // 4) if is_large else job.rounds
+def _rounds(job: Job, history: int) -> Iterator[tuple[int, bool]]:
+    """Large refreshes are measured less often, as they take longer and vary less.
+
+    Who recomputes is warm after the first, and on a long history has its rounds for one size only: others are looked at
+    once, as they take the same.
+    """
+    for number, size in enumerate(job.sizes):
+        warm_up, rounds = job.warm_up, job.rounds
+        if size >= _LARGE:
+            warm_up, rounds = min(warm_up, 1), max(1, rounds // 4)
+        if job.is_recomputed:
+            warm_up = 0 if number or history != job.histories[0] else warm_up
+            rounds = 1 if history >= _LONG and size != _USUAL else rounds
         yield from [(size, False)] * warm_up + [(size, True)] * rounds

@@ -308,6 +308,28 @@ def test_runs_stay_few() -> None:
     assert all(part.rows <= 256 for part in subject.parts())
 
 
+def test_a_merge_is_given_up_when_its_owner_stops() -> None:
+    """A pipeline that closes does not wait for it. What it wrote is released, and the rows are where they were. Taken
+    out once (the look at who stops): the merge ran to its end."""
+    world = World()
+    limits = ArrangementSettings(
+        memory_rows_max=16, inline_rows_max=8, row_group_rows=4, part_rows_max=8, merge_fan_in=2
+    )
+    subject = world.arrangement(settings=limits)
+    for name in "ab":
+        subject.apply(delta([(i, name, None) for i in range(40)]))
+        assert subject.maintain()
+    before, written = subject.parts(), len([*world.blob.list("")])
+    looks = iter([False, False, True])
+    assert not subject.maintain(lambda: next(looks))
+    assert subject.parts() == before
+    assert len([*world.blob.list("")]) > written, "it was in the middle"
+    assert {entry.key for entry in world.blob.list("")} == {*subject.released, *(part.key for part in before)}
+    assert content(subject.scan()) == {(i, name, None): 1 for i in range(40) for name in "ab"}
+    assert subject.maintain()
+    assert subject.rows == 80
+
+
 def test_parts_written_elsewhere_are_one_run_if_they_do_not_overlap() -> None:
     world = World()
     subject = world.arrangement()

@@ -38,6 +38,7 @@ from evertide.flow.spine import ArrangementSettings, Spine
 from evertide.flow.state_part import PartEntry, check_schema, verify_part
 from evertide.flow.wanted import Wanted
 from evertide.shard.columns import one_chunk
+from evertide.shard.stopping import IsStopping, never
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
 
@@ -182,9 +183,9 @@ class Arrangement:
         taken = {name: one_chunk(array.take(pa.array(rows))) for name, array in zip(names, arrays, strict=True)}
         return self._checked([Block(totals, totals, taken)], schema)
 
-    def maintain(self) -> bool:
-        """One step towards few runs, for any thread; False if there is nothing to do."""
-        return self._spine.maintain()
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
+        """One step towards few runs, for any thread; False if there is nothing to do, or who asked for it stops."""
+        return self._spine.maintain(is_stopping)
 
     def compact(self) -> None:
         """Merge everything into one run now."""

@@ -42,6 +42,7 @@ from evertide.plan.program import Program
 from evertide.plan.project import Project
 from evertide.plan.view_function import ViewFunction
 from evertide.shard.changes import DIFF, check_column, net
+from evertide.shard.stopping import IsStopping, never
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
@@ -134,9 +135,9 @@ class Circuit:
         """Make everything durable, and say where it is. Not beside a step."""
         return CircuitState({name: kept.save() for name, kept in self.arrangements.items()}, self._is_first)
 
-    def maintain(self) -> bool:
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
         """One step towards few runs per arrangement, for any thread; False if there was nothing to do."""
-        done = [kept.maintain() for kept in self.arrangements.values()]
+        done = [kept.maintain(is_stopping) for kept in self.arrangements.values()]
         return any(done)
 
     def compact(self) -> None:

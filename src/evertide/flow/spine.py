@@ -33,6 +33,7 @@ from evertide.flow.merge import merge, write_run
 from evertide.flow.part_reader import PartShelf
 from evertide.flow.runs import DeltaRun, MemoryRun, PartRun, Run
 from evertide.flow.state_part import PartEntry, PartWriter
+from evertide.shard.stopping import IsStopping, Stopped, going, never
 
 __all__ = ["ArrangementSettings", "Runs", "Spine"]
 
@@ -126,15 +127,18 @@ class Spine:
         with self._lock:
             self._swap((), parts=(*self.runs.parts, *runs))
 
-    def maintain(self) -> bool:
-        """One step, the most useful one; False if there is nothing to do."""
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
+        """One step, the most useful one; False if there is nothing to do. A large merge is given up by who stops."""
         if self._is_full(self.runs.memory, 1):
             self.write_memory()
             return True
         with self._merging:
             runs = self._of_like_size()
-            if runs:
-                self._replace(runs)
+            try:
+                if runs:
+                    self._replace(runs, is_stopping)
+            except Stopped:
+                return False
             return bool(runs)
 
     def write_memory(self) -> None:
@@ -176,8 +180,8 @@ class Spine:
                 with self._lock:
                     self._held = 0
 
-    def _replace(self, runs: Sequence[Run]) -> None:
-        made = self._write(runs)
+    def _replace(self, runs: Sequence[Run], is_stopping: IsStopping = never) -> None:
+        made = self._write(runs, is_stopping)
         gone = {id(run) for run in runs}
         with self._lock:
             parts = [run for run in self.runs.parts if id(run) not in gone]
@@ -198,7 +202,7 @@ class Spine:
             self._shelf.drop(entry)
             self.released.append(entry.key)
 
-    def _write(self, runs: Sequence[Run]) -> PartRun | None:
+    def _write(self, runs: Sequence[Run], is_stopping: IsStopping = never) -> PartRun | None:
         """The sum of runs as parts; None if they cancel out."""
         begun: list[str] = []
 
@@ -213,7 +217,11 @@ class Spine:
         limits = self._settings
         try:
             return write_run(
-                blocks, self._schema, put, row_group_rows=limits.row_group_rows, part_rows_max=limits.part_rows_max
+                going(blocks, is_stopping),
+                self._schema,
+                put,
+                row_group_rows=limits.row_group_rows,
+                part_rows_max=limits.part_rows_max,
             )
         except BaseException:
             self.released += begun

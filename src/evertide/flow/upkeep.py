@@ -20,7 +20,7 @@ class Upkeep(Ticker):
 
     def tick(self) -> bool:
         try:
-            while self._circuit.maintain() and not self._stopping.is_set():
+            while self._circuit.maintain(self._stopping.is_set) and not self._stopping.is_set():
                 pass
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
             self.error = error

@@ -25,6 +25,7 @@ from evertide.pipeline.runner import Runner
 from evertide.pipeline.sink_record import held_by_sinks
 from evertide.shard.append import Append, append_together
 from evertide.shard.shard import Shard
+from evertide.shard.stopping import IsStopping, Stopped, check_going, never
 
 __all__ = ["Backfill"]
 
@@ -34,14 +35,10 @@ _FEW = 2
 """Transactions that may be left to catch up with while the pipeline waits."""
 
 
-class _Stopped(Exception):
-    """The pipeline ends: what is computed is not needed."""
-
-
 class _Filling:
     """What goes into the shards of views that are computed."""
 
-    def __init__(self, runner: Runner, members: Members, time: int, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, runner: Runner, members: Members, time: int, is_stopping: IsStopping) -> None:
         self.shards: dict[str, Shard] = {}
         """By view; made when there is something for it."""
         self._runner = runner
@@ -51,8 +48,7 @@ class _Filling:
         self._pending = Pending(time - 1, runner.writer)
 
     def take(self, found: Mapping[str, pa.Table]) -> None:
-        if self._is_stopping():
-            raise _Stopped
+        check_going(self._is_stopping)
         self._pending.store(self._members)  # what the portion before came to
         self._pending.deltas = {self._shard(name).name: delta for name, delta in found.items()}
 
@@ -93,7 +89,7 @@ class Backfill:
         self._time = 0
         self._hold = f"backfill-{runner.runtime.new_id()[:8]}"
 
-    def run(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def run(self, is_stopping: IsStopping = never) -> None:
         """Until the views are members, or away for a reason."""
         with self._turn:
             self._time = self._runner.time
@@ -108,7 +104,7 @@ class Backfill:
                 if not is_stopping():
                     self._catch_up(self._runner.time)
                     self._join()
-        except _Stopped:
+        except Stopped:
             logger.info("the pipeline ends: the views %s are computed when it runs again", self._left)
         finally:
             for shard in held:
@@ -122,7 +118,7 @@ class Backfill:
             shard.hold(self._hold, self._time - 1)
         return shards
 
-    def _compute(self, members: Members, is_stopping: Callable[[], bool]) -> None:
+    def _compute(self, members: Members, is_stopping: IsStopping) -> None:
         filling = _Filling(self._runner, members, self._time, is_stopping)
         while self._left and self._cohort is None:
             try:

@@ -17,6 +17,7 @@ from evertide.flow.arrangement import Arrangement
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
 from evertide.plan.properties import SinkProperties
+from evertide.shard.stopping import IsStopping, never
 from evertide.store.blob import Blob
 from evertide.store.paths import Name
 
@@ -115,8 +116,8 @@ class Cohort(Protocol):
         """Keys of parts that are no longer used; each is told once."""
         ...
 
-    def maintain(self) -> bool:
-        """One step of merging beside the transactions; False if there is nothing to do."""
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
+        """One step of merging beside the transactions; False if there is nothing to do, or who asked for it stops."""
         ...
 
 

@@ -26,6 +26,7 @@ from evertide.pipeline.engine import Cohort, Engine, StatePart, StateStore, part
 from evertide.pipeline.tables import Tables
 from evertide.runtime import Runtime
 from evertide.settings import Settings
+from evertide.shard.stopping import IsStopping, never
 from evertide.store.blob import Blob
 from evertide.store.retry import PatientBlob
 from evertide.store.sealed import seal
@@ -124,8 +125,8 @@ class Machine:
         found = [key for cohort in self.cohorts for key in cohort.released()] + taken(self.store.given_up)
         return found + [key for kept in self.tables.kept() for key in taken(kept.released)]
 
-    def maintain(self) -> bool:
-        done = [self.tables.maintain(), *(cohort.maintain() for cohort in self.cohorts)]
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
+        done = [self.tables.maintain(is_stopping), *(cohort.maintain(is_stopping) for cohort in self.cohorts)]
         return any(done)
 
 

@@ -21,6 +21,7 @@ from evertide.plan.result_settings import result_settings
 from evertide.plan.session import Session
 from evertide.plan.statements import ViewStatement
 from evertide.plan.view_function import ViewFunction
+from evertide.shard.stopping import IsStopping, never
 
 __all__ = ["SparkCohort", "SparkEngine"]
 
@@ -59,8 +60,8 @@ class SparkCohort:
     def released(self) -> list[str]:
         return [key for kept in self.circuit.arrangements.values() for key in taken(kept.released)]
 
-    def maintain(self) -> bool:
-        return self.circuit.maintain()
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
+        return self.circuit.maintain(is_stopping)
 
 
 class SparkEngine:

@@ -33,6 +33,7 @@ from evertide.pipeline.names import ERRORS, path_name
 from evertide.shard.changes import DIFF, lowest, net
 from evertide.shard.columns import Longs
 from evertide.shard.digest import digest, to_hex
+from evertide.shard.stopping import IsStopping
 from evertide.sources.contract import DELETE, UPSERT, Fault, Rows
 
 __all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "path_name"]
@@ -137,8 +138,8 @@ class Tables:
     def save(self) -> dict[str, Manifest]:
         return {kept.name: kept.save() for kept in self.kept()}
 
-    def maintain(self) -> bool:
-        done = [kept.maintain() for kept in self.kept()]
+    def maintain(self, is_stopping: IsStopping) -> bool:
+        done = [kept.maintain(is_stopping) for kept in self.kept()]
         return any(done)
 
     def _delta(self, made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:

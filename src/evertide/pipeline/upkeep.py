@@ -32,7 +32,7 @@ class Upkeep(Ticker):
 
     def tick(self) -> bool:
         try:
-            while not self._stopping.is_set() and self._runner.machine.maintain():
+            while not self._stopping.is_set() and self._runner.machine.maintain(self._stopping.is_set):
                 pass
             self._collect_if_due()
         except Fenced as error:

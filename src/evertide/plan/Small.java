@@ -28,6 +28,7 @@ import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection$;
 import org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation$;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
@@ -271,8 +272,11 @@ public final class Small {
 
     // Plans.
 
-    /** With rows in the leaves' places, all in one partition: so that no exchange is left to plan. */
-    private LogicalPlan bound(LogicalPlan tree, List leaves, boolean isPlanned) {
+    /**
+     * With rows in the leaves' places, all in one partition: so that no exchange is left to plan. Of a union, and of a
+     * join below a join, Spark does not see that it is, unless it is told.
+     */
+    private LogicalPlan bound(LogicalPlan tree, List leaves, boolean isPlanned, boolean isBelowJoin) {
         if (tree instanceof LogicalRDD) {
             int at = this.marks.indexOf(Integer.valueOf(((LogicalRDD) tree).rdd().id()));
             if (at >= 0) {
@@ -283,7 +287,8 @@ public final class Small {
         List below = new ArrayList();
         scala.collection.Iterator children = ((Seq) tree.children()).iterator();
         while (children.hasNext()) {
-            below.add(this.bound((LogicalPlan) children.next(), leaves, isPlanned));
+            below.add(this.bound(
+                    (LogicalPlan) children.next(), leaves, isPlanned, isBelowJoin || tree instanceof Join));
         }
         if (below.isEmpty()) {
             return tree;
@@ -292,12 +297,13 @@ public final class Small {
             return (LogicalPlan) below.get(0);
         }
         LogicalPlan made = (LogicalPlan) tree.withNewChildren(sequence(below));
-        return isPlanned && tree instanceof Union ? new Repartition(1, false, made) : made;
+        boolean isUnseen = tree instanceof Union || (isBelowJoin && tree instanceof Join);
+        return isPlanned && isUnseen ? new Repartition(1, false, made) : made;
     }
 
     private LogicalPlan signed(Object sign, List leaves, boolean isPlanned) {
         Seq columns = ((Integer) sign).intValue() < 0 ? this.minus : this.plus;
-        return new Project(columns, this.bound(this.tree, leaves, isPlanned));
+        return new Project(columns, this.bound(this.tree, leaves, isPlanned, false));
     }
 
     /** Catalyst computes maps and filters of local rows by itself, an operator at a time; null if there is more. */

@@ -35,10 +35,11 @@ from evertide.shard.digest import add
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.part import Part, decode_part, verify_rows
 from evertide.shard.state import Batch, Compacted, ShardState
+from evertide.shard.stopping import IsStopping, Stopped, check_going, never
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
-__all__ = ["Compaction", "choose", "compact", "never"]
+__all__ = ["Compaction", "choose", "compact"]
 
 _RECLAIM_SHARE = 8
 """What lies below since is rewritten once at least one in so many of its rows is a retraction."""
@@ -59,15 +60,7 @@ class Compaction:
     bytes_after: int
 
 
-class _Stopped(Exception):
-    """Nobody waits for a merge to end."""
-
-
-def never() -> bool:
-    return False
-
-
-def compact(log: ShardLog, writer: Writer, is_stopping: Callable[[], bool] = never) -> Compaction | None:
+def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never) -> Compaction | None:
     """One merge; None if there is nothing to merge, a peer was faster, or it was stopped."""
     state = log.read().state
     run = choose(state, log.settings)
@@ -76,7 +69,7 @@ def compact(log: ShardLog, writer: Writer, is_stopping: Callable[[], bool] = nev
     with writer.claim() as seq:
         try:
             merged = _merged(log, state, run, _Storing(writer.id, seq, is_stopping))
-        except _Stopped:
+        except Stopped:
             return None
         except BlobMissing:
             if _is_in(run, log.read().state):
@@ -135,11 +128,7 @@ def _reclaimable(state: ShardState) -> tuple[Batch, ...]:
 class _Storing:
     writer: str
     seq: int
-    is_stopping: Callable[[], bool]
-
-    def check(self) -> None:
-        if self.is_stopping():
-            raise _Stopped
+    is_stopping: IsStopping
 
 
 def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Storing) -> Batch:
@@ -162,7 +151,7 @@ def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _St
                 settings=log.settings,
             )
             parts += [msgspec.structs.replace(part, slice_index=index, slice_count=count) for part in stored]
-    except _Stopped:
+    except Stopped:
         withdraw(log.blob, [part for part in parts if part.key not in kept])
         raise
     merged = Batch(run[0].lower, run[-1].upper, tuple(parts), state.since)
@@ -185,16 +174,16 @@ def _new(merged: Batch, run: Sequence[Batch]) -> list[Part]:
 def _sliced(log: ShardLog, inputs: Sequence[Part], count: int, storing: _Storing) -> Iterator[pa.Table]:
     """The rows of each slice. Parts that are of several are read once, and dealt out."""
     if count == 1:
-        storing.check()
+        check_going(storing.is_stopping)
         yield pa.concat_tables([_read(log, part) for part in inputs])
         return
     with Slices(changes_schema(log.schema()), count) as slices:
         for part in inputs:
             if part.slice_count < count:
-                storing.check()
+                check_going(storing.is_stopping)
                 slices.add(_read(log, part))
         for index in range(count):
-            storing.check()
+            check_going(storing.is_stopping)
             own = [_read(log, part) for part in inputs if _lies_in(part, index, count)]
             yield pa.concat_tables([slices.take(index), *own])
 

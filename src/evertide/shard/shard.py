@@ -18,7 +18,7 @@ This is the face of the package: everything below is one small module each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -28,7 +28,7 @@ from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, Outcome, append_missing, append_together
 from evertide.shard.changes import DIFF, TIME, consolidate, empty
 from evertide.shard.collection import Collected, Pinned, collect, nothing_pinned
-from evertide.shard.compaction import Compaction, compact, never
+from evertide.shard.compaction import Compaction, compact
 from evertide.shard.hold import advance_since, first_holds, read_holds, release_hold, set_hold
 from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
@@ -37,6 +37,7 @@ from evertide.shard.part import Predicate
 from evertide.shard.read import Snapshot, inline_changes, take_changes, take_snapshot, wait_for_upper
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Entry, Finalized, ShardState
+from evertide.shard.stopping import IsStopping, never
 from evertide.store.blob import Blob
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import check_shard, hold_key, shard_key
@@ -129,7 +130,7 @@ class Shard:
         """Let times below be forgotten, as far as holds and leases allow. Returns the since reached."""
         return advance_since(self.log, time, writer)
 
-    def compact(self, writer: Writer, is_stopping: Callable[[], bool] = never) -> list[Compaction]:
+    def compact(self, writer: Writer, is_stopping: IsStopping = never) -> list[Compaction]:
         """Merge until nothing is left to merge, or whoever asked for it stops."""
         done = []
         while not is_stopping() and (one := compact(self.log, writer, is_stopping)) is not None:

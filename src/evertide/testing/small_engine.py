@@ -22,6 +22,7 @@ from evertide.flow.spine import ArrangementSettings
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
 from evertide.plan.properties import SinkProperties
 from evertide.shard.changes import DIFF, expand, net
+from evertide.shard.stopping import IsStopping, never
 
 __all__ = ["SmallCohort", "SmallEngine", "SmallView"]
 
@@ -129,8 +130,8 @@ class SmallCohort:
     def released(self) -> list[str]:
         return [key for kept in self._kept.values() for key in taken(kept.released)]
 
-    def maintain(self) -> bool:
-        done = [kept.maintain() for kept in self._kept.values()]
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
+        done = [kept.maintain(is_stopping) for kept in self._kept.values()]
         return any(done)
 
 

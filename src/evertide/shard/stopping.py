@@ -1,0 +1,31 @@
+"""Long work that nobody waits for any more, as its owner stops: it asks now and then, and gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+__all__ = ["IsStopping", "Stopped", "check_going", "going", "never"]
+
+IsStopping = Callable[[], bool]
+_Item = TypeVar("_Item")
+
+
+class Stopped(Exception):
+    """Raised in the middle of work. What was done of it is not needed."""
+
+
+def never() -> bool:
+    return False
+
+
+def check_going(is_stopping: IsStopping) -> None:
+    if is_stopping():
+        raise Stopped
+
+
+def going(items: Iterable[_Item], is_stopping: IsStopping) -> Iterator[_Item]:
+    """The items, as long as nobody stops."""
+    for item in items:
+        check_going(is_stopping)
+        yield item

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -89,7 +90,13 @@ def test_every_list_of_runs_that_a_lookup_could_see_is_the_collection(monkeypatc
     world = World()
     subject = world.arrangement()
     model: Content = Counter()
-    steps = [subject.maintain, subject.save, subject.maintain, subject.maintain, subject.compact]
+    steps: list[Callable[[], object]] = [
+        subject.maintain,
+        subject.save,
+        subject.maintain,
+        subject.maintain,
+        subject.compact,
+    ]
     for number in range(40):
         before = named(model)
         looked = len(seen)

@@ -49,9 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--engines", help=f"of peers, only these: {','.join(ENGINES)}")
     parser.add_argument("--measures", help=f"of peers, only these: {','.join(MEASURES)}")
     parser.add_argument("--histories", help="of peers: events before the refreshes, as in 1000000,100000000")
+    parser.add_argument("--sizes", help="of peers: new events of a refresh, as in 1,1000")
     parser.add_argument("--report", type=Path, help="where peers write their report; bench/report")
     parser.add_argument("--publish", type=Path, help="put the report of peers into this page, too")
     parser.add_argument("--add", action="store_true", help="keep what the report says of other queries and measures")
+    parser.add_argument("--go-on", action="store_true", help="as --add, as a part of the last run, which ended early")
     parser.add_argument("--render", action="store_true", help="measure nothing; write the report of what is there")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     chosen = parser.parse_args(arguments)
@@ -92,9 +94,12 @@ def _peers(chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
     if chosen.render:
         report = read_report(directory)
     else:
-        before = [read_report(directory)] if chosen.add else []
+        before = [read_report(directory)] if chosen.add or chosen.go_on else []
         contest = Contest(
-            _contest_size(chosen), moved, lambda found: write_report(together([*before, reported(found)]), directory)
+            _contest_size(chosen),
+            moved,
+            lambda found: write_report(together([*before, reported(found)]), directory),
+            before[0].measured[-1].run if chosen.go_on else None,
         )
         contest.run()
         report = together([*before, reported(contest)])
@@ -114,6 +119,8 @@ def _contest_size(chosen: argparse.Namespace) -> ContestSize:
         size = replace(size, engines=tuple(name for name in ENGINES if name in chosen.engines.split(",")))
     if chosen.measures:
         size = replace(size, measures=tuple(name for name in MEASURES if name in chosen.measures.split(",")))
+    if chosen.sizes:
+        size = replace(size, sizes=tuple(map(int, chosen.sizes.split(","))))
     if chosen.histories:
         size = replace(size, histories=tuple(map(int, chosen.histories.split(","))))
     return size

@@ -99,6 +99,22 @@ def test_runs_that_are_put_together_are_not_mixed(tmp_path: Path) -> None:
     assert [one.seconds for one in kept if one.events == 1_000_000] == [[0.3]], "another history is another case"
 
 
+def test_a_run_may_come_in_pieces() -> None:
+    """The engine that takes longest later, and what it told before, in the same run, is replaced."""
+
+    def piece(*found: Measured) -> Report:
+        return Report(machine={}, measured=[*found], skipped=[], agreed={})
+
+    first = piece(*(measured(engine, 1.0, run="a") for engine in ("evertide", "spark")))
+    found = together([first, piece(*(measured(engine, 2.0, run="a") for engine in ("spark", "duckdb")))])
+    assert [(one.engine, one.seconds) for one in found.measured] == [
+        ("evertide", [1.0]),
+        ("spark", [2.0]),
+        ("duckdb", [2.0]),
+    ]
+    assert [one.engine for one in together([found, piece(measured("spark", 3.0, run="b"))]).measured] == ["spark"]
+
+
 def test_growth_is_told_of_one_run() -> None:
     """The machine may be slower in another."""
     cases = [("q12", 0.2, "b"), ("q2", 0.5, "a"), ("q2", 0.4, "b")]

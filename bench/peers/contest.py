@@ -106,8 +106,15 @@ class ContestSize:
 
 
 class Contest:
-    def __init__(self, size: ContestSize, moved: Progress, kept: Callable[[Contest], None] = lambda _: None) -> None:
-        """`kept` is told whenever there is more: what was measured before a run of hours ended early is not lost."""
+    def __init__(
+        self,
+        size: ContestSize,
+        moved: Progress,
+        kept: Callable[[Contest], None] = lambda _: None,
+        run: str | None = None,
+    ) -> None:
+        """`kept` is told whenever there is more: what was measured before a run of hours ended early is not lost. `run`
+        is that of which this is to be a part."""
         self.size = size
         self._kept = kept
         self.measured: list[Measured] = []
@@ -115,7 +122,7 @@ class Contest:
         self.agreed: dict[str, list[str]] = {}
         """By query, who agrees with Evertide."""
         self._moved = moved
-        self._run = datetime.now(UTC).isoformat(timespec="seconds")
+        self._run = datetime.now(UTC).isoformat(timespec="seconds") if run is None else run
         self._scratch = Path()
         self._start = Starter()
 

@@ -49,15 +49,21 @@ def reported(contest: Contest) -> Report:
 
 def together(reports: Sequence[Report]) -> Report:
     """Of several runs. What they say of a query, by one measure, on one history, is never mixed, as ratios are of one
-    run: the newest counts. Who agreed once is told until it differs."""
+    run: the newest counts. A run may come in pieces, engine by engine. Who agreed once is told until it differs."""
     return functools.reduce(_two, reports)
 
 
 def _two(older: Report, newer: Report) -> Report:
-    told = {_case(one) for one in newer.measured}
+    runs = {_case(one): one.run for one in newer.measured}
+    told = {(_case(one), one.engine, one.size) for one in newer.measured}
+    kept = [
+        one
+        for one in older.measured
+        if runs.get(_case(one), one.run) == one.run and (_case(one), one.engine, one.size) not in told
+    ]
     return Report(
         machine=newer.machine,
-        measured=[*(one for one in older.measured if _case(one) not in told), *newer.measured],
+        measured=[*kept, *newer.measured],
         skipped=_unique([*older.skipped, *newer.skipped]),
         agreed={query: _agreeing(query, older, newer) for query in _unique([*older.agreed, *newer.agreed])},
     )

@@ -82,7 +82,7 @@ def test_runs_that_are_put_together_are_not_mixed(tmp_path: Path) -> None:
     """A ratio of two runs would say more of the machine than of the engines."""
     again = Report(
         machine={"machine": "two"},
-        measured=[measured("evertide", 0.1), measured("evertide", 0.3, events=1_000_000)],
+        measured=[measured("evertide", 0.1, run="b"), measured("evertide", 0.3, events=1_000_000, run="b")],
         skipped=[Skipped(engine="duckdb", query="q4", why="has another result")],
         agreed={"q4": ["flink"], "q5": []},
     )

@@ -99,7 +99,7 @@ def _peers(chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
             _contest_size(chosen),
             moved,
             lambda found: write_report(together([*before, reported(found)]), directory),
-            before[0].measured[-1].run if chosen.go_on else None,
+            before[0].measured[-1].run if chosen.go_on and before[0].measured else None,
         )
         contest.run()
         report = together([*before, reported(contest)])

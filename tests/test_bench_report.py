@@ -78,6 +78,11 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     assert page.read_text() == "# Title\n"
 
 
+def test_what_was_never_measured_cannot_be_added_to(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no report yet"):
+        read_report(tmp_path)
+
+
 def test_runs_that_are_put_together_are_not_mixed(tmp_path: Path) -> None:
     """A ratio of two runs would say more of the machine than of the engines."""
     again = Report(

@@ -20,6 +20,7 @@ from bench.peers.contest import ENGINES, Contest
 from bench.peers.jobs import Measured, Skipped
 from bench.peers.setting_up import FLINK_VERSION, PATHWAY_VERSION
 from bench.peers.svg import bars
+from evertide.errors import InvalidInput
 
 __all__ = ["Report", "figures", "read_report", "reported", "together", "write_report"]
 
@@ -80,7 +81,10 @@ def _agreeing(query: str, older: Report, newer: Report) -> list[str]:
 
 
 def read_report(directory: Path) -> Report:
-    return msgspec.json.decode((directory / "results.json").read_bytes(), type=Report)
+    path = directory / "results.json"
+    if not path.exists():
+        raise InvalidInput(where=str(path), why="there is no report yet: measure without --add, --go-on and --render")
+    return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 def write_report(report: Report, directory: Path) -> None:

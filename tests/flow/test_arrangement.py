@@ -216,7 +216,10 @@ def test_words_only_propose(coarse: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_hashes_of_rows_only_propose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out once (the comparison in `_groups`): all rows of a key became one."""
-    clash = lambda table: RowHashes(*(np.zeros(table.num_rows, np.uint64),) * 2)  # noqa: E731
+
+    def clash(table: pa.Table) -> RowHashes:
+        return RowHashes(*(np.zeros(table.num_rows, np.uint64),) * 2)
+
     monkeypatch.setattr(block_module, "row_hashes", clash)
     subject = World().arrangement()
     rows = [(1, name, price) for name in ("a", "b") for price in (0.0, -0.0, 1.0)]

@@ -1,7 +1,8 @@
 """Values and errors as JSON has them, for every way out: the command line and HTTP say the same.
 
-Spark has days and moments far beyond those that Python has (the years 1 to 9999). Whoever takes rows out of Arrow to
-tell of them does it by `python_rows`: such a day is a text, as Spark writes it, +10000-01-01.
+Spark has days and moments far beyond those that Python has (the years 1 to 9999), and Arrow has nanoseconds. Whoever
+takes rows out of Arrow to tell of them does it by `python_rows`: such a day is a text, as Spark writes it,
++10000-01-01, and so is a time of day that is finer than a microsecond.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _numbered(kind: Any) -> Any:
     """The type with numbers for days and moments."""
     if kinds.is_date32(kind):
         return pa.int32()
-    if kinds.is_date64(kind) or kinds.is_timestamp(kind):
+    if kinds.is_date64(kind) or kinds.is_timestamp(kind) or kinds.is_time64(kind):
         return pa.int64()
     if kinds.is_map(kind):
         return pa.map_(_numbered(kind.key_type), _numbered(kind.item_type))
@@ -87,6 +88,8 @@ def _dated(value: Any, kind: Any) -> Any:
         return None
     if kinds.is_date(kind) or kinds.is_timestamp(kind):
         return _day_text(value, kind)
+    if kinds.is_time64(kind):
+        return _clock_text(value, kind)
     if kinds.is_map(kind):
         pairs = value.items() if isinstance(value, dict) else value
         told = [(_dated(key, kind.key_type), _dated(item, kind.item_type)) for key, item in pairs]
@@ -108,6 +111,13 @@ def _day_text(number: int, kind: Any) -> str:
     sign = "-" if year < 0 else "+" if year > _YEAR_MAX else ""
     zone = "+00:00" if kinds.is_timestamp(kind) and kind.tz else ""
     return f"{sign}{abs(year):04}{rest}{'.' + fraction.ljust(6, '0') if fraction.strip('0') else ''}{zone}"
+
+
+def _clock_text(number: int, kind: Any) -> str:
+    """As `isoformat` would write it, with nine digits if six are too few."""
+    seconds, nanos = divmod(number * (1 if kind.unit == "ns" else 1000), 1_000_000_000)
+    digits = "" if nanos == 0 else f".{nanos:09}" if nanos % 1000 else f".{nanos // 1000:06}"
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{digits}"
 
 
 def is_variant(kind: Any) -> bool:

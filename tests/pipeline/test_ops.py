@@ -82,7 +82,7 @@ def test_a_truncate_of_a_table_that_nobody_knows_the_rows_of() -> None:
 
 
 def test_u6_a_truncate_takes_dead_letters_of_keys_back() -> None:
-    bad = Fault("orders", "here", 1, "why", "raw", {"id": 7})
+    bad = Fault("orders", "here", 1, "why", "raw", pa.table({"id": [7]}))
     nameless = Fault("orders", "here", 2, "why", "raw")
     first = said(ORDERS, up(1), faults=(bad, nameless))
     assert outcome([first])[1] == 2

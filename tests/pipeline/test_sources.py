@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from evertide.errors import Diverged, SourceChanged, SourceFailed
@@ -30,7 +31,7 @@ def order(number: int | None, amount: int = 10) -> Row:
 
 
 def fault(number: int | None, after: int = 0, line: int = 1) -> Fault:
-    key = None if number is None else {"id": number}
+    key = None if number is None else pa.table({"id": [number]})
     return Fault("orders", "orders.csv", line, "amount: 'ten' is no number", f"{number},ann,ten", key, after)
 
 

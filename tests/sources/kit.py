@@ -124,5 +124,9 @@ def faults_in(source: Source, offer: Offer) -> list[Fault]:
     return [fault for batch in batches(source, offer) for fault in batch.faults]
 
 
+def key_of(fault: Fault) -> dict[str, Any] | None:
+    return None if fault.key is None else fault.key.to_pylist()[0]
+
+
 def ids(source: Source, offer: Offer) -> list[int]:
     return [row["id"] for row in rows_in(source, offer)]

@@ -21,6 +21,7 @@ from tests.sources.kit import (
     every_kind,
     faults_in,
     ids,
+    key_of,
     offered,
     opened,
     put,
@@ -100,7 +101,7 @@ def test_a_row_that_does_not_fit_is_a_fault_with_its_number(tmp_path: Path) -> N
     source = orders(tmp_path, op_column="op")
     offer = offered(source, limit=Limit(2, 1 << 30))
     assert ids(source, offer) == [1, 4]
-    found = [(fault.place, fault.line, fault.key, fault.after) for fault in faults_in(source, offer)]
+    found = [(fault.place, fault.line, key_of(fault), fault.after) for fault in faults_in(source, offer)]
     assert found == [("in/x.parquet", 2, None, 1), ("in/x.parquet", 3, {"id": 3}, 0)]
 
 

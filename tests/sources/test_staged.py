@@ -9,7 +9,12 @@ from evertide.sources.staged import FAULT, fault_text, unpacked
 
 
 def test_faults_come_back_in_their_places_and_with_their_keys() -> None:
-    texts = [None, fault_text("here", 2, "why", "raw", {"id": 2}), None, fault_text("here", 4, "why", "raw", None)]
+    texts = [
+        None,
+        fault_text("here", 2, "why", "raw", pa.table({"id": [2]})),
+        None,
+        fault_text("here", 4, "why", "raw", None),
+    ]
     ops = pa.array([UPSERT] * 4, pa.int8())
     table = pa.table(
         {"id": [1, 2, 3, 4], OP: ops, SAME: pa.array([None] * 3 + ['["x"]']), "__xid": [7] * 4, FAULT: texts}
@@ -18,7 +23,7 @@ def test_faults_come_back_in_their_places_and_with_their_keys() -> None:
     assert found.rows.column_names == ["id", OP, SAME]
     assert found.rows.column("id").to_pylist() == [1, 3]
     assert list(found.faults) == [
-        Fault("orders", "here", 2, "why", "raw", {"id": 2}, after=1),
+        Fault("orders", "here", 2, "why", "raw", pa.table({"id": [2]}), after=1),
         Fault("orders", "here", 4, "why", "raw", None, after=2),
     ]
 

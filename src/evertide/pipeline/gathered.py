@@ -21,10 +21,12 @@ import pyarrow.compute as pc
 
 from evertide.flow.groups import group_rows
 from evertide.pipeline.engine import DeclaredTable
-from evertide.shard.columns import Longs
+from evertide.plain import python_rows
+from evertide.shard.columns import Longs, one_chunk
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
+from evertide.sources.fit import key_of
 
-__all__ = ["Gathered", "Letter", "aligned", "completed", "gathered", "json_text"]
+__all__ = ["Gathered", "Letter", "aligned", "completed", "gathered", "json_texts"]
 
 _OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 _SAME_FIELD = pa.field(SAME, pa.string())
@@ -179,15 +181,14 @@ def _null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, sour
 
 
 def _fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: str) -> Fault:
-    row = rows.slice(at, 1).select(table.schema.names).to_pylist()[0]
-    key = {name: row[name] for name in table.key}
+    row = rows.slice(at, 1).select(table.schema.names)
     return Fault(
         table=table.name,
         place=source,
         line=at + 1,
         reason=reason,
-        raw=json_text(row),
-        key=key if key and None not in key.values() else None,
+        raw=json_texts(row)[0],
+        key=key_of(row, table.key, 0),
         after=at,
     )
 
@@ -196,14 +197,19 @@ def _interleaved(table: DeclaredTable, rows: pa.Table, faults: Sequence[Fault]) 
     """Rows, and for each fault one that has only its key, in their order."""
     if not faults:
         return rows
-    keys = [{**{name: fault.key[name] for name in table.key}, OP: _FAULT} for fault in faults if fault.key is not None]
-    marks = pa.Table.from_pylist(keys, rows.schema)
+    keys = pa.concat_tables([fault.key.select(list(table.key)) for fault in faults if fault.key is not None])
+    marks = aligned(keys.append_column(_OP_FIELD, pa.array(np.full(len(faults), _FAULT, np.int8))), rows.schema)
     places = np.concatenate([np.arange(rows.num_rows) * 2 + 1, [fault.after * 2 for fault in faults]])
     return pa.concat_tables([rows, marks]).take(pa.array(np.argsort(places, kind="stable")))
 
 
-def json_text(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, default=str, ensure_ascii=False)
+def json_texts(rows: pa.Table) -> list[str]:
+    """Each row as JSON. The text of a row does not depend on the others."""
+    try:
+        found: list[Mapping[str, Any]] = rows.to_pylist()
+    except (OverflowError, ValueError):  # values that Python lacks, such as the year 10000
+        found = [row for at in range(rows.num_rows) for row in python_rows(rows.slice(at, 1))]
+    return [json.dumps(row, default=str, ensure_ascii=False) for row in found]
 
 
 # What an upsert leaves as it was
@@ -227,7 +233,7 @@ def completed(made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> Gathere
         if here:
             mask = np.zeros(rows.num_rows, np.bool_)
             mask[list(here)] = True
-            given = pa.array([here[row] for row in sorted(here)], field.type)
+            given = pa.concat_arrays([one_chunk(here[row]) for row in sorted(here)])
             filled = pc.replace_with_mask(rows.column(at).combine_chunks(), pa.array(mask), given)
             rows = rows.set_column(at, pa.field(field.name, field.type), filled)
     letters = list(made.letters)
@@ -243,17 +249,21 @@ class _Values:
 
     def __init__(self, made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> None:
         self._made = made
-        self._keys = [repr(tuple(row.values())) for row in made.rows.select(list(made.table.key)).to_pylist()]
-        self._old: dict[str, dict[str, Any]] = {}
-        if not made.is_truncated:
-            for row in lookup(made.keys_once).to_pylist():
-                self._old[repr(tuple(row[name] for name in made.table.key))] = row
-        self._now: dict[str, int | None] = {}
+        self._before = lookup(made.keys_once if not made.is_truncated else made.keys_once.slice(0, 0))
+        columns = list(made.table.key)
+        keys = made.rows.select(columns)
+        both = pa.concat_tables([keys, aligned(self._before, keys.schema)])
+        numbers = group_rows(both)[0].tolist()
+        self._keys: list[int] = numbers[: made.rows.num_rows]
+        """Of each row, the number of its key."""
+        self._old = {key: row for row, key in enumerate(numbers[made.rows.num_rows :])}
+        """By key, the row that the table has."""
+        self._now: dict[int, int | None] = {}
         """By key, the row that it has; None: it has none. What is not here is as the table has it."""
         self._found: dict[int, dict[str, Any]] = {}
 
     def found(self) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-        """Values by row and column; and rows for which there are none, each with a column."""
+        """Values, as arrays of one, by row and column; and rows for which there are none, each with a column."""
         bad: dict[int, str] = {}
         deleted: Callable[[str], Any] = self._nothing
         for row, (key, op) in enumerate(zip(self._keys, self._made.ops.tolist(), strict=True)):
@@ -268,17 +278,17 @@ class _Values:
             self._now[key] = row if op == UPSERT and row not in bad else None
         return self._found, bad
 
-    def _reader(self, key: str) -> Callable[[str], Any]:
+    def _reader(self, key: int) -> Callable[[str], Any]:
         """Of the values that a key has now."""
         at, is_changed, old = self._now.get(key), key in self._now, self._old.get(key)
 
         def value(name: str) -> Any:
             if at is not None:
                 given = self._found.get(at, {})
-                return given[name] if name in given else self._made.rows.column(name)[at].as_py()
+                return given[name] if name in given else self._made.rows.column(name).slice(at, 1)
             if is_changed or old is None:
                 raise KeyError(name)
-            return old[name]
+            return self._before.column(name).slice(old, 1)
 
         return value
 

@@ -25,16 +25,17 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.flow.arrangement import Arrangement
+from evertide.flow.keys import canonical
 from evertide.flow.manifest import Manifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
-from evertide.pipeline.gathered import Gathered, Letter, completed, gathered, json_text
+from evertide.pipeline.gathered import Gathered, Letter, completed, gathered, json_texts
 from evertide.pipeline.names import ERRORS, path_name
 from evertide.shard.changes import DIFF, lowest, net
-from evertide.shard.columns import Longs
+from evertide.shard.columns import Longs, one_chunk
 from evertide.shard.digest import digest, to_hex
 from evertide.shard.stopping import IsStopping
-from evertide.sources.contract import DELETE, UPSERT, Fault, Rows
+from evertide.sources.contract import DELETE, UPSERT, Rows
 
 __all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "path_name"]
 
@@ -197,10 +198,12 @@ def _excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
 
 
 def _letters(table: DeclaredTable, letters: Sequence[Letter]) -> pa.Table:
+    keys = [letter.fault.key for letter in letters if table.key and letter.fault.key is not None]
+    texts = iter(_key_texts(pa.concat_tables(keys)) if keys else [])
     rows = [
         {
             "table": table.name,
-            "key": _fault_key(table, letter.fault),
+            "key": next(texts) if table.key and letter.fault.key is not None else None,
             "source": letter.source,
             "place": letter.fault.place,
             "line": letter.fault.line,
@@ -212,16 +215,10 @@ def _letters(table: DeclaredTable, letters: Sequence[Letter]) -> pa.Table:
     return pa.Table.from_pylist(rows, ERRORS_SCHEMA)
 
 
-def _fault_key(table: DeclaredTable, fault: Fault) -> str | None:
-    """As the table's own types write it, so that it is found again by a good row."""
-    if not table.key or fault.key is None:
-        return None
-    schema = pa.schema([table.schema.field(column) for column in table.key])
-    return _key_texts(pa.Table.from_pylist([dict(fault.key)], schema))[0]
-
-
 def _key_texts(keys: pa.Table) -> list[str]:
-    return [json_text(row) for row in keys.to_pylist()]
+    """Equal keys have equal texts, whatever other keys are there: so a good row finds the letters of its key."""
+    columns = [canonical(one_chunk(column)) for column in keys.columns]
+    return json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 
 
 def _digest(batch: Rows) -> int:

@@ -98,8 +98,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A row that does not fit. `key` is the row's key as JSON, if that much could be read: then the key has no row
-    until a good one comes (U6)."""
+    """A row that does not fit. `key` has one row with the columns of the table's key, if that much could be read: then
+    the key has no row until a good one comes (U6). It is Arrow, as JSON and Python lack some values of some types."""
 
     table: str
     place: str
@@ -109,7 +109,7 @@ class Fault:
     reason: str
     raw: str
     """As it came, shortened if it is long."""
-    key: Mapping[str, object] | None = None
+    key: pa.Table | None = None
     after: int = 0
     """How many rows of the same batch of this table come before it: the last change of a key wins."""
 

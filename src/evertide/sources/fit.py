@@ -9,11 +9,8 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,7 @@ from evertide.sources.contract import DELETE, OP, UPSERT, Fault, Rows, TableDecl
 from evertide.sources.defaults import default_of
 from evertide.sources.kinds import sql_name
 
-__all__ = ["Fitted", "Ops", "Reason", "faulty_rows", "fit", "rows_schema", "upserts"]
+__all__ = ["Fitted", "Ops", "Reason", "faulty_rows", "fit", "key_of", "rows_schema", "upserts"]
 
 Ops = npt.NDArray[np.int8]
 
@@ -110,7 +107,7 @@ def faulty_rows(
             line=line_of(row),
             reason=str(fitted.reasons[row]),
             raw=_short(raw_of(row)),
-            key=_key(declaration, fitted.rows, row),
+            key=key_of(fitted.rows, declaration.key, row),
             after=row - before,
         )
         for before, row in enumerate(bad)
@@ -122,22 +119,9 @@ def _short(raw: str) -> str:
     return raw if len(raw) <= _RAW_MAX else f"{raw[:_RAW_MAX]}..."
 
 
-def _key(declaration: TableDeclaration, rows: pa.Table, row: int) -> dict[str, object] | None:
-    """None if a column of the key could not be read, or is NULL: both are NULL here."""
-    key = {name: rows.column(name)[row].as_py() for name in declaration.key}
-    return {name: _plain(value) for name, value in key.items()} if key and None not in key.values() else None
-
-
-def _plain(value: Any) -> object:
-    """As JSON has it; `evertide.sources.values.fitted` makes the same value of it again."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, date | datetime | time):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return [_plain(element) for element in value]
-    if isinstance(value, dict):
-        return {str(name): _plain(element) for name, element in value.items()}
-    return value
+def key_of(rows: pa.Table, columns: Sequence[str], row: int) -> pa.Table | None:
+    """The key of a row, for a `Fault`; None if a column of it is NULL, which one that could not be read is too."""
+    if not columns:
+        return None
+    key = rows.select(list(columns)).take(pa.array([row]))  # a slice would keep, and pickle, all rows
+    return None if any(column.null_count for column in key.columns) else key

@@ -1,20 +1,22 @@
 """Rows and faults of a source that stages them, as one table: what does not fit must be durable, too.
 
 Layout of a staged table: the columns of the rows, `__op`, `__same` if any row has it, and `__fault` if any row is one:
-as text, the JSON of its place, line, reason, raw and key; that row has no values. Columns that begin with `__` and are
-none of these are the source's own, and do not count.
+as text, the JSON of its place, line, reason, raw and key. That row has the values that could be read, and NULL
+elsewhere: its key is taken from them, as JSON lacks some values; the JSON only says whether the key is known. Columns
+that begin with `__` and are none of these are the source's own, and do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from evertide.plain import plain, python_rows
 from evertide.sources.contract import OP, SAME, Fault, Rows
+from evertide.sources.fit import key_of
 
 __all__ = ["FAULT", "fault_text", "unpacked"]
 
@@ -30,8 +32,8 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     key: dict[str, Any] | None = None
 
 
-def fault_text(place: str, line: int, reason: str, raw: str, key: Mapping[str, object] | None) -> str:
-    made = _Fault(place, line, reason, raw, None if key is None else dict(key))
+def fault_text(place: str, line: int, reason: str, raw: str, key: pa.Table | None) -> str:
+    made = _Fault(place, line, reason, raw, None if key is None else plain(python_rows(key)[0]))
     return msgspec.json.encode(made).decode()
 
 
@@ -46,7 +48,6 @@ def unpacked(table: str, staged: pa.Table) -> Rows:
     faults = []
     for at in np.flatnonzero(is_bad).tolist():
         found = msgspec.json.decode(texts[at].as_py(), type=_Fault)
-        faults.append(
-            Fault(table, found.place, found.line, found.reason, found.raw, key=found.key, after=int(before[at]))
-        )
+        key = None if found.key is None else key_of(staged, list(found.key), at)
+        faults.append(Fault(table, found.place, found.line, found.reason, found.raw, key, after=int(before[at])))
     return Rows(table, staged.filter(pa.array(~is_bad)).select(wanted), faults)

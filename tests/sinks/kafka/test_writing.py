@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 
 from evertide.errors import InvalidInput, SinkFailed
 from tests.servers.kafka import PASSWORD, USER, KafkaBroker
@@ -293,3 +294,30 @@ def test_a_target_that_cannot_be_used_is_refused(
     (tmp_path / "secret").write_text(f"{PASSWORD}\n")
     prepared(kafka_broker, topic, **login).probe()
     assert PASSWORD not in repr(prepared(kafka_broker, topic, **login))
+
+
+def test_a_foreign_open_transaction_does_not_hide_what_the_sink_committed(kafka_broker: KafkaBroker) -> None:
+    """Readers of committed records stop before the first open transaction. A sink that reopens beneath one and believed
+    such a reader would write transaction 5 a second time."""
+    topic = new_topic(kafka_broker)
+    sink = opened(kafka_broker, topic)
+    sink.write(3, changes(("ann", 1, 1)))
+    foreign = Producer({"bootstrap.servers": kafka_broker.brokers, "transactional.id": f"foreign-{topic}"})
+    foreign.init_transactions(10)
+    foreign.begin_transaction()
+    foreign.produce(topic, b"{}", b'"zoe"')
+    foreign.flush(10)
+    quiet = opened(kafka_broker, topic)  # nothing of ours lies behind the open transaction: no reason to wait
+    assert quiet.last() == 3
+    quiet.close()
+    again = opened(kafka_broker, topic)
+    again.write(5, changes(("bob", 2, 1)))
+    again.close()
+    with pytest.raises(SinkFailed, match="open transaction of another producer"):
+        opened(kafka_broker, topic)
+    foreign.abort_transaction(10)
+    final = opened(kafka_broker, topic)
+    assert final.last() == 5
+    final.write(5, changes(("bob", 2, 1)))
+    final.close()
+    assert [one.time for one in read_committed(kafka_broker, topic)] == [3, 5]

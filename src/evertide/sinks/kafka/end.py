@@ -3,6 +3,10 @@
 Numbers increase in each partition, so that the last record of ours in a partition has its largest. What lies after it
 may be much: records of others, and of transactions that were aborted. So each partition is looked at from ever further
 back, until one of ours is found, or its beginning is reached, or `_LOOK_BACK_MAX`; then what delivery recorded counts.
+
+A reader of committed records stops before the first transaction that is open, whoever opened it. The sink's own are all
+decided by then (`init_transactions`), but committed ones may lie behind a foreign open one. `is_hidden` finds that out
+with a reader that sees everything; the sink then waits until the foreign transaction ends.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER
 
-__all__ = ["newest_number", "topic_ends"]
+__all__ = ["is_hidden", "newest_number", "topic_ends"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,13 @@ def newest_number(consumer: Consumer, topic: str, ends: Mapping[int, tuple[int, 
             break
         look_back *= _FURTHER
     return max(newest.values(), default=None)
+
+
+def is_hidden(uncommitted: Consumer, topic: str, ends: Mapping[int, tuple[int, int]], token: str) -> bool:
+    """Whether records of the sink lie at or after the ends, where a reader of committed records does not get yet."""
+    now = topic_ends(uncommitted, topic, ends)
+    begins = {number: end for number, (_, end) in ends.items() if now[number][1] > end}
+    return bool(begins and _numbers(uncommitted, topic, begins, token.encode()))
 
 
 def _numbers(consumer: Consumer, topic: str, begins: Mapping[int, int], token: bytes) -> dict[int, int]:

@@ -13,7 +13,7 @@ Where the number lies: in the header `evertide-time` of each record, beside `eve
 1. *Open*: `init_transactions` under the token's transactional id fences out the predecessor, and ends what it left: a
    transaction whose commit had begun is completed, any other is aborted, so that readers never see it.
 2. *Last* is the newest number among the last committed records of ours in each partition (`end`). Records expire;
-   so delivery keeps the number, too.
+   so delivery keeps the number, too. While a foreign open transaction hides records of ours, the sink does not open.
 3. *Write*: begin, all records, commit. Whatever goes wrong ends this producer (`SinkFailed`): the next one opens, finds
    out what was committed, and goes on from there. So an unknown outcome is read back (I14).
 
@@ -23,17 +23,18 @@ Records of a key are in one partition, by Java's own hash of it; without a key, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 import xxhash
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from evertide.brokers import AWAY, Brokers, cause, describe, read_brokers
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Prepared, SinkDeclaration
-from evertide.sinks.kafka.end import newest_number, topic_ends
+from evertide.sinks.kafka.end import is_hidden, newest_number, topic_ends
 from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, Maker, Record, maker, unfit_columns
 
 __all__ = ["KafkaSink", "prepare_kafka"]
@@ -96,14 +97,16 @@ class KafkaSink:
         ours = {name: value for name, value in _PRODUCER.items() if name not in self._brokers.properties}
         self._producer = self._brokers.producer(transactional_id=self._id, **ours)
         self._producer.init_transactions(_OPEN_LIMIT_S)
-        self._consumer = self._brokers.consumer(
+        self._last = self._found()
+
+    def _reader(self, isolation_level: str) -> Consumer:
+        return self._brokers.consumer(
             group_id=self._id,
-            isolation_level="read_committed",
+            isolation_level=isolation_level,
             enable_auto_commit=False,
             enable_partition_eof=True,
             fetch_wait_max_ms=50,  # so long an end of a partition takes to be told
         )
-        self._last = self._found()
 
     @property
     def remembers(self) -> bool:
@@ -114,9 +117,16 @@ class KafkaSink:
         return self._last
 
     def _found(self) -> int | None:
-        ends = topic_ends(self._consumer, self._topic, range(self._partitions))
-        self._is_untouched = not any(high for _, high in ends.values())
-        return newest_number(self._consumer, self._topic, ends, self._token)
+        with (
+            closing(self._reader("read_committed")) as committed,
+            closing(self._reader("read_uncommitted")) as uncommitted,
+        ):
+            ends = topic_ends(committed, self._topic, range(self._partitions))
+            self._is_untouched = not any(high for _, high in ends.values())
+            if is_hidden(uncommitted, self._topic, ends, self._token):
+                why = "an open transaction of another producer hides what this sink wrote last; the sink waits for its"
+                raise self._unfit(f"{why} end. If it never ends, 'kafka-transactions.sh find-hanging' names it")
+            return newest_number(committed, self._topic, ends, self._token)
 
     def write(self, time: int, changes: pa.Table) -> None:
         if self._last is not None and time <= self._last:
@@ -168,6 +178,5 @@ class KafkaSink:
 
     def close(self) -> None:
         """A transaction that is under way is left for the broker or the successor to abort."""
-        self._consumer.close()
         self._producer.purge()
         self._producer.flush(0)

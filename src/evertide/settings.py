@@ -160,6 +160,12 @@ class Settings:
     stall_after_s: float = 5.0
     """How long something may wait before status calls it stalled."""
 
+    sink_lag_s: float = 60.0
+    """A sink is `lagging` if the oldest transaction that it has not got was bound longer ago than this."""
+
+    sink_lag_transactions: int = 10_000
+    """A sink is `lagging` if it is more transactions behind than this, however old they are."""
+
     slow_transaction_s: float = 10.0
     """A transaction that takes longer is in the log, with what it spent its time on."""
 

@@ -15,7 +15,7 @@ from evertide.pipeline.health import Health
 from evertide.pipeline.machine import CohortState, MachineState
 from evertide.pipeline.ownership import Leader
 from evertide.pipeline.replica_record import LongWork, ReplicaRecord
-from evertide.pipeline.source_record import SourceRecord, SourceRecords
+from evertide.pipeline.source_record import SinkHealth, SourceRecord, SourceRecords
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
 from evertide.store.sealed import seal, unseal
@@ -66,6 +66,16 @@ RECORDS: dict[str, msgspec.Struct] = {
                     Problem("warning", "slot_at_risk", "why", "what to do", 1.0),
                 ),
             ),
+        },
+    ),
+    "sources-sinks": SourceRecords(
+        writer="0123456789abcdef",
+        told_at_s=1.5,
+        change="fedcba9876543210",
+        sources={},
+        sinks={
+            "lake": SinkHealth("lagging", Problem("lagging", "", "why", "what to do", 1.25)),
+            "zß€": SinkHealth("running"),
         },
     ),
     "machine-state": MachineState(

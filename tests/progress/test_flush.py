@@ -15,24 +15,12 @@ from evertide.progress.flush import FlushTracker, Position
 FRAGMENTS = 5
 
 
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def tracker(clock: Clock | None = None) -> FlushTracker:
-    return FlushTracker(clock or Clock(), patience_s=10.0)
-
-
 def test_t1_a_flush_before_the_end_of_a_transaction_does_not_hold_it_back() -> None:
     """Its data is in the first fragment only, and flushed before the end comes: it never writes again. A tracker that
     waits for a report of the transaction's own end would wait for ever."""
-    found = tracker()
-    found.register("first", "owner", -1)
-    found.register("second", "owner", -1)
+    found = FlushTracker()
+    found.register("first", -1)
+    found.register("second", -1)
     for fragment in range(1, 47_522, 9_000):
         if fragment == 1:
             found.delivered("first", (0, fragment))
@@ -47,8 +35,8 @@ def test_t1_a_flush_before_the_end_of_a_transaction_does_not_hold_it_back() -> N
 
 @pytest.mark.parametrize("flushed_after", range(1, FRAGMENTS + 1))
 def test_t2_a_flush_between_two_fragments_covers_what_came_before_it_only(flushed_after: int) -> None:
-    found = tracker()
-    found.register("a", "owner", -1)
+    found = FlushTracker()
+    found.register("a", -1)
     for fragment in range(1, FRAGMENTS + 1):
         found.delivered("a", (3, fragment))
         if fragment == flushed_after:
@@ -60,8 +48,8 @@ def test_t2_a_flush_between_two_fragments_covers_what_came_before_it_only(flushe
 
 
 def test_t2_nothing_for_anybody_in_the_last_fragment() -> None:
-    found = tracker()
-    found.register("a", "owner", -1)
+    found = FlushTracker()
+    found.register("a", -1)
     found.delivered("a", (0, 1))
     found.reports("a", (0, 1))
     found.ends(0)
@@ -70,22 +58,21 @@ def test_t2_nothing_for_anybody_in_the_last_fragment() -> None:
 
 def test_t2_one_is_added_one_is_removed_and_one_crashes_in_the_middle() -> None:
     """What was owed to one that is gone is owed to nobody; what one that crashed durably has is read again."""
-    found = tracker()
+    found = FlushTracker()
     for name in ("stays", "leaves", "crashes"):
-        found.register(name, "owner", -1)
+        found.register(name, -1)
         found.delivered(name, (0, 1))
-    found.register("comes", "owner", -1)
+    found.register("comes", -1)
     found.delivered("comes", (0, 2))
     found.reports("stays", (0, 1))
     found.reports("comes", (0, 2))
     found.ends(0)
     assert found.position == -1
-    assert [one.consumer for one in found.incomplete()] == ["crashes", "leaves"]
     found.remove("leaves")
     found.reports("leaves", (0, 1))  # too late: not heard, and no error
     assert found.position == -1
     found.remove("crashes")
-    found.register("crashes", "owner", -1)
+    found.register("crashes", -1)
     found.delivered("crashes", (0, 1))
     assert found.position == -1
     found.reports("crashes", 0)
@@ -100,8 +87,8 @@ def test_t3_all_orders_of_early_late_repeated_and_lost_signals() -> None:
     for order in permutations([*steps, *signals]):
         if [each for each in order if each[0] == "given"] != steps:
             continue
-        found = tracker()
-        found.register("a", "owner", -1)
+        found = FlushTracker()
+        found.register("a", -1)
         said: set[Position] = set()
         given_: set[Position] = set()
         for kind, position in order:
@@ -138,9 +125,9 @@ class Model:
 @given(st.data())
 def test_t3_never_ahead_of_what_is_durable_and_right_in_the_end(data: st.DataObject) -> None:
     """Signals wait in a bag, from which they come in any order, twice, or never. In the end the truth is read again."""
-    found, model = tracker(), Model()
+    found, model = FlushTracker(), Model()
     for name in "abc":
-        found.register(name, "owner", -1)
+        found.register(name, -1)
     bag: list[tuple[str, Position]] = []
     time = fragment = 0
     for _ in range(data.draw(st.integers(1, 40))):
@@ -170,10 +157,10 @@ def test_t3_never_ahead_of_what_is_durable_and_right_in_the_end(data: st.DataObj
 
 def test_t4_ten_thousand_idle_ones_hold_nobody_back() -> None:
     """Nor do they cost: the position looks at those that are owed something."""
-    found = tracker()
+    found = FlushTracker()
     for number in range(10_000):
-        found.register(f"idle-{number}", "owner", -1)
-    found.register("busy", "owner", -1)
+        found.register(f"idle-{number}", -1)
+    found.register("busy", -1)
     for time in range(1_000):
         found.delivered("busy", (time, 1))
         found.ends(time)
@@ -183,9 +170,9 @@ def test_t4_ten_thousand_idle_ones_hold_nobody_back() -> None:
 
 
 def test_a_reader_is_owed_whatever_ended() -> None:
-    found = tracker()
+    found = FlushTracker()
     found.ends(9)
-    found.register("sink", "owner", 4, is_reader=True)
+    found.register("sink", 4, is_reader=True)
     assert found.position == 4
     found.reports("sink", (6, 2))  # some of transaction 6
     assert found.position == 5
@@ -194,33 +181,13 @@ def test_a_reader_is_owed_whatever_ended() -> None:
     found.ends(12)
     assert found.position == 12
     found.ends(13)
-    assert [(one.consumer, one.time) for one in found.incomplete()] == [("sink", 13)]
-
-
-def test_who_is_late_is_named_with_owner_and_deadline() -> None:
-    clock = Clock()
-    found = tracker(clock)
-    found.register("fed", "thread 1", -1)
-    found.register("reader", "thread 2", -1, is_reader=True)
-    clock.now_s = 5.0
-    found.delivered("fed", (0, 1))
-    clock.now_s = 7.0
-    found.ends(0)
-    fed, reader = found.incomplete()
-    assert (fed.owner, fed.since_s, fed.deadline_s) == ("thread 1", 5.0, 15.0)
-    assert (reader.owner, reader.since_s, reader.deadline_s) == ("thread 2", 7.0, 17.0)
-    assert not fed.is_overdue(14.9)
-    assert fed.is_overdue(15.0)
-    found.ends(5)
-    clock.now_s = 9.0
-    found.reports("reader", 3)  # it moves, if slowly
-    assert found.incomplete()[1].since_s == 9.0
+    assert found.position == 12
 
 
 def test_delivery_needs_registration_and_a_name_is_taken_once() -> None:
-    found = tracker()
+    found = FlushTracker()
     with pytest.raises(InvalidInput, match="not registered before delivery"):
         found.delivered("a", (0, 1))
-    found.register("a", "owner", -1)
+    found.register("a", -1)
     with pytest.raises(InvalidInput, match="registered already"):
-        found.register("a", "owner", -1)
+        found.register("a", -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -108,7 +108,7 @@ class Watch:
             yield Text(f"{problem.state}: {problem.why}", "red")
         for source in status.sources:
             warnings = tuple(each for each in source.problems if each.why not in {one.why for one in status.problems})
-            yield from problem_lines(replace(source, problems=warnings))
+            yield from problem_lines(source.name, warnings)
         for one in status.collections:
             if one.state == "failed":
                 yield Text(f"view {one.name} failed: {one.why}", "red")

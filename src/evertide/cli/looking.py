@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +23,7 @@ from evertide.cli.output import (
 )
 from evertide.cli.places import Given, asked
 from evertide.pipeline.replica_record import ReplicaStatus
-from evertide.pipeline.status import CollectionStatus, SourceStatus, Status
+from evertide.pipeline.status import CollectionStatus, Problem, SinkStatus, SourceStatus, Status
 
 __all__ = ["checkpoints", "collections_table", "journal", "problem_lines", "state_text", "status"]
 
@@ -66,9 +66,8 @@ def _show(output: Output, found: Status) -> None:
         output.say()
         _show_sources(output, found.sources)
     if found.sinks:
-        told = [(one.name, one.collection, one.connector, one.last, one.behind) for one in found.sinks]
         output.say()
-        output.say(table_of("Sinks", ("sink", "of", "connector", "last", "behind"), told, right=("last", "behind")))
+        _show_sinks(output, found.sinks)
     _show_replicas(output, found.replicas)
     if found.checkpoints:
         numbered = ", ".join(f"{number} at time {time}" for number, time in found.checkpoints)
@@ -104,17 +103,29 @@ def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
     ]
     output.say(table_of(title, ("source", "state", "tables", "lag", "position"), rows))
     for source in sources:
-        for line in problem_lines(source):
+        for line in problem_lines(source.name, source.problems):
             output.say(line)
 
 
-def problem_lines(source: SourceStatus) -> Iterator[Text]:
-    """For people: what is wrong with a source, since when, why, and what to do."""
-    for problem in source.problems:
+def _show_sinks(output: Output, sinks: tuple[SinkStatus, ...]) -> None:
+    rows = [
+        (one.name, state_text(one.state or "unknown"), one.collection, one.connector, one.last, one.behind)
+        for one in sinks
+    ]
+    columns = ("sink", "state", "of", "connector", "last", "behind")
+    output.say(table_of("Sinks", columns, rows, right=("last", "behind")))
+    for one in sinks:
+        for line in problem_lines(one.name, () if one.problem is None else (one.problem,)):
+            output.say(line)
+
+
+def problem_lines(name: str, problems: Iterable[Problem]) -> Iterator[Text]:
+    """What is wrong with a source or a sink, since when, why, and what to do."""
+    for problem in problems:
         colour = STATE_COLOURS.get(problem.state, "red")
         since = f"{problem.state} since {time_text(problem.since_s)}"
         again = "" if problem.wait_s is None else f" (again in {seconds_text(problem.wait_s)})"
-        yield Text(f"  {source.name}: {since}: {problem.why}{again}", colour)
+        yield Text(f"  {name}: {since}: {problem.why}{again}", colour)
         if problem.remedy not in problem.why:
             yield Text(f"    {problem.remedy}")
 

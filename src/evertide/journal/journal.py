@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from evertide.errors import Conflict, InvalidInput
+from evertide.errors import Conflict, InvalidInput, TimeCompacted
 from evertide.journal import collection
 from evertide.journal.binding import check_inputs
 from evertide.journal.log import TimeLog
@@ -113,6 +113,13 @@ class Journal:
         if found is None:
             raise InvalidInput(where=f"{self.path}, transaction {time}", why="it is not bound yet")
         return found
+
+    def bound_at_s(self, time: int) -> float:
+        """When a transaction was bound. If its record is no longer kept, when the oldest kept one was."""
+        try:
+            return self.read(time).bound_at_s
+        except TimeCompacted as gone:
+            return self.read(gone.since).bound_at_s
 
     def records(self, first: int) -> list[Bound]:
         """All that is bound from a time on. `TimeCompacted` if that time is not kept any more."""

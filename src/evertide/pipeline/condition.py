@@ -64,6 +64,7 @@ class Condition:
         found = self.problems() if stalled is None else [*self.problems(), stalled]
         first = found[0] if found else self.foremost()
         where = positions(runner)
+        sinks = duties.sink_statuses(time)
         return Status(
             state=first.state,
             since_s=first.since_s,
@@ -77,8 +78,8 @@ class Condition:
             collections=collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
             problems=tuple(found),
-            sinks=duties.sink_statuses(time),
-            flushed=duties.flushed(time),
+            sinks=sinks,
+            flushed=duties.flushed(time, sinks),
             replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),
         )
 

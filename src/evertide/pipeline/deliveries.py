@@ -1,7 +1,11 @@
 """All sinks of a pipeline: which there are, a thread for each, and how they fare.
 
 A sink that cannot go on is tried again, after waits that grow; no other sink, and no transaction, waits for it (I10).
-The flush tracker (`evertide.progress`) says which of them are behind for longer than they should be.
+
+A sink is `lagging` by two measures: the age of the oldest transaction that it has not got (`sink_lag_s`), as the
+journal dates it, and the number of transactions that it is behind (`sink_lag_transactions`). That it moves does not
+help: a sink that is slower than the transactions falls behind for ever. Until the first content is written, the age is
+how long this process has been at it.
 """
 
 from __future__ import annotations
@@ -15,12 +19,14 @@ from pathlib import Path
 import msgspec
 
 from evertide.errors import EvertideError, Fenced, InvalidInput, SinkFailed
+from evertide.journal.journal import Journal
 from evertide.observer import NOBODY, Fault, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.delivery import Delivery
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 from evertide.pipeline.members import Members
 from evertide.pipeline.sink_record import Recorded, SinkRecords, hold_name
+from evertide.pipeline.source_record import SinkHealth
 from evertide.pipeline.status import Problem, SinkStatus
 from evertide.progress.flush import FlushTracker
 from evertide.runtime import Runtime
@@ -77,23 +83,25 @@ class Deliveries:
         sinks: PreparedSinks,
         members: Callable[[], Members],
         turn: threading.RLock,
+        journal: Journal,
         observer: Observer = NOBODY,
     ) -> None:
         self._members = members
+        self._journal = journal
         self._observer = observer
         self._records = sinks.records
         self._runtime = sinks.records.runtime
         self._settings = sinks.records.settings
         self._stopping = threading.Event()
         self._tracking = threading.Lock()
-        self.tracker = FlushTracker(self._runtime.wall_s, self._settings.stall_after_s)
+        self.tracker = FlushTracker()
+        self._began_s = self._runtime.wall_s()
         self._lanes: dict[str, _Lane] = {}
         for name, declaration in sinks.declarations.items():
             prepared, recorded = sinks.prepared[name], sinks.recorded.get(name)
             delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn, observer)
             self._lanes[name] = _Lane(delivery)
-            owner = f"{declaration.connector} of {declaration.collection}"
-            self.tracker.register(name, owner, delivery.position, is_reader=True)
+            self.tracker.register(name, delivery.position, is_reader=True)
         self._end(sinks.recorded)
 
     def start(self) -> Deliveries:
@@ -137,11 +145,13 @@ class Deliveries:
         """As of the pipeline's last transaction."""
         with self._tracking:
             self.tracker.ends(time)
-            now_s = self._runtime.wall_s()
-            late = {one.consumer: one.since_s for one in self.tracker.incomplete() if one.is_overdue(now_s)}
-        return tuple(self._status(lane, time, late.get(name)) for name, lane in self._lanes.items())
+        return tuple(self._status(lane, time) for lane in self._lanes.values())
 
-    def _status(self, lane: _Lane, time: int, late_since_s: float | None) -> SinkStatus:
+    def healths(self, time: int) -> dict[str, SinkHealth]:
+        """For other processes: how far each sink is, they read from its own record."""
+        return {one.name: SinkHealth(one.state, one.problem) for one in self.statuses(time)}
+
+    def _status(self, lane: _Lane, time: int) -> SinkStatus:
         delivery, problem = lane.delivery, lane.problem
         declaration, behind = delivery.declaration, time - delivery.position
         waits_for = delivery.waits_for or self._away(declaration.collection)
@@ -151,14 +161,25 @@ class Deliveries:
         elif waits_for and behind:
             state = "waiting"
             problem = Problem("waiting", "", waits_for, "", self._runtime.wall_s())
-        elif late_since_s is not None:
+        elif (problem := self._lag(delivery.position, behind)) is not None:
             state = "lagging"
-            why = f"{behind} transactions wait for it; nothing else does, but their changes are kept for it"
-            problem = Problem("lagging", "", why, "Make the target faster, or take the sink out.", late_since_s)
         written = None if delivery.written < 0 else delivery.written
         return SinkStatus(
             declaration.name, declaration.collection, declaration.connector, written, behind, state, problem
         )
+
+    def _lag(self, position: int, behind: int) -> Problem | None:
+        if behind <= 0:
+            return None
+        since_s = self._began_s if position < 0 else self._journal.bound_at_s(position + 1)
+        age_s = self._runtime.wall_s() - since_s
+        is_far = position >= 0 and behind > self._settings.sink_lag_transactions
+        if age_s <= self._settings.sink_lag_s and not is_far:
+            return None
+        what = "the first content has been under way" if position < 0 else "the oldest of them has been waiting"
+        why = f"the sink is {behind} transactions behind, and {what} for {age_s:.0f} s; their changes are kept for it"
+        remedy = "Make the target faster, or take the sink out of the script. No transaction waits for it."
+        return Problem("lagging", "", why, remedy, since_s)
 
     def _away(self, collection: str) -> str:
         view = self._members().definition.views.get(collection)

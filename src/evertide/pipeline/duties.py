@@ -7,7 +7,7 @@ of what they make superfluous. A replica begins with it when it takes the lead, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from evertide.checkpoint.records import Entry
 from evertide.errors import Conflict, EvertideError
@@ -15,10 +15,12 @@ from evertide.pipeline.backfills import Backfills
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.opening import Hosts
+from evertide.pipeline.ownership import live_holder
 from evertide.pipeline.runner import Runner
-from evertide.pipeline.source_record import SourceTelling
-from evertide.pipeline.status import SinkStatus
+from evertide.pipeline.source_record import SourceTelling, read_source_records
+from evertide.pipeline.status import SinkStatus, sink_statuses
 from evertide.shard.maintenance import Maintenance
+from evertide.store.retry import reading
 
 __all__ = ["Duties"]
 
@@ -57,9 +59,10 @@ class Duties:
         hosts = self._hosts
         with self._turn:  # if storage does not answer here, nothing is begun, and it is asked again
             sinks = self._sinks.again() if anew else self._sinks
-            deliveries = Deliveries(sinks, lambda: self._runner.members, self._turn, hosts.observer)
+            deliveries = Deliveries(sinks, lambda: self._runner.members, self._turn, hosts.journal, hosts.observer)
             self.checkpointing.look()
         self.deliveries = deliveries
+        self._telling.watch_sinks(lambda: deliveries.healths(self._runner.time - 1))
         self._telling.begun(threads=self._has_threads)
         if self._has_threads:
             self._maintenance = Maintenance(hosts.shards, hosts.writer, hosts.checkpoints.pinned).start()
@@ -80,16 +83,25 @@ class Duties:
     def deliver_once(self) -> None:
         if self.deliveries is not None:
             self.deliveries.once()
+            self._telling.once()
 
     def are_settled(self, time: int) -> bool:
         """Whether sinks that can go on have got everything up to a transaction."""
         return self.deliveries is None or self.deliveries.are_settled(time)
 
     def sink_statuses(self, time: int) -> tuple[SinkStatus, ...]:
-        return () if self.deliveries is None else self.deliveries.statuses(time)
+        """A process that does not lead knows what the leader recorded."""
+        if self.deliveries is not None:
+            return self.deliveries.statuses(time)
+        meta, runtime, settings = self._hosts.meta, self._hosts.runtime, self._hosts.settings
+        told = reading(lambda: read_source_records(meta), runtime, settings)
+        held = live_holder(meta, runtime, settings)
+        return sink_statuses(meta, told, held, time, runtime, settings)
 
-    def flushed(self, time: int) -> int:
-        return time if self.deliveries is None else self.deliveries.tracker.position
+    def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:
+        if self.deliveries is not None:
+            return self.deliveries.tracker.position
+        return min([time, *(time - sink.behind for sink in sinks)])
 
     def ended(self) -> list[str]:
         """Threads that should run, and do not."""

@@ -36,6 +36,7 @@ __all__ = [
     "holder",
     "is_gone",
     "is_process_gone",
+    "live_holder",
     "read_leader",
     "registered_as",
     "take_over",
@@ -109,6 +110,12 @@ def holder(meta: Meta) -> Registration | None:
     _, leader = read_leader(meta)
     found = known.get(leader.writer) if leader is not None else None
     return found or next((other for other in known.values() if other.label == RUNNING), None)
+
+
+def live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registration | None:
+    """`holder`, if that process lives."""
+    held = reading(lambda: holder(meta), runtime, settings)
+    return held if held is not None and not is_gone(meta, held, runtime, settings) else None
 
 
 def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:

@@ -1,4 +1,4 @@
-"""How the sources of a running pipeline fare, in the words of its process, for those who ask the storage.
+"""The state of the sources and sinks of a running pipeline, as its process reports it to those who ask the storage.
 
 Where it lies: Meta key `sources`, version 1; only the newest record counts. The process that runs the pipeline writes
 it, as long as it is registered. Like `health` it is a courtesy: if it cannot be written the pipeline goes on, and
@@ -29,7 +29,7 @@ from evertide.store.meta import Guard, Meta
 from evertide.store.paths import SOURCES, writer_key
 from evertide.store.sealed import unseal
 
-__all__ = ["SourceRecord", "SourceRecords", "SourceTelling", "read_source_records"]
+__all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceTelling", "read_source_records"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,20 @@ class SourceRecord(msgspec.Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
 
 
-class SourceRecords(msgspec.Struct, frozen=True):
+class SinkHealth(msgspec.Struct, frozen=True):
+    """How far the sink is stands in a record of its own (`evertide.pipeline.sink_record`)."""
+
+    state: str
+    problem: Problem | None = None
+
+
+class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
     told_at_s: float
     change: str
     """A unique id: tells a commit whose outcome was unknown from another's."""
     sources: dict[str, SourceRecord]
+    sinks: dict[str, SinkHealth] = {}
 
 
 class SourceTelling(Ticker):
@@ -71,8 +79,13 @@ class SourceTelling(Ticker):
         self._writer = writer
         self._runtime = runtime
         self._settings = settings
-        self._told: dict[str, SourceRecord] | None = None
+        self._look_at_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
+        self._told: tuple[dict[str, SourceRecord], dict[str, SinkHealth]] | None = None
         self._told_s = 0.0
+
+    def watch_sinks(self, look: Callable[[], Mapping[str, SinkHealth]]) -> None:
+        """Report sinks, too, from now on. `look` is called in the thread, and does not wait for a target."""
+        self._look_at_sinks = look
 
     def begun(self, *, threads: bool) -> Self:
         """Told once; and on, if there are to be threads."""
@@ -83,19 +96,20 @@ class SourceTelling(Ticker):
         try:
             self.once()
         except EvertideError as error:
-            logger.warning("how the sources fare is not known: %s", error)
+            logger.warning("the state of sources and sinks could not be recorded: %s", error)
         except Exception:  # a thread that dies in silence would leave others with what was true once (I13)
-            logger.exception("a bug: how the sources fare is not known")
+            logger.exception("a bug: the state of sources and sinks could not be recorded")
         return True
 
     def once(self) -> None:
         """Write how they fare, if it is news."""
         found = {name: _lasting(record) for name, record in self._look().items()}
+        sinks = dict(self._look_at_sinks())
         now_s = self._runtime.monotonic_s()
-        if self._told is not None and not _is_news(self._told, found, now_s - self._told_s):
+        if self._told is not None and not _is_news(self._told, (found, sinks), now_s - self._told_s):
             return
-        self._told, self._told_s = found, now_s
-        records = SourceRecords(self._writer, self._runtime.wall_s(), self._runtime.new_id(), found)
+        self._told, self._told_s = (found, sinks), now_s
+        records = SourceRecords(self._writer, self._runtime.wall_s(), self._runtime.new_id(), found, sinks)
         registered = (Guard(writer_key(self._writer), 1),)  # whoever came after us tells of its own sources
         tell(self._meta, SOURCES, records, self._runtime, self._settings, guards=registered)
 
@@ -111,12 +125,19 @@ def _lasting(record: SourceRecord) -> SourceRecord:
     return msgspec.structs.replace(record, problems=problems)
 
 
-def _is_news(told: Mapping[str, SourceRecord], found: Mapping[str, SourceRecord], since_s: float) -> bool:
-    if _each(told, _kind) != _each(found, _kind):
+_Both = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth]]
+
+
+def _is_news(told: _Both, found: _Both, since_s: float) -> bool:
+    if _each(told[0], _kind) != _each(found[0], _kind) or _sink_kinds(told[1]) != _sink_kinds(found[1]):
         return True
-    if _each(told, _size) != _each(found, _size):
+    if _each(told[0], _size) != _each(found[0], _size):
         return since_s >= _LAG_S
     return told != found and since_s >= _SAME_LAG_S
+
+
+def _sink_kinds(sinks: Mapping[str, SinkHealth]) -> dict[str, object]:
+    return {name: (one.state, one.problem.error_code if one.problem else "") for name, one in sinks.items()}
 
 
 def _each(records: Mapping[str, SourceRecord], what: Callable[[SourceRecord], Iterable[object]]) -> dict[str, object]:

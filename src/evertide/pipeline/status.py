@@ -31,7 +31,7 @@ from evertide.pipeline.names import ERRORS
 from evertide.pipeline.ownership import holder, is_gone
 from evertide.pipeline.replica_record import ReplicaStatus, replica_statuses
 from evertide.pipeline.sink_record import SinkRecord, read_sinks
-from evertide.pipeline.source_record import SourceRecord, SourceRecords, read_source_records
+from evertide.pipeline.source_record import SinkHealth, SourceRecord, SourceRecords, read_source_records
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -53,6 +53,7 @@ __all__ = [
     "collection_statuses",
     "problem",
     "read_status",
+    "sink_statuses",
     "stall",
 ]
 
@@ -110,7 +111,8 @@ class SinkStatus:
     behind: int
     """Transactions that it has not got; some of them may change nothing for it."""
     state: str
-    """`running`, `waiting`, `lagging`, `stalled`, or `failed`; empty if another process asks."""
+    """`running`, `waiting`, `lagging`, `stalled`, or `failed`; `stopped` if no process runs the pipeline; empty if the
+    process that does has not said yet."""
     problem: Problem | None = None
 
 
@@ -183,8 +185,8 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
         first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
     told = reading(lambda: read_source_records(meta), runtime, settings)
-    recorded = {name: found for name, found in read_sinks(meta, runtime, settings).items() if found.record.is_declared}
-    sinks = tuple(_sink(name, found.record, journal.committed_upper - 1) for name, found in recorded.items())
+    time = journal.committed_upper - 1
+    sinks = sink_statuses(meta, told, held if lives else None, time, runtime, settings)
     return Status(
         state=first.state,
         since_s=first.since_s,
@@ -201,7 +203,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         host=held.host if held and lives else "",
         pid=held.pid if held and lives else 0,
         sinks=sinks,
-        flushed=min([journal.committed_upper - 1, *(found.record.position for found in recorded.values())]),
+        flushed=min([time, *(time - sink.behind for sink in sinks)]),
         replicas=replica_statuses(meta, journal.committed_upper, runtime, settings),
     )
 
@@ -238,10 +240,31 @@ def _tables(source: str, definition: Definition | None) -> tuple[str, ...]:
     return (source,) if definition is not None and source in definition.tables else ()
 
 
-def _sink(name: str, record: SinkRecord, time: int) -> SinkStatus:
-    """As it is recorded; an idle one may be further."""
+def sink_statuses(  # noqa: PLR0917
+    meta: Meta,
+    told: SourceRecords | None,
+    held: Registration | None,
+    time: int,
+    runtime: Runtime,
+    settings: Settings,
+) -> tuple[SinkStatus, ...]:
+    """As the storage records them, for a process that does not deliver. `held` is the live leader's registration."""
+    is_so = told is not None and held is not None and told.writer == held.writer
+    healths = told.sinks if told is not None and is_so else {}
+    unknown = SinkHealth("" if held is not None else "stopped")
+    found = read_sinks(meta, runtime, settings)
+    return tuple(
+        _sink(name, one.record, healths.get(name, unknown), time)
+        for name, one in found.items()
+        if one.record.is_declared
+    )
+
+
+def _sink(name: str, record: SinkRecord, health: SinkHealth, time: int) -> SinkStatus:
+    """How far it is, as recorded; an idle one may be further."""
     last = None if record.written < 0 else record.written
-    return SinkStatus(name, record.collection, record.connector, last, time - record.position, "")
+    behind = max(0, time - record.position)
+    return SinkStatus(name, record.collection, record.connector, last, behind, health.state, health.problem)
 
 
 def _stopped(held: Registration | None, committed: int, bound: int) -> str:

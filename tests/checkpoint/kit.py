@@ -95,7 +95,7 @@ class Process:
         )
 
     def publish(self, keep: int = 2) -> Entry:
-        return self.checkpoints.publish(self.draft(), self.writer, keep)
+        return self.checkpoints.publish(self.upper, self.draft, self.writer, keep)
 
     def collect(self) -> tuple[set[str], set[str]]:
         """State parts and files of checkpoints that a collection deleted."""

@@ -70,7 +70,7 @@ def test_what_is_saved_for_a_draft_stays_if_the_caller_says_so(memory: Memory) -
     process.merge()
     found = process.checkpoints.collect(lambda: process.live() | saved, process.writer)
     assert found.parts == ()
-    process.checkpoints.publish(draft, process.writer)
+    process.checkpoints.publish(draft.time, lambda: draft, process.writer)
     sound(process)
 
 

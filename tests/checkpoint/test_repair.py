@@ -209,7 +209,7 @@ def test_c4_the_generation_goes_on_from_where_it_was(broken: Broken) -> None:
         process.writer.change_generation(list(SHARDS))
     process.restore()
     draft = process.draft()
-    process.checkpoints.publish(replace(draft, generation=3), process.writer)
+    process.checkpoints.publish(draft.time, lambda: replace(draft, generation=3), process.writer)
     process.writer.unregister()
     broken.forget()
     broken.repair()

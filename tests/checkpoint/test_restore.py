@@ -74,7 +74,7 @@ def test_a_first_attempt_that_crashed_is_no_checkpoint(memory: Memory) -> None:
 
     watched = Watched(memory, 12, crash)
     with pytest.raises(Crash):
-        watched.run(lambda victim: victim.checkpoints.publish(process.draft(), victim.writer))
+        watched.run(lambda victim: victim.checkpoints.publish(process.upper, process.draft, victim.writer))
     assert memory.process().blobs("checkpoints")
     assert memory.process().restore() is None
 

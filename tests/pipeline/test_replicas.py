@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from evertide.errors import Conflict, Diverged, Fenced, Unavailable
+from evertide.errors import Conflict, Diverged, EvertideError, Fenced, OutcomeUnknown, Unavailable
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.leading import promote
 from evertide.pipeline.machine import Machine
 from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.runner import Runner
 from evertide.runtime import SystemRuntime
+from evertide.shard.maintenance import Maintenance
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, Row, crash, engine, open_pipeline, rows_of, storage
@@ -476,6 +478,112 @@ def test_a_checkpoint_is_of_its_time_though_a_peer_goes_on(monkeypatch: pytest.M
         crash(second)
     with open_pipeline(first.storage, settings=QUICK) as p:
         assert rows_of(p, "counts") == [(2, 0)]
+
+
+def folded_while_saving(first: Pipeline, second: Pipeline, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A follower commits, and maintenance compacts its transactions with older ones, during the next save."""
+    real = Machine.save
+
+    def save(machine: Machine, *args: Any) -> Any:
+        patch.setattr(Machine, "save", real)
+        found = real(machine, *args)
+        for number in range(100, 106):
+            second.push("orders", [order(number)])
+            second.commit()
+        Maintenance(first._hosts.shards, first._writer, first._hosts.checkpoints.pinned).run_once()
+        return found
+
+    return lambda: patch.setattr(Machine, "save", save)
+
+
+def test_x5_a_follower_commits_while_the_leader_saves_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards' states are those of the checkpoint's time, and no collector deletes a part of them."""
+    with pair(shared()) as (first, second):
+        for number in range(5):
+            first.push("orders", [order(number)])
+            first.commit()
+        caught_up(first, second)
+        folded_while_saving(first, second, monkeypatch)()
+        entry = first.checkpoint()
+        assert entry.time == 6
+        first._hosts.checkpoints.verify(entry, shards=True)
+        first.run(until_idle=True)
+        assert first.time == second.time == 11
+        first.close()
+        crash(second)
+    with open_pipeline(first.storage, settings=QUICK) as p:
+        assert rows_of(p, "counts") == [(11, 0)]
+
+
+def test_x5_a_draft_that_is_out_of_date_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between what the leader took last and the look at the shards a follower commits, and all is compacted."""
+    with pair(shared()) as (first, second):
+        for number in range(5):
+            first.push("orders", [order(number)])
+            first.commit()
+        caught_up(first, second)
+        real, tries = Checkpointing._draft, []
+
+        def draft(checkpointing: Checkpointing, *args: Any) -> Any:
+            tries.append(1)
+            if len(tries) == 1:
+                for number in range(8):
+                    second.push("orders", [order(100 + number)])
+                    second.commit()
+                Maintenance(first._hosts.shards, first._writer, first._hosts.checkpoints.pinned).run_once()
+            return real(checkpointing, *args)
+
+        monkeypatch.setattr(Checkpointing, "_draft", draft)
+        assert first.checkpoint().time == second.time + 1 == 14
+        assert len(tries) == 2
+        assert first.status().problems == ()
+
+
+def test_x5_a_generation_that_a_follower_makes_during_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair(shared(), "revenue", "share") as (first, second):
+        first.push("orders", [order(1, 5)])
+        first.commit()
+        caught_up(first, second)
+        real = Machine.save
+
+        def save(machine: Machine, *args: Any) -> Any:
+            monkeypatch.setattr(Machine, "save", real)
+            second.push("orders", [order(2, 0)])
+            second.commit()
+            return real(machine, *args)
+
+        monkeypatch.setattr(Machine, "save", save)
+        entry = first.checkpoint()
+        assert (entry.time, first.definition.away("failed")) == (3, ["share"])
+        assert first._hosts.checkpoints.read(entry).generation == second.definition.generation
+
+
+@pytest.mark.parametrize("error", [Conflict(where="shard", why="it was"), OutcomeUnknown(path="s3", why="503")])
+def test_x5_a_checkpoint_that_keeps_failing_ends_nothing(error: EvertideError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status says so until one succeeds, and the transactions go on."""
+
+    def failing(*_: Any) -> Any:
+        raise error
+
+    with open_pipeline(shared(), settings=replace(QUICK, checkpoint_interval_s=1e-6)) as p:
+        with monkeypatch.context() as patched:
+            patched.setattr(Checkpointing, "_draft", failing)
+            for number in range(3):
+                p._pushes.offer_up(pushed_of(p, [order(number)]))
+                p.run(transactions=1)
+            [problem] = p.status().problems
+            assert (p.status().state, problem.state, problem.error_code) == ("running", "warning", error.error_code)
+            assert str(error) in problem.why
+        p._pushes.offer_up(pushed_of(p, [order(9)]))
+        p.run(transactions=1)
+        assert p.status().problems == ()
+        assert rows_of(p, "counts") == [(4, 0)]
+
+
+def pushed_of(p: Pipeline, rows: list[Row]) -> PushTransaction:
+    pushed = p.transaction()
+    pushed.push("orders", rows)
+    return pushed
 
 
 def test_storage_that_is_away_when_the_lead_is_taken_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from evertide.checkpoint.collection import Collected, Live, Pins, collect, pinned
 from evertide.checkpoint.draft import Draft, Restored, Skipped
@@ -56,14 +56,26 @@ class Checkpoints:
         self._drafts: dict[str, Set[str] | None] = {}
         """Per writer that published here, the state parts of the draft under way or in doubt; None if there is none."""
 
-    def publish(self, draft: Draft, writer: Writer, keep: int = KEEP_MIN) -> Entry:
-        """Make the draft a checkpoint, and drop all but the newest `keep` (at least 2); see `publication`."""
-        draft.check()
-        publication = Publication(self.place, writer, draft)
+    def publish(self, time: int, make: Callable[[], Draft], writer: Writer, keep: int = KEEP_MIN) -> Entry:
+        """Publish a draft of `time`, and drop all but the newest `keep` (at least 2); see `publication`.
+
+        `make` is called after the claim: what it reads of the shards is not deleted from then on.
+        """
+        publication = Publication(self.place, writer, time)
         with self._publishing:
-            self._drafts[writer.id] = frozenset(part.key for part in draft.parts)
+            doubted = self._drafts.get(writer.id)
+            self._drafts[writer.id] = doubted or frozenset()
             try:
-                entry = publication.put(publication.claim())
+                number = publication.claim()  # from here on an earlier commit in doubt can no longer arrive
+            except EvertideError:
+                if doubted is None:
+                    self._give_up(publication)
+                raise
+            try:
+                draft = make()
+                draft.check()
+                self._drafts[writer.id] = frozenset(part.key for part in draft.parts)
+                entry = publication.put(number, draft)
             except EvertideError:
                 self._give_up(publication)
                 raise

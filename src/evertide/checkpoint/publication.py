@@ -2,9 +2,8 @@
 
 1. Claim a number in the catalog, under the writer's guards (I16). From now on no collector deletes a part that a shard
    takes out of its state, nor anything in the directory of that number.
-2. Read the state of each member shard. If it still has all parts that the draft names, they are safe, as they are taken
-   out only after the claim. If it does not, a compaction was faster than the claim: then its own form at that time is
-   taken instead, which holds the same rows.
+2. Make the draft. It names parts of shard states that were read after the claim, so a compaction that takes them out
+   of the state meanwhile does not lead to their deletion, however long the draft takes.
 3. Put the files, then the manifest. Each is durable when its put returns.
 4. One commit adds the entry, ends the claim, and drops what is beyond the newest `keep`, under the writer's guards. It
    is refused (`Conflict`) if the claim is gone, or if a peer published a later time: what an earlier one would be
@@ -34,15 +33,13 @@ from evertide.checkpoint.manifest import (
 from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
 from evertide.errors import Conflict, EvertideError
-from evertide.shard.log import ShardLog
-from evertide.shard.state import ShardState
 from evertide.store.meta import Write
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, checkpoint_prefix
 from evertide.store.retry import truncate_sometimes
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer, registered
 
-__all__ = ["Publication", "as_of"]
+__all__ = ["Publication"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +49,11 @@ KEEP_MIN = 2
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One try to publish one draft."""
+    """One try to publish a draft of one time."""
 
     place: Place
     writer: Writer
-    draft: Draft
+    time: int
 
     def claim(self) -> int:
         """Step 1: a number that was never used."""
@@ -73,10 +70,10 @@ class Publication:
             if self._changed(seqno, catalog, claims={**claims, self.writer.id: number}, last=number):
                 return number
 
-    def put(self, number: int) -> Entry:
-        """Steps 2 and 3."""
-        draft, made_at_s = self.draft, self.place.runtime.wall_s()
-        states = {name: self._state(name, drafted) for name, drafted in draft.shards.items()}
+    def put(self, number: int, draft: Draft) -> Entry:
+        """Step 3. The states go without their tokens: a process that comes back by them has no commit in doubt."""
+        made_at_s = self.place.runtime.wall_s()
+        states = {name: msgspec.structs.replace(state, tokens={}) for name, state in draft.shards.items()}
         own = [self.place.put(shard_file_key(number, name), seal(state)) for name, state in states.items()]
         own.append(self.place.put(checkpoint_key(number, PIPELINE_FILE), draft.pipeline))
         own.append(self.place.put(checkpoint_key(number, STATE_FILE), draft.state))
@@ -136,28 +133,6 @@ class Publication:
 
     def _check_time(self, catalog: Catalog) -> None:
         newest = catalog.entries[-1] if catalog.entries else None
-        if newest is not None and newest.time > self.draft.time:
-            why = f"checkpoint {newest.number} holds a later time, {newest.time}, than {self.draft.time}"
+        if newest is not None and newest.time > self.time:
+            why = f"checkpoint {newest.number} holds a later time, {newest.time}, than {self.time}"
             raise Conflict(where=self.place.meta.path(CHECKPOINTS), why=why)
-
-    def _state(self, name: str, drafted: ShardState) -> ShardState:
-        """Without tokens: who comes back by this state has no commit in doubt."""
-        place = self.place
-        log = ShardLog(name, place.blob, place.meta, place.runtime, place.settings)
-        found = log.read().state
-        if not _keys(drafted) <= _keys(found):
-            drafted = as_of(found, drafted.upper, log.path)
-        return msgspec.structs.replace(drafted, tokens={})
-
-
-def _keys(state: ShardState) -> set[str]:
-    return {part.key for part in state.parts if part.key}
-
-
-def as_of(state: ShardState, upper: int, path: str) -> ShardState:
-    """What the state is without the times from `upper` on."""
-    batches = tuple(batch for batch in state.batches if batch.lower < upper)
-    if state.finalized or any(batch.upper > upper for batch in batches) or state.since >= max(upper, 1):
-        why = f"its times below {upper} were compacted with later ones: make another draft, at its upper {state.upper}"
-        raise Conflict(where=path, why=why)
-    return msgspec.structs.replace(state, upper=upper, batches=batches)

@@ -136,3 +136,4 @@ class Advancing:
             take_lead(self._runner, self._hosts.progress)
             self._following.restart()
             self._duties.begin(anew=True)
+            self._duties.try_checkpoint(self.settle)

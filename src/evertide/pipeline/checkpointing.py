@@ -2,28 +2,37 @@
 
 The order, each step durable before the next (I11, I12):
 
-1. The machine saves its arrangements: only what is not on the blob yet is written.
-2. The checkpoint is published, and the oldest dropped from the catalog, in one commit.
-3. With C the time of the oldest one that is kept: times of the shards below C - 1 may be forgotten, and the journal
+1. The checkpoint's number is claimed: from now on nothing that the draft names is deleted.
+2. The states of the shards are read, then the machine saves its arrangements: only what is not on the blob yet is
+   written. A peer may commit, and maintenance may compact, while that takes long.
+3. The checkpoint is published, and the oldest dropped from the catalog, in one commit.
+4. With C the time of the oldest one that is kept: times of the shards below C - 1 may be forgotten, and the journal
    below C - 1.
-4. Files that nobody needs are deleted, beside the transactions (`collect`).
+5. Files that nobody needs are deleted, beside the transactions (`collect`).
+
+A draft can be out of date before it is published: between the last transaction that this process took and step 2 a peer
+committed, and a compaction merged times below the checkpoint with later ones; or a peer changed the generation. Then
+`checkpoint` takes what the peer committed, and makes another draft, at most `_DRAFTS_MAX` in all. A checkpoint that
+fails ends nothing: `problem` says so in the status until one succeeds.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Set
+
+import msgspec
 
 from evertide.checkpoint.collection import Collected
 from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import StateFile
-from evertide.checkpoint.publication import as_of
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, EvertideError, OutcomeUnknown, Unavailable
+from evertide.errors import Conflict, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.observer import Checkpointed, Fault
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
+from evertide.problem import Problem
 from evertide.shard.shard import Shard
 from evertide.shard.state import ShardState
 from evertide.store.paths import PIPELINE, Name
@@ -36,12 +45,16 @@ logger = logging.getLogger(__name__)
 HOLD = "checkpoint"
 """The name of the hold that keeps the shards readable from the oldest checkpoint on."""
 
+_DRAFTS_MAX = 5
+
 
 class Checkpointing:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._released: set[str] = set()
         self.last: Entry | None = None
+        self.problem: Problem | None = None
+        """Why the last try made none; None after one that did."""
         self._generation = 0
         self.look()
 
@@ -56,18 +69,42 @@ class Checkpointing:
         last, runner = self.last, self._runner
         return last is None or last.time != runner.time or self._generation != runner.definition.generation
 
-    def checkpoint(self) -> Entry:
-        """Between two transactions (J5)."""
+    def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
+        """Between two transactions (J5). `catch_up` takes what peers have committed, for the next draft."""
+        for _ in range(_DRAFTS_MAX - 1):
+            try:
+                return self._tried()
+            except (Conflict, GenerationMoved) as error:
+                logger.info("a peer went on while the checkpoint was drafted, another draft is made: %s", error)
+                catch_up()
+        return self._tried()
+
+    def _tried(self) -> Entry:
         runner = self._runner
-        began_s = runner.runtime.monotonic_s()
         try:
-            state = self._draft(runner.definition)
-            self.last = runner.checkpoints.publish(state, runner.writer, runner.settings.checkpoints_kept)
+            entry = self._made()
         except EvertideError as error:
             runner.observer.failed(Fault("checkpoint", "", error.error_code))
-            if isinstance(error, Conflict):
-                runner.writer.beat()  # who was away so long that a peer took over is told that, and not what came of it
+            since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
+            why = f"no checkpoint could be made; transactions go on, and a restart replays more of them: {error}"
+            self.problem = Problem("warning", error.error_code, why, error.remedy, since_s)
+            if not isinstance(error, Unavailable | OutcomeUnknown):
+                runner.writer.check_registered()  # a process that was fenced reports that, not what came of it
             raise
+        self.problem = None
+        return entry
+
+    def _made(self) -> Entry:
+        runner = self._runner
+        began_s = runner.runtime.monotonic_s()
+        drafts: list[Draft] = []
+
+        def draft() -> Draft:
+            drafts.append(self._draft(runner.definition))
+            return drafts[0]
+
+        self.last = runner.checkpoints.publish(runner.time, draft, runner.writer, runner.settings.checkpoints_kept)
+        [state] = drafts
         self._generation = state.generation
         took_s, size = runner.runtime.monotonic_s() - began_s, sum(part.bytes for part in state.parts)
         logger.info(
@@ -77,7 +114,7 @@ class Checkpointing:
         runner.observer.checkpointed(made)
         try:
             self.let_go()
-        except (Unavailable, OutcomeUnknown) as error:  # the checkpoint is there; the next one lets go of more
+        except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next one lets go of more
             logger.warning("what checkpoint %d makes superfluous is still there: %s", self.last.number, error)
         return self.last
 
@@ -109,6 +146,7 @@ class Checkpointing:
         runner = self._runner
         shards = {name: view.shard for name, view in definition.live().items()}
         tables = {name: table.shard for name, table in definition.tables.items() if table.is_declared}
+        states = {name: _as_of(shard, runner.time) for name, shard in runner.members.all().items()}
         state, saved = runner.machine.save(shards, tables)
         parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
         record = reading(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
@@ -119,16 +157,22 @@ class Checkpointing:
             positions=positions(runner, runner.time),
             state=state,
             parts=parts,
-            shards={name: _as_of(shard, runner.time) for name, shard in runner.members.all().items()},
+            shards=states,
             members=definition.members(),
             pipeline=record.data if record else b"",
         )
 
 
 def _as_of(shard: Shard, upper: int) -> ShardState:
-    """A peer may have gone on meanwhile, with rows that were pushed to it."""
+    """Its state without the times from `upper` on, which a peer may have committed meanwhile."""
     state = shard.log.read().state
-    return state if state.upper == upper else as_of(state, upper, shard.log.path)
+    if state.upper == upper:
+        return state
+    batches = tuple(batch for batch in state.batches if batch.lower < upper)
+    if state.finalized or any(batch.upper > upper for batch in batches) or state.since >= max(upper, 1):
+        why = f"its times below {upper} were compacted with later ones, up to {state.upper}"
+        raise Conflict(where=shard.log.path, why=why)
+    return msgspec.structs.replace(state, upper=upper, batches=batches)
 
 
 class _Live:

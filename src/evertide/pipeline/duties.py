@@ -6,23 +6,32 @@ of what they make superfluous. A replica begins with it when it takes the lead, 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, EvertideError
+from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved
 from evertide.pipeline.backfills import Backfills
 from evertide.pipeline.checkpointing import Checkpointing
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.opening import Hosts
 from evertide.pipeline.ownership import live_holder
 from evertide.pipeline.runner import Runner
+<<<<<<< Updated upstream
 from evertide.pipeline.source_record import SourceTelling, read_source_records
 from evertide.pipeline.status import SinkStatus, sink_statuses
+=======
+from evertide.pipeline.source_record import SourceTelling
+from evertide.pipeline.status import SinkStatus
+from evertide.problem import Problem
+>>>>>>> Stashed changes
 from evertide.shard.maintenance import Maintenance
 from evertide.store.retry import reading
 
 __all__ = ["Duties"]
+
+logger = logging.getLogger(__name__)
 
 
 class Duties:
@@ -68,17 +77,25 @@ class Duties:
             self._maintenance = Maintenance(hosts.shards, hosts.writer, hosts.checkpoints.pinned).start()
             deliveries.start()
         self.backfills.begin()
-        with self._turn:
-            if self.checkpointing.is_due():
-                self.checkpointing.checkpoint()
 
-    def checkpoint(self) -> Entry:
+    def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
         """One that holds everything up to now; the last one, if nothing happened since."""
         if not self.is_begun:
             raise Conflict(where="checkpoint", why="another replica leads, and makes them: ask that one")
+        catch_up()
         if not self.checkpointing.is_due() and self.checkpointing.last is not None:
             return self.checkpointing.last
-        return self.checkpointing.checkpoint()
+        return self.checkpointing.checkpoint(catch_up)
+
+    def try_checkpoint(self, catch_up: Callable[[], object]) -> None:
+        """The one that is due, if any. If it fails, the transactions go on, and the next round makes it."""
+        with self._turn:
+            try:
+                self.checkpoint(catch_up)
+            except EvertideError as error:
+                if isinstance(error, Fenced) and not isinstance(error, GenerationMoved):
+                    raise
+                logger.warning("no checkpoint was made: %s", error)
 
     def deliver_once(self) -> None:
         if self.deliveries is not None:
@@ -98,10 +115,19 @@ class Duties:
         held = live_holder(meta, runtime, settings)
         return sink_statuses(meta, told, held, time, runtime, settings)
 
+<<<<<<< Updated upstream
     def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:
         if self.deliveries is not None:
             return self.deliveries.tracker.position
         return min([time, *(time - sink.behind for sink in sinks)])
+=======
+    def warnings(self) -> list[Problem]:
+        """What is wrong, and stops no transaction."""
+        return [] if self.checkpointing.problem is None else [self.checkpointing.problem]
+
+    def flushed(self, time: int) -> int:
+        return time if self.deliveries is None else self.deliveries.tracker.position
+>>>>>>> Stashed changes
 
     def ended(self) -> list[str]:
         """Threads that should run, and do not."""

@@ -38,7 +38,7 @@ class Advanced(Protocol):
 
     def advance(self) -> int | None: ...
 
-    def checkpoint(self) -> object: ...
+    def try_checkpoint(self) -> None: ...
 
 
 class Loop:
@@ -83,7 +83,7 @@ class Loop:
             if t is None:
                 self._stopping.wait(self._settings.transaction_interval_s)
             if self._clock() >= checkpoint_s:
-                self._checkpoint()
+                self._pipeline.try_checkpoint()
                 checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
         self._pulse.is_over()
 
@@ -101,10 +101,3 @@ class Loop:
             return None
         self._intake.goes_on("")
         return made
-
-    def _checkpoint(self) -> None:
-        try:
-            if self._pipeline.leads:
-                self._pipeline.checkpoint()
-        except Unavailable as error:  # the transactions say whether storage is still away
-            logger.warning("no checkpoint was made: %s", error)

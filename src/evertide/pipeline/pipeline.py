@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -67,6 +67,8 @@ from evertide.store.open import Storage, open_storage
 __all__ = ["Pipeline"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class Pipeline:
@@ -195,15 +197,7 @@ class Pipeline:
         """One transaction, of whatever there is. Its number; None if there is nothing."""
         with self._turn:
             self._check_open()
-            try:
-                return self._advancing.step()
-            except EvertideError as error:
-                # If storage is away, nothing happened, or what was computed waits to be committed.
-                if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
-                    self._condition.fail(error)
-                raise
-            finally:
-                self._condition.tell()
+            return self._going(self._advancing.step)
 
     def run(
         self,
@@ -236,8 +230,14 @@ class Pipeline:
         """Waits for the end of a transaction that is under way."""
         with self._turn:
             self._check_open()
-            self._advancing.settle()
-            return self._duties.checkpoint()
+            return self._duties.checkpoint(self._settle)
+
+    def try_checkpoint(self) -> None:
+        """The checkpoint that is due, if this process leads; if it fails, the status says so, and all goes on."""
+        with self._turn:
+            self._check_open()
+            if self.leads:
+                self._duties.try_checkpoint(self._settle)
 
     def checkpoint_files(self, entry: Entry) -> tuple[StateFile, ...]:
         """The files that a checkpoint needs, most of which others need, too."""
@@ -374,8 +374,24 @@ class Pipeline:
         self._threads.append(self._duties)
         if self._leading.is_ours:
             self._duties.begin()
+            self._duties.try_checkpoint(self._settle)
         if threads:
             self._threads.append(Upkeep(self._runner, self._duties.checkpointing, self._turn).start())
+
+    def _settle(self) -> None:
+        self._going(self._advancing.settle)
+
+    def _going(self, call: Callable[[], _T]) -> _T:
+        """An error that the pipeline cannot go on from stays as its condition."""
+        try:
+            return call()
+        except EvertideError as error:
+            # If storage is away, nothing happened, or what was computed waits to be committed.
+            if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
+                self._condition.fail(error)
+            raise
+        finally:
+            self._condition.tell()
 
     def _fail(self, error: EvertideError) -> None:
         self._condition.fail(error)

@@ -77,15 +77,9 @@ class Condition:
             sources=tuple(intake.status(source, where[name]) for name, source in runner.sources.items()),
             collections=collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
-<<<<<<< Updated upstream
-            problems=tuple(found),
+            problems=(*found, *duties.warnings()),
             sinks=sinks,
             flushed=duties.flushed(time, sinks),
-=======
-            problems=(*found, *duties.warnings()),
-            sinks=duties.sink_statuses(time),
-            flushed=duties.flushed(time),
->>>>>>> Stashed changes
             replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),
         )
 

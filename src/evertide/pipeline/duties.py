@@ -18,14 +18,9 @@ from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.opening import Hosts
 from evertide.pipeline.ownership import live_holder
 from evertide.pipeline.runner import Runner
-<<<<<<< Updated upstream
 from evertide.pipeline.source_record import SourceTelling, read_source_records
 from evertide.pipeline.status import SinkStatus, sink_statuses
-=======
-from evertide.pipeline.source_record import SourceTelling
-from evertide.pipeline.status import SinkStatus
 from evertide.problem import Problem
->>>>>>> Stashed changes
 from evertide.shard.maintenance import Maintenance
 from evertide.store.retry import reading
 
@@ -115,19 +110,14 @@ class Duties:
         held = live_holder(meta, runtime, settings)
         return sink_statuses(meta, told, held, time, runtime, settings)
 
-<<<<<<< Updated upstream
-    def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:
-        if self.deliveries is not None:
-            return self.deliveries.tracker.position
-        return min([time, *(time - sink.behind for sink in sinks)])
-=======
     def warnings(self) -> list[Problem]:
         """What is wrong, and stops no transaction."""
         return [] if self.checkpointing.problem is None else [self.checkpointing.problem]
 
-    def flushed(self, time: int) -> int:
-        return time if self.deliveries is None else self.deliveries.tracker.position
->>>>>>> Stashed changes
+    def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:
+        if self.deliveries is not None:
+            return self.deliveries.tracker.position
+        return min([time, *(time - sink.behind for sink in sinks)])
 
     def ended(self) -> list[str]:
         """Threads that should run, and do not."""

@@ -13,6 +13,7 @@ Kinds differ only where a caller would act differently; the classes below a kind
     ├── Unavailable             "did not happen": safe to try again
     │   ├── StorageFull         no room: make some
     │   ├── StorageForbidden    read-only or no permission
+    │   ├── ScratchUnavailable  temporary files cannot be written or read: make room
     │   ├── SparkAway           Spark lost executors, or could not finish a job for another reason than a row
     │   └── QueryEnded          the process that answered a query ended before it did: ask again
     ├── OutcomeUnknown          "may have happened": read back before anything else
@@ -60,6 +61,7 @@ __all__ = [
     "OutcomeUnknown",
     "QueryEnded",
     "RecordDamaged",
+    "ScratchUnavailable",
     "SinkFailed",
     "SourceAway",
     "SourceChanged",
@@ -209,6 +211,15 @@ class StorageForbidden(Unavailable):
     error_code = "storage_forbidden"
     what = "Storage refuses access"
     remedy = "Check the owner, the permissions, and whether the disk is mounted read-only."
+
+
+@dataclass(eq=False, repr=False)
+class ScratchUnavailable(Unavailable):
+    """`path` is the directory of temporary files. No row is to blame, so no view fails for it."""
+
+    error_code = "scratch_unavailable"
+    what = "Temporary files cannot be written or read, and nothing happened"
+    remedy = "Make room there, or name another directory by TMPDIR; what failed is tried again by itself."
 
 
 @dataclass(eq=False, repr=False)

@@ -47,6 +47,7 @@ CAUSES = {
     "unavailable": "The disk, the object store or the database of Meta does not answer.",
     "storage_full": "The disk or the quota is used up.",
     "storage_forbidden": "Another user owns the files, the disk is mounted read-only, or credentials do not suffice.",
+    "scratch_unavailable": "The disk of temporary files (TMPDIR, or Spark's local directories) is full or broken.",
     "spark_away": "Executors were lost, or have too little memory.",
     "query_ended": "Somebody killed it, the machine had no memory left, or an engine has a bug.",
     "outcome_unknown": "The connection broke after a write was sent and before its answer came.",

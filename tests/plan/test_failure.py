@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +13,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import ArithmeticException
 
-from evertide.errors import SparkAway, SparkEnded
+from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded
 from evertide.flow import Circuit
 from evertide.flow.stage import Stage
 from evertide.plan.failure import told_apart
@@ -58,4 +61,28 @@ def test_a_circuit_goes_on_after_spark_was_away(spark: SparkSession, monkeypatch
             circuit.step(deltas)
         with pytest.raises(SparkAway):
             circuit.fails(deltas)
+    assert circuit.step(deltas)["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_x12_without_room_for_scratch_files_a_step_may_be_made_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    """Python writes the first file of a run, the JVM the second."""
+    circuit = Circuit(spark, "CREATE TABLE t (a INT); CREATE MATERIALIZED VIEW v AS SELECT a + 1 AS b FROM t;")
+    deltas = {"t": delta_of(pa.table({"a": pa.array([1], pa.int32())}), 1)}
+    made: list[Path] = []
+
+    def full(**_: object) -> tuple[int, str]:
+        made.append(tmp_path / str(len(made)))
+        if len(made) == number + 1:
+            made[-1].symlink_to("/dev/full")
+        return os.open(made[-1], os.O_RDWR | os.O_CREAT), str(made[-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", full)
+        with pytest.raises(ScratchUnavailable, match="No space left"):
+            circuit.step(deltas)
+    assert len(made) == 2
+    assert not [*tmp_path.iterdir()]
     assert circuit.step(deltas)["v"].to_pylist() == [{"b": 2, "__diff": 1}]

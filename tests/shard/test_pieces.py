@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.errors import StorageFull
+from evertide.errors import ScratchUnavailable
 from evertide.shard.changes import DIFF, changes_schema, net
 from evertide.shard.pieces import pieces
 from evertide.shard.shard import Shard
@@ -118,5 +118,5 @@ def test_no_room_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) ->
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", Full)
-    with filled(12, 0).snapshot(11) as snapshot, pytest.raises(StorageFull, match="TMPDIR"):
+    with filled(12, 0).snapshot(11) as snapshot, pytest.raises(ScratchUnavailable, match="TMPDIR"):
         list(pieces(snapshot, 1, MANY))

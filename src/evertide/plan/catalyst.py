@@ -2,27 +2,32 @@
 
 The handles on Scala's companion objects are looked up once per `Catalyst`, as each look-up is a call to the JVM. Only
 what the rewrites and fragments need is here; whatever Spark made itself is copied with other children, never rebuilt.
+
+Threads: all circuits of a program share one `Catalyst`, and run fragments by it at the same time. It is not changed
+after it is made, but for handles that are looked up when they are first needed: if two threads look up the same one,
+both find the same object. Rows go through scratch files of one call each. Which session is active is a matter of the
+JVM's thread; each Python thread has one of its own there, as sessions are refused without it (`evertide.plan.session`).
+Settings of the sessions are not changed by a run, but for the number of partitions of large ones: all threads set the
+number that Spark has then, and a plan that is made of two numbers is right, too.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-import weakref
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from evertide.plan.files import framed, taken_out
+from evertide.plan.files import framed, read_scratch
 from evertide.plan.scala import sequence
 from evertide.plan.small import compiled
+from evertide.scratch import scratch_file, using_scratch
 
 __all__ = ["Catalyst"]
 
@@ -60,8 +65,8 @@ class Catalyst:
         self._python_rdd = self._jvm.org.apache.spark.api.python.PythonRDD
         self._data_output = self._jvm.java.io.DataOutputStream
         self._file_output = self._jvm.java.io.FileOutputStream
-        self.scratch = Path(tempfile.mkdtemp(prefix="evertide-"))
-        weakref.finalize(self, shutil.rmtree, self.scratch, ignore_errors=True)
+        self._cloning = threading.Lock()
+        self._large_session: SparkSession | None = None
         self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._nil = self.companion("scala.collection.immutable.Nil")
         self.none = self._option.empty()
@@ -159,22 +164,27 @@ class Catalyst:
 
     def _written(self, arrays: Any) -> Iterator[pa.Buffer]:
         """Byte arrays of an iterator of Scala, by way of a file."""
-        path = self.scratch / "rows"
-        stream = self._data_output(self._file_output(str(path)))
-        self._python_rdd.writeIteratorToStream(arrays, stream)
-        stream.close()
-        return framed(taken_out(path))
+        with scratch_file() as path:
+            stream = self._data_output(self._file_output(str(path)))
+            try:
+                self._python_rdd.writeIteratorToStream(arrays, stream)
+            finally:
+                stream.close()
+            return framed(read_scratch(path))
 
     def spread(self, rows: pa.Table, attributes: Any, struct: Any) -> Any:
         """A relation of these rows, in partitions, whose size the planner knows; by way of a file, as bytes go slowly
         from Python to the JVM."""
         partitions = self._large.sparkContext().defaultParallelism()
         self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))  # executors come and go
-        path = self.scratch / "leaf"
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
-            stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
-        batches = self._python_utils.readArrowStreamFromFile(str(path))
-        path.unlink()
+        with scratch_file() as path:
+            with (
+                using_scratch(),
+                pa.OSFile(str(path), "wb") as file,
+                pa.ipc.new_stream(file, rows.schema) as stream,
+            ):
+                stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
+            batches = self._python_utils.readArrowStreamFromFile(str(path))
         made = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(batches, struct, self._large, _TIME_ZONE, *_NO)
         return self._logical_rdd(
             attributes,
@@ -208,17 +218,16 @@ class Catalyst:
 
         return collect
 
-    @cached_property
-    def _large_session(self) -> SparkSession:
-        """With the settings of ours that decide results, and those of Spark that make many rows fast."""
-        clone = self.session.cloneSession()
-        for name, value in _LARGE.items():
-            clone.conf().set(name, value)
-        return SparkSession(self._context, jsparkSession=clone)
-
     @property
     def _large(self) -> Any:
-        return self._large_session._jsparkSession
+        """With the settings of ours that decide results, and those of Spark that make many rows fast."""
+        with self._cloning:
+            if self._large_session is None:
+                clone = self.session.cloneSession()
+                for name, value in _LARGE.items():
+                    clone.conf().set(name, value)
+                self._large_session = SparkSession(self._context, jsparkSession=clone)
+            return self._large_session._jsparkSession
 
     @contextmanager
     def _active(self, session: Any) -> Iterator[None]:

@@ -6,18 +6,32 @@ were lost, no memory) comes as a plain error of py4j, and has nothing to do with
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
-from evertide.errors import SparkAway, SparkEnded
+from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded
+from evertide.scratch import scratch_directory
 
 __all__ = ["reason", "told_apart", "without_traces"]
 
+_is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
+_CAUSES_MAX = 20
+_REFUSALS = tuple(
+    os.strerror(number)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOENT)
+)
+"""As the JVM says them, too, which has them from the same library."""
 _LOGGER = "SQLQueryContextLogger"
 """By which PySpark prints the JVM's whole stack for every error of an expression, whoever handles it."""
 
@@ -32,7 +46,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def told_apart(context: SparkContext) -> Iterator[None]:
-    """Jobs in the block fail as `SparkAway` or `SparkEnded`, where it is not a row that makes them fail."""
+    """A job that fails for another reason than a row raises `SparkAway`, `SparkEnded` or `ScratchUnavailable`."""
     try:
         yield
     except (Py4JJavaError, Py4JNetworkError, ConnectionError) as error:
@@ -40,7 +54,21 @@ def told_apart(context: SparkContext) -> Iterator[None]:
         why = reason(error) if is_answer else f"{type(error).__name__}: {reason(error)}"
         if not is_answer or _is_stopped(context):
             raise SparkEnded(master=str(context.master), why=why) from error
+        if _is_of_files(context, error):
+            raise ScratchUnavailable(path=scratch_directory(), why=why) from error
         raise SparkAway(path=str(context.master), why=why) from error
+
+
+def _is_of_files(context: SparkContext, error: Py4JJavaError) -> bool:
+    """Whether the system refused a file. Spark writes no files but temporary ones: its own, and those of a run."""
+    cause, depth = error.java_exception, 0
+    while cause is not None and depth < _CAUSES_MAX:
+        if is_instance_of(context._gateway, cause, "java.io.IOException"):
+            said = str(cause.getMessage())
+            if any(said == each or said.endswith((f"({each})", f": {each}")) for each in _REFUSALS):
+                return True
+        cause, depth = cause.getCause(), depth + 1
+    return False
 
 
 def _is_stopped(context: SparkContext) -> bool:
@@ -52,10 +80,20 @@ def _is_stopped(context: SparkContext) -> bool:
 
 @contextmanager
 def without_traces() -> Iterator[None]:
-    """What fails in the block is told by its error alone."""
-    logger = PySparkLogger.getLogger(_LOGGER)  # by its own class, which PySpark expects to find under that name
-    before, logger.disabled = logger.disabled, True
+    """What fails in the block is told by its error alone. Other threads log as before."""
+    _filter_traces()
+    before = _is_silent.set(True)
     try:
         yield
     finally:
-        logger.disabled = before
+        _is_silent.reset(before)
+
+
+@cache
+def _filter_traces() -> None:
+    """Once per process, as PySpark exchanges the class of all new loggers for a moment here."""
+    PySparkLogger.getLogger(_LOGGER).addFilter(_is_traced)  # of its own class, which PySpark expects under that name
+
+
+def _is_traced(_: logging.LogRecord) -> bool:
+    return not _is_silent.get()

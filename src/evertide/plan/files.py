@@ -1,4 +1,4 @@
-"""Bytes that the JVM writes for Python, by way of a file: byte arrays, each after its length."""
+"""Bytes that the JVM writes for Python, by way of a scratch file: byte arrays, each after its length."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
-__all__ = ["framed", "taken_out"]
+from evertide.scratch import using_scratch
+
+__all__ = ["framed", "read_scratch"]
 
 
-def taken_out(path: Path) -> pa.Buffer:
-    """What a file holds, which is no more: so it never has to be written to a disk."""
-    if path.stat().st_size:
+def read_scratch(path: Path) -> pa.Buffer:
+    """What a file holds, mapped: it stays readable when the file is removed, so no disk ever has to see it."""
+    with using_scratch():
+        if not path.stat().st_size:
+            return pa.py_buffer(b"")
         with pa.memory_map(str(path)) as source:
-            found = source.read_buffer()
-    else:
-        found = pa.py_buffer(b"")
-    path.unlink()
-    return found
+            return source.read_buffer()
 
 
 def framed(written: pa.Buffer) -> Iterator[pa.Buffer]:

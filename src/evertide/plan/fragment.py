@@ -11,6 +11,9 @@ yet consolidated.
    are, mostly without a job (`evertide.plan.small`).
 4. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
    that it reads and computes (`evertide.plan.narrow`).
+
+Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits, of the same
+view even, run beside it; they share the `Catalyst` and the plans in the JVM, which are never changed.
 """
 
 from __future__ import annotations
@@ -141,7 +144,7 @@ class Fragment:
         several = [self._catalyst.listed(each) for each in (self._marks, self._outputs, self._structs)]
         tree = self._tree
         made = self._catalyst.small(tree.jvm, _height(tree), *several, *signed, self._signed_struct)
-        return Small(made, self._catalyst.scratch, self.schemas)
+        return Small(made, self.schemas)
 
     def _with_sign(self, plan: Any, sign: int) -> Any:
         return self._catalyst.project([*self._columns, self._signs[sign]], plan)

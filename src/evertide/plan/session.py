@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
@@ -67,6 +68,7 @@ def open_session(
         if master is not None and known.sparkContext.master != master:
             why = f"a session at {known.sparkContext.master!r} is active in this process already"
             raise InvalidInput(where=f"master {master!r}", why=why)
+        _check_threads(known)
         return Session(known, is_own=False)
     _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -77,8 +79,17 @@ def open_session(
         session = builder.getOrCreate()
     except (PySparkException, Py4JJavaError, RuntimeError) as error:
         raise InvalidInput(where="Spark", why=f"it does not start: {reason(error)}") from error
+    _check_threads(session)
     session.sparkContext.setLogLevel("ERROR")
     return Session(session, is_own=True)
+
+
+def _check_threads(session: SparkSession) -> None:
+    """Backfills run beside transactions. Which session and which task a thread is at, Spark knows by the JVM's thread;
+    so each Python thread needs one of its own there."""
+    if not isinstance(session.sparkContext._gateway, ClientServer):
+        why = "Python threads share threads of the JVM; set PYSPARK_PIN_THREAD=true before Spark starts"
+        raise InvalidInput(where="Spark session", why=why)
 
 
 def _check_java() -> None:

@@ -13,6 +13,10 @@ compiler for generated code compiles it when it is first needed: nothing is buil
 4. Whatever fails is run as a job, planned anew over these rows; its error is the one that counts.
 5. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
    on its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged.
+
+Threads: a backfill and a transaction run fragments at the same time. Each `Small` belongs to one fragment of one
+circuit, which one thread runs at a time; what Java keeps for it (plans, and the rows that they hold for a run) is its
+own, and its `run` is synchronized besides. Each run has scratch files of its own. Only the compiled class is shared.
 """
 
 from __future__ import annotations
@@ -22,12 +26,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from evertide.plan.files import framed, taken_out
+from evertide.plan.files import framed, read_scratch
+from evertide.scratch import scratch_file, using_scratch
 
 __all__ = ["Small", "Term", "compiled"]
 
@@ -58,21 +62,20 @@ class Small:
     is_here = True
     """Without it all but maps and filters are jobs: to compare."""
 
-    def __init__(self, made: Any, scratch: Path, schemas: Sequence[pa.Schema]) -> None:
+    def __init__(self, made: Any, schemas: Sequence[pa.Schema]) -> None:
         self._made = made
-        self._there, self._back = scratch / "leaves", scratch / "rows"
         self._schemas = schemas
         self.ran = ""
         """How the last run went: in `place`, `here`, or by a `job`."""
 
     def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table]:
         """The rows that come of the terms, each with its sign."""
-        self._there.write_bytes(b"".join(self._pieces(terms)))
-        try:
-            self.ran = self._made.run(str(self._there), str(self._back), is_row_wise, self.is_here)
-        finally:
-            self._there.unlink()
-        return [pa.ipc.open_stream(batch).read_all() for batch in framed(taken_out(self._back))]
+        with scratch_file() as there, scratch_file() as back:
+            with using_scratch():
+                there.write_bytes(b"".join(self._pieces(terms)))
+            self.ran = self._made.run(str(there), str(back), is_row_wise, self.is_here)
+            written = read_scratch(back)
+        return [pa.ipc.open_stream(batch).read_all() for batch in framed(written)]
 
     def _pieces(self, terms: Sequence[Term]) -> list[Any]:
         found: list[Any] = [_NUMBER.pack(len(terms))]

@@ -7,8 +7,7 @@ Until it is taken up it lies in a file without a name, which is gone with the pr
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
-from evertide.errors import StorageFull
+from evertide.scratch import using_scratch
 from evertide.shard.changes import DIFF, TIME
 from evertide.shard.columns import Longs
 from evertide.shard.digest import row_hashes
@@ -40,7 +39,7 @@ class Slices:
     """Of rows with `__diff`, with or without `__time`; two at least. Use it as a context manager."""
 
     def __init__(self, schema: pa.Schema, count: int) -> None:
-        with _told():
+        with using_scratch():
             self._opened = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - closed with all of it
             self._writers = [ipc.new_stream(file, schema, options=_OPTIONS) for file in self._opened]
 
@@ -49,7 +48,8 @@ class Slices:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for file in self._opened:
-            file.close()
+            with suppress(OSError):  # of bytes that are not written yet, and not needed any more
+                file.close()
 
     def add(self, rows: pa.Table) -> None:
         count = len(self._writers)
@@ -58,25 +58,16 @@ class Slices:
         end = 0
         for writer, size in zip(self._writers, np.bincount(places, minlength=count).tolist(), strict=True):
             if size:
-                with _told():
+                with using_scratch():
                     writer.write_table(ordered.slice(end, size))
             end += size
 
     def take(self, index: int) -> pa.Table:
         """What lies in one of them; it is asked for once."""
-        with _told(), self._opened[index] as file:
+        with using_scratch(), self._opened[index] as file:
             self._writers[index].close()
             file.seek(0)
             return ipc.open_stream(file).read_all()
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """What the place for temporary files refuses, mostly for lack of room."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageFull(path=tempfile.gettempdir(), why=f"{error}; TMPDIR may name another place") from error
 
 
 def _places(rows: pa.Table, count: int) -> Longs:

@@ -213,6 +213,45 @@ def test_without_tokens_a_page_of_another_host_gets_nothing(unguarded: Guarded) 
         assert b"access-control-allow-credentials" not in preflight
 
 
+CHANGING = (
+    "POST /v1/pause",
+    "POST /v1/checkpoints",
+    "POST /v1/tables/orders/rows",
+    "DELETE /v1/shape",
+    "PUT /v1/pause",
+)
+FORMS = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/json")
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "what is this"])
+def test_without_tokens_a_browser_without_origin_changes_nothing(unguarded: Guarded, site: str) -> None:
+    """Fails if `Sec-Fetch-Site` is not looked at: forms and images need no preflight, and may come without `Origin`."""
+    pipeline = unguarded.shop.pipeline
+    before = (pipeline.time, pipeline.status().state)
+    for line in CHANGING:
+        for media in FORMS:
+            given = {"Sec-Fetch-Site": site, "Content-Type": media, "Content-Length": "2"}
+            assert raw(unguarded.client(), line, given, b"[]").startswith(b"HTTP/1.1 403"), (line, media)
+    assert (pipeline.time, pipeline.status().state) == before
+    refused = 200 if site == "same-site" else 403
+    for path in ("/v1/shape?table=orders&offset=-1", "/v1/status", "/v1/tables/orders/rows"):
+        answer = raw(unguarded.client(), f"GET {path}", {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"})
+        assert int(answer.split(b" ", 2)[1]) == refused, path
+
+
+def test_a_link_to_the_console_may_be_followed_from_anywhere(unguarded: Guarded) -> None:
+    given = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert raw(unguarded.client(), "GET /", given).startswith(b"HTTP/1.1 200")
+    assert raw(unguarded.client(), "GET /", {**given, "Sec-Fetch-Mode": "no-cors"}).startswith(b"HTTP/1.1 403")
+    assert raw(unguarded.client(), "POST /", {**given, "Content-Length": "0"}).startswith(b"HTTP/1.1 403")
+    for site in ("same-origin", "none"):
+        assert asked(unguarded, **{"Sec-Fetch-Site": site}) == 200
+    both = {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:5173"}  # another port, by another name
+    assert asked(unguarded, **both) == 200
+    with guarded() as g:  # the token decides
+        assert asked(g, **{"Sec-Fetch-Site": "cross-site"}, **bearer("reader")) == 200
+
+
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Guarded]:
     with guarded(ACCESS, Listening(access=ACCESS, settings=QUICK)) as made_:
@@ -309,6 +348,32 @@ def test_who_is_one_too_many_is_told_and_the_others_go_on(small: Client) -> None
         with kept.getresponse() as found:
             assert (found.status, found.read()) == (200, b"")
         kept.close()
+
+
+def test_an_idle_connection_stays_open_for_as_long_as_the_answer_says(small: Client) -> None:
+    """Fails if connections close after the 5 seconds that uvicorn gives them, or do not say when they close."""
+    kept = http.client.HTTPConnection(small.host, small.port, timeout=30)
+    try:
+        kept.request("GET", "/")
+        with kept.getresponse() as found:
+            found.read()
+        assert (found.headers.get_all("connection"), found.headers["keep-alive"]) == (["keep-alive"], "timeout=75")
+        kept.request("GET", "/", headers={"Connection": "close"})
+        with kept.getresponse() as last:
+            last.read()
+        assert (last.headers.get_all("connection"), last.headers["keep-alive"]) == (["close"], None)
+    finally:
+        kept.close()
+    assert SMALL.keep_alive_s >= 60
+
+
+def test_how_long_an_idle_connection_stays_open_is_a_setting() -> None:
+    """Fails, by the socket's own limit, if the setting does not reach the server."""
+    with Server(listening=Listening(settings=Settings(keep_alive_s=0.2))) as server:
+        server.begin()
+        with socket.create_connection((server.host, server.port), timeout=30) as idle:
+            idle.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"keep-alive: timeout=0\r\n" in rest_of(idle)
 
 
 def test_an_app_without_tokens_is_open() -> None:

@@ -105,6 +105,10 @@ class Settings:
     request_pause_s: float = 30.0
     """How long a client may pause while it sends a body, or takes an answer that is ready for it."""
 
+    keep_alive_s: float = 75.0
+    """How long an HTTP connection stays open without a request. Common proxies keep idle connections for 60 seconds: a
+    longer time here lets the proxy close a connection first."""
+
     connections_max: int = 12_000
     """HTTP connections at the same time; one more is told to come again."""
 

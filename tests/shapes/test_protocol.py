@@ -24,6 +24,7 @@ CORS = {
     "access-control-expose-headers": "electric-cursor,electric-handle,electric-has-data,electric-offset,"
     "electric-schema,electric-up-to-date,electric-internal-known-error,retry-after",
     "electric-server": f"Evertide/{__version__}",
+    "vary": "Origin",
 }
 
 

@@ -27,6 +27,7 @@ from evertide.errors import EvertideError
 from evertide.media import JSON
 from evertide.plain import plain, plain_error
 from evertide.runtime import Runtime
+from evertide.shapes.http.answers import first_pieces
 
 __all__ = [
     "JSON",
@@ -109,9 +110,14 @@ def headed(media: str, headers: Mapping[str, str]) -> Response:
 
 
 async def streamed(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
-    """The first piece is made before anything is answered: what cannot be read is told as an error, by its code."""
-    first = await run_in_threadpool(next, pieces, b"")
-    return _Streamed(chain([first], pieces), pieces, media, headers)
+    """The first pieces are made before anything is answered: what cannot be read is told as an error, by its code.
+
+    A small answer is not streamed: its length is known, and it is written at once.
+    """
+    first, is_all = await run_in_threadpool(first_pieces, pieces)
+    if is_all:
+        return Response(b"".join(first), 200, headers, media)
+    return _Streamed(chain(first, pieces), pieces, media, headers)
 
 
 class _Streamed(StreamingResponse):

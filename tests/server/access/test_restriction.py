@@ -160,7 +160,7 @@ def test_what_was_asked_for_with_a_header_is_not_kept_for_others(g: Guarded) -> 
     for query in ({}, {"offset": "now"}, {"offset": "0_0", "handle": "none"}):
         answer = g.shape("ann", **query)
         assert "public" not in answer.headers["cache-control"]
-        assert answer.headers["vary"] == "Authorization"
+        assert answer.headers["vary"] == "Origin, Authorization"
     assert "public" in g.shop.get(secret=TEXTS["ann"]).headers["cache-control"]
 
 

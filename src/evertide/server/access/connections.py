@@ -5,6 +5,10 @@
    says nothing is closed as well.
 3. A body comes, and an answer is taken, without a pause of more than so many seconds. The answer itself may take as
    long as it takes: who waits for a change is no slow client.
+4. A connection stays open for `keep_alive_s` after an answer, and the answer says so (`Keep-Alive`): a client does not
+   send its next request on a connection that the server is about to close.
+5. A small answer is one write, head and body together. A process that is killed leaves a client with the whole answer
+   or with none: clients retry a request without an answer, but some do not retry one whose body ends early.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ __all__ = ["Patience", "protocol_of"]
 
 _AGAIN_S = 5
 _TRANSPORT = "evertide.transport"
+_JOINED_BYTES = 64 * 1024
+"""Up to this size, the pieces of an answer are written together."""
 
 
 class Patience:
@@ -78,11 +84,60 @@ def protocol_of(settings: Settings) -> type[asyncio.Protocol]:
     return Limited
 
 
+class _Joined:
+    """The transport of one answer, as uvicorn's cycle uses it: joins what the answer writes at once."""
+
+    def __init__(self, protocol: _Limited) -> None:
+        self._transport = protocol.transport
+        self._cycle = protocol.cycle
+        self._loop = protocol.loop
+        self._keep_alive_s = protocol.timeout_keep_alive
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._has_head = False
+
+    def write(self, data: bytes) -> None:
+        if not self._cycle.response_started:  # 100 Continue
+            self._transport.write(data)
+            return
+        if not self._has_head:
+            self._has_head = True
+            data = self._head(data)
+        if self._held_bytes + len(data) > _JOINED_BYTES:
+            self.flush()
+            self._transport.write(data)
+            return
+        if not self._held:
+            self._loop.call_soon(self.flush)  # a stream may have nothing more to send for a long time
+        self._held.append(data)
+        self._held_bytes += len(data)
+
+    def flush(self) -> None:
+        held, self._held, self._held_bytes = self._held, [], 0
+        if held:
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _head(self, head: bytes) -> bytes:
+        if not self._cycle.keep_alive:
+            return head
+        told = f"connection: keep-alive\r\nkeep-alive: timeout={int(self._keep_alive_s)}\r\n\r\n"
+        return head.removesuffix(b"\r\n") + told.encode()
+
+
 class _Limited(HttpToolsProtocol):
     settings = Settings()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        keep_alive_s: Any = self.settings.keep_alive_s  # uvicorn's option takes whole seconds only, its timer any
+        self.timeout_keep_alive = keep_alive_s
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         """Runs while a head is waited for."""
@@ -114,12 +169,16 @@ class _Limited(HttpToolsProtocol):
         super().on_headers_complete()
         scope: Any = self.scope
         scope.setdefault("extensions", {})[_TRANSPORT] = self.transport
+        cycle: Any = self.cycle  # its task has not begun to run
+        cycle.transport = _Joined(self)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._stop_timers()
 
     def on_response_complete(self) -> None:
+        transport: Any = self.cycle.transport
+        transport.flush()
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
             self._rest_timer = self.loop.call_later(self.settings.request_head_s, self.transport.abort)

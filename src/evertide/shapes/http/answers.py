@@ -1,6 +1,7 @@
 """Answers: the headers and codes of Electric's protocol, for everything that a request can come to.
 
-1. Every answer says who served it, and lets pages of other origins read it and its headers.
+1. Every answer says who served it, and lets pages of other origins read it and its headers. It depends on the origin
+   that asks, and says so to caches (`Vary`).
 2. What may be cached, and for how long, follows from what was asked, never from what was found: a snapshot for days, a
    log for a minute, a live answer for seconds, a refusal not at all.
 3. An answer that holds nothing new has an ETag that no later one has: it must not stand for something that came since.
@@ -9,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 import msgspec
 from starlette.requests import Request
@@ -23,9 +24,11 @@ from evertide.shapes.protocol.offsets import BEFORE_ALL, Offset
 from evertide.shapes.protocol.refusals import Refusal
 from evertide.shapes.protocol.requests import ShapeRequest
 
-__all__ = ["Answering", "array_pieces", "cors", "options_answer", "refused", "streamed"]
+__all__ = ["Answering", "array_pieces", "cors", "first_pieces", "options_answer", "refused", "streamed"]
 
 _PIECE_BYTES = 256 * 1024
+_SMALL_BYTES = 64 * 1024
+_PIECES = 8
 _EXPOSED = (
     "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,"
     "electric-internal-known-error,retry-after"
@@ -56,13 +59,14 @@ def cors(origin: str | None) -> dict[str, str]:
         "access-control-allow-origin": origin or "*",
         "access-control-allow-methods": _METHODS,
         "access-control-expose-headers": _EXPOSED,
+        "vary": "Origin",
     }
 
 
 def options_answer(asked: str) -> Response:
     """Before a page of another origin may ask: no secret is needed for that."""
     allowed = ", ".join(name for one in asked.lower().split(",") if (name := one.strip()) in _ALLOWED)
-    headers = {"access-control-max-age": "86400", "connection": "keep-alive"}
+    headers = {"access-control-max-age": "86400"}
     return Response(
         status_code=204, headers={**headers, "access-control-allow-headers": allowed} if allowed else headers
     )
@@ -121,10 +125,7 @@ class Answering:
         return Response(status_code=304, headers=dict(headers))
 
     def messages(self, entries: Sequence[bytes], last: bytes | None, headers: Mapping[str, str]) -> Response:
-        pieces = [*islice(it := array_pieces(entries, last), 2)]
-        if len(pieces) == 1:
-            return Response(pieces[0], 200, dict(headers), media_type="application/json")
-        return streamed(chain(pieces, it), headers)
+        return streamed(array_pieces(entries, last), headers)
 
     def _cursor(self, before: str) -> str:
         """The same for all who ask within some seconds, so that a cache in between asks once; and always another."""
@@ -145,9 +146,28 @@ def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
     return "public, max-age=60, stale-while-revalidate=300"
 
 
-def streamed(pieces: Iterable[bytes], headers: Mapping[str, str]) -> Response:
-    """Piece by piece, as the client takes them: a slow one holds on to little."""
-    return StreamingResponse(_each(pieces), 200, dict(headers), media_type="application/json")
+def streamed(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
+    """Piece by piece, as the client takes them: a slow client holds on to little. A small body is one piece.
+
+    `size` is that of the body in bytes, if it is known.
+    """
+    first, is_all = first_pieces(pieces)
+    if is_all:
+        return Response(b"".join(first), 200, dict(headers), media_type="application/json")
+    known = {} if size is None else {"content-length": str(size)}
+    return StreamingResponse(_each(chain(first, pieces)), 200, {**headers, **known}, media_type="application/json")
+
+
+def first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
+    """The first pieces of a body, and whether they are all of it: a small body is answered by one write."""
+    found: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size > _SMALL_BYTES or len(found) == _PIECES:
+            return found, False
+    return found, True
 
 
 async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -111,4 +111,4 @@ class ShapeEndpoint:
 def _keep_private(answer: Response) -> None:
     kept = answer.headers.get("cache-control", "")
     answer.headers["cache-control"] = kept.replace("public", "private") or "no-store"
-    answer.headers["vary"] = "Authorization"
+    answer.headers["vary"] = "Origin, Authorization"

@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 _POLL_S = 0.05
 _POLL_MAX_S = 1.0
+_BRACKETS = len(b"[]")
 _ENOUGH = 3
 """How often a shape or a snapshot that is let go of in the very moment is looked for again."""
 
@@ -143,13 +144,13 @@ class Exchange:
             try:
                 if not chunks.has(number):
                     return None
-                has_data = chunks.size(number) > 0
+                size = chunks.size(number)
                 pieces = chunks.pieces(number)
             except Unavailable:  # forgotten in that very moment
                 continue
             end = Offset(0, number)
-            headers = self._answers.of(request, asked, shape, end, is_up_to_date=False, has_data=has_data)
-            return self._answers.if_known(request, headers) or streamed(pieces, headers)
+            headers = self._answers.of(request, asked, shape, end, is_up_to_date=False, has_data=size > 0)
+            return self._answers.if_known(request, headers) or streamed(pieces, headers, size + _BRACKETS)
         raise Unavailable(path="the snapshot of a shape", why="there is no room for it at the moment")
 
     async def _log(self, request: Request, asked: ShapeRequest, shape: LiveShape) -> Response:

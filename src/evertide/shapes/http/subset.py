@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.responses import Response, StreamingResponse
 
-from evertide.shapes.http.answers import array_pieces
+from evertide.shapes.http.answers import array_pieces, first_pieces
 from evertide.shapes.log.definition import ShapeDefinition, where_of
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.registry import Shapes
@@ -54,7 +54,10 @@ def subset_answer(shapes: Shapes, shape: LiveShape, asked: ShapeRequest, subset:
     }
     # Made as they are taken, in a thread: a row may be there more often than there is memory for.
     pieces = chain([head], array_pieces(messages), [b"}"])
-    return StreamingResponse(pieces, 200, headers, media_type="application/json")
+    first, is_all = first_pieces(pieces)
+    if is_all:
+        return Response(b"".join(first), 200, headers, media_type="application/json")
+    return StreamingResponse(chain(first, pieces), 200, headers, media_type="application/json")
 
 
 class _Chosen:

@@ -1,0 +1,44 @@
+"""A process that is killed while it answers leaves a client with a whole answer, or with none."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.processes import running
+from tests.server.kit import Client
+
+SHAPE = {"table": "orders", "offset": "-1"}
+
+
+def address(path: str, **query: str) -> str:
+    return f"{path}?{urlencode(query)}"
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "live", "arrow", "push"])
+def test_a_kill_after_the_first_write_leaves_a_whole_answer(kind: str, tmp_path: Path) -> None:
+    """Fails if the head of an answer is written apart from its body."""
+    with running("tests.server.killed", tmp_path / "s") as worker:
+        host, port = worker.began.split()
+        client = Client(host, int(port), timeout_s=60)
+        first = client.raw("GET", address("/v1/shape", **SHAPE))
+        waiting: Mapping[str, str] = {**SHAPE, "offset": "0_inf", "handle": first.headers["electric-handle"]}
+        asked = {
+            "snapshot": ("GET", address("/v1/shape", **SHAPE), None),
+            "live": ("GET", address("/v1/shape", **waiting, live="true"), None),
+            "arrow": ("GET", "/v1/tables/orders/rows?format=arrow", None),
+            "push": ("POST", "/v1/tables/orders/rows", b'[{"id": 1000}]'),
+        }
+        with closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
+            connection.request(*asked[kind], {"X-Kill": "yes", "Content-Type": "application/json"})
+            if kind == "live":
+                client.post("/v1/tables/orders/rows", [{"id": 1000}])
+            with connection.getresponse() as answer:
+                content = answer.read()  # raises if something is missing
+        assert (answer.status, int(answer.headers["content-length"])) == (200, len(content))
+        assert worker.process.wait(60) == -9

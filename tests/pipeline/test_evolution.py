@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -14,9 +15,22 @@ from evertide.pipeline.definition import Away
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.hydration import view_record
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.tables import ERRORS
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine
-from tests.pipeline.kit import NOTES, ORDERS, VIEWS, Row, crash, engine, kept_less, open_pipeline, rows_of, storage
+from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.pipeline.kit import (
+    NOTES,
+    ORDERS,
+    VIEWS,
+    Row,
+    by_customer,
+    crash,
+    engine,
+    kept_less,
+    open_pipeline,
+    rows_of,
+    storage,
+)
 
 SCHEMA = ORDERS.schema
 
@@ -116,6 +130,38 @@ def test_a_table_may_get_further_columns() -> None:
         p.push("orders", deletes=[1])
         p.commit()
         assert rows_of(p, "revenue") == [("ann", 7)]
+
+
+def test_x17_names_that_change_only_in_case_are_the_same_collections(tmp_path: Path) -> None:
+    """Rows, dead letters, the files that were read, views and their shards: the storage's spelling stays in use."""
+    options = {"path": str(tmp_path), "settle_ms": "0"}
+    fed = replace(ORDERS, name="Orders", connector="csv", options=options)
+
+    def respelled(table: str, view: str) -> SmallEngine:
+        made = SmallView(view, VIEWS["revenue"].schema, (table,), lambda rows: by_customer({"orders": rows[table]}))
+        return SmallEngine([replace(fed, name=table), NOTES], [made])
+
+    (tmp_path / "a.csv").write_text("id,customer,amount\n1,ann,10\n2,bob,ten\n")
+    kept = storage()
+    with open_pipeline(kept, respelled("Orders", "Revenue")) as p:
+        p.advance()
+        p.advance()
+        assert rows_of(p, "orders") == [(1, "ann", 10)]
+        known = p.definition
+    for name, other in (("ORDERS", "REVENUE"), ("orders", "revenue")):
+        with open_pipeline(kept, respelled(name, other)) as p:
+            assert p.definition == known
+            assert rows_of(p, "orders") == [(1, "ann", 10)]
+            assert rows_of(p, "revenue") == [("ann", 10)]
+            assert p.view(ERRORS).to_arrow().num_rows == 1
+            assert p.advance() is None
+            crash(p)
+    (tmp_path / "b.csv").write_text("id,customer,amount\n2,bob,2\n1,ann,1\n")
+    with open_pipeline(kept, respelled("orders", "revenue")) as p:
+        p.advance()
+        p.advance()
+        assert rows_of(p, "revenue") == [("ann", 1), ("bob", 2)]
+        assert p.view(ERRORS).to_arrow().num_rows == 0
 
 
 @pytest.mark.parametrize(

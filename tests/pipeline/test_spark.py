@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,31 @@ def test_files_are_read_once_and_bad_rows_are_told(spark: SparkSession, tmp_path
         p.run(until_idle=True)
         assert rows(p.view("total")) == [(60, 3)]
         assert p.view("evertide_errors").to_pylist() == []
+
+
+def test_x17_names_that_change_only_in_case_are_the_same_collections(spark: SparkSession, tmp_path: Path) -> None:
+    """Also of what a flow feeds, and of a view in Python; nothing is computed a second time."""
+
+    @et.materialized_view
+    def large(session: SparkSession) -> DataFrame:
+        return session.table("orders").where("amount > 10")
+
+    storage = tmp_path / "shop.evertide"
+    with et.Pipeline.open(SHOP, storage, spark=spark, functions=[large]) as p:
+        p.push("orders", [{"id": 1, "customer": "ann", "amount": 20}])
+        p.push("changes", [{"name": "ann", "city": "Oslo", "at": 1, "gone": False}])
+        p.commit()
+        known = p.definition
+    script = SHOP
+    for name in ("orders", "changes", "customers", "revenue", "shares"):
+        script = script.replace(f" {name}", f" {name.title()}")
+    with et.Pipeline.open(script, storage, spark=spark, functions=[replace(large, name="LARGE")]) as p:
+        assert p.definition == known
+        p.push("ORDERS", [{"id": 2, "customer": "ann", "amount": 5}])
+        p.commit()
+        assert rows(p.view("revenue")) == [("Oslo", 25, 20)]
+        assert rows(p.view("Large")) == [(1, "ann", 20)]
+        assert p.query("SELECT count(*) AS n FROM Shares").to_pylist() == [{"n": 2}]
 
 
 def test_a_script_that_cannot_be_read_is_refused_with_its_path(spark: SparkSession, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "evolved",
     "read_definition",
     "shard_name",
+    "spelling",
     "stored_key",
     "tables_under",
 ]
@@ -124,6 +125,15 @@ class Evolution:
 
     def is_nothing(self) -> bool:
         return self == Evolution()
+
+
+def spelling(known: Definition | None) -> dict[str, str]:
+    """How the storage spells its collections, by their names in lower case. Of two spellings, the declared one."""
+    if known is None:
+        return {}
+    gone = [name for name, table in known.tables.items() if not table.is_declared]
+    declared = [name for name, table in known.tables.items() if table.is_declared]
+    return {name.lower(): name for name in (*gone, *declared, *known.views)}
 
 
 def tables_under(views: Mapping[str, DeclaredView] | Mapping[str, ViewRecord], view: str) -> set[str]:

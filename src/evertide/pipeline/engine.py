@@ -131,6 +131,14 @@ class Engine(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+    def spell(self, names: Mapping[str, str]) -> None:
+        """Use the storage's spelling of collections: `names` has it by the name in lower case.
+
+        Called before anything else. SQL does not distinguish upper and lower case in names, and a storage keeps the
+        spelling that a collection was first declared with.
+        """
+        ...
+
     def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> Cohort: ...
 
     def close(self) -> None: ...

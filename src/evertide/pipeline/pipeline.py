@@ -32,7 +32,7 @@ from evertide.journal.journal import Journal
 from evertide.observer import NOBODY, Observer
 from evertide.pipeline.advancing import Advancing, opened
 from evertide.pipeline.condition import Condition
-from evertide.pipeline.definition import Definition
+from evertide.pipeline.definition import Definition, read_definition, spelling
 from evertide.pipeline.deliveries import Deliveries, PreparedSinks
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.engine import Engine
@@ -63,6 +63,7 @@ from evertide.shard.shard import Shards
 from evertide.sources.executors import SparkExecutors
 from evertide.store.observed import observed
 from evertide.store.open import Storage, open_storage
+from evertide.store.retry import reading
 
 __all__ = ["Pipeline"]
 
@@ -331,6 +332,8 @@ class Pipeline:
         shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
         journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
         checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        _, known = reading(lambda: read_definition(storage.meta), runtime, settings)
+        self.engine.spell(spelling(known))
         sinks = PreparedSinks(self.engine, SinkRecords(storage.meta, writer, runtime, settings), base)
         executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
         self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)

@@ -70,8 +70,17 @@ class SparkEngine:
     ) -> None:
         """The session is closed with the engine, if it was started for it."""
         self._session = session
+        self._script = (script, path, functions)
         self.spark = session.spark
-        self.program = Program(session.spark, script, path, functions=functions)
+        self._declare({})
+
+    def spell(self, names: Mapping[str, str]) -> None:
+        if any(names.get(name.lower(), name) != name for name in (*self.tables, *self.views)):
+            self._declare(names)
+
+    def _declare(self, spelling: Mapping[str, str]) -> None:
+        script, path, functions = self._script
+        self.program = Program(self.spark, script, path, functions=functions, spelling=spelling)
         prints = Fingerprints(self.program)
         self.fingerprint = prints.pipeline
         self.tables = {
@@ -90,7 +99,7 @@ class SparkEngine:
             for statement in self.program.table_statements
         }
         texts = {one.name: one.query for one in self.program.statements if isinstance(one, ViewStatement)}
-        declared = (*self.program.statements, *functions)
+        declared = (*self.program.statements, *self.program.functions)
         comments = {one.name: one.comment for one in declared if isinstance(one, ViewStatement | ViewFunction)}
         self.views = {
             name: DeclaredView(

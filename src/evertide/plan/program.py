@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
@@ -37,12 +37,21 @@ __all__ = ["Program"]
 logger = logging.getLogger(__name__)
 
 _View: TypeAlias = ViewStatement | ViewFunction | Appended | ProjectView
+_Named = TypeVar("_Named", Statement | AppendFlow, TableStatement, ViewFunction, ProjectView)
 
 
 class Program:
     def __init__(
-        self, spark: SparkSession, script: str | Project, path: str = "SQL", *, functions: Sequence[ViewFunction] = ()
+        self,
+        spark: SparkSession,
+        script: str | Project,
+        path: str = "SQL",
+        *,
+        functions: Sequence[ViewFunction] = (),
+        spelling: Mapping[str, str] | None = None,
     ) -> None:
+        """`spelling` has the names to use for tables and views, by the name in lower case."""
+        self._spelling = spelling or {}
         self.catalog = Catalog(spark)
         self._inputs: ProjectSession | None = None
         read = (
@@ -52,8 +61,9 @@ class Program:
         )
         self.catalyst = Catalyst(self.catalog.session)
         self._algebra = Algebra(self.catalyst, self.catalog)
-        self.statements: list[Statement] = [each for each in read.statements if not isinstance(each, AppendFlow)]
-        self.functions = tuple(functions)
+        spelled = [self._spelled(each) for each in read.statements]
+        self.statements: list[Statement] = [each for each in spelled if not isinstance(each, AppendFlow)]
+        self.functions = tuple(map(self._spelled, functions))
         self.tables: dict[str, tuple[Attribute, ...]] = {}
         self.views: dict[str, Node] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
@@ -62,12 +72,12 @@ class Program:
         """Per materialized view, columns that tell its rows apart; none if that is not known."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
         """Per table and materialized view, where it is written to."""
-        declared = fed(read.statements)
+        declared = fed(spelled)
         self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
         views = [each for each in declared if not isinstance(each, TableStatement)]
         for statement in self.table_statements:
             self._add_table(statement)
-        written: list[ViewFunction | ProjectView] = [*read.views, *self.functions]
+        written: list[ViewFunction | ProjectView] = [*map(self._spelled, read.views), *self.functions]
         for function in written:
             self._check_name(function, written)
         self._add_views([*views, *written])
@@ -77,6 +87,9 @@ class Program:
         if isinstance(script, Project):
             return self._read_project(script)
         return Declared([*parse_script(spark, script, path)])
+
+    def _spelled(self, declared: _Named) -> _Named:
+        return replace(declared, name=self._spelling.get(declared.name.lower(), declared.name))
 
     def _read_project(self, project: Project) -> Declared:
         decided = configure(self.catalog.session, project, PLANNING)
@@ -130,6 +143,7 @@ class Program:
             self._add_input(table)
 
     def _add_input(self, table: TableStatement) -> None:
+        table = self._spelled(table)
         self.statements.append(table)
         self.table_statements.append(table)
         self._add_table(table)

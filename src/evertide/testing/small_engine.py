@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -155,6 +155,13 @@ class SmallEngine:
             for view in self.small_views
         }
 
+    def spell(self, names: Mapping[str, str]) -> None:
+        def spelled(name: str) -> str:
+            return names.get(name.lower(), name)
+
+        self.declared = [replace(table, name=spelled(table.name)) for table in self.declared]
+        self.small_views = [_spelled(view, spelled) for view in self.small_views]
+
     def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> SmallCohort:
         made = SmallCohort([view for view in self.small_views if view.name in views], self.tables, store)
         if state is None:
@@ -166,6 +173,16 @@ class SmallEngine:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def _spelled(view: SmallView, spelled: Callable[[str], str]) -> SmallView:
+    """Its function goes on reading its tables by its own names."""
+
+    def function(tables: Mapping[str, list[Row]]) -> Sequence[Row]:
+        return view.function({name: tables[spelled(name)] for name in view.reads})
+
+    reads = tuple(map(spelled, view.reads))
+    return replace(view, name=spelled(view.name), reads=reads, function=function)
 
 
 def _delta(view: SmallView, rows: Sequence[Row], sign: int) -> pa.Table:

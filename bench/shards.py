@@ -190,7 +190,7 @@ def load(size: Size, progress: Progress) -> list[Figure]:
                 files.append(sum(1 for found in here.root.rglob("*") if found.is_file()))
                 resident.append(process.memory_info().rss / 2**20)
                 progress((tenth + 1) * size.load_appends // 10, size.load_appends)
-        problems = dict(maintenance.errors)
+        problems = maintenance.failing.errors
         shard.compact(here.writer)
         shard.collect(here.writer)
         end = sum(1 for found in here.root.rglob("*") if found.is_file())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import pickle
 
+import msgspec
 import pytest
 
-from evertide.checkpoint.manifest import decode_manifest, manifest_key
-from evertide.checkpoint.records import Catalog, read_holds
+from evertide.checkpoint.manifest import decode_manifest, file_of, manifest_key
+from evertide.checkpoint.records import Catalog, read_catalog, read_holds
 from evertide.errors import (
     CheckpointDamaged,
     EvertideError,
@@ -112,11 +113,25 @@ def test_c2_every_single_byte_of_a_manifest_counts(memory: Memory, process: Proc
 
 def test_c2_a_newer_manifest_is_refused_and_not_fallen_back_from(memory: Memory, process: Process) -> None:
     """A newer version of Evertide wrote it: what it also wrote is not ours to guess."""
-    memory.damage(manifest_key(2), b'{"version": 2, "something": "else"}')
+    memory.damage(manifest_key(2), newer := b'{"version": 2, "something": "else"}')
+    _, catalog = read_catalog(memory.blob, memory.meta)
+    named = file_of(manifest_key(2), newer)
+    entry = msgspec.structs.replace(catalog.entries[-1], bytes=named.bytes, digest=named.digest)
+    memory.put_record(CHECKPOINTS, seal(msgspec.structs.replace(catalog, entries=(*catalog.entries[:-1], entry))))
     fresh = memory.process()
     with pytest.raises(UnsupportedFormat) as caught:
         fresh.restore()
     said_well(caught.value, "00000002/manifest.json", "found=2", "supported=1")
+
+
+def test_x8_a_flipped_version_is_damage_and_not_another_version(memory: Memory, process: Process) -> None:
+    """The catalog knows which bytes were published."""
+    content = memory.blob.get(manifest_key(2))
+    memory.damage(manifest_key(2), content.replace(b'"version": 1', b'"version": 3'))
+    found = memory.process().restore()
+    assert found is not None
+    assert found.entry.number == 1
+    assert "its version is 3, which is not what was published" in str(found.skipped[0].error)
 
 
 def test_c2_the_manifest_of_another_checkpoint_is_not_taken(memory: Memory, process: Process) -> None:

@@ -51,7 +51,7 @@ def test_maintenance_keeps_a_shard_small_while_it_grows() -> None:
     with Maintenance(shards, writer) as maintenance:
         fill(shard, writer, range(100))
         until(lambda: len(list(shards.blob.list("parts/t/"))) < 20)
-    assert maintenance.errors == {}
+    assert maintenance.failing.errors == {}
     assert rows_at(shard, 99).total() == 100
 
 
@@ -79,8 +79,8 @@ def test_one_shard_that_fails_is_said_and_the_others_go_on() -> None:
     shards.meta.commit([Write(shard_key("bad"), seqno, b"\x01 this is no record")])
     maintenance = Maintenance(make_shards(shards.blob, shards.meta, settings=QUICK), writer)
     maintenance.run_once()
-    assert isinstance(maintenance.errors["bad"], RecordDamaged)
-    assert set(maintenance.errors) == {"bad"}
+    assert isinstance(maintenance.failing.errors["maintenance of shard bad"], RecordDamaged)
+    assert set(maintenance.failing.errors) == {"maintenance of shard bad"}
     assert len(good.log.read().state.batches) == 1
 
 
@@ -117,8 +117,37 @@ def test_maintenance_ends_when_its_writer_is_fenced() -> None:
     shards.create("t", SCHEMA, writer)
     with Maintenance(shards, writer) as maintenance:
         writer.unregister()
-        until(lambda: "" in maintenance.errors)
-    assert isinstance(maintenance.errors[""], Fenced)
+        until(lambda: bool(maintenance.failing.errors))
+    assert isinstance(maintenance.failing.errors["maintenance of all shards"], Fenced)
+
+
+def test_a_shard_that_keeps_failing_is_tried_and_logged_less_and_less(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen to fail without the wait: the shard was read, and the error logged, in every round."""
+    runtime = ManualRuntime()
+    settings = replace(QUICK, maintenance_interval_s=1.0, writer_ttl_s=1e6)
+    shards = make_shards(runtime=runtime, settings=settings)
+    writer = make_writer(shards)
+    bad = shards.create("bad", SCHEMA, writer)
+    shards.meta.commit([Write(shard_key("bad"), bad.log.read().seqno, b"\x01 this is no record")])
+    maintenance = Maintenance(make_shards(shards.blob, shards.meta, runtime=runtime, settings=settings), writer)
+    tries = 0
+    real = maintenance._maintain
+
+    def counted(name: str, *, collect: bool) -> None:
+        nonlocal tries
+        tries += 1
+        real(name, collect=collect)
+
+    maintenance._maintain = counted  # type: ignore[method-assign]
+    began_s = runtime.wall_s()
+    for _ in range(120):
+        maintenance.tick()
+        runtime.advance_s(1.0)
+    assert tries == 7, "after 0, 1, 3, 7, 15, 31 and 63 seconds"
+    assert len([record for record in caplog.records if "shard bad" in record.message]) == 1
+    [problem] = maintenance.failing.problems()
+    assert (problem.state, problem.error_code, problem.since_s) == ("warning", "record_damaged", began_s)
+    assert "maintenance of shard bad" in problem.why
 
 
 def test_a_heart_keeps_writer_and_leases_alive() -> None:

@@ -18,6 +18,7 @@ Invariants:
 3. The hold stays until `release`, or until its writer is not registered any more: the engine goes on using parts that
    others wrote, also when the checkpoint they came from is dropped. Once all was read it holds these parts only.
 4. A damaged checkpoint is never used, and never taken for a missing one: an older one is, loudly, or nothing (C5, C6).
+   Once known, it counts for nothing: the next publication drops it, and keeps the intact ones (X8).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 
 from evertide.checkpoint.collection import Collected, Live, Pins, collect, pinned
+from evertide.checkpoint.damage import KnownDamage
 from evertide.checkpoint.draft import Draft, Restored, Skipped
 from evertide.checkpoint.manifest import PIPELINE_FILE, STATE_FILE, Manifest
 from evertide.checkpoint.place import Place
@@ -52,14 +55,15 @@ class Checkpoints:
 
     def __init__(self, blob: Blob, meta: Meta, *, runtime: Runtime, settings: Settings) -> None:
         self.place = Place(blob, meta, runtime, settings)
+        self.damage = KnownDamage(runtime)
         self._publishing = threading.Lock()
         self._drafts: dict[str, Set[str] | None] = {}
         """Per writer that published here, the state parts of the draft under way or in doubt; None if there is none."""
 
     def publish(self, time: int, make: Callable[[], Draft], writer: Writer, keep: int = KEEP_MIN) -> Entry:
-        """Publish a draft of `time`, and drop all but the newest `keep` (at least 2); see `publication`.
+        """Publish a draft of `time`; keep the newest `keep` (at least 2) that are not known to be damaged.
 
-        `make` is called after the claim: what it reads of the shards is not deleted from then on.
+        See `publication`. `make` is called after the claim: what it reads of the shards is not deleted from then on.
         """
         publication = Publication(self.place, writer, time)
         with self._publishing:
@@ -80,13 +84,14 @@ class Checkpoints:
                 self._give_up(publication)
                 raise
             try:
-                publication.commit(entry, keep)
+                kept = publication.commit(entry, keep, self.damage.catalogued())
             except OutcomeUnknown:
                 raise  # it may still arrive, so the draft stays under way
             except EvertideError:
                 self._give_up(publication)
                 raise
             self._drafts[writer.id] = None
+            self.damage.replace(kept)
             return entry
 
     def _give_up(self, publication: Publication) -> None:
@@ -98,8 +103,24 @@ class Checkpoints:
         return self._catalog()[1].entries[::-1]
 
     def read(self, entry: Entry) -> Manifest:
-        """The manifest, if it is the one that was published."""
-        return self.place.reading(lambda: read_manifest(self.place.blob, entry))
+        """The manifest, if it is the one that was published. A damaged one is remembered in `damage`."""
+        try:
+            return self.place.reading(lambda: read_manifest(self.place.blob, entry))
+        except Damaged as error:
+            self._add_damage(entry, error)
+            raise
+
+    def newest(self) -> tuple[Entry, Manifest] | None:
+        """The newest checkpoint that is not known to be damaged and whose manifest can be read."""
+        entries = self.entries()
+        self.damage.replace(entries)
+        for entry in entries:
+            if entry.number not in self.damage.catalogued():
+                try:
+                    return entry, self.read(entry)
+                except Damaged as error:
+                    logger.error("checkpoint %d at time %d is damaged: %s", entry.number, entry.time, error)  # noqa: TRY400
+        return None
 
     def verify(self, entry: Entry, progress: OnProgress | None = None, *, shards: bool = False) -> Manifest:
         """Read everything that a restart needs; `CheckpointDamaged` names every file that is missing or damaged.
@@ -123,6 +144,7 @@ class Checkpoints:
             except Damaged as error:
                 writer.check_registered()  # or the hold is gone, and a collector took what looks damaged
                 logger.warning("checkpoint %d at time %d is not used: %s", entry.number, entry.time, error)
+                self.damage.add(entry, error)
                 skipped.append(Skipped(entry, error))
             else:
                 self._narrow(writer, entry)
@@ -156,14 +178,33 @@ class Checkpoints:
 
     def pinned(self) -> Pins:
         """What checkpoints need; for `Maintenance`, `Shard.collect` and `collect`. Raises if that cannot be told."""
-        return pinned(self.place, dict(self._drafts))
+        try:
+            return pinned(self.place, dict(self._drafts))
+        except Damaged:
+            self._find_damage()
+            raise
 
     def collect(self, live: Live, writer: Writer) -> Collected:
         """Delete state parts and checkpoints that nobody needs; see `evertide.checkpoint.collection`."""
         found = collect(self.place, live, writer, lambda: dict(self._drafts))
         if found.is_hold_over:
             self.release(writer)
+        if found.refused is not None:
+            self._find_damage()
         return found
+
+    def _find_damage(self) -> None:
+        """Read all manifests, so that those that are damaged are known and replaced. The caller has the error."""
+        with suppress(EvertideError):
+            for entry in self.entries():
+                with suppress(Damaged):
+                    self.read(entry)
+
+    def _add_damage(self, entry: Entry, error: Damaged) -> None:
+        """What a peer dropped and collected meanwhile is gone rightly. The caller raises the error."""
+        with suppress(EvertideError):
+            if entry in self.entries():
+                self.damage.add(entry, error)
 
     def _restored(self, entry: Entry, progress: OnProgress | None, skipped: list[Skipped]) -> Restored:
         manifest = self.verify(entry, progress)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.records import Entry
+from evertide.errors import Damaged
 
 __all__ = ["Kept", "kept"]
 
@@ -18,19 +20,25 @@ class Kept:
     """Most of them are needed by others, too."""
     bytes: int
     generation: int
+    problem: str = ""
+    """Why it cannot be used, if its manifest is damaged; then nothing is known of its files."""
 
 
 def kept(checkpoints: Checkpoints) -> list[Kept]:
     """The newest first."""
-    found = [(entry, checkpoints.read(entry)) for entry in checkpoints.entries()]
-    return [
-        Kept(
-            number=entry.number,
-            time=entry.time,
-            made_at_s=entry.made_at_s,
-            files=len(manifest.files),
-            bytes=sum(file.bytes for file in manifest.files),
-            generation=manifest.generation,
-        )
-        for entry, manifest in found
-    ]
+    return [_one(checkpoints, entry) for entry in checkpoints.entries()]
+
+
+def _one(checkpoints: Checkpoints, entry: Entry) -> Kept:
+    try:
+        manifest = checkpoints.read(entry)
+    except Damaged as error:
+        return Kept(entry.number, entry.time, entry.made_at_s, 0, 0, 0, str(error))
+    return Kept(
+        number=entry.number,
+        time=entry.time,
+        made_at_s=entry.made_at_s,
+        files=len(manifest.files),
+        bytes=sum(file.bytes for file in manifest.files),
+        generation=manifest.generation,
+    )

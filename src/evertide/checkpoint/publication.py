@@ -5,9 +5,10 @@
 2. Make the draft. It names parts of shard states that were read after the claim, so a compaction that takes them out
    of the state meanwhile does not lead to their deletion, however long the draft takes.
 3. Put the files, then the manifest. Each is durable when its put returns.
-4. One commit adds the entry, ends the claim, and drops what is beyond the newest `keep`, under the writer's guards. It
-   is refused (`Conflict`) if the claim is gone, or if a peer published a later time: what an earlier one would be
-   replayed from may be forgotten already.
+4. One commit adds the entry, ends the claim, and drops what is known to be damaged and what is beyond the newest
+   `keep`, under the writer's guards. A damaged checkpoint never takes the place of an intact one (X8). The commit is
+   refused (`Conflict`) if the claim is gone, or if a peer published a later time: what an earlier one would be replayed
+   from may be forgotten already.
 
 If a step fails, the claim is taken back, and what was put is left to collection, as after a crash. If the outcome of
 step 4 stays unknown, the claim stays: it may still arrive.
@@ -16,6 +17,7 @@ step 4 stays unknown, the claim stays: it may still arrive.
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 from dataclasses import dataclass
 
 import msgspec
@@ -92,8 +94,8 @@ class Publication:
         named = self.place.put(manifest_key(number), encode_manifest(manifest))
         return Entry(number, draft.time, named.key, named.bytes, named.digest, made_at_s)
 
-    def commit(self, entry: Entry, keep: int) -> None:
-        """Step 4."""
+    def commit(self, entry: Entry, keep: int, damaged: Set[int] = frozenset()) -> tuple[Entry, ...]:
+        """Step 4. The entries that the catalog has then."""
         while True:
             seqno, catalog = self._catalog()
             claims = dict(catalog.claims)
@@ -102,9 +104,10 @@ class Publication:
                     where=self.place.meta.path(CHECKPOINTS), why=f"the claim of checkpoint {entry.number} is gone"
                 )
             self._check_time(catalog)
-            entries = (*catalog.entries, entry)[-max(keep, KEEP_MIN) :]
+            intact = tuple(known for known in catalog.entries if known.number not in damaged)
+            entries = (*intact, entry)[-max(keep, KEEP_MIN) :]
             if self._changed(seqno, catalog, entries=entries, claims=claims):
-                return
+                return entries
 
     def withdraw(self) -> None:
         """Take the claim back. Housekeeping after a failure: its own failure is said, and hides nothing."""

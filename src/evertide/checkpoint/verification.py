@@ -17,7 +17,7 @@ import xxhash
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, manifest_key
 from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Entry
-from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged
+from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged, UnsupportedFormat
 from evertide.store.blob import Blob
 
 __all__ = ["OnProgress", "Progress", "check_files", "read_file", "read_manifest", "verify_manifest"]
@@ -71,10 +71,15 @@ def read_manifest(blob: Blob, entry: Entry) -> Manifest:
     """The manifest that an entry of the catalog names, if it is the one that was published."""
     content = blob.get(entry.key)
     path = blob.path(entry.key)
-    manifest = decode_manifest(content, path)
     if xxhash.xxh3_128_hexdigest(content) != entry.digest or len(content) != entry.bytes:
+        try:
+            decode_manifest(content, path)
+        except UnsupportedFormat as error:  # the catalog knows what was published: another version is damage
+            raise RecordDamaged(
+                path=path, why=f"its version is {error.found}, which is not what was published"
+            ) from error
         raise RecordDamaged(path=path, why=f"it is not the manifest that was published as checkpoint {entry.number}")
-    return manifest
+    return decode_manifest(content, path)
 
 
 def verify_manifest(

@@ -201,3 +201,6 @@ def checkpoints(
     output.say(
         table_of("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
     )
+    for one in found:
+        if one.problem:
+            output.say(Text(f"checkpoint {one.number} cannot be used: {one.problem}", "red"))

@@ -33,14 +33,17 @@ from evertide.pipeline.definition import Definition
 from evertide.pipeline.opening import positions
 from evertide.pipeline.runner import Runner
 from evertide.problem import Problem
+from evertide.shard.failing import Failing
 from evertide.shard.shard import Shard
 from evertide.shard.state import ShardState
 from evertide.store.paths import PIPELINE, Name
 from evertide.store.retry import reading
 
-__all__ = ["HOLD", "Checkpointing"]
+__all__ = ["COLLECTION", "HOLD", "Checkpointing"]
 
 logger = logging.getLogger(__name__)
+
+COLLECTION = "garbage collection of state and checkpoints"
 
 HOLD = "checkpoint"
 """The name of the hold that keeps the shards readable from the oldest checkpoint on."""
@@ -51,6 +54,8 @@ _DRAFTS_MAX = 5
 class Checkpointing:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self.failing = Failing(runner.runtime, runner.settings.maintenance_interval_s)
+        """Garbage collection and the merging of state, while they fail."""
         self._released: set[str] = set()
         self.last: Entry | None = None
         self.problem: Problem | None = None
@@ -59,15 +64,20 @@ class Checkpointing:
         self.look()
 
     def look(self) -> None:
-        """Which one is the newest: a peer may have made it."""
-        runner = self._runner
-        self.last = next(iter(runner.checkpoints.entries()), None)
-        self._generation = runner.checkpoints.read(self.last).generation if self.last is not None else 0
+        """Which intact one is the newest: a peer may have made it."""
+        found = self._runner.checkpoints.newest()
+        self.last, self._generation = (found[0], found[1].generation) if found is not None else (None, 0)
+
+    @property
+    def damaged(self) -> frozenset[int]:
+        """The checkpoints that have to be replaced, because a file of them is damaged."""
+        return self._runner.checkpoints.damage.catalogued()
 
     def is_due(self) -> bool:
-        """Whether anything happened since the last one."""
+        """Whether anything happened since the last one, or one is damaged."""
         last, runner = self.last, self._runner
-        return last is None or last.time != runner.time or self._generation != runner.definition.generation
+        is_newer = last is None or last.time != runner.time or self._generation != runner.definition.generation
+        return is_newer or bool(self.damaged)
 
     def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
         """Between two transactions (J5). `catch_up` takes what peers have committed, for the next draft."""
@@ -129,12 +139,16 @@ class Checkpointing:
         runner.journal.truncate(min(max(oldest - 1, 0), runner.journal.committed_upper), runner.writer)
 
     def collect(self) -> Collected:
-        """Delete what neither a checkpoint nor this process needs."""
+        """Delete what neither a checkpoint nor this process needs. A refusal is named in `failing` until it is over."""
         runner = self._runner
         runner.journal.drop_unbound(runner.writer)
         self._released.update(runner.machine.released())
         done = runner.checkpoints.collect(self._live, runner.writer)
         self._released.difference_update(done.parts)
+        if done.refused is not None:
+            self.failing.add(COLLECTION, done.refused)
+        else:
+            self.failing.remove(COLLECTION)
         return done
 
     def _live(self) -> _Live:

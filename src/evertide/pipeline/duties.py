@@ -112,7 +112,10 @@ class Duties:
 
     def warnings(self) -> list[Problem]:
         """What is wrong, and stops no transaction."""
-        return [] if self.checkpointing.problem is None else [self.checkpointing.problem]
+        checkpointing = self.checkpointing
+        found = [] if checkpointing.problem is None else [checkpointing.problem]
+        found += [*self._hosts.checkpoints.damage.problems(), *checkpointing.failing.problems()]
+        return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 
     def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:
         if self.deliveries is not None:

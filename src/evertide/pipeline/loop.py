@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Protocol
 
 from evertide.errors import Unavailable
@@ -65,11 +65,16 @@ class Loop:
     def run(self, transactions: int | None, told: Callable[[int, float], None] | None, *, until_idle: bool) -> None:
         made, last = 0, self._pipeline.time
         idle_at: int | None = None
+        replaced: Set[int] = frozenset()
         checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
         if until_idle:
             self._intake.mark()
         while not self._stopping.is_set() and (transactions is None or made < transactions):
             self._pulse.comes_round()
+            damaged = self._duties.checkpointing.damaged
+            if not damaged <= replaced:
+                replaced = damaged  # one try at once; if it fails, the next comes with the interval
+                self._pipeline.try_checkpoint()
             began_s = self._clock()
             t = None if self._pause.is_on else self._patiently()
             for each in range(last + 1, self._pipeline.time + 1):  # who pushes may have made some, too

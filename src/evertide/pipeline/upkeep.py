@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import threading
+from collections.abc import Callable
 
 from evertide.errors import EvertideError, Fenced, GenerationMoved
 from evertide.observer import Fault
-from evertide.pipeline.checkpointing import Checkpointing
+from evertide.pipeline.checkpointing import COLLECTION, Checkpointing
 from evertide.pipeline.runner import Runner
 from evertide.shard.ticker import Ticker
 
 __all__ = ["Upkeep"]
 
-logger = logging.getLogger(__name__)
-
 _INTERVAL_S = 0.2
 _PATIENCE_S = 2.0
+_MERGING = "merging of state"
 
 
 class Upkeep(Ticker):
-    """What fails is kept in `error`, and tried again; the transactions go on."""
+    """What fails is named in `Checkpointing.failing`, and tried again after a wait; the transactions go on."""
 
     def __init__(self, runner: Runner, checkpointing: Checkpointing, turn: threading.RLock) -> None:
         super().__init__("evertide-upkeep", _INTERVAL_S)
-        self.error: EvertideError | None = None
         self._runner = runner
         self._checkpointing = checkpointing
         self._turn = turn
@@ -32,19 +30,28 @@ class Upkeep(Ticker):
 
     def tick(self) -> bool:
         try:
-            while not self._stopping.is_set() and self._runner.machine.maintain(self._stopping.is_set):
-                pass
-            self._collect_if_due()
-        except Fenced as error:
-            self.error = error
+            self._tried(_MERGING, self._merge)
+            self._tried(COLLECTION, self._collect_if_due)
+        except Fenced as error:  # the heartbeat and the next commit say so
             return isinstance(error, GenerationMoved)  # a peer's: the transactions take it over
-        except EvertideError as error:
-            logger.warning("upkeep: %s", error)
-            self._runner.observer.failed(Fault("upkeep", "", error.error_code))
-            self.error = error
-        else:
-            self.error = None
         return True
+
+    def _tried(self, work: str, call: Callable[[], None]) -> None:
+        failing = self._checkpointing.failing
+        if failing.is_waiting(work):
+            return
+        try:
+            call()
+        except Fenced:
+            raise
+        except EvertideError as error:
+            self._runner.observer.failed(Fault("upkeep", "", error.error_code))
+            failing.add(work, error)
+
+    def _merge(self) -> None:
+        while not self._stopping.is_set() and self._runner.machine.maintain(self._stopping.is_set):
+            pass
+        self._checkpointing.failing.remove(_MERGING)
 
     def _collect_if_due(self) -> None:
         runtime, settings = self._runner.runtime, self._runner.settings

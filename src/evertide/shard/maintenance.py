@@ -1,15 +1,15 @@
 """Maintenance: compaction and collection of all shards, in a thread beside the appends, never in their way.
 
 A shard is compacted when its log moved since the last look, which a new since does too, so idle shards are not
-forgotten; and all shards are collected now and then, as leases end without a trace in the log. What fails is said and
-kept in `errors` by shard until it works; the other shards, and the appends, go on (I12)."""
+forgotten; and all shards are collected now and then, as leases end without a trace in the log. A shard that fails is
+named in `failing` until it works, and tried again after a wait that doubles; the other shards, and the appends, go on
+(I12)."""
 
 from __future__ import annotations
 
-import logging
-
 from evertide.errors import EvertideError, Fenced, GenerationMoved
 from evertide.shard.collection import Pinned, nothing_pinned
+from evertide.shard.failing import Failing
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.ticker import Ticker
 from evertide.store.paths import shard_key
@@ -17,14 +17,17 @@ from evertide.store.writers import Writer
 
 __all__ = ["Maintenance"]
 
-logger = logging.getLogger(__name__)
+_ALL = "maintenance of all shards"
+
+
+def _work(shard: str) -> str:
+    return f"maintenance of shard {shard}"
 
 
 class Maintenance(Ticker):
     def __init__(self, shards: Shards, writer: Writer, pinned: Pinned = nothing_pinned) -> None:
         super().__init__("evertide-maintenance", shards.settings.maintenance_interval_s)
-        self.errors: dict[str, EvertideError] = {}
-        """By shard; under "" what concerns all of them."""
+        self.failing = Failing(shards.runtime, shards.settings.maintenance_interval_s)
         self._shards = shards
         self._writer = writer
         self._pinned = pinned
@@ -33,14 +36,18 @@ class Maintenance(Ticker):
         self._collected_at_s = shards.runtime.monotonic_s()
 
     def run_once(self, *, collect: bool = True) -> None:
-        """Compact what changed; collect everything, if asked to."""
+        """Compact what changed; collect everything, if asked to. A shard that failed waits until its try is due."""
         prefix = shard_key("")
         for key, head in self._shards.meta.heads(prefix).items():
             name = key.removeprefix(prefix)
             if self._stopping.is_set():
                 return
-            if self._seen.get(name) != head.seqno or name in self.errors or collect:
-                self._maintain(name, collect=collect)
+            work = _work(name)
+            if self.failing.is_waiting(work):
+                continue
+            has_failed = self.failing.has(work)
+            if self._seen.get(name) != head.seqno or has_failed or collect:
+                self._maintain(name, collect=collect or has_failed)
             self._seen[name] = head.seqno
 
     def _maintain(self, name: str, *, collect: bool) -> None:
@@ -51,22 +58,22 @@ class Maintenance(Ticker):
             shard.compact(self._writer, self._stopping.is_set)
             if collect:
                 shard.collect(self._writer, self._pinned)
-            self.errors.pop(name, None)
+            self.failing.remove(_work(name))
         except Fenced:
             raise
         except EvertideError as error:
-            logger.warning("maintenance of shard %s: %s", name, error)
-            self.errors[name] = error
+            self.failing.add(_work(name), error)
 
     def tick(self) -> bool:
         settings, runtime = self._shards.settings, self._shards.runtime
         due = runtime.monotonic_s() - self._collected_at_s >= settings.collection_interval_s
+        if self.failing.is_waiting(_ALL):
+            return True
         try:
             self.run_once(collect=due)
-            self.errors.pop("", None)
+            self.failing.remove(_ALL)
         except EvertideError as error:
-            logger.warning("maintenance: %s", error)
-            self.errors[""] = error
+            self.failing.add(_ALL, error)
             return not isinstance(error, Fenced) or isinstance(error, GenerationMoved)
         if due:
             self._collected_at_s = runtime.monotonic_s()

@@ -1,0 +1,66 @@
+"""`KnownDamage`: the checkpoints that this process found to be damaged.
+
+It is kept in memory only: the next process that restores finds the damage again. A damaged checkpoint stays in the
+catalog, and with it every intact one, until a new checkpoint is published; that publication drops it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from evertide.checkpoint.records import Entry
+from evertide.errors import EvertideError
+from evertide.problem import Problem
+from evertide.runtime import Runtime
+
+__all__ = ["DamagedCheckpoint", "KnownDamage"]
+
+_REMEDY = "Check the disk or bucket that holds the storage. The pipeline replaces the checkpoint by itself."
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedCheckpoint:
+    entry: Entry
+    error: EvertideError
+    since_s: float
+    """When this process found it."""
+    is_replaced: bool = False
+    """Whether it has left the catalog, and a newer checkpoint took its place."""
+
+    def problem(self) -> Problem:
+        named = f"checkpoint {self.entry.number} at time {self.entry.time} is damaged and is not used"
+        now = "a newer one has replaced it" if self.is_replaced else "a new one is due"
+        why = f"{named}; {now}: {self.error}"
+        return Problem("warning", "checkpoint_damaged", why, _REMEDY, self.since_s)
+
+
+class KnownDamage:
+    """Safe to share between threads."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._found: dict[int, DamagedCheckpoint] = {}
+
+    def add(self, entry: Entry, error: EvertideError) -> None:
+        with self._lock:
+            if entry.number not in self._found:
+                self._found[entry.number] = DamagedCheckpoint(entry, error, self._runtime.wall_s())
+
+    def catalogued(self) -> frozenset[int]:
+        """The numbers of those that no newer checkpoint has replaced yet."""
+        with self._lock:
+            return frozenset(number for number, one in self._found.items() if not one.is_replaced)
+
+    def replace(self, catalog: tuple[Entry, ...]) -> None:
+        """Mark those that are not in the catalog any more."""
+        numbers = {entry.number for entry in catalog}
+        with self._lock:
+            for number, one in self._found.items():
+                if number not in numbers:
+                    self._found[number] = DamagedCheckpoint(one.entry, one.error, one.since_s, is_replaced=True)
+
+    def problems(self) -> list[Problem]:
+        with self._lock:
+            return [one.problem() for _, one in sorted(self._found.items())]

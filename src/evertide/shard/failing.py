@@ -1,0 +1,85 @@
+"""`Failing`: background work that fails, by name: since when, why, and when it is tried again.
+
+The wait before the next try starts at the interval of the thread that does the work and doubles up to one minute. An
+error is logged when it first appears and when its text changes, not on every try.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from evertide.errors import EvertideError
+from evertide.problem import Problem
+from evertide.runtime import Runtime
+
+__all__ = ["Failing"]
+
+logger = logging.getLogger(__name__)
+
+_WAIT_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: EvertideError
+    since_s: float
+    wait_s: float
+    next_s: float
+    """On the monotonic clock."""
+
+
+class Failing:
+    """Safe to share between threads."""
+
+    def __init__(self, runtime: Runtime, interval_s: float) -> None:
+        self._runtime = runtime
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._failures: dict[str, _Failure] = {}
+
+    def add(self, work: str, error: EvertideError) -> None:
+        now_s = self._runtime.monotonic_s()
+        with self._lock:
+            known = self._failures.get(work)
+            since_s = known.since_s if known else self._runtime.wall_s()
+            wait_s = min(known.wait_s * 2, _WAIT_MAX_S) if known else self._interval_s
+            self._failures[work] = _Failure(error, since_s, wait_s, now_s + wait_s)
+        if known is None or str(known.error) != str(error):
+            logger.warning("%s failed, and is tried again: %s", work, error)
+
+    def remove(self, work: str) -> None:
+        """It succeeded."""
+        with self._lock:
+            known = self._failures.pop(work, None)
+        if known is not None:
+            logger.info("%s succeeded again", work)
+
+    def has(self, work: str) -> bool:
+        return work in self._failures
+
+    def is_waiting(self, work: str) -> bool:
+        """Whether it failed and its next try is not due yet."""
+        known = self._failures.get(work)
+        return known is not None and self._runtime.monotonic_s() < known.next_s
+
+    @property
+    def errors(self) -> dict[str, EvertideError]:
+        with self._lock:
+            return {work: failure.error for work, failure in self._failures.items()}
+
+    def problems(self) -> list[Problem]:
+        """Warnings: the transactions go on."""
+        with self._lock:
+            return [
+                Problem(
+                    "warning",
+                    failure.error.error_code,
+                    f"{work} fails: {failure.error}",
+                    failure.error.remedy,
+                    failure.since_s,
+                    failure.wait_s,
+                )
+                for work, failure in sorted(self._failures.items())
+            ]

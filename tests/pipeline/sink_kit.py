@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from evertide.errors import SinkFailed
@@ -18,7 +17,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.plan.properties import SinkProperties
 from evertide.settings import Settings
 from evertide.shard.changes import DIFF
-from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of
@@ -72,6 +71,8 @@ class Bucket:
     got: list[tuple[int, Counter[tuple[Any, ...]]]] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     opened: int = 0
+    rows_max: int = 0
+    """Of the largest piece that it got."""
     declaration: SinkDeclaration | None = None
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
@@ -106,17 +107,23 @@ class _Opened:
     def last(self) -> int | None:
         return max(self.bucket.numbers, default=None)
 
-    def write(self, time: int, changes: pa.Table) -> None:
+    def write(self, time: int, changes: Changes) -> None:
         bucket = self.bucket
         if bucket.is_failing:
             raise SinkFailed(sink="lake", where="bucket", why="it does not answer")
         bucket.before()
-        assert changes.num_rows, "an empty transaction"
+        assert not changes.is_empty, "an empty transaction"
         if time <= max(bucket.numbers, default=-1):
             bucket.skipped.append(time)
             return
-        rows = ({**each} for each in changes.to_pylist())
-        bucket.got.append((time, Counter({tuple(each.values()): diff for each in rows for diff in [each.pop(DIFF)]})))
+        got: Counter[tuple[Any, ...]] = Counter()
+        for piece in changes:
+            bucket.rows_max = max(bucket.rows_max, piece.num_rows)
+            for each in piece.to_pylist():
+                diff = each.pop(DIFF)
+                assert tuple(each.values()) not in got, "a row in two pieces"
+                got[tuple(each.values())] = diff
+        bucket.got.append((time, got))
         bucket.after()
 
     def close(self) -> None:

@@ -17,10 +17,11 @@ from evertide.pipeline.sink_record import read_sinks
 from evertide.pipeline.status import SinkStatus, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
+from evertide.sinks.contract import Changes
 from evertide.store.paths import PIPELINE
 from evertide.testing import ManualRuntime
 from evertide.testing.small_engine import SmallView
-from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, open_pipeline, rows_of, storage
+from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, die, into, is_right, order, shop, sink, told, with_sink
 
 REVENUE = with_sink(VIEWS["revenue"])
@@ -291,6 +292,90 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> No
     with pytest.raises(SinkFailed, match="is not there"):
         shop(kept, with_sink(VIEWS["revenue"], sink(path="gone/x")), base=tmp_path)
     assert kept.meta.head(PIPELINE) is None
+
+
+PIECES = replace(SETTINGS, portion_rows_max=100, inline_bytes_max=64, transaction_rows_max=100)
+
+
+@pytest.mark.parametrize("key", ["", "customer"])
+def test_a_sink_gets_first_content_transactions_and_a_changed_view_in_pieces(key: str) -> None:
+    """Memory follows the piece. Without pieces, the largest is the whole content, transaction or difference."""
+    kept, bucket = storage(), Bucket()
+    options = {"key": key} if key else {}
+    first, second = (with_sink(VIEWS["revenue"], sink(**options), version=version) for version in (1, 2))
+    second = replace(second, function=lambda tables: VIEWS["revenue"].function(tables)[:40])
+    with shop(kept, VIEWS["revenue"], settings=PIECES) as p:
+        told(p, [order(number, f"c{number}") for number in range(700)])
+    with into(lake=bucket), shop(kept, first, settings=PIECES) as p:
+        p.deliver_once()
+        assert is_right(p, bucket)
+        told(
+            p, [order(number, f"c{number}", 20) for number in range(300)], [order(number) for number in range(300, 600)]
+        )
+        told(p, [order(1, "c1", 30)])
+        p.deliver_once()
+        assert is_right(p, bucket)
+    with into(lake=bucket), shop(kept, second, settings=PIECES) as p:
+        told(p, [order(2, "c2", 30)])
+        p.deliver_once()
+        assert is_right(p, bucket)
+    assert [len(delta) > 3 * PIECES.portion_rows_max for _, delta in bucket.got] == [True, True, False, True]
+    assert 0 < bucket.rows_max <= 2 * PIECES.portion_rows_max
+
+
+def test_transactions_that_compaction_merged_come_one_by_one_and_in_pieces() -> None:
+    """A batch of many transactions that is too large for memory is spread out by time before it is delivered."""
+    kept, bucket = storage(), Bucket()
+    with into(lake=bucket), shop(kept, settings=PIECES) as p:
+        told(p, [order(0)])
+        p.deliver_once()
+        contents = []
+        for number in range(1, 30):
+            count = 450 if number == 11 else 12
+            told(p, [order(number * 1000 + each, f"c{number}-{each % 400}", number) for each in range(count)])
+            contents.append(rows_of(p, "revenue"))
+        shard = p._runner.members.collection("revenue")
+        shard.compact(p._writer)
+        assert len(shard.log.read().state.batches) < 29
+        p.deliver_once()
+        assert is_right(p, bucket)
+        assert bucket.numbers == [1, *range(2, 31)]
+        assert bucket.rows_max <= 2 * PIECES.portion_rows_max
+
+
+def test_a_first_content_that_is_written_again_is_cut_in_the_same_way() -> None:
+    """A receiver drops requests by their number: if the second try were another transaction, or cut otherwise, it would
+    drop rows that it never got, or get rows twice."""
+    kept = storage()
+    seen: list[tuple[int, list[list[Row]]]] = []
+
+    class Receiver:
+        name, remembers = "lake", False
+
+        def last(self) -> None:
+            return None
+
+        def write(self, time: int, changes: Changes) -> None:
+            seen.append((time, [piece.to_pylist() for piece in changes]))
+            if len(seen) < 3:
+                raise SinkFailed(sink="lake", where="hook", why="the answer was lost")
+
+        def close(self) -> None:
+            pass
+
+    bucket = Bucket()
+    bucket.open = lambda _token: Receiver()  # type: ignore[method-assign, assignment, return-value]
+    with into(lake=bucket), shop(kept, settings=PIECES) as p:
+        told(p, [order(number, f"c{number}") for number in range(500)])
+        p.deliver_once()
+        told(p, [order(number, f"d{number}") for number in range(400)])
+        p.deliver_once()
+    with into(lake=bucket), shop(kept, settings=replace(PIECES, portion_rows_max=10_000)) as p:
+        p.deliver_once()
+        assert p.status().sinks[0].behind == 0
+    assert seen[0][0] == seen[1][0] == seen[2][0]
+    assert len(seen[0][1]) > 3
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_late_sink_is_told_with_how_long() -> None:

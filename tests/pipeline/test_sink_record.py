@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+
 from evertide.pipeline.sink_record import SinkRecord
 from evertide.store.sealed import seal, unseal
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "record-sink-v1.bin"
+CUT = GOLDEN.with_name("record-sink-cut-v1.bin")
 RECORD = SinkRecord(
     token="evertide-0123456789abcdef",
     collection="zß€",
@@ -30,6 +33,15 @@ def test_golden() -> None:
         GOLDEN.write_bytes(seal(RECORD))
     assert unseal(GOLDEN.read_bytes(), SinkRecord, "there") == RECORD
     assert seal(RECORD) == GOLDEN.read_bytes()
+
+
+def test_golden_of_a_transaction_that_was_cut() -> None:
+    """The record of a sink that never cut one is as it was before there was such a field."""
+    record = msgspec.structs.replace(RECORD, cut=(2**40, 16))
+    if os.environ.get("EVERTIDE_GOLDEN") == "write":
+        CUT.write_bytes(seal(record))
+    assert unseal(CUT.read_bytes(), SinkRecord, "there") == record
+    assert seal(record) == CUT.read_bytes()
 
 
 def test_shards_of_a_sink_that_is_gone_are_nobodys() -> None:

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evertide.runtime import Runtime
 from evertide.shard.changes import DIFF, expand, net
-from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.shard.dealing import Slices, by_columns
+from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
 from evertide.testing import ManualRuntime
 
-__all__ = ["SCHEMA", "Row", "changes", "declared", "next_changes", "prepared", "row", "same"]
+__all__ = [
+    "SCHEMA",
+    "Row",
+    "changes",
+    "declared",
+    "in_pieces",
+    "next_changes",
+    "prepared",
+    "row",
+    "same",
+    "taking_tables",
+]
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -78,7 +92,31 @@ def declared(
 
 
 def prepared(declaration: SinkDeclaration) -> Prepared:
-    return prepare_sinks([declaration])[declaration.name]
+    return taking_tables(prepare_sinks([declaration])[declaration.name])
+
+
+def taking_tables(ready: Prepared) -> Prepared:
+    """The same, for tests that write one table per transaction."""
+    return replace(ready, open=lambda token: _TakingTables(ready.open(token)))
+
+
+class _TakingTables:
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, time: int, changes: pa.Table | Changes) -> None:
+        self._sink.write(time, changes if isinstance(changes, Changes) else Changes.of(changes))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+
+def in_pieces(table: pa.Table, count: int, key: Sequence[str] = ()) -> Changes:
+    """A table as a sink gets a large transaction."""
+    with Slices(table.schema, count, by_columns(key) if key else None) as slices:
+        slices.add(table)
+        pieces = [net(slices.read(index)) for index in range(count)]
+    return Changes(lambda: pieces, is_addition=bool(pc.all(pc.greater(table[DIFF], 0)).as_py()))
 
 
 def changes(*rows: tuple[Row, int], schema: pa.Schema = SCHEMA) -> pa.Table:

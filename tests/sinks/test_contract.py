@@ -10,7 +10,8 @@ import pytest
 from deltalake import DeltaTable
 
 from evertide.errors import SinkFailed
-from tests.sinks.kit import changes, declared, prepared, row
+from evertide.shard.changes import net
+from tests.sinks.kit import changes, declared, in_pieces, prepared, row
 
 CONNECTORS = ["delta", "files"]
 
@@ -67,6 +68,16 @@ def test_a_failed_write_can_be_repeated(tmp_path: Path, connector: str) -> None:
     assert sink.last() == 0
     sink.write(1, changes((row(2), 1)))
     assert rows(tmp_path, connector) == 2
+
+
+def test_files_hold_a_large_transaction_piece_by_piece_in_one_file(tmp_path: Path) -> None:
+    given = changes(*((row(number), 1 + number % 3) for number in range(50)))
+    sink = prepared(declared(tmp_path, "files")).open("token")
+    sink.write(3, in_pieces(given, 8))
+    [path] = (tmp_path / "target").glob("*.parquet")
+    found = pq.read_table(path)
+    assert found["__time"].unique().to_pylist() == [3]
+    assert net(found.drop_columns(["__time"]).cast(given.schema)) == given
 
 
 def test_files_are_a_log_of_changes(tmp_path: Path) -> None:

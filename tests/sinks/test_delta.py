@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.shard.changes import net
-from tests.sinks.kit import SCHEMA, changes, declared, next_changes, prepared, row, same
+from tests.sinks.kit import SCHEMA, changes, declared, in_pieces, next_changes, prepared, row, same
 
 
 def table(path: Path) -> pa.Table:
@@ -19,8 +19,10 @@ def table(path: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["multiset", "key"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_table_holds_what_the_collection_holds(tmp_path: Path, key: tuple[str, ...], seed: int) -> None:
+@pytest.mark.parametrize(("seed", "pieces"), [(0, 1), (1, 1), (2, 1), (3, 1), (0, 4), (1, 2)])
+def test_the_table_holds_what_the_collection_holds(
+    tmp_path: Path, key: tuple[str, ...], seed: int, pieces: int
+) -> None:
     """Inserts, deletes, updates, duplicates, NULLs, NaN and -0.0, in all types; opened anew now and then."""
     random, content = np.random.default_rng(seed), changes()
     opener = prepared(declared(tmp_path, "delta", key=key)).open
@@ -29,7 +31,7 @@ def test_the_table_holds_what_the_collection_holds(tmp_path: Path, key: tuple[st
         delta = next_changes(content, random, is_keyed=bool(key))
         if delta.num_rows == 0:
             continue
-        sink.write(time, delta)
+        sink.write(time, delta if pieces == 1 else in_pieces(delta, pieces, key))
         content = net(pa.concat_tables([content, delta]))
         assert same(table(tmp_path), content), time
         assert DeltaTable(tmp_path / "target").transaction_version("token") == time
@@ -107,10 +109,12 @@ def test_maintenance_by_others_does_no_harm(tmp_path: Path) -> None:
 
 def test_a_key_that_does_not_tell_rows_apart_is_an_error(tmp_path: Path) -> None:
     sink = prepared(declared(tmp_path, "delta", key=("name",))).open("token")
-    sink.write(0, changes((row(1), 1), (row(2), 1)))
-    with pytest.raises(SinkFailed, match="does not tell the rows apart"):
+    with pytest.raises(SinkFailed, match=r"why=.the key .'name'. does not tell the rows apart"):
+        sink.write(0, changes((row(1), 1), (row(2), 1)))
+    sink.write(0, changes((row(1), 1)))
+    with pytest.raises(SinkFailed, match=r"why=.the key .'name'. does not tell the rows apart"):
         sink.write(1, changes((row(1), -1), (row(3), 1), (row(4), 1)))
-    assert table(tmp_path).num_rows == 2
+    assert table(tmp_path).num_rows == 1
 
 
 def test_a_column_that_is_new_is_added_and_other_changes_are_refused(tmp_path: Path) -> None:

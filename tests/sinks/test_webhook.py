@@ -15,7 +15,7 @@ import pytest
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.sinks.contract import Sink
 from evertide.testing import ManualRuntime
-from tests.sinks.kit import changes, declared, prepared, row
+from tests.sinks.kit import changes, declared, in_pieces, prepared, row
 
 
 class Receiver:
@@ -95,6 +95,21 @@ def test_a_large_transaction_is_several_requests(receiver: Receiver, tmp_path: P
     opened(receiver, tmp_path, rows="2").write(7, changes(*((row(number), 1) for number in range(5))))
     assert [key for key, _ in receiver.got] == ["lake-token-7-1", "lake-token-7-2", "lake-token-7-3"]
     assert [len(body["changes"]) for _, body in receiver.got] == [2, 2, 1]
+
+
+def test_requests_of_pieces_are_cut_by_rows_alone(receiver: Receiver, tmp_path: Path) -> None:
+    """Their number is in each of them, and all but the last are full, however many pieces there are."""
+    sink = opened(receiver, tmp_path, rows="7")
+    sink.write(2, in_pieces(changes(*((row(number), 1) for number in range(30))), 8))
+    assert [(body["request"], body["requests"], len(body["changes"])) for _, body in receiver.got] == [
+        (1, 5, 7),
+        (2, 5, 7),
+        (3, 5, 7),
+        (4, 5, 7),
+        (5, 5, 2),
+    ]
+    sent = sorted(change["row"]["id"] for _, body in receiver.got for change in body["changes"])
+    assert sent == [*range(30)]
 
 
 def test_failures_that_pass_are_tried_again_with_the_same_key(receiver: Receiver, tmp_path: Path) -> None:

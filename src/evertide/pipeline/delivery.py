@@ -7,7 +7,8 @@ What `step` does, each thing durable before the next (`evertide.pipeline.sink_re
 3. *Move*, if the collection has another shard than the one that was delivered (the view was changed, or failed and was
    computed anew): the record says where to, then new minus old is written as one transaction.
 4. *Begin* with the whole content as one transaction, or *go on* with the changes since, each transaction by itself.
-   Those without changes are passed over (J7). The record follows each write; the hold follows the record.
+   Those without changes are passed over (J7). The record follows each write; the hold follows the record. What is
+   large goes in pieces (`evertide.pipeline.sink_changes`).
 
 A view that failed stands still, and so does its sink. Errors leave the sink closed: the next step opens it again.
 """
@@ -16,21 +17,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evertide.errors import EvertideError, Fenced, SinkFailed
 from evertide.logs import TRANSACTION
 from evertide.observer import NOBODY, Delivered, Observer
 from evertide.pipeline.members import Members
+from evertide.pipeline.sink_changes import SinkReader
 from evertide.pipeline.sink_record import Recorded, SinkRecord, SinkRecords, hold_name
-from evertide.shard.changes import DIFF, TIME, net
+from evertide.shard.changes import DIFF
 from evertide.shard.shard import Shard
-from evertide.sinks.contract import Prepared, Sink, SinkDeclaration
+from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 
 __all__ = ["Delivery"]
 
@@ -70,6 +71,7 @@ class Delivery:
         self._held = -1
         """The last number that the target has."""
         self._kept_at_s = declaration.runtime.monotonic_s()
+        self._reader = SinkReader(declaration.key, self._fitted, records.settings, self._count_pieces)
 
     @property
     def position(self) -> int:
@@ -198,31 +200,47 @@ class Delivery:
         if self._position + 1 >= upper:
             return False
         if self._position < 0:
-            with shard.snapshot(upper - 1) as found:
-                content = found.to_arrow()
-            self._deliver(sink, upper - 1, content)
+            time = self._begun(upper - 1)
+            with shard.snapshot(time) as found, self._reader.content(time, found) as content:
+                self._deliver(sink, time, content)
+            upper = time + 1
         else:
             upper = shard.log.read().state.reach(self._position + 1, shard.log.settings.transaction_rows_max)
-            for time, changes in _by_time(shard.changes(self._position + 1, upper)):
-                self._deliver(sink, time, changes)
+            with closing(self._reader.transactions(shard, self._position + 1, upper)) as transactions:
+                for time, changes in transactions:
+                    self._deliver(sink, time, changes)
         self._position = upper - 1
         if self._record is not None and self._record.position < 0:
             self._write(position=self._position)
         self.keep(shard.log.settings.beat_interval_s)
         return self._position + 1 < shard.upper
 
-    def _deliver(self, sink: Sink, time: int, changes: pa.Table) -> None:
-        if changes.num_rows:
-            self._put(sink, time, self._fitted(changes))
+    def _begun(self, time: int) -> int:
+        """The transaction that the first content is written as: the same again if an earlier try got somewhere."""
+        record = self._record
+        return record.cut[0] if record is not None and record.cut is not msgspec.UNSET else time
+
+    def _count_pieces(self, time: int, count: int) -> int:
+        """What is cut, or may be given again as a whole, is recorded first: another try cuts it in the same way."""
+        record = self._record
+        if record is not None and record.cut is not msgspec.UNSET and record.cut[0] == time:
+            return record.cut[1]
+        if count > 1 or self._position < 0:
+            self._write(cut=(time, count))
+        return count
+
+    def _deliver(self, sink: Sink, time: int, changes: Changes) -> None:
+        if not changes.is_empty:
+            self._put(sink, time, changes)
             self._position = self._held = time
             self._write(position=time, written=time)
 
-    def _put(self, sink: Sink, time: int, changes: pa.Table) -> None:
+    def _put(self, sink: Sink, time: int, changes: Changes) -> None:
         clock = self.declaration.runtime.monotonic_s
         TRANSACTION.set(time)
         began_s = clock()
         sink.write(time, changes)
-        self._observer.delivered(Delivered(self.name, time, changes.num_rows, began_s, clock() - began_s))
+        self._observer.delivered(Delivered(self.name, time, changes.rows, began_s, clock() - began_s))
 
     def _moving(self, record: SinkRecord, current: Shard) -> SinkRecord:
         """Numbers increase: the difference is a transaction that the target does not have yet."""
@@ -237,11 +255,14 @@ class Delivery:
         members = self._members()
         old, new, time = members.shard(record.shard), members.shard(record.moving_to), record.moving_at
         if self._held < time:
-            with old.snapshot(self._position) as before, new.snapshot(time) as after:
-                difference = self._difference(before.to_arrow(), after.to_arrow())
-            if difference.num_rows:
-                self._put(sink, time, difference)
-                self._held = time
+            with (
+                old.snapshot(self._position) as before,
+                new.snapshot(time) as after,
+                self._reader.content(time, after, before) as difference,
+            ):
+                if not difference.is_empty:
+                    self._put(sink, time, difference)
+                    self._held = time
         self._position = time
         self._write(shard=new.name, position=time, written=max(record.written, self._held), moving_to="", moving_at=-1)
         self._leave(old.name)
@@ -257,11 +278,6 @@ class Delivery:
         }
         if shard not in named | others:
             old.finalize(self._writer)
-
-    def _difference(self, before: pa.Table, after: pa.Table) -> pa.Table:
-        gone = self._fitted(before)
-        gone = gone.set_column(gone.num_columns - 1, gone.schema.field(DIFF), pc.negate(gone[DIFF]))
-        return net(pa.concat_tables([gone, self._fitted(after)]), self.name)
 
     def _fitted(self, changes: pa.Table) -> pa.Table:
         """With the columns that are declared: those that a collection got later are NULL in older rows."""
@@ -289,15 +305,3 @@ class Delivery:
 
     def _failed(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=f"{self.declaration.where}, {self.declaration.collection!r}", why=why)
-
-
-def _by_time(changes: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """Transaction by transaction, each in an order that its content decides."""
-    if changes.num_rows == 0:
-        return
-    times = changes[TIME].to_numpy()
-    order = np.argsort(times, kind="stable")
-    ordered = changes.take(pa.array(order)).drop_columns([TIME])
-    starts = np.flatnonzero(np.diff(times[order], prepend=-1))
-    for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
-        yield int(times[order[start]]), ordered.slice(int(start), int(end - start))

@@ -7,7 +7,9 @@ pipeline, guarded by its registration (I16). It is never removed: of a sink that
 2. A hold named `sink-<sink>` keeps the shard readable from `position` on: taken before the record, moved after it.
 3. Numbers up to `position` are in the target, or changed nothing. The target may be ahead of it, by what was written
    before a crash, and knows so itself (`Sink.last`).
-4. A shard that a record names is not ended, whoever else needs it no more: what the sink got was its content. To go
+4. `cut` is recorded before anything of that transaction is written: if it has to be written again, it is cut into the
+   same pieces. The first content is written again as the same transaction.
+5. A shard that a record names is not ended, whoever else needs it no more: what the sink got was its content. To go
    from one shard to another, `moving_to` and `moving_at` are recorded first: so it is known from which shard a number
    came that the target has.
 """
@@ -43,6 +45,8 @@ class SinkRecord(msgspec.Struct, frozen=True):
     is_declared: bool = True
     change: str = ""
     """A unique id: tells a commit whose outcome was unknown from another's."""
+    cut: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
+    """The last transaction that was cut into pieces, or given as the first content, and into how many."""
 
     @property
     def shards(self) -> set[str]:

@@ -8,7 +8,8 @@
    or what it still writes is skipped by its number. The token is unique to one sink of one storage, for ever: the
    target keeps its number under it, so that a target of another pipeline is never taken for ours.
 4. `last()` is the newest number that the target durably holds. It is asked once, after opening.
-5. `write(time, changes)` writes one transaction, all or nothing, and is durable on return. Times increase strictly; the
+5. `write(time, changes)` writes one transaction, all or nothing, and is durable on return. A large one comes in pieces
+   (`Changes`), and a sink holds one piece at a time as far as its target lets it. Times increase strictly; the
    gaps are transactions without changes for this collection (I9). A time that the target has is skipped, by its number
    alone (J7): a crash between writing and our own record of it is no second write.
 6. Whatever the target does wrong is `SinkFailed`: it stalls this sink, which is opened again after a while, and nothing
@@ -19,18 +20,62 @@ One thread at a time uses a sink. The first transaction is the whole content, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evertide.options import Options
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 
-__all__ = ["Prepared", "Sink", "SinkDeclaration"]
+__all__ = ["Changes", "Prepared", "Sink", "SinkDeclaration"]
+
+
+class Changes:
+    """The changes of one transaction, in pieces that fit into memory; most transactions are one piece.
+
+    A piece has the collection's columns and `__diff` (int64, never 0), in an order that the content decides. Each row
+    is in one piece, once; where the sink has a key, all rows of a key are. Iterating again gives the same pieces.
+    """
+
+    def __init__(self, pieces: Callable[[], Iterable[pa.Table]], *, is_addition: bool) -> None:
+        """`is_addition`: it is known beforehand that nothing is removed."""
+        self.whole: pa.Table | None = None
+        """All of them, if that is one piece."""
+        self.is_addition = is_addition
+        self._pieces = pieces
+        self._rows: int | None = None
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Changes:
+        """One piece."""
+        made = cls(lambda: [table], is_addition=bool(pc.all(pc.greater(table["__diff"], 0)).as_py()))
+        made.whole = table
+        return made
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        rows = 0
+        for piece in self._pieces():
+            if piece.num_rows:
+                rows += piece.num_rows
+                yield piece
+        self._rows = rows
+
+    @property
+    def is_empty(self) -> bool:
+        return next(iter(self), None) is None
+
+    @property
+    def rows(self) -> int:
+        """How many; if nobody has gone through all pieces yet, this does."""
+        if self._rows is None:
+            for _ in self:
+                pass
+        return self._rows or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +117,8 @@ class Sink(Protocol):
         """The newest transaction that the target durably holds; None if it holds none."""
         ...
 
-    def write(self, time: int, changes: pa.Table) -> None:
-        """The collection's columns and `__diff` (int64, never 0), each row once, in an order that the content decides.
-
-        There is at least one. In a collection with a key, an update is the old row with -1 and the new one with +1.
-        """
+    def write(self, time: int, changes: Changes) -> None:
+        """There is at least one row. If there is a key, an update is the old row with -1 and the new one with +1."""
         ...
 
     def close(self) -> None: ...

@@ -12,6 +12,9 @@ Rows are told apart by the key, if there is one; a key that does not tell them a
 Without a key the table is a multiset: all copies of a row of which some go are taken out, and as many as should be left
 are put in. Taking rows out rewrites the files that hold them, as in every engine that writes Delta.
 
+A large transaction is handed to the writer batch by batch. Additions need memory for some batches only. Where rows go,
+the writer itself joins them with the table in memory.
+
 Options: `path`, a directory or the URL of an object store; `option.<name>`, handed on to its client. On a local disk
 what was written is synced before it counts.
 """
@@ -19,7 +22,8 @@ what was written is synced before it counts.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,15 +34,18 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import TableNotFoundError
+from pyarrow import ipc
 
 from evertide.errors import InvalidInput, SinkFailed
+from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
-from evertide.shard.changes import DIFF, expand, net
-from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.shard.changes import DIFF, expanded, net
+from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 
 __all__ = ["DeltaSink", "prepare_delta"]
 
 _OP = "__op"
+_OP_FIELD = pa.field(_OP, pa.string(), nullable=False)
 _OUT, _IN = "out", "in"
 _UNUSABLE = " ,;{}()\n\t="
 """Characters that engines refuse in the columns of a Delta table."""
@@ -166,23 +173,16 @@ class DeltaSink:
             number = self._number()
         return None if number < 0 else number
 
-    def write(self, time: int, changes: pa.Table) -> None:
+    def write(self, time: int, changes: Changes) -> None:
         with self._target.told():
             self._table.update_incremental()
             if self._number() >= time:
                 return
-            removed = changes.filter(pc.less(changes[DIFF], 0))
-            added = changes.filter(pc.greater(changes[DIFF], 0))
-            if removed.num_rows == 0:
-                rows = expand(added, self.name)
-                write_deltalake(self._table, rows, mode="append", commit_properties=_numbered(self._token, time))
-            elif self._target.key:
-                self._merge(time, self._keyed(removed), expand(self._keyed(added), self.name), self._target.key)
-            else:
-                # All copies of the rows that are removed go; those that remain come again, with the new ones.
-                rest = self._rest(removed)
-                rows = expand(pa.concat_tables([rest, added]), self.name)
-                self._merge(time, removed, rows, tuple(self._target.schema.names))
+            with self._rows(changes) as rows:
+                if changes.is_addition:
+                    write_deltalake(self._table, rows, mode="append", commit_properties=_numbered(self._token, time))
+                else:
+                    self._merge(time, rows, is_large=changes.whole is None)
             self._sync()
 
     def close(self) -> None:
@@ -194,19 +194,56 @@ class DeltaSink:
             raise self._target.failed("the table was replaced by another one: name a place of its own")
         return number
 
-    def _merge(self, time: int, out: pa.Table, rows: pa.Table, match: tuple[str, ...]) -> None:
-        """One commit: what matches a row of `out` goes, and `rows` come, which match nothing."""
-        source = pa.concat_tables([_marked(out.drop_columns([DIFF]), _OUT), _marked(rows, _IN)])
+    @contextmanager
+    def _rows(self, changes: Changes) -> Iterator[pa.RecordBatchReader]:
+        """What the package is given. Of a large transaction it reads batch after batch, by way of a temporary file."""
+        names = [*self._target.schema]
+        schema = pa.schema(names if changes.is_addition else [*names, _OP_FIELD])
+        make = self._added if changes.is_addition else self._sources
+        batches = (batch for piece in changes for table in make(piece) for batch in table.to_batches())
+        if changes.whole is not None:
+            yield pa.Table.from_batches([*batches], schema).to_reader()
+            return
+        with tempfile.TemporaryFile() as file:
+            with using_scratch():
+                with ipc.new_stream(file, schema, options=ipc.IpcWriteOptions(compression="lz4")) as stream:
+                    for batch in batches:
+                        stream.write_batch(batch)
+                file.seek(0)
+            yield ipc.open_stream(file)
+
+    def _added(self, piece: pa.Table) -> Iterator[pa.Table]:
+        """The rows that come, each as often as it does."""
+        added = piece.filter(pc.greater(piece[DIFF], 0))
+        return expanded(self._keyed(added) if self._target.key else added, self.name)
+
+    def _sources(self, piece: pa.Table) -> Iterator[pa.Table]:
+        """Rows to take out, and rows to put in."""
+        removed = piece.filter(pc.less(piece[DIFF], 0))
+        if self._target.key:
+            come: Iterable[pa.Table] = self._added(piece)
+            self._keyed(removed)
+        else:
+            # All copies of the rows that are removed go; those that remain come again, with the new ones.
+            added = piece.filter(pc.greater(piece[DIFF], 0))
+            come = expanded(pa.concat_tables([self._rest(removed), added]), self.name)
+        yield _marked(removed.drop_columns([DIFF]), _OUT)
+        yield from (_marked(rows, _IN) for rows in come)
+
+    def _merge(self, time: int, source: pa.RecordBatchReader, *, is_large: bool) -> None:
+        """One commit: what matches a row of `_OUT` goes, and rows of `_IN` come, which match nothing."""
+        names = self._target.schema.names
+        match = self._target.key or tuple(names)
         same = " AND ".join(f"(t.{_quoted(column)} IS NOT DISTINCT FROM s.{_quoted(column)})" for column in match)
         merge = self._table.merge(
-            source,
+            source if is_large else source.read_all(),
             f"{same} AND s.{_quoted(_OP)} = '{_OUT}'",
             source_alias="s",
             target_alias="t",
-            streamed_exec=False,  # so that files which hold none of these rows are skipped
+            streamed_exec=is_large,  # otherwise files which hold none of these rows are skipped
             commit_properties=_numbered(self._token, time),
         )
-        columns = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names}
+        columns = {_quoted(column): f"s.{_quoted(column)}" for column in names}
         merge.when_matched_delete().when_not_matched_insert(columns, f"s.{_quoted(_OP)} = '{_IN}'").execute()
 
     def _keyed(self, changes: pa.Table) -> pa.Table:
@@ -248,7 +285,7 @@ def _numbered(token: str, time: int) -> CommitProperties:
 
 
 def _marked(rows: pa.Table, op: str) -> pa.Table:
-    return rows.append_column(pa.field(_OP, pa.string(), nullable=False), pa.repeat(pa.scalar(op), rows.num_rows))
+    return rows.append_column(_OP_FIELD, pa.repeat(pa.scalar(op), rows.num_rows))
 
 
 def _may_be(rows: pa.Table) -> pc.Expression | None:

@@ -14,10 +14,14 @@ them.
 from __future__ import annotations
 
 import io
+import mmap
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from typing import BinaryIO, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,9 +30,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evertide.errors import BlobMissing, EvertideError, SinkFailed
+from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
 from evertide.shard.changes import DIFF, TIME
-from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.store.blob import Blob
 from evertide.store.local import LocalBlob
 from evertide.store.s3 import S3Blob
@@ -112,23 +117,44 @@ class FilesSink:
     def last(self) -> int | None:
         return self._last
 
-    def write(self, time: int, changes: pa.Table) -> None:
+    def write(self, time: int, changes: Changes) -> None:
         if self._last is not None and time <= self._last:
             return
         with _as_failure(self.name, self._place):
-            self._blob.put(f"{time:020d}.parquet", _encoded(changes, time))
+            if changes.whole is not None:
+                buffer = io.BytesIO()
+                _encode(changes, time, buffer)
+                self._put(time, buffer.getvalue())
+            else:
+                self._put_by_file(time, changes)
         self._last = time
+
+    def _put_by_file(self, time: int, changes: Changes) -> None:
+        """A large transaction is encoded into a temporary file, which is then mapped rather than read."""
+        with using_scratch(), tempfile.TemporaryFile() as file:
+            _encode(changes, time, file)
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+                self._put(time, cast("bytes", data))  # these blobs only write and compare it
+
+    def _put(self, time: int, data: bytes) -> None:
+        self._blob.put(f"{time:020d}.parquet", data)
 
     def close(self) -> None:
         pass
 
 
-def _encoded(changes: pa.Table, time: int) -> bytes:
+def _encode(changes: Changes, time: int, file: BinaryIO) -> None:
+    tables = (_with_time(piece, time) for piece in changes)
+    first = next(tables)
+    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
+
+
+def _with_time(changes: pa.Table, time: int) -> pa.Table:
     times = pa.array(np.full(changes.num_rows, time, np.int64))
-    told = changes.add_column(changes.schema.get_field_index(DIFF), pa.field(TIME, pa.int64(), nullable=False), times)
-    buffer = io.BytesIO()
-    pq.write_table(told, buffer, compression="zstd")
-    return buffer.getvalue()
+    return changes.add_column(changes.schema.get_field_index(DIFF), pa.field(TIME, pa.int64(), nullable=False), times)
 
 
 def _numbers(blob: Blob) -> list[int]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -32,7 +32,7 @@ from evertide.plain import plain, python_rows
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.shard.changes import DIFF
-from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 
 __all__ = ["WebhookSink", "prepare_webhook"]
 
@@ -84,10 +84,9 @@ class WebhookSink:
         """A receiver is not asked: what we recorded ourselves counts."""
         return None
 
-    def write(self, time: int, changes: pa.Table) -> None:
-        requests = -(-changes.num_rows // self._call.rows)
-        for request in range(1, requests + 1):
-            some = changes.slice((request - 1) * self._call.rows, self._call.rows)
+    def write(self, time: int, changes: Changes) -> None:
+        requests = -(-changes.rows // self._call.rows)
+        for request, some in enumerate(_in_tables_of(self._call.rows, changes), 1):
             said = {
                 "sink": self.name,
                 "collection": self._collection,
@@ -135,6 +134,18 @@ class WebhookSink:
             return answer.status, " ".join(told.split())[:_SHOWN]
         finally:
             called.close()
+
+
+def _in_tables_of(rows: int, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """All rows in order, so many at a time; the last may be fewer."""
+    left: pa.Table | None = None
+    for piece in pieces:
+        table = piece if left is None else pa.concat_tables([left, piece])
+        whole = table.num_rows - table.num_rows % rows
+        yield from (table.slice(start, rows) for start in range(0, whole, rows))
+        left = table.slice(whole)
+    if left is not None and left.num_rows:
+        yield left
 
 
 def _change(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from evertide.shard.changes import DIFF
 from evertide.sinks.contract import Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
 from tests.servers.kafka import KafkaBroker
+from tests.sinks.kit import taking_tables
 
 __all__ = ["REVENUE", "Found", "changes", "folded", "opened", "prepared", "read_committed"]
 
@@ -45,7 +46,7 @@ def prepared(
     declared = SinkDeclaration(
         "out", "revenue", schema, tuple(key), "kafka", given, "shop.sql, line 9", base, SystemRuntime()
     )
-    return prepare_sinks([declared])["out"]
+    return taking_tables(prepare_sinks([declared])["out"])
 
 
 def opened(broker: KafkaBroker, topic: str, token: str = "", **options: Any) -> Sink:

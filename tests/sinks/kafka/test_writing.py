@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from evertide.errors import InvalidInput, SinkFailed
 from tests.servers.kafka import PASSWORD, USER, KafkaBroker
 from tests.sinks.kafka.kit import RUNTIME, changes, folded, opened, prepared, read_committed
+from tests.sinks.kit import in_pieces
 from tests.sources.kafka import kit as sources
 from tests.sources.kafka.kit import admin, new_topic
 from tests.sources.kit import every_kind
@@ -321,3 +322,25 @@ def test_a_foreign_open_transaction_does_not_hide_what_the_sink_committed(kafka_
     final.write(5, changes(("bob", 2, 1)))
     final.close()
     assert [one.time for one in read_committed(kafka_broker, topic)] == [3, 5]
+
+
+@pytest.mark.parametrize("envelope", ["upsert", "append"])
+def test_a_large_transaction_is_one_kafka_transaction_of_all_its_pieces(
+    kafka_broker: KafkaBroker, envelope: str
+) -> None:
+    topic = new_topic(kafka_broker, 2)
+    sink = opened(kafka_broker, topic, envelope=envelope)
+    names = [f"customer {number}" for number in range(40)]
+    sink.write(4, in_pieces(changes(*((name, 1, 1) for name in names)), 4, ["customer"]))
+    updates = [change for name in names[:20] for change in ((name, 1, -1), (name, 2, 1))]
+    sink.write(6, in_pieces(changes(*updates), 4, ["customer"]))
+    sink.close()
+    found = read_committed(kafka_broker, topic)
+    if envelope == "append":
+        assert sorted((one.time, one.value["op"], one.value["row"]["customer"]) for one in found) == sorted(
+            [(4, "insert", name) for name in names]
+            + [(6, op, name) for name in names[:20] for op in ("insert", "delete")]
+        )
+    else:
+        totals = {each["customer"]: each["total"] for each in folded(found).values()}
+        assert totals == {**dict.fromkeys(names, 1), **dict.fromkeys(names[:20], 2)}

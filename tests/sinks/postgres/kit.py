@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -52,9 +52,8 @@ class Place:
         self, schema: pa.Schema = ITEMS, key: tuple[str, ...] = (), token: str = "token", **options: str
     ) -> PostgresSink:
         sink = self.prepared(schema, key, **options).open(token)
-        assert isinstance(sink, PostgresSink)
-        self.sinks.append(sink)
-        return sink
+        self.sinks.append(cast("PostgresSink", sink))
+        return self.sinks[-1]
 
     def mark(self, token: str = "token") -> tuple[int, int]:
         [found] = self.rows(f"SELECT time, epoch FROM evertide_sinks WHERE token = '{token}'")

@@ -15,15 +15,17 @@ import pytest
 from evertide.errors import SinkFailed
 from evertide.shard.changes import net
 from tests.servers.postgres import BINARIES
-from tests.sinks.kit import SCHEMA, changes, next_changes, same
+from tests.sinks.kit import SCHEMA, changes, in_pieces, next_changes, same
 from tests.sinks.postgres.kit import ITEMS, Place, content, items
 
 
-@pytest.mark.parametrize("small_rows", [1000, 0], ids=["one statement", "copied"])
+@pytest.mark.parametrize(
+    ("small_rows", "pieces"), [(1000, 1), (0, 1), (1000, 4)], ids=["one statement", "copied", "in pieces"]
+)
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["multiset", "key"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_table_holds_what_the_collection_holds(
-    place: Place, key: tuple[str, ...], seed: int, small_rows: int, monkeypatch: pytest.MonkeyPatch
+def test_the_table_holds_what_the_collection_holds(  # noqa: PLR0917
+    place: Place, key: tuple[str, ...], seed: int, small_rows: int, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inserts, deletes, updates, duplicates, NULLs, NaN and -0.0, in all types; opened anew now and then."""
     monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
@@ -33,7 +35,7 @@ def test_the_table_holds_what_the_collection_holds(
         delta = next_changes(held, random, is_keyed=bool(key))
         if delta.num_rows == 0:
             continue
-        sink.write(time, delta)
+        sink.write(time, delta if pieces == 1 else in_pieces(delta, pieces, key))
         held = net(pa.concat_tables([held, delta]))
         assert same(content(place), held), time
         assert place.mark()[0] == time

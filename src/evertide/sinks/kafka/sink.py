@@ -26,14 +26,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-import pyarrow as pa
 import xxhash
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from evertide.brokers import AWAY, Brokers, cause, describe, read_brokers
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
-from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.kafka.end import is_hidden, newest_number, topic_ends
 from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, Maker, Record, maker, unfit_columns
 
@@ -128,14 +127,15 @@ class KafkaSink:
                 raise self._unfit(f"{why} end. If it never ends, 'kafka-transactions.sh find-hanging' names it")
             return newest_number(committed, self._topic, ends, self._token)
 
-    def write(self, time: int, changes: pa.Table) -> None:
+    def write(self, time: int, changes: Changes) -> None:
         if self._last is not None and time <= self._last:
             return
         try:
             self._producer.begin_transaction()
             headers: Headers = [(TIME_HEADER, str(time).encode()), (SINK_HEADER, self._token.encode())]
-            for record in self._maker(changes, time, self._unfit):
-                self._send(record, headers)
+            for piece in changes:
+                for record in self._maker(piece, time, self._unfit):
+                    self._send(record, headers)
             self._flush()
             self._producer.commit_transaction(_PATIENCE_S)
         except KafkaException as error:

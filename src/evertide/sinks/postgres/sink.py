@@ -8,7 +8,8 @@ Each transaction is one transaction of the server, in which rows go, change and 
 1. *Open* makes what is missing and counts the epoch up, in one transaction. Whoever opened the sink before finds
    another epoch when it writes, and is refused by the server, however late it wakes. What it had begun is waited for.
 2. *Write* compares number and epoch under the row's lock. Few rows are one statement, and one round trip. Many are
-   copied into a temporary table first; if all are additions, into the table itself.
+   copied into a temporary table first; if all are additions, into the table itself. A large transaction is copied
+   piece by piece.
 3. Whatever goes wrong ends the session (`SinkFailed`). The next one opens, and reads the number back: a COMMIT whose
    answer was lost is known by it (I14).
 4. The server's answer means that it is on disk: where `synchronous_commit` is off, it is set to on.
@@ -16,7 +17,7 @@ Each transaction is one transaction of the server, in which rows go, change and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,10 +29,11 @@ from pyarrow import csv
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.postgres import Address, Server, TableName, read_parts
 from evertide.secrets import Secrets
-from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.postgres.statements import (
     CHANGES,
     Sent,
+    Summary,
     apply_statement,
     by_copies,
     by_key,
@@ -130,54 +132,73 @@ class PostgresSink:
     def last(self) -> int | None:
         return None if self._last < 0 else self._last
 
-    def write(self, time: int, changes: pa.Table) -> None:
+    def write(self, time: int, changes: Changes) -> None:
         if time <= self._last:
             return
         with self._told():
-            sent = by_key(changes, self._target.key) if self._target.key else by_copies(changes)
-            if sent is None:
-                raise self._failed(_NOT_APART.format(key=", ".join(self._target.key)))
-            if sent.rows.num_rows <= _SMALL_ROWS:
-                [rows] = sent.texts()
-                self._apply(time, sent, rows.to_pydict())
+            whole = None if changes.whole is None else self._sent(changes.whole)
+            if whole is not None and whole.rows.num_rows <= _SMALL_ROWS:
+                [rows] = whole.texts()
+                self._apply(time, self._summary([whole]), rows.to_pydict())
             else:
                 with self._connection.transaction():
                     if self._is_ours_to_write(time):
-                        self._copy(time, sent)
+                        self._copy(time, changes)
         self._last = time
+
+    def _sent(self, piece: pa.Table) -> Sent:
+        sent = by_key(piece, self._target.key) if self._target.key else by_copies(piece)
+        if sent is None:
+            raise self._failed(_NOT_APART.format(key=", ".join(self._target.key)))
+        return sent
+
+    def _summary(self, several: Iterable[Sent]) -> Summary:
+        made = Summary()
+        for sent in several:
+            made.take(sent, is_keyed=bool(self._target.key))
+        return made
 
     def close(self) -> None:
         self._connection.close()
 
-    def _given(self, time: int, sent: Sent) -> dict[str, Any]:
-        return {"token": self._token, "epoch": self._epoch, "time": time, "expected": sent.expected}
+    def _given(self, time: int, expected: int) -> dict[str, Any]:
+        return {"token": self._token, "epoch": self._epoch, "time": time, "expected": expected}
 
-    def _apply(self, time: int, sent: Sent, rows: Mapping[str, Any]) -> None:
-        query = apply_statement(self._columns, sent, is_small=bool(rows))
-        moved = self._connection.execute(query, {**self._given(time, sent), **rows}).fetchone()
+    def _apply(self, time: int, summary: Summary, rows: Mapping[str, Any]) -> None:
+        query = apply_statement(self._columns, summary, is_small=bool(rows))
+        moved = self._connection.execute(query, {**self._given(time, summary.expected), **rows}).fetchone()
         if moved is None and self._is_ours_to_write(time):
             raise self._failed("the number was not moved, and nobody else did: a bug")
 
-    def _copy(self, time: int, sent: Sent) -> None:
-        columns = self._columns
-        if sent.is_plain:
-            copied = self._copy_into(f"{columns.table} ({columns.listed})", sent, ("n", "part"))
-            self._connection.execute(move_statement(columns, str(copied)), self._given(time, sent))
+    def _copy(self, time: int, changes: Changes) -> None:
+        """Piece by piece. Rows go straight into the table if none is removed."""
+        columns, sents = self._columns, map(self._sent, changes)
+        if changes.is_addition:
+            copied, expected = 0, 0
+            for sent in sents:
+                copied += self._copy_into(f"{columns.table} ({columns.listed})", sent.copies())
+                expected += sent.expected
+            self._connection.execute(move_statement(columns, str(copied)), self._given(time, expected))
             return
         named = ", ".join(f"{quoted(name)} AS c{at}" for at, name in enumerate(columns.names))
         alike = f"SELECT {named}, 0::bigint AS n, 0::bigint AS part FROM {columns.table} WITH NO DATA"
         self._connection.execute(f"CREATE TEMPORARY TABLE {CHANGES} ON COMMIT DROP AS {alike}", ())
-        self._copy_into(CHANGES, sent)
+        summary = self._summary(self._copied_into_changes(sents))
         self._connection.execute(f"ANALYZE {CHANGES}")
-        self._apply(time, sent, {})
+        self._apply(time, summary, {})
 
-    def _copy_into(self, where: str, sent: Sent, without: Sequence[str] = ()) -> int:
+    def _copied_into_changes(self, several: Iterable[Sent]) -> Iterator[Sent]:
+        for sent in several:
+            self._copy_into(CHANGES, sent.texts())
+            yield sent
+
+    def _copy_into(self, where: str, tables: Iterable[pa.Table]) -> int:
         with self._connection.cursor() as cursor:
             query = f"COPY {where} FROM STDIN (FORMAT csv)".replace("%%", "%")  # it has no parameters
             with cursor.copy(query) as copy:
-                for rows in sent.texts():
+                for rows in tables:
                     buffer = pa.BufferOutputStream()
-                    csv.write_csv(rows.drop_columns([*without]), buffer, _CSV)
+                    csv.write_csv(rows, buffer, _CSV)
                     copy.write(buffer.getvalue())
             return cursor.rowcount
 

@@ -16,18 +16,28 @@ because a successor has opened the sink or the transaction is there already, no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.shard.changes import DIFF
+from evertide.shard.changes import DIFF, expanded
 from evertide.shard.columns import Longs
 from evertide.shard.digest import row_hashes
 from evertide.sinks.postgres.types import texts
 
-__all__ = ["CHANGES", "Columns", "Sent", "apply_statement", "by_copies", "by_key", "move_statement", "quoted"]
+__all__ = [
+    "CHANGES",
+    "Columns",
+    "Sent",
+    "Summary",
+    "apply_statement",
+    "by_copies",
+    "by_key",
+    "move_statement",
+    "quoted",
+]
 
 GONE, CHANGED, COME = -1, 0, 1
 CHANGES = "pg_temp.evertide_changes"
@@ -66,31 +76,63 @@ class Columns:
         return ", ".join(f"c{at}" for at in range(len(self.names)))
 
 
+@dataclass(slots=True)
+class Summary:
+    """What the statement has to know of the rows of a transaction, piece by piece."""
+
+    expected: int = 0
+    """How many rows of the table they are."""
+    has_removals: bool = False
+    parts: dict[int, set[int]] = field(default_factory=lambda: {GONE: set(), CHANGED: set()})
+    """With a key: for each of these, the patterns of NULL that occur."""
+    distinct: dict[int, int] = field(default_factory=dict)
+    """Without a key: of each column that is never NULL in a row that goes, about how many values it has there."""
+
+    def take(self, sent: Sent, *, is_keyed: bool) -> None:
+        self.expected += sent.expected
+        ops = sent.rows["n"]
+        if is_keyed:
+            for op, found in self.parts.items():
+                found.update(pc.unique(sent.rows.filter(pc.equal(ops, op))["part"]).to_pylist())
+        gone = sent.rows.filter(pc.less(ops, 0))
+        if gone.num_rows and not is_keyed:
+            columns = [*self.distinct] if self.has_removals else range(gone.num_columns - 2)
+            values = {at: gone[f"c{at}"] for at in columns}
+            self.distinct = {
+                at: pc.count_distinct(column).as_py() + self.distinct.get(at, 0)
+                for at, column in values.items()
+                if not column.null_count and not pa.types.is_nested(column.type)
+            }
+        self.has_removals = self.has_removals or gone.num_rows > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The rows of a transaction, with `n` and `part` at the end; and how many of the table they are."""
+    """Rows of a transaction, with `n` and `part` at the end; and how many of the table they are."""
 
     rows: pa.Table
     expected: int
 
     @property
-    def is_addition(self) -> bool:
-        return bool(pc.min(self.rows["n"]).as_py() > 0)
-
-    @property
     def is_plain(self) -> bool:
         """Additions, each once."""
-        return self.is_addition and self.expected == self.rows.num_rows
-
-    def parts(self, op: int) -> list[int]:
-        found = self.rows.filter(pc.equal(self.rows["n"], op))["part"]
-        return sorted(pc.unique(found).to_pylist())
+        return bool(pc.min(self.rows["n"]).as_py() > 0) and self.expected == self.rows.num_rows
 
     def texts(self) -> Iterator[pa.Table]:
-        """The values as PostgreSQL writes them, so many rows at a time."""
-        for start in range(0, self.rows.num_rows, _SLICE_ROWS):
-            some = self.rows.slice(start, _SLICE_ROWS)
-            yield pa.table({name: texts(some[name]) for name in some.schema.names})
+        """The values as PostgreSQL writes them, some rows at a time."""
+        return _texts(self.rows)
+
+    def copies(self) -> Iterator[pa.Table]:
+        """The same of rows that all come, without `n` and `part`: each row as often as it does."""
+        names = [*self.rows.schema.names[:-2], DIFF]
+        for rows in expanded(self.rows.drop_columns(["part"]).rename_columns(names)):
+            yield from _texts(rows)
+
+
+def _texts(rows: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, rows.num_rows, _SLICE_ROWS):
+        some = rows.slice(start, _SLICE_ROWS)
+        yield pa.table({name: texts(some[name]) for name in some.schema.names})
 
 
 def by_key(changes: pa.Table, key: Sequence[str]) -> Sent | None:
@@ -125,10 +167,10 @@ def _sent(rows: pa.Table, op: Longs, part: Longs, expected: int) -> Sent:
     return Sent(pa.Table.from_arrays([*rows.columns, pa.array(op), pa.array(part)], names), expected)
 
 
-def apply_statement(columns: Columns, sent: Sent, *, is_small: bool) -> str:
+def apply_statement(columns: Columns, summary: Summary, *, is_small: bool) -> str:
     """Its parameters are `token`, `epoch`, `time` and `expected`; if it is small, the rows, too, by their names."""
     rows = "sent" if is_small else CHANGES
-    steps = [*(_keyed(columns, sent, rows) if columns.key else _counted(columns, sent, rows))]
+    steps = [*(_keyed(columns, summary, rows) if columns.key else _counted(columns, summary, rows))]
     parts = [f"{name} AS {text}" for name, text in steps]
     if is_small:
         casts = ", ".join(f"c{at}::{kind} AS c{at}" for at, kind in enumerate(columns.types))
@@ -147,13 +189,13 @@ def move_statement(columns: Columns, met: str) -> str:
     return f"UPDATE {columns.marks} {moved} WHERE {_OURS} RETURNING time"
 
 
-def _keyed(columns: Columns, sent: Sent, rows: str) -> Iterable[tuple[str, str]]:
+def _keyed(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
     """Deletions first, then updates: what they free may be taken again."""
     others = [at for at in range(len(columns.names)) if at not in columns.key] or columns.key
-    for part in sent.parts(GONE):
+    for part in sorted(summary.parts[GONE]):
         using = f"DELETE FROM {columns.table} t USING {rows} s WHERE {_same(columns, part, GONE)} RETURNING 1"
         yield f"gone{part}", f"({using})"
-    for part in sent.parts(CHANGED):
+    for part in sorted(summary.parts[CHANGED]):
         set_to = ", ".join(f"{quoted(columns.names[at])} = s.c{at}" for at in others)
         using = f"UPDATE {columns.table} t SET {set_to} FROM {rows} s WHERE {_same(columns, part, CHANGED)} RETURNING 1"
         yield f"changed{part}", f"({using})"
@@ -170,14 +212,14 @@ def _same(columns: Columns, part: int, op: int) -> str:
     return " AND ".join([f"s.n = {op}", f"s.part = {part}", *met])
 
 
-def _counted(columns: Columns, sent: Sent, rows: str) -> Iterable[tuple[str, str]]:
+def _counted(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
     """Of the copies of a row that goes, as many as should."""
-    if not sent.is_addition:
+    if summary.has_removals:
         image = f'ROW({columns.sent})::text COLLATE "C"'
         there = ", ".join(f"t.{quoted(name)}" for name in columns.names)
         yield "wanted", f"(SELECT {image} AS image, -sum(n) AS n FROM {rows} WHERE n < 0 GROUP BY 1)"
         match = f'FROM ONLY {columns.table} t JOIN wanted w ON ROW({there})::text COLLATE "C" = w.image'
-        nearby = _nearby(columns, sent, rows)
+        nearby = _nearby(columns, summary, rows)
         number = "row_number() OVER (PARTITION BY w.image) AS copy"
         yield "found", f"(SELECT t.ctid AS place, w.n, {number} {match}{nearby})"
         places = "ARRAY(SELECT place FROM found WHERE copy <= n)"
@@ -186,16 +228,12 @@ def _counted(columns: Columns, sent: Sent, rows: str) -> Iterable[tuple[str, str
     yield "come", f"(INSERT INTO {columns.table} ({columns.listed}) {copies} RETURNING 1)"
 
 
-def _nearby(columns: Columns, sent: Sent, rows: str) -> str:
+def _nearby(columns: Columns, summary: Summary, rows: str) -> str:
     """Which rows of the table are worth writing out: those that agree in a column that has an index, or many values."""
-    gone = sent.rows.filter(pc.less(sent.rows["n"], 0))
-    usable = [
-        at
-        for at, kind in enumerate(columns.types)
-        if gone[f"c{at}"].null_count == 0 and not kind.startswith("json") and not kind.endswith("[]")
-    ]
+    kinds = columns.types
+    usable = [at for at in summary.distinct if not kinds[at].startswith("json") and not kinds[at].endswith("[]")]
     if not usable:
         return ""
-    most = max(usable, key=lambda at: pc.count_distinct(gone[f"c{at}"]).as_py())
+    most = max(usable, key=lambda at: summary.distinct[at])
     best = columns.index if columns.index in usable else most
     return f" WHERE t.{quoted(columns.names[best])} IN (SELECT c{best} FROM {rows} WHERE n < 0)"

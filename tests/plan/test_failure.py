@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,10 +14,10 @@ import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import ArithmeticException
 
-from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded
+from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, ViewFailed
 from evertide.flow import Circuit
-from evertide.flow.stage import Stage
 from evertide.plan.failure import told_apart
+from evertide.plan.fragment import Fragment, Term
 from evertide.testing.ledger import delta_of
 
 if TYPE_CHECKING:
@@ -47,30 +48,104 @@ def test_without_a_context_spark_has_ended(spark: SparkSession) -> None:
         spark._jvm.java.util.ArrayList().get(3)
 
 
-def test_a_circuit_goes_on_after_spark_was_away(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the step is taken, no view fails, and the same step may be made again."""
-    circuit = Circuit(spark, "CREATE TABLE t (a INT); CREATE MATERIALIZED VIEW v AS SELECT a + 1 AS b FROM t;")
-    deltas = {"t": delta_of(pa.table({"a": pa.array([1], pa.int32())}), 1)}
+@pytest.fixture
+def circuit(spark: SparkSession) -> Circuit:
+    return Circuit(spark, "CREATE TABLE t (a INT); CREATE MATERIALIZED VIEW v AS SELECT a + 1 AS b FROM t;")
 
-    def lost(*_: object, **__: object) -> None:
-        spark._jvm.java.util.ArrayList().get(3)
+
+def delta(*values: int) -> dict[str, pa.Table]:
+    return {"t": delta_of(pa.table({"a": pa.array(values, pa.int32())}), 1)}
+
+
+class Losing:
+    """A fragment's runs, of which some fail as a job does that loses its executors."""
+
+    def __init__(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_lost: Callable[[int, int], bool]
+    ) -> None:
+        """`is_lost` gets the number of the run, and how many rows it has."""
+        self.runs: list[int] = []
+        real = Fragment.run
+
+        def run(fragment: Fragment, terms: Sequence[Term], **how: Any) -> pa.Table:
+            self.runs.append(sum(leaf.num_rows for _, leaves in terms for leaf in leaves))
+            if is_lost(len(self.runs), self.runs[-1]):
+                spark._jvm.java.util.ArrayList().get(3)
+            return real(fragment, terms, **how)
+
+        monkeypatch.setattr(Fragment, "run", run)
+
+
+def test_x15_a_step_that_succeeds_when_it_is_tried_again_blames_no_view(
+    spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losing = Losing(spark, monkeypatch, lambda number, _: number == 1)
+    assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+    assert losing.runs == [1, 1]
+
+
+def test_x15_a_step_that_fails_only_as_a_whole_blames_no_view(
+    spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory, say. Nothing of it is taken, and it may be made again."""
+    with monkeypatch.context() as patch:
+        losing = Losing(spark, patch, lambda _, rows: rows > 150)
+        with pytest.raises(SparkAway, match="IndexOutOfBoundsException"):
+            circuit.step(delta(*range(200)))
+        assert min(losing.runs) < 20
+    assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+
+
+def test_x15_while_spark_runs_no_job_at_all_no_view_is_blamed(
+    spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the check the one row of the step would be blamed, as it fails each time."""
+
+    def away(_: object) -> None:
+        raise SparkAway(path="spark://cluster", why="no executors")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "run", lost)
-        with pytest.raises(SparkAway):
-            circuit.step(deltas)
-        with pytest.raises(SparkAway):
-            circuit.fails(deltas)
-    assert circuit.step(deltas)["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+        Losing(spark, patch, lambda *_: True)
+        patch.setattr("evertide.flow.circuit.check_spark", away)
+        with pytest.raises(SparkAway, match="no executors"):
+            circuit.step(delta(1))
+    assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+
+
+def test_spark_that_has_ended_is_told_at_once(circuit: Circuit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise Py4JNetworkError("closed")
+
+    monkeypatch.setattr(Fragment, "run", run)
+    with pytest.raises(SparkEnded, match="closed"):
+        circuit.step(delta(1))
+
+
+def test_x13_an_error_of_any_class_is_blamed_on_the_row_that_makes_it(
+    circuit: Circuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of Python, as of Arrow; if no row makes it, it is raised as it is."""
+    real = Fragment.run
+
+    def run(fragment: Fragment, terms: Sequence[Term], **how: Any) -> pa.Table:
+        values = [value for _, leaves in terms for leaf in leaves for value in leaf.column(0).to_pylist()]
+        if 3 in values or len(values) > 70:
+            raise pa.ArrowInvalid("out of bounds")
+        return real(fragment, terms, **how)
+
+    monkeypatch.setattr(Fragment, "run", run)
+    with pytest.raises(ViewFailed, match=r"out of bounds; because of table 't', row \{'a': 3, '__diff': 1\}"):
+        circuit.step(delta(1, 2, 3, 4))
+    with pytest.raises(pa.ArrowInvalid):
+        circuit.step(delta(*range(100, 200)))
+    assert len(circuit.step(delta(1, 2))["v"]) == 2
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_x12_without_room_for_scratch_files_a_step_may_be_made_again(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+    circuit: Circuit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
 ) -> None:
     """Python writes the first file of a run, the JVM the second."""
-    circuit = Circuit(spark, "CREATE TABLE t (a INT); CREATE MATERIALIZED VIEW v AS SELECT a + 1 AS b FROM t;")
-    deltas = {"t": delta_of(pa.table({"a": pa.array([1], pa.int32())}), 1)}
     made: list[Path] = []
 
     def full(**_: object) -> tuple[int, str]:
@@ -82,7 +157,7 @@ def test_x12_without_room_for_scratch_files_a_step_may_be_made_again(
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "mkstemp", full)
         with pytest.raises(ScratchUnavailable, match="No space left"):
-            circuit.step(deltas)
+            circuit.step(delta(1))
     assert len(made) == 2
     assert not [*tmp_path.iterdir()]
-    assert circuit.step(deltas)["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+    assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]

@@ -56,6 +56,7 @@ def running_spark(scratch: Path) -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.codegen.cache.maxEntries", "5000")
+        .config("spark.executor.killOnFatalError.depth", "0")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))

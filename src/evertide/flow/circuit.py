@@ -7,14 +7,21 @@
    while it computes changes nothing. One that fails while it takes deltas in leaves state that is neither old nor new:
    the circuit then refuses to go on, and is restored from what was saved.
 4. A view that a row makes fail is named, with those built on it (`ViewFailed`): without them (`drop`), the step may be
-   made again. Views that are added later, or come back, have a circuit of their own beside this one.
+   made again. Where the error does not tell whether it is a row's, it is found out (`evertide.flow.blame`). Views that
+   are added later, or come back, have a circuit of their own beside this one.
 
 What is saved is a manifest per arrangement, by name: names say what is arranged, so that a circuit of the same script,
 in another process, finds its own. An arrangement that is not among the saved ones is damage, not something new.
+
+Threads: one thread at a time steps, saves or changes a circuit; a backfill steps its own beside the transactions'. Any
+thread may `maintain` it, or look at its arrangements, meanwhile. Circuits of one program share its plans, which never
+change, and the session; those of one pipeline share the blob, the cache of row groups (which has a lock) and the maker
+of names for new parts (it gives each name once).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -24,9 +31,10 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from evertide.errors import Damaged, InvalidInput, ViewFailed
+from evertide.errors import Damaged, EvertideError, InvalidInput, SparkAway, ViewFailed
 from evertide.flow.arrangement import Arrangement
 from evertide.flow.bags import settled
+from evertide.flow.blame import Suspected, tried_again
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
@@ -35,7 +43,7 @@ from evertide.flow.top import Top
 from evertide.flow.totals import Totals
 from evertide.flow.trace import cut_plan
 from evertide.plan.columns import arrow_schema
-from evertide.plan.failure import reason, told_apart, without_traces
+from evertide.plan.failure import check_spark, reason, told_of, without_traces
 from evertide.plan.fragment import Fragment
 from evertide.plan.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.program import Program
@@ -48,6 +56,8 @@ from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
 
 __all__ = ["Circuit", "CircuitState", "new_names"]
+
+logger = logging.getLogger(__name__)
 
 _CACHE_BYTES = 256 * 1024 * 1024
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
@@ -81,6 +91,7 @@ class Circuit:
         `new_name` names a new part as nobody else on the blob does; `state` is what another circuit of these saved.
         """
         self.program = Program(spark, script, path, functions=functions) if program is None else program
+        self._context = self.program.catalog.session.sparkContext
         self._blob = MemoryBlob() if blob is None else blob
         self._cache = RowGroupCache(_CACHE_BYTES) if cache is None else cache
         self._new_name = new_names("circuit") if new_name is None else new_name
@@ -107,16 +118,22 @@ class Circuit:
         if self._failed is not None:
             why = f"a transaction was taken in by half, as {self._failed!r} came in between"
             raise Damaged(path="state of the circuit", why=why) from self._failed
-        found = self._computed(deltas)
+        try:
+            found = self._computed(deltas)
+        except Suspected as error:
+            logger.warning("the views %s could not be computed, and are tried again: %s", error.views, error.why)
+            found = tried_again(error, self._tried, self._check_spark, deltas)
         self._settle()
         return found
 
     def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
-        """Whether this transaction would make a view fail; nothing is taken in."""
+        """Whether Spark says that a row of this transaction would make a view fail; nothing is taken in."""
         try:
             self._computed(deltas)
         except ViewFailed:
             return True
+        except Suspected:
+            return False
         self._forget()
         return False
 
@@ -144,12 +161,19 @@ class Circuit:
         for kept in self.arrangements.values():
             kept.compact()
 
+    def _tried(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        self._forget()  # what a try before has left
+        return self._computed(deltas)
+
+    def _check_spark(self) -> None:
+        check_spark(self._context)
+
     def _computed(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         try:
             for name, delta in deltas.items():
                 table = self._table(name)
                 table.delta = self._taken(name, delta)
-            with without_traces(), told_apart(self.program.catalog.session.sparkContext):
+            with without_traces():
                 for each in self.order:
                     self._run(each)
             return {name: self._given(name) for name in self.views}
@@ -162,6 +186,13 @@ class Circuit:
             part.run(is_first=self._is_first)
         except (PySparkException, InvalidInput) as error:
             raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=reason(error)) from error
+        except EvertideError:
+            raise
+        except Exception as error:
+            told = told_of(self._context, error)
+            if told is None or isinstance(told, SparkAway):
+                raise Suspected(self._views_on(_output(part)), reason(error), told or error) from error
+            raise told from error
 
     def _views_on(self, collection: Collection) -> tuple[str, ...]:
         """The views that are made of a collection, directly or not."""

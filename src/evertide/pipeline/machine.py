@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from evertide.errors import Damaged, StorageForbidden, StorageFull, ViewFailed
 from evertide.flow.arrangement import Arrangement
+from evertide.flow.blame import culprit
 from evertide.flow.circuit import new_names
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
@@ -31,7 +32,7 @@ from evertide.store.blob import Blob
 from evertide.store.retry import PatientBlob
 from evertide.store.sealed import seal
 
-__all__ = ["CohortState", "Machine", "MachineState", "culprit", "state_store"]
+__all__ = ["CohortState", "Machine", "MachineState", "state_store"]
 
 _CACHE_BYTES = 256 * 1024 * 1024
 
@@ -93,7 +94,7 @@ class Machine:
                 self.broken = error
                 raise
             except ViewFailed as error:
-                row = culprit(cohort, deltas)
+                row = culprit(cohort.fails, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
                 self.failures.append(ViewFailed(views=error.views, time=self.time, why=why))
                 cohort.drop(error.views)
@@ -133,32 +134,3 @@ class Machine:
 def state_store(blob: Blob, writer: str, runtime: Runtime, settings: Settings) -> StateStore:
     """Storage that is away for a moment is waited for, as a step may have been taken by half."""
     return StateStore(PatientBlob(blob, runtime, settings), RowGroupCache(_CACHE_BYTES), new_names(writer))
-
-
-def culprit(cohort: Cohort, deltas: Mapping[str, pa.Table]) -> str:
-    """The row that makes the cohort fail, found by halves; empty if no single one does."""
-    first, last = 0, sum(delta.num_rows for delta in deltas.values())
-    while last - first > 1:
-        middle = (first + last) // 2
-        if cohort.fails(_stretch(deltas, first, middle)):
-            last = middle
-        elif cohort.fails(_stretch(deltas, middle, last)):
-            first = middle
-        else:
-            return ""
-    found = _stretch(deltas, first, last)
-    if not found or not cohort.fails(found):
-        return ""
-    [(name, row)] = found.items()
-    return f"table {name!r}, row {row.to_pylist()[0]}"
-
-
-def _stretch(deltas: Mapping[str, pa.Table], first: int, last: int) -> dict[str, pa.Table]:
-    """The rows with these numbers, all deltas being counted through."""
-    found, before = {}, 0
-    for name, delta in deltas.items():
-        start, end = max(first - before, 0), min(last - before, delta.num_rows)
-        if start < end:
-            found[name] = delta.slice(start, end - start)
-        before += delta.num_rows
-    return found

@@ -1,7 +1,8 @@
 """Errors of Spark, told to people: the first line of what it says, and the expression that it is about.
 
-PySpark has a class of its own for what a row or an expression makes fail. All else that a job fails of (executors that
-were lost, no memory) comes as a plain error of py4j, and has nothing to do with rows: `told_apart`.
+PySpark has a class of its own for most of what a row or an expression makes fail. All else comes as a plain error of
+py4j: executors that were lost, no memory, but also rows that some functions cannot parse. `told_of` says what it means
+for Spark; whether a row is to blame is found out by whoever knows the rows (`evertide.flow.blame`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from pyspark.logger import PySparkLogger
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded
 from evertide.scratch import scratch_directory
 
-__all__ = ["reason", "told_apart", "without_traces"]
+__all__ = ["check_spark", "reason", "told_apart", "told_of", "without_traces"]
 
 _is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CAUSES_MAX = 20
 _REFUSALS = tuple(
-    os.strerror(number)
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOENT)
+    os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
 )
 """As the JVM says them, too, which has them from the same library."""
 _LOGGER = "SQLQueryContextLogger"
@@ -49,14 +49,36 @@ def told_apart(context: SparkContext) -> Iterator[None]:
     """A job that fails for another reason than a row raises `SparkAway`, `SparkEnded` or `ScratchUnavailable`."""
     try:
         yield
-    except (Py4JJavaError, Py4JNetworkError, ConnectionError) as error:
-        is_answer = isinstance(error, Py4JJavaError)
-        why = reason(error) if is_answer else f"{type(error).__name__}: {reason(error)}"
-        if not is_answer or _is_stopped(context):
-            raise SparkEnded(master=str(context.master), why=why) from error
+    except Exception as error:
+        told = told_of(context, error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def told_of(context: SparkContext, error: Exception) -> SparkAway | SparkEnded | ScratchUnavailable | None:
+    """What an error of py4j means; None for any other. `SparkAway` may be a row's fault all the same."""
+    if not isinstance(error, Py4JJavaError):
+        is_broken = isinstance(error, Py4JNetworkError | ConnectionError)
+        why = f"{type(error).__name__}: {reason(error)}"
+        return SparkEnded(master=str(context.master), why=why) if is_broken else None
+    try:
+        why = reason(error)
+        if _is_stopped(context):
+            return SparkEnded(master=str(context.master), why=why)
         if _is_of_files(context, error):
-            raise ScratchUnavailable(path=scratch_directory(), why=why) from error
-        raise SparkAway(path=str(context.master), why=why) from error
+            return ScratchUnavailable(path=scratch_directory(), why=why)
+    except (Py4JError, ConnectionError) as lost:
+        return SparkEnded(master=str(context.master), why=f"{type(lost).__name__}: {lost}")
+    return SparkAway(path=str(context.master), why=why)
+
+
+def check_spark(context: SparkContext) -> None:
+    """Run the simplest job: `SparkAway` or `SparkEnded` if Spark cannot."""
+    with told_apart(context):
+        numbers = context._jvm.java.util.ArrayList()
+        numbers.add(1)
+        context._jsc.parallelize(numbers, 1).count()
 
 
 def _is_of_files(context: SparkContext, error: Py4JJavaError) -> bool:

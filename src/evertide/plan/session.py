@@ -25,8 +25,10 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.codegen.cache.maxEntries": "4000",
+    "spark.executor.killOnFatalError.depth": "0",
 }
-"""Small jobs by the thousand: what they compile to is kept, and nobody watches each of them."""
+"""Small jobs by the thousand: what they compile to is kept, and nobody watches each of them. A row that takes more
+memory than there is fails its task, and so a view; by default it would end the JVM, again after every restart."""
 
 
 @dataclass(frozen=True, slots=True)

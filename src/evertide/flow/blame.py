@@ -1,0 +1,127 @@
+"""Which row is to blame for a step that failed, or whether none is.
+
+Spark's own error classes do not tell whether a row makes a job fail: a malformed JSON text, a broken XML document and
+a lost executor all come as the same kind of error. So this is found out by trying, with nothing taken in:
+
+1. Spark must be able to run the simplest job. If it is not, it is away, and no row is to blame.
+2. The same step is computed once more. If it succeeds now, what it gives is the result.
+3. If it fails again, rows are left out as long as the same views still fail. If few rows are left in the end, they are
+   to blame, as long as Spark still runs the simplest job: the views fail (`ViewFailed`), and the step goes on without
+   them. Few, and not one: a join fails by two rows, a group by several.
+4. If the views fail only together with many rows, no row is to blame: the first error is raised. Large steps that fail
+   for want of memory or of executors end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import EvertideError, SparkEnded, Unavailable, ViewFailed
+from evertide.plan.fragment import ROWS_SMALL_MAX
+from evertide.shard.columns import Longs
+
+__all__ = ["Suspected", "culprit", "tried_again"]
+
+_PARTS_MAX = 16
+_PARTS_MANY = 4
+"""Of many rows, of which each try takes long."""
+_FEW = 64
+"""So many rows at most are to blame together."""
+_SAID_MAX = 3
+
+T = TypeVar("T")
+Deltas = Mapping[str, pa.Table]
+
+
+class Suspected(Exception):
+    """A part of a step failed, and it is not known whether a row is to blame. It never leaves the circuit."""
+
+    def __init__(self, views: tuple[str, ...], why: str, error: Exception) -> None:
+        """`error` is what the step raises if no row is to blame."""
+        super().__init__(views, why, error)
+        self.views = views
+        self.why = why
+        self.error = error
+
+
+def tried_again(
+    suspected: Suspected, compute: Callable[[Deltas], T], check_spark: Callable[[], None], deltas: Deltas
+) -> T:
+    """The result of the step, if it succeeds now; otherwise `ViewFailed`, or the error that it failed with.
+
+    `compute` computes a step over these deltas or a part of them, and raises `Suspected` or `ViewFailed`.
+    """
+    check_spark()
+    try:
+        return compute(deltas)
+    except Suspected as again:
+        if again.views != suspected.views:  # it is not the same each time
+            raise suspected.error from again
+    total = sum(delta.num_rows for delta in deltas.values())
+    rows = _reduced(lambda part: _fails(compute, part, suspected.views), deltas, np.arange(total), _PARTS_MAX)
+    check_spark()
+    if len(rows) > _FEW:
+        raise suspected.error
+    why = f"{suspected.why}; because of {_said(deltas, rows)}" if len(rows) else suspected.why
+    raise ViewFailed(views=suspected.views, time=-1, why=why) from suspected.error
+
+
+def _fails(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...]) -> bool:
+    try:
+        compute(part)
+    except (Suspected, ViewFailed) as error:
+        return error.views == views
+    except (Unavailable, SparkEnded):
+        raise
+    except EvertideError:  # of a part that is no transaction by itself
+        return False
+    return False
+
+
+def culprit(fails: Callable[[Deltas], bool], deltas: Deltas) -> str:
+    """The row that makes a step fail, found by halves; empty if no single one does."""
+    total = sum(delta.num_rows for delta in deltas.values())
+    rows = _reduced(fails, deltas, np.arange(total), 2)
+    return _said(deltas, rows) if len(rows) == 1 and fails(_chosen(deltas, rows)) else ""
+
+
+def _reduced(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_max: int) -> Longs:
+    """Some of these rows that fail, of which none of so many parts can be left out. All of them must fail.
+
+    A part is tried by itself first, then all but a part: by halves, quarters, and so on.
+    """
+    count = 2
+    while len(rows) > 1:
+        most = min(parts_max, _PARTS_MANY if len(rows) > ROWS_SMALL_MAX else _PARTS_MAX)
+        parts = np.array_split(rows, min(count, len(rows)))
+        others = [np.setdiff1d(rows, part) for part in parts] if len(parts) > 2 else []
+        found = next((part for part in (*parts, *others) if fails(_chosen(deltas, part))), None)
+        if found is not None:
+            rows, count = found, 2 if len(found) <= len(parts[0]) else count
+        elif count < min(most, len(rows)):
+            count = min(2 * count, most)
+        else:
+            break
+    return rows
+
+
+def _chosen(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
+    """The rows with these numbers, all deltas being counted through."""
+    found, before = {}, 0
+    for name, delta in deltas.items():
+        here = rows[(rows >= before) & (rows < before + delta.num_rows)] - before
+        if len(here):
+            found[name] = delta.take(pa.array(here))
+        before += delta.num_rows
+    return found
+
+
+def _said(deltas: Deltas, rows: Longs) -> str:
+    chosen = _chosen(deltas, rows[:_SAID_MAX])
+    said = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in delta.to_pylist()]
+    more = [f"{len(rows) - _SAID_MAX} more"] if len(rows) > _SAID_MAX else []
+    return " and ".join([*said, *more])

@@ -188,7 +188,7 @@ class Circuit:
             raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=reason(error)) from error
         except EvertideError:
             raise
-        except Exception as error:
+        except Exception as error:  # of any class: a row may be to blame, or Spark
             told = told_of(self._context, error)
             if told is None or isinstance(told, SparkAway):
                 raise Suspected(self._views_on(_output(part)), reason(error), told or error) from error

@@ -49,7 +49,7 @@ def told_apart(context: SparkContext) -> Iterator[None]:
     """A job that fails for another reason than a row raises `SparkAway`, `SparkEnded` or `ScratchUnavailable`."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # raised again, as what it means
         told = told_of(context, error)
         if told is None:
             raise

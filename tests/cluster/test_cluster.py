@@ -27,6 +27,7 @@ from evertide.runtime import SystemRuntime
 from tests.cli.kit import document, evertide
 from tests.cluster.driver import SCRIPT, Shop, digests, push, settings
 from tests.servers.cluster import SparkCluster, SparkWorker
+from tests.servers.probe import has_endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,6 +132,15 @@ def test_the_command_runs_a_script_on_the_cluster(cluster: SparkCluster, tmp_pat
     assert json.loads(done.stdout.splitlines()[-1])["event"] == "stopped"
     status = document(evertide("status", "--storage", storage, "--json"))
     assert (status["state"], status["time"]) == ("stopped", 1)
+
+
+def test_x16_a_cluster_refuses_who_does_not_know_its_secret(cluster: SparkCluster, spark: SparkSession) -> None:
+    """Fails without `spark.authenticate` in the configuration of the master."""
+    assert not has_endpoint(spark, int(cluster.master.rpartition(":")[2]), "Master")
+    [worker, *_] = cluster.workers
+    found = ports(psutil.Process(worker.process.pid))
+    assert found
+    assert not any(has_endpoint(spark, int(port), "Worker") for port in found)
 
 
 def test_a_worker_is_killed_in_the_middle_and_the_transaction_is_as_if_it_were_not(

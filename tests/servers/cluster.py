@@ -28,6 +28,9 @@ _DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
+    "spark.authenticate": "true",
+    "spark.authenticate.secret": "a-secret-of-the-tests",
+    "spark.network.crypto.enabled": "true",
 }
 _SMALL = ("-Xmx256m", *QUICK_JAVA.split())
 

@@ -2,6 +2,7 @@
 
 1. An error that the process cannot go on from stays, and is what whoever asks for something gets.
 2. Otherwise it is what stalls, a source or all of them; otherwise a pause; otherwise it runs.
+3. Warnings stand beside that: they change no state.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Condition:
         self.error: EvertideError | None = None
         self._failed: Problem | None = None
         self._stalled: dict[str, Problem] = {}
+        self._warnings: list[Problem] = []
         self._leading = leading
         self._telling = Telling(meta, writer.id, runtime, settings)
         self._runtime = runtime
@@ -41,6 +43,9 @@ class Condition:
 
     def fail(self, error: EvertideError) -> None:
         self.error, self._failed = error, problem(error, self._runtime.wall_s())
+
+    def warn(self, code: str, why: str, remedy: str) -> None:
+        self._warnings.append(Problem("warning", code, why, remedy, self._runtime.wall_s()))
 
     def tell(self) -> None:
         self._tell(self.foremost())
@@ -77,7 +82,7 @@ class Condition:
             sources=tuple(intake.status(source, where[name]) for name, source in runner.sources.items()),
             collections=collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
-            problems=(*found, *duties.warnings()),
+            problems=(*found, *self._warnings, *duties.warnings()),
             sinks=sinks,
             flushed=duties.flushed(time, sinks),
             replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),

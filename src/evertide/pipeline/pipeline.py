@@ -55,6 +55,7 @@ from evertide.pipeline.status import Status
 from evertide.pipeline.upkeep import Upkeep
 from evertide.plan.query import frame_of, query
 from evertide.plan.session import SparkSession, open_session
+from evertide.plan.spark_network import REMEDY
 from evertide.plan.view_function import ViewFunction
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
@@ -136,9 +137,11 @@ class Pipeline:
         settings, runtime = settings or Settings(), SystemRuntime()
         opened = open_storage(storage, meta, runtime=runtime, settings=settings)
         try:
-            engine = SparkEngine(open_session(spark, master), text, path, functions)
+            session = open_session(spark, master)
+            why_open = session.why_open()
+            engine = SparkEngine(session, text, path, functions)
             try:
-                return cls(
+                made = cls(
                     engine,
                     opened,
                     base=base,
@@ -154,6 +157,9 @@ class Pipeline:
         except BaseException:
             opened.close()
             raise
+        if why_open is not None:
+            made._condition.warn("spark_open", why_open, REMEDY)
+        return made
 
     # Giving
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -11,14 +12,17 @@ from dataclasses import dataclass
 
 from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.failure import reason
+from evertide.plan.spark_network import REMEDY, bound_to_loopback, network_settings, why_open
 
 __all__ = ["Session", "SparkSession", "open_session"]
+
+logger = logging.getLogger(__name__)
 
 _ENDING_S = 10.0
 _SETTINGS = {
@@ -29,6 +33,7 @@ _SETTINGS = {
 }
 """Small jobs by the thousand: what they compile to is kept, and nobody watches each of them. A row that takes more
 memory than there is fails its task, and so a view; by default it would end the JVM, again after every restart."""
+_NO_SECRET = "secret key must be specified"  # noqa: S105 - as Spark says that it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,10 @@ class Session:
         except subprocess.TimeoutExpired:
             return None
 
+    def why_open(self) -> str | None:
+        """Why other processes may command this Spark; None if they may not."""
+        return why_open(dict(self.spark.sparkContext.getConf().getAll()))
+
     def close(self) -> None:
         if self.is_own:
             self.spark.stop()
@@ -63,27 +72,44 @@ def open_session(
 ) -> Session:
     """The session given, the one that is active, or a new one at `master`, all cores of this machine by default.
 
-    A new one has these settings. They stand on a command line: no secrets.
+    A new one has these settings, and listens as `spark_network` has it. They stand on a command line: no secrets.
     """
     known = spark or SparkSession.getActiveSession()
     if known is not None:
         if master is not None and known.sparkContext.master != master:
             why = f"a session at {known.sparkContext.master!r} is active in this process already"
             raise InvalidInput(where=f"master {master!r}", why=why)
-        _check_threads(known)
-        return Session(known, is_own=False)
+        return _checked(Session(known, is_own=False))
     _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("evertide").master(master or os.environ.get("SPARK_MASTER", "local[*]"))
-    for name, value in {**_SETTINGS, **(settings or {})}.items():
-        builder = builder.config(name, value)
+    chosen = master or os.environ.get("SPARK_MASTER", "local[*]")
     try:
-        session = builder.getOrCreate()
+        made = _made(chosen, {**_SETTINGS, **(settings or {})})
     except (PySparkException, Py4JJavaError, RuntimeError) as error:
-        raise InvalidInput(where="Spark", why=f"it does not start: {reason(error)}") from error
-    _check_threads(session)
-    session.sparkContext.setLogLevel("ERROR")
-    return Session(session, is_own=True)
+        why = f"it does not start: {reason(error)}"
+        if _NO_SECRET in why:
+            why = f"{why}. {REMEDY}"
+        raise InvalidInput(where="Spark", why=why) from error
+    made.sparkContext.setLogLevel("ERROR")
+    return _checked(Session(made, is_own=True))
+
+
+def _made(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """The JVM starts with these settings; what it need not start with is handed to it, and on no command line."""
+    launched = {"spark.app.name": "evertide", "spark.master": master, **settings}
+    with bound_to_loopback(master):
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*launched.items()]))
+    builder = SparkSession.builder
+    for name, value in {**launched, **network_settings(SparkContext._jvm, master)}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _checked(session: Session) -> Session:
+    _check_threads(session.spark)
+    if (why := session.why_open()) is not None:
+        logger.warning("%s. %s", why, REMEDY)
+    return session
 
 
 def _check_threads(session: SparkSession) -> None:

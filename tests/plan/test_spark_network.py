@@ -1,0 +1,63 @@
+"""Where Spark's own services listen, and whom they answer; `tests.server.access.test_x16` scans a running pipeline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from evertide.pipeline.pipeline import Pipeline
+from evertide.plan import session as sessions
+from evertide.plan.spark_network import why_open
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = {"spark.master": "local[2,4]", "spark.driver.host": "10.0.0.1"}
+CLUSTER = {"spark.master": "spark://10.0.0.1:7077", "spark.driver.host": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "is_open"),
+    [
+        (LOCAL, True),
+        ({**LOCAL, "spark.driver.bindAddress": "0.0.0.0"}, True),
+        ({**LOCAL, "spark.driver.bindAddress": "127.0.0.1"}, False),
+        ({**LOCAL, "spark.driver.host": "localhost"}, False),
+        ({**LOCAL, "spark.driver.bindAddress": "[::1]"}, False),
+        ({**LOCAL, "spark.authenticate": "true"}, False),
+        (CLUSTER, True),
+        ({**CLUSTER, "spark.driver.bindAddress": "127.0.0.1"}, True),
+        ({**CLUSTER, "spark.authenticate": "false"}, True),
+        ({**CLUSTER, "spark.authenticate": "true"}, False),
+    ],
+)
+def test_a_session_that_answers_anybody_is_known_by_its_settings(conf: dict[str, str], is_open: bool) -> None:
+    found = why_open(conf)
+    assert (found is not None) == is_open
+    assert found is None or "spark.authenticate" in found
+
+
+def test_status_warns_of_a_session_that_answers_anybody(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "CREATE TABLE t (a BIGINT)"
+    with Pipeline.open(script, tmp_path / "a", spark=spark) as p:
+        assert p.status().problems == ()
+    monkeypatch.setattr(sessions, "why_open", lambda _: "anybody may command it")
+    with Pipeline.open(script, tmp_path / "b", spark=spark) as p:
+        [problem] = p.status().problems
+        assert (problem.state, problem.error_code, problem.why) == ("warning", "spark_open", "anybody may command it")
+        assert "spark.authenticate" in problem.remedy
+        assert p.status().state == "running"
+
+
+def test_a_standalone_master_without_a_secret_is_refused_with_what_to_set() -> None:
+    """Fails without `spark.authenticate`: Spark would wait for that master."""
+    code = "from evertide.plan.session import open_session; open_session(None, 'spark://127.0.0.1:1')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "InvalidInput" in done.stderr
+    assert "spark.authenticate.secret for its master and workers" in done.stderr

@@ -24,7 +24,7 @@ BAD = {
     "padded": "length(lpad(j, if(j = 'no json', 2147483640, 5), 'x'))",
     "repeated": "length(repeat(j, if(j = 'no json', 300000000, 1)))",
 }
-HIGHEST = "SELECT k % 3 AS g, max(xpath_string(x, 'root/a')) AS z FROM t GROUP BY k % 3"
+HIGHEST = "SELECT k % 3 AS g, max(xpath_string(x, 'doc/a')) AS z FROM t GROUP BY k % 3"
 JOINED = "SELECT a.k, parse_json(concat(a.j, b.j)) AS z FROM t a JOIN t b ON a.k = b.k + 1 WHERE a.j = 'no json'"
 
 
@@ -35,7 +35,7 @@ def view(name: str, query: str) -> str:
 def row(k: int, *, is_bad: bool = False) -> dict[str, Any]:
     if is_bad:
         return {"k": k, "j": "no json", "x": "<a>1</b>", "n": "one"}
-    return {"k": k, "j": '{"a": 1}', "x": "<root><a>1</a></root>", "n": "1"}
+    return {"k": k, "j": '{"a": 1}', "x": "<doc><a>1</a></doc>", "n": "1"}
 
 
 def failed(p: et.Pipeline) -> dict[str, str]:

@@ -12,7 +12,7 @@ What an implementation promises, and what it does not:
    `sync_directory(directory)`.
 3. `rename` is atomic for those who look: the new name holds the old bytes or the new ones, whole.
 4. A `sync` or `sync_directory` that failed is not repeated to good effect: the kernel may have dropped the pages and
-   call the next one a success. Write the bytes again under a new file.
+   call the next one a success. Write the bytes again under a new file, make the directory again.
 5. Methods may be called from several threads at once. Paths are absolute or relative to the working directory.
 """
 
@@ -74,6 +74,10 @@ class Files(Protocol):
         """
         ...
 
+    def remove_directory(self, path: Path) -> None:
+        """Remove an empty directory; OSError if it is not empty, or there is none. Not durable yet."""
+        ...
+
     def list_directory(self, path: Path) -> list[Entry]:
         """The entries in no particular order; FileNotFoundError or NotADirectoryError if there is no directory."""
         ...
@@ -128,6 +132,9 @@ class SystemFiles:
 
     def make_directory(self, path: Path) -> None:
         path.mkdir()
+
+    def remove_directory(self, path: Path) -> None:
+        path.rmdir()
 
     def list_directory(self, path: Path) -> list[Entry]:
         entries = []

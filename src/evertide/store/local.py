@@ -11,8 +11,9 @@ A put goes through a temporary file beside the final name:
 
 Up to step 4 nothing happened: `Unavailable`, and the temporary file is removed. From step 5 on it may have:
 `OutcomeUnknown`. A failed sync is never repeated on the same file, as the kernel may have dropped the pages: a repeated
-put writes the bytes again, also if the final name is there, because that name may not be durable yet. A directory
-cannot be made again: if syncing its name failed with EIO, this process puts nothing into it any more.
+put writes the bytes again, also if the final name is there, because that name may not be durable yet. A directory whose
+name could not be synced is removed, and the repeated put makes it again. One that is not empty stays: its name is
+durable already, because every process syncs it before it writes the first file there.
 
 If `<name>.tmp` exists, a crash left it or another process is writing it, and nobody can tell which: it is left alone,
 and `<name>.1.tmp` (then 2, ...) is taken. So nobody ever renames a file that someone else is writing. Such a remainder
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,8 @@ class LocalBlob:
 
     def _begin(self) -> None:
         self._made: set[Path] = {self._root}
-        self._doubtful: set[Path] = set()
+        self._making = threading.Lock()
+        """Held from making a directory to syncing its name: no other thread relies on it in between."""
         self._turns = Turns()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,22 +166,21 @@ class LocalBlob:
     def _make_directories(self, directory: Path) -> None:
         if directory in self._made:
             return
-        if directory in self._doubtful:
-            raise OSError(errno.EIO, "its directory may not survive a power cut: syncing its name failed before")
         self._make_directories(directory.parent)
         self._make(directory)
         self._made.add(directory)
 
     def _make(self, directory: Path) -> None:
         """Sync the parent also if the directory was there: whoever made it may not have come so far."""
-        with contextlib.suppress(FileExistsError):
-            self._files.make_directory(directory)
-        try:
-            self._files.sync_directory(directory.parent)
-        except OSError as error:
-            if error.errno == errno.EIO:
-                self._doubtful.add(directory)
-            raise
+        with self._making:
+            with contextlib.suppress(FileExistsError):
+                self._files.make_directory(directory)
+            try:
+                self._files.sync_directory(directory.parent)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._files.remove_directory(directory)
+                raise
 
     def _write_temporary(self, path: Path, data: bytes) -> Path:
         attempt = 0

@@ -32,6 +32,7 @@ from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import FORMAT, META_FILE, STORAGE
 from evertide.store.postgres import PostgresMeta
+from evertide.store.retry import reading
 from evertide.store.s3 import S3Blob
 from evertide.store.sqlite import SqliteMeta
 
@@ -72,10 +73,10 @@ def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runt
     `meta` is a PostgreSQL URL; without one it is the SQLite file `meta.db` in the directory.
     """
     blob, root = _open_blob(location, meta)
-    made = _is_made(blob)
+    made = reading(lambda: _is_made(blob), runtime, settings)
     opened = PostgresMeta(meta, runtime, settings) if meta else _open_sqlite(Path(root), runtime, settings, made=made)
     try:
-        _check_meta(blob, opened, made=made)
+        reading(lambda: _check_meta(blob, opened, made=made), runtime, settings)  # making it again changes nothing
     except BaseException:
         opened.close()
         raise
@@ -138,7 +139,7 @@ def _open_sqlite(root: Path, runtime: Runtime, settings: Settings, *, made: bool
     if made and not (path.exists() and path.stat().st_size):
         why = f"it is missing or empty, and {FORMAT} says that it was there; or Meta was a PostgreSQL URL"
         raise RecordDamaged(path=str(path), why=why)
-    return SqliteMeta(path, runtime, settings)
+    return reading(lambda: SqliteMeta(path, runtime, settings), runtime, settings)
 
 
 def _is_made(blob: Blob) -> bool:

@@ -13,7 +13,10 @@ and a commit touches one small B-tree. Beside the file lie SQLite's own `-wal` a
    until a later commit overwrites them, as one with the same expectations does.
 4. The file must stay where it was opened. If it was removed or replaced, a commit would go to a file that nobody finds
    again, so every commit looks at the inode first.
-5. A connection is used by one thread at a time, and never by a forked child: SQLite's locks do not survive a fork, not
+5. SQLite reports a read that fails with EIO as a malformed database, as it does damage. So what is malformed is tried
+   again, each time on a new connection, which knows nothing of the failure. A database that stays malformed for
+   `retry_limit_s`, at most 10 seconds, is `RecordDamaged`; from then on it is so after one more look.
+6. A connection is used by one thread at a time, and never by a forked child: SQLite's locks do not survive a fork, not
    even for a connection that the child opens itself while its parent's are inherited. Such a child is refused. For the
    same reason nobody in this process may open and close `meta.db` as a plain file: that drops SQLite's locks.
 """
@@ -53,6 +56,7 @@ __all__ = ["SqliteMeta"]
 _VERSION = 1
 _BUSY_WAIT_S = 0.25
 _CHECKPOINT_PAGES = 2000
+_MALFORMED_WAIT_S = 10.0
 _NO_LIMIT = -1
 
 _CREATE = """
@@ -80,7 +84,7 @@ _TRUNCATE = "DELETE FROM log WHERE key = ?1 AND seqno < min(?2, (SELECT max(seqn
 T = TypeVar("T")
 
 _open: weakref.WeakValueDictionary[tuple[Path, int, int], SqliteMeta] = weakref.WeakValueDictionary()
-"""Path and process of every open SqliteMeta. A forked child inherits it along with SQLite's table of locks (5)."""
+"""Path and process of every open SqliteMeta. A forked child inherits it along with SQLite's table of locks (6)."""
 
 
 class SqliteMeta:
@@ -90,7 +94,9 @@ class SqliteMeta:
         self._settings = settings
         self._wake = Wake(runtime)
         self._writing = threading.Lock()
-        self._pool = Pool(str(self._path), self._connect, lambda connection: not connection.in_transaction)
+        self._pool = Pool(str(self._path), self._connect, _is_in_order)
+        self._is_malformed = False
+        """Whether damage was established: then it is named after one more look."""
         self._name = (self._path.resolve(), os.getpid(), id(self))
         if any(path == self._name[0] and pid != self._name[1] for path, pid, _ in list(_open)):
             raise InvalidInput(where=str(self._path), why="it was open while this process was forked; use spawn")
@@ -147,15 +153,37 @@ class SqliteMeta:
 
     def _prepare(self) -> None:
         """Make the file and the table, or check what is there; durable before anything is acknowledged."""
-        with self._pool.use() as connection:
+        self._used(lambda connection: self._retried(lambda: self._check_schema(connection)))
+        try:
+            SystemFiles().sync_directory(self._path.parent)
+        except OSError as error:
+            raise refusal(self._path.parent, error) from error
+
+    def _used(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        """What a call with a connection answers. What failed is rolled back, and its connection is closed (5)."""
+        deadline_s: float | None = None
+        while True:
             try:
-                self._retried(lambda: self._check_schema(connection))
-                SystemFiles().sync_directory(self._path.parent)
-            except sqlite3.Error as error:
-                _roll_back(connection)
-                raise self._refused(error) from error
-            except OSError as error:
-                raise refusal(self._path.parent, error) from error
+                with self._pool.use() as connection:
+                    try:
+                        return call(connection)
+                    except sqlite3.Error as error:
+                        _roll_back(connection)
+                        if _code(error) in _UNTRUSTED:
+                            connection.close()
+                        raise self._refused(error) from error
+            except RecordDamaged as error:
+                cause = error.__cause__
+                if not isinstance(cause, sqlite3.Error) or _code(cause) not in _UNTRUSTED:
+                    raise
+                now_s = self._runtime.monotonic_s()
+                limit_s = 0.0 if self._is_malformed else min(self._settings.retry_limit_s, _MALFORMED_WAIT_S)
+                if deadline_s is not None and now_s >= deadline_s:
+                    self._is_malformed = True
+                    raise
+                deadline_s = now_s + limit_s if deadline_s is None else deadline_s
+                self._pool.drop_idle()
+                self._runtime.sleep_s(self._settings.retry_wait_s * (0.5 + self._runtime.random()))
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
         if self._check_version(connection) < _VERSION:
@@ -172,32 +200,26 @@ class SqliteMeta:
         return version
 
     def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._pool.use() as connection:
-            try:
-                return self._retried(lambda: connection.execute(sql, values).fetchall())
-            except sqlite3.Error as error:
-                raise self._refused(error) from error
+        return self._used(lambda connection: self._retried(lambda: connection.execute(sql, values).fetchall()))
 
     def _write(self, body: Callable[[sqlite3.Connection], T]) -> T:
         """Run `body` under the write lock and commit, unless it answers with a `Stale`."""
         if not self._writing.acquire(timeout=self._settings.retry_limit_s):
             raise Unavailable(path=str(self._path), why="another thread holds the database locked")
         try:
-            with self._pool.use() as connection:
-                self._check_unmoved()
-                try:
-                    self._retried(lambda: connection.execute("BEGIN IMMEDIATE"))
-                    answer = body(connection)
-                except sqlite3.Error as error:
-                    _roll_back(connection)
-                    raise self._refused(error) from error
-                if isinstance(answer, Stale):
-                    _roll_back(connection)
-                else:
-                    self._end(connection)
-                return answer
+            return self._used(lambda connection: self._written(connection, body))
         finally:
             self._writing.release()
+
+    def _written(self, connection: sqlite3.Connection, body: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_unmoved()
+        self._retried(lambda: connection.execute("BEGIN IMMEDIATE"))
+        answer = body(connection)
+        if isinstance(answer, Stale):
+            _roll_back(connection)
+        else:
+            self._end(connection)
+        return answer
 
     def _end(self, connection: sqlite3.Connection) -> None:
         try:
@@ -206,6 +228,7 @@ class SqliteMeta:
             _roll_back(connection)
             if _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 raise self._refused(error) from error
+            connection.close()
             raise OutcomeUnknown(path=str(self._path), why=str(error)) from error
 
     def _retried(self, call: Callable[[], T]) -> T:
@@ -272,6 +295,17 @@ class SqliteMeta:
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or not allowed:
             return StorageForbidden(path=path, why=why)
         return Unavailable(path=path, why=why)
+
+
+_UNTRUSTED = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL)
+"""Errors after which a connection is not used again: what it knows of the file may be wrong."""
+
+
+def _is_in_order(connection: sqlite3.Connection) -> bool:
+    try:
+        return not connection.in_transaction
+    except sqlite3.ProgrammingError:  # it was closed
+        return False
 
 
 def _commit(connection: sqlite3.Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]) -> Stale | None:

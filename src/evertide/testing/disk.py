@@ -295,6 +295,12 @@ class SimulatedFiles(_Process):
                 raise _os_error(errno.EEXIST, path)
             parent.change(_Directory(), path.name)
 
+    def remove_directory(self, path: Path) -> None:
+        with self._operation("remove_directory", path):
+            if self._directory(path).names:
+                raise _os_error(errno.ENOTEMPTY, path)
+            self._directory(path.parent).change(None, path.name)
+
     def list_directory(self, path: Path) -> list[Entry]:
         with self._operation("list_directory", path):
             nodes = self._directory(path).names.items()

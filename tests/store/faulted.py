@@ -1,0 +1,80 @@
+"""Runs a pipeline on a directory while system calls fail: for `test_io_errors`, with `faults.c` preloaded.
+
+Prints one line per fault: the call, the path, whether it hit, and what became of the pipeline.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+from evertide.errors import EvertideError, Unavailable
+from evertide.pipeline.pipeline import Pipeline
+from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
+from evertide.store.open import open_storage
+from tests.pipeline.kit import engine, rows_of
+
+SETTINGS = Settings(retry_limit_s=3, retry_wait_s=0.01, retry_wait_max_s=0.05, inline_bytes_max=1)
+FAULTS = (
+    ("fsync", "/storage/checkpoints", 2),
+    ("fsync", "/storage/parts", 2),
+    ("fsync", "/storage/journal/push", 1),
+    ("fsync", "meta.db-wal", 4),
+    ("pread", "meta.db", 4),
+    ("pwrite", "meta.db-wal", 4),
+)
+
+
+def main(root: Path, count: int) -> None:
+    plan = Path(os.environ["FAULTS"])
+    for number, (call, part, times) in enumerate(FAULTS):
+        where = root / f"{count}-{number}" / "storage"
+        where.parent.mkdir()
+        plan.write_text("")
+        first = opened(where)
+        said = [run(first, 1)]
+        first.close()
+        plan.write_text(f"{call} {part} {times} {errno.EIO}\n")
+        made = opened(where)
+        said.append(run(made, 2))
+        is_hit = int(plan.read_text().split()[2]) < times
+        plan.write_text("")
+        said.append(run(made, 3))
+        made.close()
+        again = opened(where)
+        print(call, part, is_hit, *said, rows_of(again, "revenue"), again.status().state, flush=True)
+        again.close()
+
+
+def opened(where: Path) -> Pipeline:
+    runtime = SystemRuntime()
+    storage = open_storage(where, runtime=runtime, settings=SETTINGS)
+    return Pipeline(engine(), storage, base=Path(), runtime=runtime, settings=SETTINGS, threads=False)
+
+
+def run(pipeline: Pipeline, number: int) -> str:
+    """One transaction, as the loop of a pipeline makes it: what is unavailable is tried again."""
+    tries = 0
+    given = False
+    while True:
+        try:
+            if not given:
+                pipeline.push("orders", [{"id": number, "customer": "a", "amount": 10}])
+                given = True
+            pipeline.commit()
+            pipeline.checkpoint()
+        except Unavailable:
+            tries += 1
+            if tries == 20:
+                return "stalled"
+        except EvertideError as error:
+            return error.error_code
+        else:
+            return "done"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -18,6 +18,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.runner import Runner
 from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
 from evertide.shard.maintenance import Maintenance
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine
@@ -38,15 +39,17 @@ def shared() -> Storage:
     return Shared(made.blob, made.meta, made.root)
 
 
-def replica(kept: Storage, made: SmallEngine | None = None, role: Role = Role.REPLICA) -> Pipeline:
-    return open_pipeline(kept, made, role=role, settings=QUICK)
+def replica(
+    kept: Storage, made: SmallEngine | None = None, role: Role = Role.REPLICA, settings: Settings = QUICK
+) -> Pipeline:
+    return open_pipeline(kept, made, role=role, settings=settings)
 
 
 @contextmanager
-def pair(kept: Storage, *views: str) -> Iterator[tuple[Pipeline, Pipeline]]:
+def pair(kept: Storage, *views: str, settings: Settings = QUICK) -> Iterator[tuple[Pipeline, Pipeline]]:
     """The one that leads, and one that follows."""
-    first = replica(kept, engine(*views))
-    second = replica(kept, engine(*views))
+    first = replica(kept, engine(*views), settings=settings)
+    second = replica(kept, engine(*views), settings=settings)
     try:
         yield first, second
     finally:

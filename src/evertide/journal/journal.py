@@ -31,7 +31,7 @@ from evertide.journal.staging import Staging, settle_named, staged_of
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.store.retry import commit_settled
 from evertide.store.sealed import seal
@@ -185,6 +185,15 @@ class Journal:
     def committed(self, time: int) -> Committed | None:
         """What a transaction came to; None if it is not committed. `TimeCompacted` if that is not kept any more."""
         return self._committed.find(time)
+
+    def commit_guard(self, time: int) -> Guard:
+        """For a commit that must come before the one of a transaction. `Conflict` if that one is committed already."""
+        head = self._committed.head()
+        expected = head.value.time + 1 if head else 0
+        if expected != time:
+            why = f"the next transaction to be committed is {expected}"
+            raise Conflict(where=f"{self._committed.path}, transaction {time}", why=why)
+        return Guard(COMMITTED, head.number if head else 0)
 
     def commit_write(self, committed: Committed) -> Write:
         """What the commit that appends a transaction to all shards takes along (`append_together(..., writes=...)`).

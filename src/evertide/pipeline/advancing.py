@@ -71,8 +71,7 @@ class Advancing:
     def settle(self) -> None:
         """Bring what is computed to its end, and take what peers have committed."""
         while (outcome := self._runner.outcome) is not None:  # a part of it may be taken: no state to keep
-            bound = self._hosts.journal.read(outcome.time)
-            self._following.together(lambda bound=bound: self._runner.complete(bound))  # type: ignore[misc]
+            self._following.together(lambda bound=outcome.bound: self._runner.complete(bound))  # type: ignore[misc]
         self._kept_up()
 
     def _stepped(self) -> int | None:
@@ -81,7 +80,7 @@ class Advancing:
         if self._kept_up():
             return self._runner.time - 1
         leads, journal = self._duties.is_begun, self._hosts.journal
-        if leads:
+        if leads and self._runner.outcome is None:
             self._duties.backfills.go_on()
         pending = self._runner.time
         if pending < journal.upper:  # bound, and its computation was not begun
@@ -114,19 +113,23 @@ class Advancing:
             return True
 
     def _completed(self, bound: Bound, read: dict[str, list[Rows]] | None) -> int:
-        changed: set[str] = set()
         while self._runner.time <= bound.time:
             if not self._kept_up():
-                self._following.together(lambda: changed.update(self._runner.complete(bound, read)))
+                self._following.together(lambda: self._runner.complete(bound, read))
         if self._duties.is_begun:
             self._intake.acknowledge(bound, is_staged=False)
-            self._duties.backfills.touched(changed)
+            self._duties.backfills.go_on()
         return bound.time
 
     def _lead(self) -> None:
-        """Look now and then whether the lead is ours; if it has become so, take up what comes with it."""
+        """Look now and then whether the lead is ours; if it has become so, take up what comes with it.
+
+        Not while a transaction is under way: what comes with it may change the members.
+        """
         now_s = self._hosts.runtime.monotonic_s()
         if self._duties.is_begun or now_s - self._looked_s < self._hosts.settings.lead_interval_s:
+            return
+        if self._runner.outcome is not None:
             return
         self._looked_s = now_s
         if self._leading.look():

@@ -1,44 +1,60 @@
 """Which views are computed beside the transactions, and when: those that are new, and those that failed.
 
-A view that failed is tried again when a transaction changed a table that it is made of: at most every `retry_view_s`,
-and all that are due at once, as one may read another. One backfill runs at a time, in a thread of its own; without
-threads it runs in line.
+A view that failed at transaction t is due when a later transaction, whoever made it, changed a table that it is made
+of: so a row that is repaired while the view is computed makes it due again. It is tried at most every `retry_view_s`,
+and all that are due at once, as one may read another. A view over a table that is not kept cannot be computed again.
+One backfill runs at a time, in a thread of its own; without threads it runs in line.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from evertide.errors import EvertideError, GenerationMoved, InvalidInput, Unavailable
+from evertide.errors import (
+    EvertideError,
+    GenerationMoved,
+    InvalidInput,
+    LeaseLost,
+    OutcomeUnknown,
+    TimeCompacted,
+    Unavailable,
+)
 from evertide.pipeline.backfill import Backfill
+from evertide.pipeline.definition import tables_under
 from evertide.pipeline.runner import Runner
+from evertide.shard.stopping import never
 
 __all__ = ["Backfills"]
 
 logger = logging.getLogger(__name__)
 
+_PASSING = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLost)
+"""What may be over when a backfill starts again."""
+
 
 class Backfills:
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         runner: Runner,
         turn: AbstractContextManager[Any],
         stopping: threading.Event,
         progress: Callable[[str, int, int], None],
         failed: Callable[[EvertideError], None],
+        settle: Callable[[], None],
         *,
         threads: bool,
     ) -> None:
-        """`turn` is that of the transactions; `failed` is told what ends the pipeline."""
+        """`turn` is that of the transactions; `failed` is told what ends the pipeline; `settle` is as in `Backfill`."""
         self._runner = runner
         self._turn = turn
         self._stopping = stopping
         self._progress = progress
         self._failed = failed
+        self._settle = settle
         self._has_threads = threads
         self._thread: threading.Thread | None = None
         self._one = threading.RLock()
@@ -47,27 +63,52 @@ class Backfills:
         self._is_stopped = False
         self._due: set[str] = set()
         self._tried_s: dict[str, float] = {}
+        self._seen: set[str] = set()
+        """Views that failed, and were looked at."""
 
     def begin(self) -> None:
         """Those that the definition says are to be computed."""
         self._start(self._runner.definition.away("hydrating"))
 
-    def touched(self, tables: set[str]) -> None:
-        """The last transaction changed these tables."""
-        self._due.update(self._runner.definition.touched(tables, self._runner.time - 1))
-        self.go_on()
-
     def go_on(self) -> None:
         """Try what is due, unless one runs."""
-        if not self._due or (self._thread is not None and self._thread.is_alive()):
+        if self._thread is not None and self._thread.is_alive():
+            return
+        definition = self._runner.definition
+        failed = definition.away("failed")
+        if failed:
+            self._due.update(self._touched(failed))
+        self._due &= {*failed, *definition.away("hydrating")}
+        if not self._due:
             return
         now_s, wait_s = self._runner.runtime.monotonic_s(), self._runner.settings.retry_view_s
-        definition = self._runner.definition
-        self._due &= {*definition.away("failed"), *definition.away("hydrating")}
         views = [name for name in sorted(self._due) if now_s - self._tried_s.get(name, -1e9) >= wait_s]
         self._due.difference_update(views)
         self._tried_s |= dict.fromkeys(views, now_s)
         self._start(views)
+
+    def _touched(self, failed: Iterable[str]) -> list[str]:
+        """Views of which a table was changed since they failed."""
+        members = self._runner.members
+        found = []
+        for name in failed:
+            away, tables = members.definition.views[name].away, self._tables_of(name)
+            if away is None or not tables:
+                continue
+            if name not in self._seen:  # it failed before this process began to lead: the storage knows
+                is_changed = any(members.is_changed_since(table, away.time) for table in tables)
+                self._seen.add(name)
+            else:
+                is_changed = any(self._runner.changed.get(table, -1) > away.time for table in tables)
+            if is_changed:
+                found.append(name)
+        return found
+
+    def _tables_of(self, view: str) -> set[str]:
+        """Those that a view is made of; none if one of them is not kept."""
+        definition = self._runner.definition
+        tables = tables_under(definition.views, view)
+        return tables if all(definition.tables[name].shard for name in tables) else set()
 
     def retry(self, view: str) -> None:
         """Try one that failed, now, and wait for it."""
@@ -103,7 +144,7 @@ class Backfills:
         try:
             self._run(views)
         except EvertideError as error:
-            if isinstance(error, Unavailable | GenerationMoved):  # nothing was changed
+            if isinstance(error, _PASSING):  # nothing was changed
                 logger.warning("the views %s are tried again later: %s", views, error)
                 self._due.update(views)
                 return
@@ -113,6 +154,12 @@ class Backfills:
     def _run(self, views: Collection[str]) -> None:
         with self._one:
             try:
-                Backfill(self._runner, views, self._turn, self._progress).run(self._stopping.is_set)
+                wait = self._wait if self._has_threads else never
+                backfill = Backfill(self._runner, views, self._turn, self._progress, self._settle, wait)
+                backfill.run(self._stopping.is_set)
             finally:
                 self._progress("backfill", 0, 0)  # or it would seem to be under way for ever
+
+    def _wait(self) -> bool:
+        """Before what storage did not answer to is repeated; False if the pipeline ends."""
+        return not self._stopping.wait(self._runner.settings.retry_wait_max_s)

@@ -96,12 +96,6 @@ class Definition(msgspec.Struct, frozen=True):
     def away(self, state: str) -> list[str]:
         return [name for name, view in self.views.items() if view.away is not None and view.away.state == state]
 
-    def touched(self, tables: set[str], time: int) -> list[str]:
-        """Views that failed before a time, and are made of one of these tables."""
-        failed = {name: self.views[name].away for name in self.away("failed")}
-        before = [name for name, away in failed.items() if away is not None and away.time < time]
-        return [name for name in before if tables_under(self.views, name) & tables]
-
     def members(self) -> tuple[str, ...]:
         """The shards that every transaction moves on."""
         tables = (table.shard for table in self.tables.values() if table.is_declared and table.shard)

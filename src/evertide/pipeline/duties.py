@@ -39,9 +39,11 @@ class Duties:
         failed: Callable[[EvertideError], None],
         telling: SourceTelling,
         sinks: PreparedSinks,
+        settle: Callable[[], None],
         *,
         threads: bool,
     ) -> None:
+        """`settle` brings the transaction under way to its end, and takes what peers have committed."""
         self._hosts = hosts
         self._runner = runner
         self._turn = turn
@@ -50,7 +52,7 @@ class Duties:
         self._has_threads = threads
         self._maintenance: Maintenance | None = None
         self.checkpointing = Checkpointing(runner)
-        self.backfills = Backfills(runner, turn, stopping, hosts.progress, failed, threads=threads)
+        self.backfills = Backfills(runner, turn, stopping, hosts.progress, failed, settle, threads=threads)
         self.deliveries: Deliveries | None = None
         """None until this process leads."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved
+from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.journal.records import Committed
 from evertide.journal.replay import Found, check
 from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
@@ -59,6 +59,8 @@ class Following:
     def together(self, call: Callable[[], object]) -> bool:
         """Do what a peer may be doing at the same time. False if the peer was first, or it has to be asked again."""
         before = self._runner.journal.upper
+        if self._runner.outcome is not None and self._taken != self._runner.writer.generation and self._settle():
+            return False  # what was not aligned when storage did not answer is now
         try:
             call()
         except GenerationMoved:
@@ -94,26 +96,26 @@ class Following:
         runner = self._runner
         if self._number_in_force() == runner.writer.generation:
             return
-        definition = self._definition_in_force()
+        number, definition = self._definition_in_force()
         if (evolved(definition, runner.machine.engine), definition.sources) != self._differs:
             why = f"generation {definition.generation} is of another version of the script, which has taken over"
             raise Fenced(writer=runner.writer.id, why=why)
         logger.info("generation %d of a peer is taken over", definition.generation)
-        runner.members = runner.members.moved(definition)
+        runner.adopt(definition, number)
 
     def _number_in_force(self) -> int:
         runner = self._runner
         record = reading(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
         return record.seqno if record else 0
 
-    def _definition_in_force(self) -> Definition:
-        """That of the generation which the writer has taken for its own."""
+    def _definition_in_force(self) -> tuple[int, Definition]:
+        """With the number of its generation."""
         runner = self._runner
         while True:
-            runner.writer.adopt_generation()
+            number = self._number_in_force()
             _, definition = reading(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
-            if definition is not None and self._number_in_force() == runner.writer.generation:
-                return definition
+            if definition is not None and self._number_in_force() == number:
+                return number, definition
 
     def _align(self, shards: Collection[str]) -> None:
         """Make the machine's views those whose shards are named."""
@@ -130,21 +132,22 @@ class Following:
             self._take_in(missing)
 
     def _take_in(self, views: Sequence[str]) -> None:
-        """As of the first transaction that is not committed here; what is computed already gets their part of it."""
+        """As of the first transaction that is not committed here; they get what is computed of it already."""
         runner = self._runner
         machine, outcome = runner.machine, runner.outcome
         cohort = hydrated_cohort(machine, runner.members, views, runner.time, Digests())
-        machine.cohorts.append(cohort)
         runner.stands |= {name: runner.definition.views[name].shard for name in views}
-        if outcome is not None:
-            found = cohort.step(outcome.table_deltas(runner.members))
-            outcome.add({runner.stands[name]: delta for name, delta in found.items()}, runner.members)
+        if outcome is None or not outcome.count:
+            machine.cohorts.append(cohort)
+            return
+        found, failures = machine.take_in(cohort, outcome.table_deltas(runner.members), outcome.time)
+        outcome.add({runner.stands[name]: delta for name, delta in found.items()}, failures)
 
     def _settle(self) -> bool:
-        """Somebody moved on beside us. True if what we computed was committed by a peer."""
+        """A peer moved on beside us. True if what we computed was committed by it."""
         runner = self._runner
         outcome = runner.outcome
-        if outcome is None or not outcome.is_complete:
+        if outcome is None:
             self._adopt()
             return False
         recorded = runner.journal.committed(outcome.time)
@@ -154,8 +157,11 @@ class Following:
                 self._align(recorded.shards if recorded is not None else runner.definition.members())
             if recorded is None:
                 self._taken = runner.writer.generation
+            if recorded is None or not outcome.is_computed:
                 return False
             self._compare(recorded)
+        except (Unavailable, OutcomeUnknown):  # storage did not answer: what is not aligned yet is the next time
+            raise
         except EvertideError as error:
             runner.machine.broken = error
             raise

@@ -63,8 +63,8 @@ class Machine:
     failures: list[ViewFailed] = field(default_factory=list)
     """Of the last step."""
     broken: BaseException | None = None
-    _given: dict[int, dict[str, pa.Table]] = field(default_factory=dict)
-    """What cohorts gave that have taken the transaction under way, by their place."""
+    _given: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
+    """The cohorts that have taken the transaction under way, by identity, and what they gave."""
 
     def step(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int = 1) -> dict[str, pa.Table]:
         """Take so many transactions at once, or a portion that ends none: deltas of tables in, deltas of views out."""
@@ -72,19 +72,33 @@ class Machine:
             raise Damaged(path="state of the pipeline", why=f"it was left by half: {self.broken}") from self.broken
         if not self._given:
             self.failures = []
-        for at, cohort in enumerate(self.cohorts):
-            if at not in self._given:
-                self._given[at] = self._taken(cohort, deltas)
+        for cohort in self.cohorts:
+            if id(cohort) not in self._given:
+                self._given[id(cohort)] = (cohort, self._taken(cohort, deltas))
         try:
             self.tables.settle(deltas, errors)
         except BaseException as error:
             self.broken = error
             raise
-        found = {name: delta for given in self._given.values() for name, delta in given.items()}
+        found = {name: delta for _, given in self._given.values() for name, delta in given.items()}
         self._given = {}
         self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
         self.time += count
         return found
+
+    def take_in(
+        self, cohort: Cohort, deltas: Mapping[str, pa.Table], time: int
+    ) -> tuple[dict[str, pa.Table], list[ViewFailed]]:
+        """Add a cohort that lacks a part of transaction `time`: what that comes to for its views, and what failed."""
+        before, self.failures = self.failures, []
+        try:
+            found = self._taken(cohort, deltas)
+            failures = [ViewFailed(views=one.views, time=time, why=one.why) for one in self.failures]
+        finally:
+            self.failures = before
+        if cohort.views:
+            self.cohorts.append(cohort)
+        return found, failures
 
     def _taken(self, cohort: Cohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         while cohort.views:

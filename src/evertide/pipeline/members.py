@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -104,15 +104,22 @@ class Members:
         with shard.snapshot(upper - 1) as found:
             return found.to_arrow()
 
-    def table_changes(self, time: int, upper: int) -> tuple[dict[str, pa.Table], pa.Table]:
-        """What the transactions from a time on changed in the kept tables, and in the dead letters."""
+    def table_changes(self, time: int, upper: int, only: Collection[str] | None = None) -> dict[str, pa.Table]:
+        """What the transactions from a time on changed in the kept tables, or in some of them."""
         found = {}
         for name, table in self.definition.tables.items():
-            if table.shard and table.is_declared:
+            if table.shard and table.is_declared and (only is None or name in only):
                 delta = _changes(self.shard(table.shard), time, upper)
                 if delta.num_rows:
                     found[name] = delta
-        return found, _changes(self.shard(self.definition.errors), time, upper)
+        return found
+
+    def dead_letter_changes(self, time: int, upper: int) -> pa.Table:
+        return _changes(self.shard(self.definition.errors), time, upper)
+
+    def is_changed_since(self, table: str, time: int) -> bool:
+        """Whether a kept table may have changed after a transaction; merged changes count as changes of later."""
+        return any(part.rows and part.time_max > time for part in self.collection(table).log.read().state.parts)
 
     def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
         """A new shard, with nothing in it."""

@@ -31,7 +31,7 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import Replay, State
 from evertide.observer import NOBODY, Observer
-from evertide.pipeline.backfill import Backfill
+from evertide.pipeline.backfill import HOLDS, Backfill, hold_name
 from evertide.pipeline.definition import (
     Away,
     Definition,
@@ -306,7 +306,10 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
 
 
 def _end_strays(runner: Runner) -> None:
-    """Shards that neither the definition nor a sink names: what a backfill or an evolution that was cut short left."""
+    """Shards that neither the definition nor a sink names, and holds: what a backfill that was cut short left.
+
+    Only the process that leads makes backfills, and whoever led before is fenced.
+    """
     definition = runner.definition
     named = {*definition.members(), *(table.shard for table in definition.tables.values())}
     named |= {view.shard for view in definition.views.values()}
@@ -315,6 +318,13 @@ def _end_strays(runner: Runner) -> None:
         if name not in named and not runner.members.shard(name).log.read().state.finalized:
             logger.warning("shard %s belongs to nothing: a computation that was cut short left it, and it ends", name)
             runner.members.shard(name).finalize(runner.writer)
+    for shard in runner.members.all().values():
+        for hold in shard.holds:
+            if hold.startswith(HOLDS) and hold != hold_name(runner.writer):
+                logger.warning(
+                    "hold %s on shard %s belongs to a backfill that was cut short: released", hold, shard.name
+                )
+                shard.release(hold)
 
 
 def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> TableRecord:

@@ -372,7 +372,15 @@ class Pipeline:
         self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
         telling = SourceTelling(self._intake.records, storage.meta, writer.id, runtime, settings)
         self._duties = Duties(
-            self._hosts, self._runner, self._turn, self._stopping, self._fail, telling, sinks, threads=threads
+            self._hosts,
+            self._runner,
+            self._turn,
+            self._stopping,
+            self._fail,
+            telling,
+            sinks,
+            self._settle,
+            threads=threads,
         )
         self._advancing = Advancing(
             self._hosts, self._runner, self._intake, self._duties, self._leading, role=self._role

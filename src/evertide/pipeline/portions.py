@@ -18,9 +18,10 @@ from itertools import islice
 
 import pyarrow as pa
 
-from evertide.errors import EvertideError
+from evertide.errors import EvertideError, ViewFailed
 from evertide.journal.records import Bound, Content
 from evertide.pipeline.members import Members, at_time
+from evertide.pipeline.tables import TableDeltas
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, append_together, store_parts, withdraw
 from evertide.shard.changes import DIFF, TIME, check_changes, net
@@ -65,6 +66,11 @@ class Portions:
     def is_last(self) -> bool:
         """Whether nothing comes after the current one."""
         return self._ahead is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of them are done."""
+        return self._current is None and self._left is not None and self._ahead is None
 
     def done(self) -> None:
         self._taken += len(self._current or ())
@@ -215,60 +221,73 @@ class Outcome:
         self.sources = Contents(bound.inputs)
         self.tables: set[str] = set()
         """Those that change."""
+        self.failures: list[ViewFailed] = []
+        """Of views that have failed in it, and are still in the definition."""
         self._pending = Pending(bound.time, writer)
 
     @property
+    def is_computed(self) -> bool:
+        """Whether the machine has taken all of it."""
+        return self.portions.is_over
+
+    @property
     def is_complete(self) -> bool:
-        return self.count > 0 and self.portions.is_last and not (self.count > 1 and self._pending.deltas)
+        """Whether it can be committed."""
+        return self.is_computed and not self.failures and not (self.count > 1 and self._pending.deltas)
 
     def store_ahead(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
         """Of the portion under way, what is known already."""
         self._pending.store_ahead(deltas, members)
 
-    def take(self, deltas: Mapping[str, pa.Table]) -> None:
-        """What the portion under way came to, by shard. It must be kept (`keep`) before the next one is taken."""
-        self._pending.deltas = dict(deltas)
+    def take(self, by_shard: Mapping[str, pa.Table], deltas: TableDeltas, failures: Iterable[ViewFailed] = ()) -> None:
+        """What the portion under way came to. It must be kept (`keep`) before the next one is taken."""
+        self._pending.deltas = dict(by_shard)
+        self.sources.take(deltas.sources)
+        self.tables.update(deltas.tables)
+        self.failures.extend(failures)
         self.count += 1
         self.portions.done()
 
     def keep(self, members: Members) -> None:
         """Store what is in memory, unless it is all there is. May be called again if it fails."""
-        if not (self.count == 1 and self.portions.is_last):
+        if not (self.count == 1 and self.portions.is_over):
             self._pending.store(members)
 
-    def forget(self, shard: str, members: Members) -> None:
-        """Of a view that failed."""
-        self._pending.forget(shard, members)
+    def left(self, shards: Iterable[str], members: Members) -> None:
+        """The views that failed are no longer members: what their shards were to get is dropped."""
+        for shard in shards:
+            self._pending.forget(shard, members)
+        self.failures = []
 
     def changes(self, shard: str, schema: pa.Schema) -> Changes:
         """For the commit."""
         return self._pending.changes(shard, schema)
 
-    def stored(self, shard: str) -> Content | None:
-        """What the commit would have said of it; None if it is not in it."""
-        deltas, parts = self._pending.deltas, self._pending.parts
-        if shard in parts:
-            found = Contents()
-            for part in parts[shard]:
-                found.take({shard: Content(part.rows, part.digest)})
-            return found.all[shard]
-        return content_of(deltas[shard]) if shard in deltas else _EMPTY
+    def stored(self, shard: str) -> Content:
+        """What the commit would have said of it."""
+        found = Contents()
+        for part in self._pending.parts.get(shard, ()):
+            found.take({shard: Content(part.rows, part.digest)})
+        if shard in self._pending.deltas:
+            found.take({shard: content_of(self._pending.deltas[shard])})
+        return found.all.get(shard, _EMPTY)
 
     def table_deltas(self, members: Members) -> dict[str, pa.Table]:
-        """Of the kept tables, by name."""
+        """Of the kept tables, by name: what all portions that were taken change."""
         found = {}
         for name in self.tables:
             shard = members.record(name).shard
-            parts = [_loaded(part, shard, members) for part in self._pending.parts.get(shard, ())]
-            delta = net(pa.concat_tables(parts), name) if parts else self._pending.deltas.get(shard)
-            if delta is not None:
-                found[name] = delta
+            deltas = [_loaded(part, shard, members) for part in self._pending.parts.get(shard, ())]
+            if shard in self._pending.deltas:
+                deltas.append(self._pending.deltas[shard])
+            if deltas:
+                found[name] = net(pa.concat_tables(deltas), name) if len(deltas) > 1 else deltas[0]
         return found
 
-    def add(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
-        """Of views that were not there when it was computed."""
+    def add(self, deltas: Mapping[str, pa.Table], failures: Iterable[ViewFailed]) -> None:
+        """What it comes to for views that joined after it was computed; it is kept with the next `keep`."""
         self._pending.deltas |= deltas
-        self.keep(members)
+        self.failures.extend(failures)
 
     def content(self, table: str, members: Members) -> pa.Table:
         """The rows of a kept table, with their counts, before the portion that is under way."""

@@ -10,6 +10,23 @@ The order, in which each step is durable before the next begins:
 If the commit did not happen (a full disk, storage away), what was computed is kept, and committed when the runner is
 asked again: the machine has moved on and must not take t twice. If a peer was faster, `evertide.pipeline.following`
 settles it. If anything else fails, the runner is over; whoever opens the storage again finds t bound, and completes it.
+
+A portion that the machine has taken is in the outcome before anything else can fail (`_compute`). The views that failed
+in it are noted there, and leave by a commit of their own, which is repeated until it is known to have happened.
+
+How the members (the views and shards of the generation) may change while transaction t of this process is under way:
+
+    what changes them       nothing or       some portions        all computed,        commit of t with
+                            t only bound     computed             commit waits         unknown outcome
+    a view fails here       -                noted in the         left before the      left before the
+                                             outcome; leaves      first commit         first commit
+                                             before the next
+    a backfill joins here   joins at t       never: `Backfill` first brings t to its end. The join also guards what is
+                                             committed, so that it fails if t is committed by a peer or by a late commit
+    a peer changes them     taken over       aligned: a view that joined gets the portions       the record of t tells
+                            (`keep_up`)      so far, one that left is dropped                    which views t has
+    the lead is taken over  at t             never: t is brought to its end first (`Advancing`)
+    the script changes      at opening only, before anything of t is computed
 """
 
 from __future__ import annotations
@@ -22,7 +39,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import Damaged, Fenced
+from evertide.errors import Damaged, EvertideError
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import Found, Stretch
@@ -40,7 +57,7 @@ from evertide.shard.append import Append, append_together
 from evertide.shard.digest import ZERO, add
 from evertide.shard.part import Part
 from evertide.sources.contract import Numbering, Rows, Source
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Guard, Meta, Write
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
 
@@ -80,6 +97,8 @@ class Runner:
         """Of the transaction that is under way."""
         self._stored: dict[str, Written] = {}
         """What its commit holds, by shard."""
+        self.changed: dict[str, int] = {}
+        """By kept table, the last transaction that changed it, of those that this process has taken."""
 
     @property
     def observer(self) -> Observer:
@@ -92,29 +111,34 @@ class Runner:
     @property
     def time(self) -> int:
         """The first transaction that is not committed."""
-        return self.machine.time if self.outcome is None else self.outcome.time
+        outcome = self.outcome  # once: other threads ask, too
+        return self.machine.time if outcome is None else outcome.time
 
     def bind(self, inputs: Mapping[str, Input]) -> Bound:
         self.course.does(Phase.BIND, self.time)
         return self.journal.bind(inputs, self.definition.generation, self.writer)
 
-    def complete(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None = None) -> set[str]:
-        """Compute a transaction that is bound, and commit it: the tables that it changes.
+    def complete(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None = None) -> None:
+        """Compute a transaction that is bound, and commit it. May be called again if storage does not answer.
 
         `read` is the input of those sources that were read already.
         """
         outcome = self.outcome
-        if outcome is None or not outcome.is_complete:
+        if outcome is None:
             if bound.time != self.machine.time:
                 why = f"it has taken all transactions below {self.machine.time}, and {bound.time} is to be computed"
                 raise Damaged(path="state of the pipeline", why=f"{why}; open the pipeline again")
-            outcome = self.outcome = outcome or self._begun(bound, read)
-            outcome.keep(self.members)  # what a try before came to
-            while not outcome.is_complete:
-                self._compute(outcome)
-                outcome.keep(self.members)
+            outcome = self.outcome = self._begun(bound, read)
+        self._finish_portion(outcome)  # which an earlier call may have computed
+        while not outcome.is_complete:
+            self._compute(outcome)
+            self._finish_portion(outcome)
         self.commit()
-        return outcome.tables
+
+    def _finish_portion(self, outcome: Outcome) -> None:
+        """What has to be durable before the next portion is computed."""
+        self._leave(outcome)
+        outcome.keep(self.members)
 
     def _begun(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None) -> Outcome:
         batches = partial(read_input, bound, self.journal, self.sources, read=read)
@@ -125,6 +149,7 @@ class Runner:
         outcome = self.outcome
         if outcome is None or not outcome.is_complete:
             return
+        self._check_views()
         self.course.does(Phase.COMMIT, self.time)
         shards = self.members.all()
         appends = [
@@ -134,6 +159,13 @@ class Runner:
         append_together(appends, self.writer, writes=self._record(outcome, tuple(shards)))
         self.settled("committed")
 
+    def _check_views(self) -> None:
+        """A member that the machine does not have would miss the transaction."""
+        here = {name for cohort in self.machine.cohorts for name in cohort.views}
+        missing = sorted(self.definition.live().keys() - here)
+        if missing:
+            raise Damaged(path="state of the pipeline", why=f"it lacks the views {missing}, which are members")
+
     def settled(self, how: str) -> None:
         """What was computed is committed, here or by a peer."""
         outcome, self.outcome = self.outcome, None
@@ -141,6 +173,7 @@ class Runner:
             outcome.settled()
             given = {name: content.rows for name, content in outcome.sources.all.items()}
             stored, self._stored = self._stored, {}
+            self.changed |= dict.fromkeys(outcome.tables, outcome.time)
             self.course.ends(outcome.time, how, given, self._by_collection(stored))
 
     def stretch(self, upper: int) -> Stretch:
@@ -170,7 +203,8 @@ class Runner:
         bound, recorded = stretch.bound[0], stretch.records[0]
         if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
             return self._replayed_in_portions(stretch, is_peers=is_peers)
-        deltas, errors = self.members.table_changes(stretch.time, stretch.upper)
+        deltas = self.members.table_changes(stretch.time, stretch.upper)
+        errors = self.members.dead_letter_changes(stretch.time, stretch.upper)
         deltas = {name: delta for name, delta in deltas.items() if self.machine.tables.has(name)}
         unkept = {name for name, table in self.definition.tables.items() if table.is_declared and not table.shard}
         given: Mapping[str, Content] = {}
@@ -192,8 +226,7 @@ class Runner:
                 deltas = self.machine.tables.deltas(outcome.portions.current(), self._content(outcome))
                 found = self._stepped(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
                 views.take({name: content_of(delta) for name, delta in found.items()})
-                outcome.sources.take(deltas.sources)
-                outcome.take(self._without_key(deltas.tables))
+                outcome.take(self._without_key(deltas.tables), deltas)
                 outcome.keep(self.members)
         finally:
             outcome.drop(self.members)
@@ -234,7 +267,11 @@ class Runner:
 
     def replayed(self, stretch: Stretch, how: str) -> None:
         """They came to what is recorded."""
+        tables = {name: table.shard for name, table in self.definition.tables.items() if table.shard}
         for recorded in stretch.records:
+            for name, shard in tables.items():
+                if shard in recorded.shards and recorded.shards[shard].rows:
+                    self.changed[name] = recorded.time
             taken = {name: Written(content.rows, 0) for name, content in recorded.shards.items()}
             rows = {name: content.rows for name, content in recorded.sources.items()}
             self.course.ends(recorded.time, how, rows, self._by_collection(taken))
@@ -257,41 +294,49 @@ class Runner:
         by_shard = {tables[name].shard: delta for name, delta in deltas.tables.items() if tables[name].shard}
         by_shard[self.definition.errors] = deltas.errors
         outcome.store_ahead(by_shard, self.members)
-        found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
-        if self.machine.failures:
-            failed = {name for error in self.machine.failures for name in error.views}
-            for name in failed:
-                outcome.forget(self.definition.views[name].shard, self.members)
-            self._leave()
-        by_shard |= {self.definition.views[name].shard: delta for name, delta in found.items()}
-        outcome.sources.take(deltas.sources)
-        outcome.tables.update(deltas.tables)
-        outcome.take(by_shard)
-
-    def _leave(self) -> None:
-        """The generation without the views that failed."""
-        views = dict(self.definition.views)
-        for error in self.machine.failures:
-            logger.error("%s", error)
-            for name in error.views:
-                self.observer.failed(Fault("view", name, error.error_code, time=error.time))
-                away = Away("failed", error.time, error.why, self.runtime.wall_s())
-                views[name] = msgspec.structs.replace(views[name], away=away)
         try:
-            self.change(views=views)
-        except Fenced as error:  # the step was taken, and what came of it is not: it has to start again
+            found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
+            by_shard |= {self.definition.views[name].shard: delta for name, delta in found.items()}
+            outcome.take(by_shard, deltas, self.machine.failures)
+        except EvertideError:  # the machine knows what it has taken, and does not take it twice
+            raise
+        except BaseException as error:  # as an interrupt, which may come between any two lines
             self.machine.broken = error
             raise
+        for failure in outcome.failures:
+            logger.error("%s", failure)
+            for name in failure.views:
+                self.observer.failed(Fault("view", name, failure.error_code, time=failure.time))
 
-    def change(self, **changes: object) -> None:
-        """Another definition, in force from one moment on for everybody (I16)."""
+    def _leave(self, outcome: Outcome) -> None:
+        """Make the generation without the views that failed in the transaction; a peer may have made it already."""
+        views = dict(self.definition.views)
+        for failure in outcome.failures:
+            for name in failure.views:
+                if views[name].away is None:
+                    away = Away("failed", failure.time, failure.why, self.runtime.wall_s())
+                    views[name] = msgspec.structs.replace(views[name], away=away)
+        if views != self.definition.views:
+            self.change(views=views)
+        outcome.left({views[name].shard for failure in outcome.failures for name in failure.views}, self.members)
+
+    def change(self, *, guards: Sequence[Guard] = (), **changes: object) -> None:
+        """Another definition, in force from one moment on for everybody (I16).
+
+        If its outcome is unknown, `evertide.pipeline.following` finds out, as it does with the change of a peer.
+        """
         number, _ = reading(lambda: read_definition(self.meta), self.runtime, self.settings)
         definition = msgspec.structs.replace(
             self.definition, generation=self.definition.generation + 1, change=self.runtime.new_id(), **changes
         )
-        self.writer.change_generation(definition.members(), [definition_write(number, definition)])
+        self.writer.change_generation(definition.members(), [definition_write(number, definition)], guards)
         self.members = self.members.moved(definition)
         self.stands = {name: view.shard for name, view in definition.live().items()}
+
+    def adopt(self, definition: Definition, generation: int) -> None:
+        """Take over a peer's definition; storage is not asked, so that nothing comes between the two."""
+        self.members = self.members.moved(definition)
+        self.writer.know_generation(generation)
 
     def _record(
         self, outcome: Outcome, names: Sequence[str]

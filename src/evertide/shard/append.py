@@ -106,7 +106,8 @@ def append_together(
             commit(proposals, writer, writes=writes(stored) if writes else (), guards=guards)
         except Conflict:
             for append, parts in zip(appends, stored, strict=True):
-                withdraw(append.log.blob, parts)
+                if isinstance(append.changes, pa.Table):  # others are the caller's: an earlier commit may name them
+                    withdraw(append.log.blob, parts)
             raise
     for append in appends:
         append.log.roll_up_if_due(writer)

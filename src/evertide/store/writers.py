@@ -214,20 +214,27 @@ class Writer:
         self._generation = record.seqno if record else 0
         return unseal(record.data, Generation, self._meta.path(GENERATION)) if record else None
 
+    def know_generation(self, number: int) -> None:
+        """Take a generation for ours, of which the caller has read the members."""
+        self._generation = number
+
     @property
     def generation(self) -> int:
         """The number of the record that this writer knows."""
         return self._generation
 
-    def change_generation(self, members: Sequence[str], writes: Sequence[Write] = ()) -> Generation:
+    def change_generation(
+        self, members: Sequence[str], writes: Sequence[Write] = (), guards: Sequence[Guard] = ()
+    ) -> Generation:
         """Raise the generation: whoever knows only the old one is fenced from the same moment.
 
-        `writes` are records that belong into the same commit.
+        `writes` are records that belong into the same commit; `guards` are keys that must be as they were read.
         """
         before = self._generation
         made = Generation(before + 1, tuple(members), self.id)
         all_writes = [Write(GENERATION, before, seal(made)), *writes]
-        stale = commit_settled(self._meta, all_writes, self.guards()[:1], self._runtime, self._settings)
+        all_guards = [self.guards()[0], *guards]
+        stale = commit_settled(self._meta, all_writes, all_guards, self._runtime, self._settings)
         if stale is not None:
             self.check(stale)
             why = f"expected record {stale.expected}, found {stale.found}"

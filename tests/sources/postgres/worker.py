@@ -87,11 +87,10 @@ def _arm(death: _Death, dsn: str, slot: str) -> None:
             _await_confirmed(dsn, slot, Position.of(made.inputs[slot].after, slot).lsn)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def completed(self: Runner, made: Bound, read: object = None) -> set[str]:
-        changed = complete(self, made, read)  # type: ignore[arg-type]
+    def completed(self: Runner, made: Bound, read: object = None) -> None:
+        complete(self, made, read)  # type: ignore[arg-type]
         if made.inputs[slot].fragments:
             death.at("committed")
-        return changed
 
     Runner.bind, Runner.complete = bound, completed  # type: ignore[method-assign,assignment]
     Intake.acknowledge = acknowledged  # type: ignore[method-assign,assignment]

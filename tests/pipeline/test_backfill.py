@@ -1,0 +1,445 @@
+"""X2, X3, X4: views join, leave and come back while transactions wait for storage, and while checkpoints are made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable, ViewFailed
+from evertide.pipeline.backfill import Backfill
+from evertide.pipeline.engine import Cohort
+from evertide.pipeline.machine import Machine
+from evertide.pipeline.members import Members
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.runner import Runner
+from evertide.runtime import SystemRuntime
+from evertide.shard.shard import Shard
+from evertide.store.memory import MemoryMeta
+from evertide.store.meta import Guard, Record, Stale, Write
+from evertide.store.paths import GENERATION, shard_key
+from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.pipeline.kit import ORDERS, SETTINGS, VIEWS, Row, crash, engine, open_pipeline, rows_of, storage
+from tests.pipeline.test_replicas import caught_up, pair, shared
+
+SELDOM = replace(SETTINGS, retry_view_s=1e6, retry_limit_s=0.05)
+"""A view that failed is computed again when a test asks for it."""
+PORTIONS = replace(SELDOM, portion_rows_max=1)
+
+
+def order(number: int, amount: int) -> Row:
+    return {"id": number, "customer": "ann", "amount": amount}
+
+
+class Failing(MemoryMeta):
+    """Commits that write to a key with the prefix `down` fail: with nothing done, or done with the answer lost."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemRuntime())
+        self.down = ""
+        self.error: type[Unavailable | OutcomeUnknown] = Unavailable
+        self.is_done = False
+        self.is_blind = False
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        if not self.down or not any(write.key.startswith(self.down) for write in writes):
+            return super().commit(writes, guards)
+        if self.is_done and not self.is_blind:
+            self.is_blind = True  # or it would be read back
+            super().commit(writes, guards)
+        raise self.error(path="meta", why="a test has it so")
+
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        if self.is_blind:
+            raise Unavailable(path="meta", why="a test has it so")
+        return super().scan(key, after, limit)
+
+    @contextmanager
+    def away(
+        self, prefix: str, error: type[Unavailable | OutcomeUnknown] = Unavailable, *, is_done: bool = False
+    ) -> Iterator[None]:
+        self.down, self.error, self.is_done = prefix, error, is_done
+        try:
+            yield
+        finally:
+            self.down, self.is_blind = "", False
+
+
+@contextmanager
+def once_computed(call: Callable[[], None]) -> Iterator[None]:
+    """`call` runs when the next backfill has computed its views, and has not caught up yet."""
+    compute = Backfill._compute
+
+    def computed(self: Backfill, members: Members, is_stopping: Callable[[], bool]) -> None:
+        Backfill._compute = compute  # type: ignore[method-assign]
+        compute(self, members, is_stopping)
+        call()
+
+    Backfill._compute = computed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Backfill._compute = compute  # type: ignore[method-assign]
+
+
+def check(p: Pipeline, *views: str) -> None:
+    """The views are what plain Python makes of the tables, at the same time."""
+    tables = {name: p.view(name).to_pylist() for name in ("orders", "notes")}
+    for view in views:
+        assert p.view(view).time == p.time, view
+        expected = sorted((tuple(row.values()) for row in VIEWS[view].function(tables)), key=repr)
+        assert rows_of(p, view) == expected, view
+
+
+def failed(p: Pipeline) -> None:
+    """`share` failed on a row that is corrected by now; it is computed again when it is asked for."""
+    p.push("orders", [order(1, 0)])
+    p.commit()
+    p._duties.backfills._tried_s["share"] = 1e18
+    p.push("orders", [order(1, 4)])
+    p.commit()
+    assert p.definition.away("failed") == ["share"]
+
+
+@pytest.mark.parametrize("settings", [SELDOM, PORTIONS], ids=["whole", "portions"])
+@pytest.mark.parametrize(
+    ("error", "is_done"),
+    [(Unavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)],
+    ids=["away", "lost", "done"],
+)
+def test_x2_a_backfill_joins_while_a_transaction_waits_for_its_commit(
+    error: type[Unavailable | OutcomeUnknown], is_done: bool, settings: Any
+) -> None:
+    """Without `settle` before the join, the view would never get the transaction that waits."""
+    meta = Failing()
+    with open_pipeline(storage(meta=meta), engine("revenue", "counts", "share"), settings=settings) as p:
+        failed(p)
+
+        def waits() -> None:
+            with p.transaction() as given:
+                given.push("orders", [order(2, 10)])
+            with p.transaction() as given:
+                given.push("orders", [order(3, 5)])
+                given.push("notes", [{"text": "x"}])
+            with meta.away(shard_key(""), error, is_done=is_done), pytest.raises(error):
+                p._advancing.step()
+            assert p._runner.outcome is not None
+
+        with once_computed(waits):
+            p.retry("share")
+        p.advance()
+        check(p, "revenue", "counts", "share")
+        p.push("orders", deletes=[2, 3])
+        p.commit()
+        check(p, "revenue", "counts", "share")
+
+
+def test_x2_a_backfill_joins_between_two_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portions before the join belong to the view as well."""
+    meta = Failing()
+    with open_pipeline(storage(meta=meta), engine("revenue", "counts", "share"), settings=PORTIONS) as p:
+        failed(p)
+
+        def half() -> None:
+            for number in range(2, 6):
+                with p.transaction() as given:
+                    given.push("orders", [order(number, 10)])
+            real, left = p.storage.blob.put, 3
+            settings = replace(PORTIONS, inline_bytes_max=1)
+            monkeypatch.setattr(p._runner.members.shards, "settings", settings)
+
+            def put(key: str, data: bytes) -> None:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Unavailable(path=key, why="a test has it so")
+                real(key, data)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(p.storage.blob, "put", put)
+                with pytest.raises(Unavailable):
+                    p._advancing.step()
+            assert p._runner.outcome is not None
+            assert not p._runner.outcome.is_complete
+
+        with once_computed(half):
+            p.retry("share")
+        p.advance()
+        check(p, "revenue", "counts", "share")
+
+
+def test_x2_a_follower_commits_while_the_leader_joins_a_view() -> None:
+    """Without the guard on what is committed, the view's shard would lack a transaction, and all would stop there."""
+    with pair(shared(), "revenue", "share") as (first, second):
+        failed(first)
+        caught_up(first, second)
+        change, is_late = Runner.change, True
+
+        def late(self: Runner, **changes: Any) -> None:
+            nonlocal is_late
+            if is_late:
+                is_late = False
+                second.push("orders", [order(2, 10)])
+                second.commit()
+            change(self, **changes)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Runner, "change", late)
+            first.retry("share")
+        for p in (first, second):
+            p.push("orders", [order(3 + p.time, 20)])
+            p.commit()
+            caught_up(first, second)
+        for p in (first, second):
+            assert len(rows_of(p, "share")) == len(rows_of(p, "orders")) == 4
+
+
+@pytest.mark.parametrize(("error", "is_done"), [(Unavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)])
+def test_x2_the_join_itself_meets_storage_that_does_not_answer(
+    error: type[Unavailable | OutcomeUnknown], is_done: bool
+) -> None:
+    meta = Failing()
+    with open_pipeline(storage(meta=meta), engine("revenue", "share"), settings=SELDOM) as p:
+        failed(p)
+        with meta.away(GENERATION, error, is_done=is_done), pytest.raises(error):
+            p.retry("share")
+        p.push("orders", [order(2, 10)])
+        p.commit()
+        if p.definition.away("failed"):
+            p.retry("share")
+        p.push("orders", deletes=[2])
+        p.commit()
+        check(p, "revenue", "share")
+
+
+@pytest.mark.parametrize(("error", "is_done"), [(Unavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)])
+@pytest.mark.parametrize("portion", [0, 1, 2])
+def test_x3_a_view_fails_in_a_portion_while_storage_is_away(
+    portion: int, error: type[Unavailable | OutcomeUnknown], is_done: bool
+) -> None:
+    """If the portion was not in the outcome before the generation moves, it would be taken twice."""
+    meta = Failing()
+    made = engine("revenue", "counts", "share")
+    with open_pipeline(storage(meta=meta), made, settings=PORTIONS) as p:
+        p.push("orders", [order(9, 50)])
+        p.commit()
+        rows = [order(1, 2), order(2, 5), order(3, 10)]
+        rows[portion] = order(portion + 1, 0)
+        for row in rows:
+            with p.transaction() as given:
+                given.push("orders", [row, order(10 + row["id"], 7)])
+            with p.transaction() as given:
+                given.push("notes", [{"text": "n"}])
+        with meta.away(GENERATION, error, is_done=is_done), pytest.raises(error):
+            p._advancing.step()
+        p.advance()
+        check(p, "revenue", "counts")
+        assert rows_of(p, "share") == [(9, 2)]
+        p.push("orders", [order(portion + 1, 20)])
+        p.commit()
+        check(p, "revenue", "counts", "share")
+
+
+def test_x3_the_last_portion_cannot_be_stored_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All portions are computed then, and the machine has moved on: the transaction is completed, not refused."""
+    with open_pipeline(storage(), settings=replace(PORTIONS, inline_bytes_max=1)) as p:
+        for number in range(2):
+            with p.transaction() as given:
+                given.push("orders", [order(number, 10)])
+        real = p.storage.blob.put
+
+        def put(key: str, data: bytes) -> None:
+            outcome = p._runner.outcome
+            if key.startswith("parts/") and outcome is not None and outcome.count == 2:
+                raise Unavailable(path=key, why="a test has it so")
+            real(key, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(p.storage.blob, "put", put)
+            with pytest.raises(Unavailable):
+                p._advancing.step()
+        p.advance()
+        check(p, "revenue", "counts")
+
+
+def test_x3_a_peer_moves_the_generation_while_a_view_fails_here() -> None:
+    """The leader joins a view while a follower computes portions, of which one makes another view fail.
+
+    The view that joins must get the portions that the follower computed before.
+    """
+    views = ("revenue", "counts", "share")
+    with pair(shared(), *views, settings=replace(PORTIONS, lead_interval_s=1e-6)) as (first, second):
+        failed(first)
+        first.push("orders", [order(5, 50)])
+        first.commit()
+        caught_up(first, second)
+        step, steps = Machine.step, 0
+
+        def stepped(self: Machine, *args: Any, **options: Any) -> Any:
+            nonlocal steps
+            if self is second._runner.machine:
+                steps += 1
+                if steps == 2:
+                    first.retry("share")
+                    self.cohorts[0] = Picky(self.cohorts[0])
+            return step(self, *args, **options)
+
+        for number in range(6, 9):
+            with second.transaction() as given:
+                given.push("orders", [order(number, 10)])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Machine, "step", stepped)
+            second._advancing.step()
+        caught_up(first, second)
+        for p in (first, second):
+            assert p.definition.away("failed") == ["counts"]
+            check(p, "revenue", "share")
+        first.push("orders", deletes=[6, 7, 8])
+        first.commit()
+        caught_up(first, second)
+        for p in (first, second):
+            check(p, "revenue", "share")
+
+
+class Picky:
+    """A cohort of which `counts` fails in the next step."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort = cohort
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cohort, name)
+
+    def step(self, deltas: Any) -> Any:
+        if "counts" in self._cohort.views:
+            raise ViewFailed(views=("counts",), time=-1, why="a test has it so")
+        return self._cohort.step(deltas)
+
+    def fails(self, _: Any) -> bool:
+        return False
+
+
+def long_backfill(p: Pipeline, transactions: int) -> Callable[[], None]:
+    def meanwhile() -> None:
+        for number in range(transactions):
+            p.push("notes", [{"text": str(number)}])
+            p.push("orders", [order(20 + number, 5)])
+            p.commit()
+            p.checkpoint()
+
+    return meanwhile
+
+
+def test_x4_a_backfill_that_spans_several_checkpoints_joins() -> None:
+    """Without holds on all that it reads, the second checkpoint would let go of it (`TimeCompacted`)."""
+    with open_pipeline(storage(), engine("revenue", "counts", "share"), settings=SELDOM) as p:
+        failed(p)
+        with once_computed(long_backfill(p, 5)):
+            p.retry("share")
+        check(p, "revenue", "counts", "share")
+        assert holds(p) == {"checkpoint"}
+        p.checkpoint()
+        p.push("orders", [order(1, 10)])
+        p.commit()
+        p.checkpoint()
+        assert all(shard.since >= p.time - 2 for shard in p._runner.members.all().values())
+
+
+def holds(p: Pipeline) -> set[str]:
+    return {name for shard in p._runner.members.all().values() for name in shard.holds}
+
+
+def test_x4_a_view_is_added_beside_transactions_and_checkpoints() -> None:
+    kept, go_on, begun = shared(), threading.Event(), threading.Event()
+    with open_pipeline(kept, engine("revenue", tables=(ORDERS,))) as p:
+        p.push("orders", [order(1, 4)])
+        p.commit()
+    here = threading.get_ident()
+
+    def slow(tables: Any) -> list[Row]:
+        if threading.get_ident() != here:
+            begun.set()
+            assert go_on.wait(60)
+        return [{"n": len(tables["orders"])}]
+
+    number = SmallView("n", pa.schema([("n", pa.int64())]), ("orders",), slow)
+    with open_pipeline(kept, SmallEngine([ORDERS], [VIEWS["revenue"], number]), threads=True) as p:
+        assert begun.wait(60)
+        for each in range(4):
+            p.push("orders", [order(10 + each, 1)])
+            p.commit()
+            p.checkpoint()
+        go_on.set()
+        assert p.hydrated(60)
+        p.push("orders", [order(99, 1)])
+        p.commit()
+        assert rows_of(p, "n") == [(6,)]
+        assert p.status().state == "running"
+
+
+def test_x4_a_backfill_whose_hold_comes_too_late_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves no hold behind, and does not end the pipeline."""
+    kept = shared()
+    with open_pipeline(kept, engine("revenue")) as p:
+        p.push("orders", [order(1, 4)])
+        p.commit()
+    hold, refused = Shard.hold, threading.Event()
+
+    def late(self: Shard, name: str, time: int) -> None:
+        if name.startswith("backfill-") and self.name.startswith("orders") and not refused.is_set():
+            refused.set()
+            raise TimeCompacted(where=self.name, why="a test has it so", as_of=time, since=time + 1)
+        hold(self, name, time)
+
+    monkeypatch.setattr(Shard, "hold", late)
+    with open_pipeline(kept, engine("revenue", "counts"), threads=True) as p:
+        assert refused.wait(60)
+        p.hydrated(60)
+        assert not any(name.startswith("backfill-") for name in holds(p))
+        p.push("orders", [order(2, 4)])
+        p.commit()
+        p.advance()
+        assert p.hydrated(60)
+        check(p, "revenue", "counts")
+
+
+def test_x4_holds_of_a_process_that_is_gone_are_released() -> None:
+    """They never lapse: without the release, its tables would keep their history for ever."""
+    kept = shared()
+    p = open_pipeline(kept, engine("revenue", "share"), settings=SELDOM)
+    failed(p)
+
+    def killed() -> None:
+        crash(p)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched, once_computed(killed):
+        patched.setattr(Shard, "release", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            p.retry("share")
+    assert any(name.startswith("backfill-") for name in holds(p))
+    with open_pipeline(kept, engine("revenue", "share"), settings=SELDOM) as p:
+        assert not any(name.startswith("backfill-") for name in holds(p))
+
+
+def test_c6_a_row_that_is_repaired_during_the_backfill_brings_the_view_back() -> None:
+    """The view failed as of a time before the repair: no later change is needed."""
+    with open_pipeline(storage(), engine("revenue", "share")) as p:
+        p.push("orders", [order(1, 0)])
+        p.commit()
+
+        def repair() -> None:
+            p.push("orders", [order(1, 4)])
+            p.commit()
+
+        with once_computed(repair):
+            p.push("orders", [order(2, 5)])
+            p.commit()
+        assert p.definition.away("failed") == ["share"]
+        p.advance()
+        check(p, "revenue", "share")

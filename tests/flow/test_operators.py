@@ -62,7 +62,6 @@ REFUSED = {
     "SELECT try_parse_json(j) AS z, count(*) AS n FROM t GROUP BY 1": "VARIANT",
     "SELECT approx_top_k_combine(q) AS z FROM (SELECT approx_top_k_accumulate(c) AS q FROM r)": "approx_top_k",
     "SELECT listagg(c, '-') AS z FROM r": "listagg(r.c, '-')",
-    "SELECT listagg(c, '-') WITHIN GROUP (ORDER BY a) AS z FROM r": "listagg(",
     "SELECT c COLLATE UTF8_LCASE AS z, count(*) AS n FROM r GROUP BY 1": "UTF8_LCASE",
     "SELECT count(DISTINCT c COLLATE UTF8_LCASE) AS z FROM r": "UTF8_LCASE",
     "SELECT DISTINCT c COLLATE UTF8_LCASE AS z FROM r": "UTF8_LCASE",

@@ -83,6 +83,17 @@ def test_a_plain_view_is_part_of_what_reads_it(spark: SparkSession) -> None:
     assert list(program.views) == ["large", "cheaper"]
 
 
+def test_v2_limit_and_offset_of_a_frame_count_what_is_left_below(spark: SparkSession) -> None:
+    def v(session: SparkSession) -> DataFrame:
+        return session.table("bid").orderBy("auction").limit(4).offset(2)
+
+    circuit = Circuit(spark, SCRIPT, functions=[ViewFunction("v", v)])
+    found = circuit.step(delta([(auction, 1, 1) for auction in range(1, 11)]))
+    assert rows_of(found["v"]) == [(3, 1, 1), (4, 1, 1)]
+    found = circuit.step(delta([(1, 1, -1)]))
+    assert rows_of(found["v"]) == [(3, 1, -1), (5, 1, 1)]
+
+
 def test_python_functions_are_maps(spark: SparkSession) -> None:
     twice = F.udf(double, "long", useArrow=False)
     add_one = F.arrow_udf(lambda prices: pa.compute.add(prices, 1), "long")

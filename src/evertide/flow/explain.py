@@ -180,7 +180,7 @@ def _is_one_row(node: Node) -> bool:
     """Whether it is the result of an aggregate of all rows, as scalar subqueries are."""
     while isinstance(node, Map | Filter):
         [node] = node.children
-    return isinstance(node, Aggregate) and not node.keys and not node.is_session
+    return isinstance(node, Aggregate) and not node.keys
 
 
 def _how_aggregate(node: Aggregate) -> tuple[str, Cost]:

@@ -6,12 +6,14 @@ group's keys (each part has exactly one row per group):
 1. functions that a delta can move on (count, sum, avg, stddev, min, max, ...): *additive*. A Map below computes keys
    and arguments, the Aggregate itself puts out keys and Catalyst's buffers, and a Map above runs Catalyst's final step.
 2. DISTINCT functions of one list of arguments: an additive Aggregate without functions makes the arguments distinct,
-   and the functions, no longer DISTINCT, go on from there as any other.
+   and the functions, no longer DISTINCT, go on from there as any other. Additive ones and others are parts of their
+   own, as Catalyst would add floats in the order of rows.
 3. all others: computed by Catalyst, from the rows of each group that is touched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,15 @@ from evertide.plan.order import canonical_aggregate, in_order
 from evertide.plan.scala import optional, sequence
 from evertide.plan.walk import kind, within
 
-__all__ = ["above_functions", "aggregate_node", "attribute_of", "map_node", "refuse_collated"]
+__all__ = [
+    "above_functions",
+    "aggregate_node",
+    "attribute_of",
+    "keys_below",
+    "map_node",
+    "over_columns",
+    "refuse_collated",
+]
 
 _FLOATS = ('"float"', '"double"')
 _INTEGERS = ('"byte"', '"short"', '"integer"', '"long"')
@@ -33,7 +43,6 @@ _MOMENTS = frozenset(
         *("CovPopulation", "CovSample", "Corr", "RegrReplacement", "RegrSlope", "RegrIntercept", "RegrR2", "RegrSXY"),
     )
 )
-_SESSION_MARK = "spark.sessionWindow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +76,16 @@ def aggregate_node(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Nod
     """Of a Catalyst Aggregate, over a child that is converted already."""
     keys, results, child = _keys_as_columns(catalyst, jvm, child)
     refuse_collated(catalyst, keys, where)
+    refuse_collated(catalyst, _distinct_arguments(results), where)
     results = [_canonical(catalyst, result, where) for result in results]
     found = _distinct_expressions(
         part for result in results for part in within(result) if kind(part) == "AggregateExpression"
     )
     if not keys and not found:  # its one row has to be there
         found = [catalyst.count_rows()]
-    session = [key for key in keys if key.metadata().contains(_SESSION_MARK)]
-    if session:
-        plain = [key for key in keys if key not in session]
-        return _computed(catalyst, keys, results, child, grouped=plain, found=found)
     parts = _parts(found)
-    refuse_collated(catalyst, [argument for part in parts for argument in part.distinct], where)
     if len(parts) == 1 and not parts[0].is_additive and not parts[0].distinct:
-        return _computed(catalyst, keys, results, child, grouped=keys, found=found)
+        return _computed(catalyst, keys, results, child, found)
     return _joined(catalyst, keys, results, child, parts)
 
 
@@ -90,6 +95,34 @@ def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
         if catalyst.is_collated(key.dataType()):
             why = f"{key.sql()} is {key.dataType().sql()}: which of its equal texts would a group show?"
             raise InvalidInput(where=where, why=f"{why} Group by lower() or another function of it")
+
+
+def _distinct_arguments(results: list[Any]) -> list[Any]:
+    """What DISTINCT functions choose one of equal values of; min and max are the same without it."""
+    found = [part for result in results for part in within(result) if kind(part) == "AggregateExpression"]
+    return [
+        argument
+        for part in found
+        if part.isDistinct() and kind(part.aggregateFunction()) not in ("Min", "Max")
+        for argument in sequence(part.aggregateFunction().children())
+    ]
+
+
+def keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], bool]) -> Any:
+    """A Catalyst Aggregate in which such keys are columns of its input."""
+    keys = sequence(jvm.groupingExpressions())
+    added = [(key, catalyst.alias(key, "key")) for key in _distinct_expressions(filter(is_computed, keys))]
+    swaps = [(key, alias.toAttribute()) for key, alias in added]
+    below = catalyst.project([*sequence(jvm.child().output()), *(alias for _, alias in added)], jvm.child())
+    return over_columns(catalyst, jvm, swaps, below)
+
+
+def over_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]], below: Any) -> Any:
+    """A Catalyst Aggregate over another input, in which a column stands for each of some expressions."""
+    keys = [_swapped(catalyst, key, swaps) for key in sequence(jvm.groupingExpressions())]
+    columns = sequence(jvm.aggregateExpressions())
+    columns = [_named(catalyst, column, _swapped(catalyst, column, swaps)) for column in columns]
+    return catalyst.aggregate(keys, columns, below)
 
 
 def above_functions(catalyst: Catalyst, jvm: Any) -> Any:
@@ -169,6 +202,8 @@ def _parts(found: list[Any]) -> list[_Part]:
 def _add_distinct(parts: list[_Part], expression: Any) -> None:
     arguments = [child for child in sequence(expression.aggregateFunction().children()) if not child.foldable()]
     for part in parts:
+        if _has_inverse(part.found[0]) != _has_inverse(expression):
+            continue
         if len(part.distinct) == len(arguments) and all(
             a.semanticEquals(b) for a, b in zip(part.distinct, arguments, strict=True)
         ):
@@ -194,12 +229,10 @@ def _is_plain(data_type: str) -> bool:
     return data_type in known or data_type.startswith('"decimal')
 
 
-def _computed(
-    catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, *, grouped: list[Any], found: list[Any]
-) -> Aggregate:
-    """Computed by Catalyst, group by group; of session windows, by the keys beside them."""
+def _computed(catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, found: list[Any]) -> Aggregate:
+    """Computed by Catalyst, group by group."""
     jvm = catalyst.aggregate(keys, results, child.jvm)
-    ids = [key.exprId().id() for key in grouped]
+    ids = [key.exprId().id() for key in keys]
     passed = {}
     for result in results:
         source = result.child() if kind(result) == "Alias" else result
@@ -212,7 +245,6 @@ def _computed(
         passed=passed,
         keys=tuple(ids),
         names=tuple(expression.sql() for expression in found),
-        is_session=len(grouped) < len(keys),
     )
 
 
@@ -257,7 +289,7 @@ def _part_node(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) ->
         return _additive(catalyst, keys, child, part.found)
     aliases = [catalyst.alias(key, key.name()) for key in keys]
     columns = [catalyst.alias(in_order(catalyst, expression), "value") for expression in part.found]
-    node = _computed(catalyst, keys, [*aliases, *columns], child, grouped=keys, found=part.found)
+    node = _computed(catalyst, keys, [*aliases, *columns], child, part.found)
     return node, [alias.toAttribute() for alias in aliases], [column.toAttribute() for column in columns]
 
 
@@ -284,7 +316,7 @@ def _of_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) 
             if wanted is not None and condition.semanticEquals(wanted)
         ]
         plain.append(catalyst.aggregate_expression(function, met[0] if met else None))
-    [outer] = [*_parts(plain)] if len(_parts(plain)) == 1 else [_Part(plain)]
+    [outer] = _parts(plain)  # either all of them have an inverse, or none
     return _part_node(catalyst, new_keys, inner, outer)
 
 

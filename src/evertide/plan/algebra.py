@@ -6,18 +6,27 @@ aggregates, GROUPING SETS an Expand. What is left to do, from the leaves up:
 1. Uncorrelated scalar subqueries, which are still expressions, become joins with their one row.
 2. Sorting, hints and partitioning are dropped, as a collection has no order; a Sort below a LIMIT makes a TopK.
 3. Ties are broken by all columns (`evertide.plan.order`).
-4. The keys of joins and groups become columns (`evertide.plan.conditions`, `evertide.plan.aggregates`).
+4. Session windows become a column that says to which session a row belongs (`evertide.plan.sessions`).
+5. The keys of joins and groups become columns (`evertide.plan.conditions`, `evertide.plan.aggregates`).
 
 What is not known here is refused, by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from evertide.errors import InvalidInput
-from evertide.plan.aggregates import above_functions, aggregate_node, attribute_of, map_node, refuse_collated
+from evertide.plan.aggregates import (
+    above_functions,
+    aggregate_node,
+    attribute_of,
+    keys_below,
+    map_node,
+    over_columns,
+    refuse_collated,
+)
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.conditions import equal_keys, null_aware_key
@@ -25,6 +34,7 @@ from evertide.plan.distinct import without_distinct_rewrite
 from evertide.plan.nodes import Constant, Expand, Filter, Generate, Join, Map, Node, Scan, TopK, Union, Window
 from evertide.plan.order import total_order
 from evertide.plan.scala import optional, sequence
+from evertide.plan.sessions import assign_sessions, session_key
 from evertide.plan.walk import kind, within
 
 __all__ = ["Algebra"]
@@ -37,6 +47,8 @@ _LIMITS = frozenset(("GlobalLimit", "LocalLimit", "Offset"))
 _PYTHON = frozenset(("BatchEvalPython", "ArrowEvalPython"))
 _TOP_FACTOR, _TOP_MORE = 2, 64
 """How many rows of a TopK are kept beyond those that it shows."""
+_ROWS_MAX = (1 << 31) - 1
+"""What a LIMIT of Spark can say."""
 _JOINS = {
     **{name: name for name in ("Inner", "LeftOuter", "RightOuter", "FullOuter", "LeftSemi", "LeftAnti", "LeftSingle")},
     "Cross": "Inner",
@@ -181,7 +193,14 @@ class Algebra:
 
     def _aggregate(self, jvm: Any) -> Node:
         jvm = without_distinct_rewrite(self._catalyst, jvm)
-        return aggregate_node(self._catalyst, jvm, self._node(jvm.child()), self._where)
+        session = session_key(jvm)
+        if session is None:
+            return aggregate_node(self._catalyst, jvm, self._node(jvm.child()), self._where)
+        jvm = keys_below(self._catalyst, jvm, lambda key: kind(key) != "AttributeReference")
+        keys = [key for key in sequence(jvm.groupingExpressions()) if not key.semanticEquals(session)]
+        child, column = assign_sessions(self._catalyst, session, keys, self._node(jvm.child()), self._window_over)
+        jvm = over_columns(self._catalyst, jvm, [(session, column)], child.jvm)
+        return aggregate_node(self._catalyst, jvm, child, self._where)
 
     def _window(self, jvm: Any) -> Node:
         order, child = sequence(jvm.orderSpec()), self._node(jvm.child())
@@ -190,16 +209,24 @@ class Algebra:
         node = self._window_over(jvm, order, child)
         return self._with_output(node, jvm)
 
-    def _window_over(self, jvm: Any, order: list[Any], child: Node) -> Node:
-        partition = jvm.partitionSpec()
-        keys = sequence(partition)
+    def _window_over(self, jvm: Any, order: list[Any], child: Node, *, has_ties: bool = True) -> Node:
+        """`has_ties`: whether the order of rows that tie could show in the result.
+
+        The rows are in one partition per key, or in one, before they are sorted: Spark would move them there after the
+        Sort, and then sort again by what the query names alone. It does the same where it finds that it has to
+        normalize a key; so keys are normalized here, for all three alike.
+        """
+        keys = sequence(jvm.partitionSpec())
         if any(kind(key) != "AttributeReference" for key in keys):
-            return self._window_over(*self._by_columns(jvm, order, keys, child))
+            return self._window_over(*self._by_columns(jvm, order, keys, child), has_ties=has_ties)
         refuse_collated(self._catalyst, keys, self._where)
-        by = [self._catalyst.ascending(key) for key in keys]
-        total = total_order(self._catalyst, [*by, *order], child.jvm, self._where)
-        clustered = self._catalyst.clustered(partition, child.jvm) if keys else child.jvm
-        made = self._catalyst.with_children(jvm, [self._catalyst.sort(total, clustered, is_global=not keys)])
+        partition = [self._catalyst.normalized(key) for key in keys]
+        by = [*(self._catalyst.ascending(key) for key in partition), *order]
+        total = total_order(self._catalyst, by, child.jvm, self._where) if has_ties else by
+        ordered = self._catalyst.sort(total, self._catalyst.clustered(partition, child.jvm), is_global=False)
+        made = self._catalyst.window(
+            sequence(jvm.windowExpressions()), self._catalyst.seq(partition), sequence(jvm.orderSpec()), ordered
+        )
         return Window(
             jvm=made,
             output=self._output(made),
@@ -249,34 +276,33 @@ class Algebra:
 
     def _top(self, jvm: Any) -> Node:
         """LIMIT and OFFSET above a Sort; Projects in between stay where they are."""
-        limit, offset, between, below = None, 0, [], jvm
+        between: list[Any] = []
+        cuts: list[Any] = []
+        below = jvm
         while kind(below) in (*_LIMITS, "Project"):
-            if kind(below) == "Project":
-                between.append(below)
-            elif kind(below) == "Offset":
-                offset += int(below.offsetExpr().eval(None))
-            elif kind(below) == "GlobalLimit":
-                rows = int(below.limitExpr().eval(None))
-                limit = rows if limit is None else min(limit, rows)
+            (between if kind(below) == "Project" else cuts).append(below)
             below = below.child()
+        limit, offset = _shown_rows(reversed(cuts))
         if kind(below) != "Sort":
             return self._any_row(jvm, limit, offset)
         child = self._node(below.child())
         order = total_order(self._catalyst, sequence(below.order()), child.jvm, self._where)
-        node: Node = self._top_of(self._catalyst.sort(order, child.jvm, is_global=True), child, limit, offset)
+        node: Node = self._top_of(order, child, limit, offset)
         for project in reversed(between):
             node = map_node(self._catalyst, sequence(project.projectList()), node)
         return node
 
-    def _top_of(self, ordered: Any, child: Node, limit: int | None, offset: int) -> TopK:
+    def _top_of(self, order: list[Any], child: Node, limit: int | None, offset: int) -> TopK:
         made: dict[str, Any] = {
             "output": child.output,
             "children": (child,),
             "passed": {attribute.id: attribute.id for attribute in child.output},
         }
-        if limit is None:
-            return TopK(jvm=self._catalyst.offset(offset, ordered), limit=None, offset=offset, **made)
-        kept = _TOP_FACTOR * (limit + offset) + _TOP_MORE
+        if limit is None:  # Spark would move sorted partitions into one, in any order
+            one = self._catalyst.sort(order, self._catalyst.clustered([], child.jvm), is_global=False)
+            return TopK(jvm=self._catalyst.offset(offset, one), limit=None, offset=offset, **made)
+        ordered = self._catalyst.sort(order, child.jvm, is_global=True)
+        kept = min(_TOP_FACTOR * (limit + offset) + _TOP_MORE, _ROWS_MAX)
         first = TopK(jvm=self._catalyst.limit(kept, ordered), limit=kept, offset=0, **made)
         skipped = self._catalyst.offset(offset, ordered) if offset else ordered
         return TopK(jvm=self._catalyst.limit(limit, skipped), limit=limit, offset=offset, first=first, **made)
@@ -298,8 +324,11 @@ class Algebra:
     def _with_subqueries(self, jvm: Any) -> Node:
         """Each scalar subquery in this operator's expressions becomes a column of its first input.
 
-        Of an Aggregate, those beside its functions become columns of its output instead: below, they would be keys.
+        Of an Aggregate, those in its keys become columns of its input, and those beside its functions become columns
+        of its output: below, they would be keys.
         """
+        if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, sequence(jvm.groupingExpressions()))):
+            return self._with_output(self._node(keys_below(self._catalyst, jvm, _has_subquery_outside)), jvm)
         if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, sequence(jvm.aggregateExpressions()))):
             return self._with_output(self._node(above_functions(self._catalyst, jvm)), jvm)
         found: dict[int, Any] = {}
@@ -321,6 +350,18 @@ class Algebra:
             raise InvalidInput(where=self._where, why=f"{expression.sql()}: this subquery cannot be maintained")
         children = sequence(expression.children())
         return self._catalyst.with_children(expression, [self._swap_subqueries(child, found) for child in children])
+
+
+def _shown_rows(cuts: Iterable[Any]) -> tuple[int | None, int]:
+    """Of LIMITs and OFFSETs, the lowest first, each over the rows that those before leave: one of each for all."""
+    first, end = 0, None
+    for cut in cuts:
+        if kind(cut) == "Offset":
+            first += int(cut.offsetExpr().eval(None))
+        elif kind(cut) == "GlobalLimit":
+            to = first + int(cut.limitExpr().eval(None))
+            end = to if end is None else min(end, to)
+    return (None, first) if end is None else (max(end - first, 0), min(first, end))
 
 
 def _has_subquery_outside(expression: Any) -> bool:

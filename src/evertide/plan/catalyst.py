@@ -249,10 +249,10 @@ class Catalyst:
         """A relation of these attributes, without rows."""
         return self.companion(f"{_LOGICAL}.LocalRelation").apply(self.seq(attributes), self.seq([]), False, self.none)  # noqa: FBT003
 
-    def clustered(self, by: Any, child: Any) -> Any:
-        """Rows that agree in `by` are in one partition."""
+    def clustered(self, by: list[Any], child: Any) -> Any:
+        """Rows that agree in `by` are in one partition; all rows, if `by` is empty."""
         made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
-        return made.apply(by, child, self.none, self.none)
+        return made.apply(self.seq(by), child, self.none if by else self.some(1), self.none)
 
     def with_children(self, tree: Any, children: list[Any]) -> Any:
         """The same operator or expression over other children; itself, if there are none."""
@@ -293,8 +293,22 @@ class Catalyst:
         return self.aggregate_expression(self.expression("aggregate.Count", self.seq([self.literal(1)])))
 
     def is_collated(self, data_type: Any) -> bool:
-        """Whether texts may be equal that are not the same."""
-        return " collate " in data_type.json().lower()
+        """Whether the type holds texts, perhaps nested, that may be equal without being the same."""
+        return not self._jvm.org.apache.spark.sql.catalyst.util.UnsafeRowUtils.isBinaryStable(data_type)
+
+    def cast(self, expression: Any, to: str) -> Any:
+        """`to` is the name of a type that is a Scala object: StringType, BinaryType."""
+        made, legacy = self.companion(f"{_EXPRESSIONS}.Cast"), self.companion(f"{_EXPRESSIONS}.EvalMode").LEGACY()
+        zone = self.session.sessionState().conf().sessionLocalTimeZone()
+        return made.apply(expression, self.companion(f"org.apache.spark.sql.types.{to}"), self.some(zone), legacy)
+
+    def struct(self, fields: Iterable[Any]) -> Any:
+        """With fields named f0, f1, and so on."""
+        named = [part for at, value in enumerate(fields) for part in (self.literal(f"f{at}"), value)]
+        return self.expression("CreateNamedStruct", self.seq(named))
+
+    def field(self, struct: Any, at: int) -> Any:
+        return self.expression("GetStructField", struct, at, self.none)
 
     def is_orderable(self, data_type: Any) -> bool:
         return _is_orderable(json.loads(data_type.json()))

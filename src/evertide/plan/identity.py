@@ -34,7 +34,7 @@ def _key(node: Node) -> Key:
     if isinstance(node, Scan):
         return _single(node.unique)
     if isinstance(node, Aggregate):
-        return () if node.is_session else _handed_on(node, _single(node.keys))
+        return _handed_on(node, _single(node.keys))
     if isinstance(node, Map | Filter | Window | TopK):
         return _handed_on(node, _key(node.children[0]))
     if isinstance(node, Join):

@@ -145,8 +145,6 @@ class Aggregate(Node):
     """What it computes, for people."""
     functions: tuple[Function, ...] = ()
     is_additive: bool = False
-    is_session: bool = False
-    """Grouped by session windows as well, which their neighbours decide: `keys` are those without the window."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

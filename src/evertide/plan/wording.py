@@ -99,8 +99,6 @@ def _aggregate(node: Aggregate) -> str:
     """Without functions it makes rows distinct."""
     [child] = node.children
     keys = list(names_of(child, node.keys))
-    if node.is_session:
-        keys.append("session window")
     computed = ", ".join(map(_plain, node.names)) or "distinct"
     return f"{computed} by {', '.join(keys)}" if keys else computed
 

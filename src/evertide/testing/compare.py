@@ -24,7 +24,7 @@ import pyarrow.types as kinds
 from evertide.shard.changes import DIFF, expand, net
 from evertide.testing.ledger import delta_of
 
-__all__ = ["Differs", "compare", "plain"]
+__all__ = ["Differs", "compare", "compare_bits", "plain"]
 
 _ROWS_SHOWN = 5
 
@@ -68,6 +68,14 @@ def compare(
             if within is not None:
                 close[name] = max(within, absolute)
     missing, surplus = _unmatched(*_only_on_one_side(found, expected), close, relative)
+    if missing or surplus:
+        told = f"{len(missing)} rows missing, {len(surplus)} too many; {found.num_rows} found"
+        raise Differs(where, told, missing[:_ROWS_SHOWN], surplus[:_ROWS_SHOWN])
+
+
+def compare_bits(found: pa.Table, expected: pa.Table, *, where: str = "collection") -> None:
+    """Raise `Differs` unless both hold the same rows bit by bit; all NaN are one value."""
+    missing, surplus = _only_on_one_side(found, expected)
     if missing or surplus:
         told = f"{len(missing)} rows missing, {len(surplus)} too many; {found.num_rows} found"
         raise Differs(where, told, missing[:_ROWS_SHOWN], surplus[:_ROWS_SHOWN])

@@ -6,7 +6,11 @@ decimal     DECIMAL(20, 4)
 real        DOUBLE that is the same however it is computed
 truth       BOOLEAN
 time        TIMESTAMP
-rough       DOUBLE whose last digits depend on the order of rows: never an operand"""
+rough       DOUBLE whose last digits depend on the order of rows: never an operand
+folded      STRING under a collation, by which different texts are equal
+
+Where `is_open`, functions may depend on the order of rows: their result is not determined by SQL, only by this engine.
+Nothing is rough then."""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ _LITERALS = {
     "real": ("0.5D", "-0.0D", "double('NaN')"),
     "truth": ("true", "false", "CAST(NULL AS BOOLEAN)"),
     "time": ("TIMESTAMP'2026-01-01 00:00:04'",),
+    "folded": ("CAST('A' AS STRING COLLATE UTF8_LCASE)",),
 }
 _FORMS = {
     "whole": (
@@ -72,6 +77,7 @@ _FORMS = {
         "({real} IS NOT NULL)",
     ),
     "time": ("date_trunc('MINUTE', {time})", "({time} + INTERVAL 5 SECONDS)"),
+    "folded": ("coalesce({folded}, {folded})", "if({truth}, {folded}, {folded})"),
 }
 _COMPARES = ("=", "<", "<=", ">", "<>")
 _DEPTH_MAX = 2
@@ -85,8 +91,9 @@ class Column:
 
 
 class Expressions:
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: Chance, *, is_open: bool = False) -> None:
         self._chance = chance
+        self._is_open = is_open
 
     def _one(self, choices: Sequence[str]) -> str:
         return choices[self._chance.below(len(choices))]
@@ -137,10 +144,30 @@ class Expressions:
             (f"CAST(size(collect_set({operand})) AS BIGINT)", "whole"),
             (f"array_join(sort_array(collect_list({self.value('text', columns)[0]})), '-')", "text"),
         ]
-        if is_rough:
+        if self._is_open:
+            forms = [*forms[:2], *self._open(columns)]
+        elif is_rough:
             real = self.value("real", columns)[0]
             forms += [(f"sum({real})", "rough"), (f"avg({real})", "rough"), (f"stddev({whole})", "rough")]
         text, found = forms[self._chance.below(len(forms))]
         if text.endswith(")") and text.split("(")[0] in ("count", "sum", "max", "avg") and not self._chance.below(4):
             text = f"{text} FILTER (WHERE {self.truth(columns)})"
         return Column(f"CAST({text} AS DECIMAL(20, 4))" if found == "decimal" else text, found)
+
+    def _open(self, columns: Sequence[Column]) -> list[tuple[str, str]]:
+        """Functions of a group that Spark computes in the order of rows, or that choose one of equal values."""
+        real, text, folded = (self.value(kind, columns)[0] for kind in ("real", "text", "folded"))
+        kind = self._one(("real", "text", "folded"))
+        operand, by = self.value(kind, columns)[0], self.value(self._one(("real", "folded", "whole")), columns)[0]
+        return [
+            *((f"{name}({real})", "real") for name in ("sum", "avg", "stddev", "kurtosis", "mode", "median")),
+            *((f"{name}({real}, abs({real}))", "real") for name in ("corr", "covar_samp", "regr_slope", "regr_r2")),
+            (f"sum(DISTINCT {real}) + percentile(DISTINCT {real}, 0.5)", "real"),
+            (f"percentile_disc(0.5) WITHIN GROUP (ORDER BY {real})", "real"),
+            *((f"{name}({operand})", kind) for name in ("first", "last", "any_value", "min", "max")),
+            *((f"{name}({operand}, {by})", kind) for name in ("max_by", "min_by")),
+            (f"CAST(collect_list({operand}) AS STRING)", "text"),
+            (f"listagg({text}, '-') WITHIN GROUP (ORDER BY {text})", "text"),
+            (f"listagg(CAST({real} AS STRING), '-') WITHIN GROUP (ORDER BY {real})", "text"),
+            (f"count(*) FILTER (WHERE {folded} = {folded})", "whole"),
+        ]

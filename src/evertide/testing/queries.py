@@ -12,13 +12,18 @@ A query is grown from relations, each a SELECT with named columns of a known kin
     top         ORDER BY and LIMIT
     explode     each row once per element of an array
 
+    session     groups by session windows
+
 What keeps the result determined: rows are ordered by all their columns, so that those which tie are alike; no
 function depends on order; nothing overflows or fails, as operands are small and divisors are constants; and a sum of
-floats, whose last digits Spark does not promise, is *rough*: it is handed up, and nothing is ever computed of it."""
+floats, whose last digits Spark does not promise, is *rough*: it is handed up, and nothing is ever computed of it.
+
+With `is_open` none of that is kept to: rows tie, floats are added, texts are equal under a collation. Then only this
+engine says what the result is, and `evertide.testing.oracle.drive_again` that it always says the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,9 +42,20 @@ _SETS = ("UNION ALL", "UNION", "EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT A
 _DISTINCT_COLUMNS_MAX = 4
 
 
-def random_queries(schemas: Mapping[str, pa.Schema], seed: int, count: int, depth: int = 3) -> list[str]:
-    """As many queries as asked for; `depth` is how many operators at most lie above each other."""
-    queries = _Queries(schemas, Chance(seed))
+def random_queries(
+    schemas: Mapping[str, pa.Schema],
+    seed: int,
+    count: int,
+    depth: int = 3,
+    *,
+    is_open: bool = False,
+    folded: Container[str] = (),
+) -> list[str]:
+    """As many queries as asked for; `depth` is how many operators at most lie above each other.
+
+    `folded` are columns, as "table.column", whose texts have a collation.
+    """
+    queries = _Queries(schemas, Chance(seed), is_open=is_open, folded=folded)
     return [queries.relation(1 + queries.chance.below(depth)).sql for _ in range(count)]
 
 
@@ -58,10 +74,14 @@ _CONSTANTS = _Relation(
 
 
 class _Queries:
-    def __init__(self, schemas: Mapping[str, pa.Schema], chance: Chance) -> None:
+    def __init__(
+        self, schemas: Mapping[str, pa.Schema], chance: Chance, *, is_open: bool, folded: Container[str]
+    ) -> None:
         self.chance = chance
         self._schemas = dict(schemas)
-        self._expressions = Expressions(chance)
+        self._is_open = is_open
+        self._folded = folded
+        self._expressions = Expressions(chance, is_open=is_open)
         self._aliases = 0
 
     def relation(self, depth: int) -> _Relation:
@@ -79,6 +99,8 @@ class _Queries:
             self._top,
             self._explode,
         )
+        if self._is_open:
+            makers = (*makers, self._window, self._top, self._session)
         return self._one(makers)(depth - 1)
 
     def _one(self, choices: Sequence[T]) -> T:
@@ -94,10 +116,13 @@ class _Queries:
         if not self.chance.below(8):
             return _CONSTANTS
         name = self._one(list(self._schemas))
-        found = [(field.name, kind) for field in self._schemas[name] if (kind := _kind_of(field.type))]
+        found = [(field.name, kind) for field in self._schemas[name] if (kind := self._kind_of(name, field))]
         casts = {"whole": "CAST({0} AS BIGINT)", "decimal": "CAST({0} AS DECIMAL(20, 4))"}
         columns = [f"{casts.get(kind, '{0}').format(column)} AS {column}" for column, kind in found]
         return _Relation(f"SELECT {', '.join(columns)} FROM {name}", tuple(Column(*each) for each in found))
+
+    def _kind_of(self, table: str, field: pa.Field) -> str | None:
+        return "folded" if f"{table}.{field.name}" in self._folded else _kind_of(field.type)
 
     def _source(self, depth: int) -> tuple[str, tuple[Column, ...]]:
         """A smaller relation as FROM names it, and its columns as they are named there."""
@@ -191,8 +216,8 @@ class _Queries:
         return f" GROUP BY {listed}"
 
     def _window(self, depth: int) -> _Relation:
-        source, columns = self._source(depth)
-        columns = _exact(columns)
+        source, all_columns = self._source(depth)
+        columns = _exact(all_columns)
         partition = [column.name for column in self._some(columns, 2)] if self.chance.below(5) else []
         by = f"PARTITION BY {', '.join(partition)} " if partition else ""
         whole, total = f"OVER ({by.strip()})", f"OVER ({by}ORDER BY {self._order(columns)})"
@@ -216,11 +241,32 @@ class _Queries:
             ],
             2,
         )
+        if self._is_open:
+            columns = all_columns or columns
+            shown = self._some(self._open_windows(by, columns), 2)
         as_whole = [Column(_as_bigint(each), each.kind) for each in shown]
         made = self._made([*self._some(columns, 3), *as_whole], f"FROM {source}")
         if self.chance.below(2) or made.columns[-1].kind != "whole":
             return made
         return self._made(made.columns, f"FROM ({made.sql}) WHERE {made.columns[-1].name} <= 2")
+
+    def _open_windows(self, by: str, columns: Sequence[Column]) -> list[Column]:
+        """Ordered by one column, so that rows tie; with whatever depends on which of them comes first."""
+        column, real = self._one(columns), self._expressions.value("real", columns)[0]
+        some = f"OVER ({by}ORDER BY {self._order(self._some(columns, 1))})"
+        rows = f"{some[:-1]} ROWS BETWEEN {self._frame()})"
+        return [
+            *(Column(f"{name}({column.name}) {rows}", column.kind) for name in ("first", "last", "min", "max")),
+            *(Column(f"{name}({column.name}) {some}", column.kind) for name in ("lag", "lead", "first_value")),
+            Column(f"nth_value({column.name}, 2) {rows}", column.kind),
+            *(Column(f"{name}({real}) {rows}", "real") for name in ("sum", "avg", "stddev", "kurtosis")),
+            Column(f"sum({real}) OVER ({by.strip()})", "real"),
+            Column(f"corr({real}, abs({real})) {some}", "real"),
+            Column(f"CAST(collect_list({column.name}) {rows} AS STRING)", "text"),
+            Column(f"CAST(collect_list({column.name}) OVER ({by.strip()}) AS STRING)", "text"),
+            Column(f"row_number() {some}", "whole"),
+            Column(f"ntile(2) {some}", "whole"),
+        ]
 
     def _frame(self) -> str:
         frames = ("1 PRECEDING AND CURRENT ROW", "UNBOUNDED PRECEDING AND 1 FOLLOWING", "1 FOLLOWING AND 2 FOLLOWING")
@@ -246,11 +292,23 @@ class _Queries:
 
     def _top(self, depth: int) -> _Relation:
         source, columns = self._source(depth)
-        shown = _exact(columns)
+        shown = columns if self._is_open and columns else _exact(columns)
         offset = f" OFFSET {1 + self.chance.below(2)}" if not self.chance.below(4) else ""
         made = self._made(shown, f"FROM {source}")
-        order = self._order(made.columns)
-        return _Relation(f"{made.sql} ORDER BY {order} LIMIT {1 + self.chance.below(5)}{offset}", made.columns)
+        order = self._order(self._some(made.columns, 1) if self._is_open else made.columns)
+        top = f"{made.sql} ORDER BY {order} LIMIT {1 + self.chance.below(5)}{offset}"
+        if not self.chance.below(4):
+            top = f"SELECT * FROM ({top}) {self._one(('OFFSET 1', 'LIMIT 2 OFFSET 1', 'LIMIT 2'))}"
+        return _Relation(top, made.columns)
+
+    def _session(self, depth: int) -> _Relation:
+        source, columns = self._source(depth)
+        time, gap = self._expressions.value("time", columns)[0], self._one(("4 seconds", "10 minutes"))
+        keys = [column for column in self._some(_exact(columns), 2) if self.chance.below(3)]
+        values = [self._expressions.aggregate(columns) for _ in range(1 + self.chance.below(3))]
+        names = dict.fromkeys([*(key.name for key in keys), f"session_window({time}, '{gap}')"])
+        shown = [*keys, Column("session_window.end", "time"), *values]
+        return self._made(shown, f"FROM {source} GROUP BY {', '.join(names)}")
 
     def _explode(self, depth: int) -> _Relation:
         source, columns = self._source(depth)
@@ -278,7 +336,8 @@ def _kind_of(kind: pa.DataType) -> str | None:
 
 
 def _exact(columns: Sequence[Column]) -> tuple[Column, ...]:
-    return tuple(column for column in columns if column.kind != "rough") or (Column("1", "whole"),)
+    """Those that can be keys."""
+    return tuple(column for column in columns if column.kind not in ("rough", "folded")) or (Column("1", "whole"),)
 
 
 def _pairs(left: Sequence[Column], right: Sequence[Column]) -> list[tuple[Column, Column]]:

@@ -17,10 +17,11 @@ transaction inserts into every table; then every kind below comes up once in eac
 | clear | a table loses all its rows |
 
 Only what is there is taken away, and a key is never there twice. NULL comes where the schema allows it; floats may be
-NaN, infinite and -0.0."""
+NaN (with either sign), infinite and -0.0, decimals as large as they can be, and texts equal under a collation."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -185,8 +186,8 @@ def pool_of(kind: pa.DataType) -> list[Any]:
             return list(pool)
     if kinds.is_decimal(kind):
         largest = 10**kind.precision - 1
-        unscaled = [max(-largest, min(value, largest)) for value in (-250, -1, 0, 1, 99, 12_345)]
-        return [Decimal(value).scaleb(-kind.scale) for value in unscaled]
+        unscaled = [max(-largest, min(value, largest)) for value in (-250, -1, 0, 1, 99, 12_345, largest, -largest)]
+        return [Decimal(f"{value}E{-kind.scale}") for value in unscaled]  # exact, whatever the context
     if kinds.is_timestamp(kind):
         return [time if kind.tz else time.replace(tzinfo=None) for time in _TIMES]
     if kinds.is_list(kind):
@@ -211,11 +212,14 @@ _TIMES = (
 )
 """Before the epoch, at the edges of windows and within, and in an hour that some time zones skip."""
 
+_NANS = tuple(struct.unpack("<d", bits.to_bytes(8, "little"))[0] for bits in (0x7FF8 << 48, 0xFFF8 << 48))
+"""As constants have it, and as x86 computes it: one value, in two forms."""
+
 _POOLS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (kinds.is_boolean, (True, False)),
     (kinds.is_integer, (-1, 0, 1, 2, 3, 7)),
-    (kinds.is_floating, (0.0, -0.0, 1.5, -2.25, 0.1, 1000.125, float("nan"), float("inf"), float("-inf"))),
-    (kinds.is_string, ("", "a", "b", "ab", "B", "a ", "ä€")),
+    (kinds.is_floating, (0.0, -0.0, 1.5, -2.25, 0.1, 1000.125, *_NANS, float("inf"), float("-inf"))),
+    (kinds.is_string, ("", "a", "b", "ab", "B", "A", "a ", "ä€")),
     (kinds.is_binary, (b"", b"\x00", b"a", b"\xff\x00")),
     (kinds.is_date32, (date(1969, 12, 31), date(2024, 2, 29), date(2026, 1, 1), date(2026, 1, 2))),
 )

@@ -56,6 +56,9 @@ CREATE MATERIALIZED VIEW group_by_struct AS SELECT named_struct('a', a, 'b', b) 
 CREATE MATERIALIZED VIEW group_by_array AS SELECT w, count(*) AS n, max(k) AS mk FROM t GROUP BY w;
 CREATE MATERIALIZED VIEW group_by_date AS SELECT day, count(*) AS n, min(ts) AS mt FROM s GROUP BY day;
 CREATE MATERIALIZED VIEW group_by_all AS SELECT c, count(*) AS n FROM r GROUP BY ALL;
+CREATE MATERIALIZED VIEW group_by_subquery AS SELECT c, (SELECT count(*) FROM s) AS ns, count(a) AS n FROM r GROUP BY ALL;
+CREATE MATERIALIZED VIEW group_by_subqueries AS
+SELECT (SELECT max(id) FROM s) + b AS k, count(*) + (SELECT min(k) FROM t) AS n, sum((SELECT count(*) FROM t)) AS m FROM r GROUP BY 1;
 CREATE MATERIALIZED VIEW group_without_function AS SELECT b FROM r GROUP BY b, c;
 CREATE MATERIALIZED VIEW group_by_constant AS SELECT 1 AS one, count(*) AS n FROM r GROUP BY 1;
 CREATE MATERIALIZED VIEW pivoted AS SELECT * FROM (SELECT b, c, a FROM r) PIVOT (sum(a) AS s, max(a) AS m FOR c IN ('a', 'b'));

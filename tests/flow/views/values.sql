@@ -37,7 +37,7 @@ CREATE MATERIALIZED VIEW struct_groups AS SELECT p, count(*) AS n, max(w) AS mw 
 CREATE MATERIALIZED VIEW variant_read AS
 SELECT k, try_variant_get(try_parse_json(j), '$.a', 'int') AS a, variant_get(try_parse_json(j), '$.b[0]', 'string') AS b, schema_of_variant(try_parse_json(j)) AS sc FROM t;
 CREATE MATERIALIZED VIEW variant_exploded AS SELECT k, q.pos, q.key FROM t, LATERAL variant_explode(try_parse_json(j)) q;
-CREATE MATERIALIZED VIEW decimals AS SELECT d * d AS dd, d / 7 AS d7, CAST(d AS DECIMAL(5, 1)) AS d1, round(d, 1) AS dr, d % 2 AS dm, CAST(d AS DECIMAL(38, 18)) AS dw FROM r;
+CREATE MATERIALIZED VIEW decimals AS SELECT d * d AS dd, d / 7 AS d7, try_cast(d AS DECIMAL(5, 1)) AS d1, round(d, 1) AS dr, d % 2 AS dm, CAST(d AS DECIMAL(38, 18)) AS dw FROM r;
 CREATE MATERIALIZED VIEW floats AS SELECT x, x + 1 AS x1, isnan(x) AS nan, CAST(x AS FLOAT) AS f, nanvl(x, 0) AS nv, x = 0 AS zero FROM r;
 CREATE MATERIALIZED VIEW repartitioned AS SELECT /*+ REPARTITION(3) */ a, b FROM r DISTRIBUTE BY a SORT BY b;
 CREATE MATERIALIZED VIEW hinted AS SELECT /*+ BROADCAST(s) */ r.a, s.id FROM r JOIN s ON r.b = s.b;

@@ -10,7 +10,7 @@ import pytest
 
 from evertide.flow.manifest import Manifest
 from evertide.flow.state_part import PartEntry
-from evertide.pipeline.definition import Away, Definition, TableRecord, ViewRecord
+from evertide.pipeline.definition import Away, Definition, Left, TableRecord, ViewRecord
 from evertide.pipeline.health import Health
 from evertide.pipeline.machine import CohortState, MachineState
 from evertide.pipeline.ownership import Leader
@@ -41,6 +41,25 @@ RECORDS: dict[str, msgspec.Struct] = {
             "revenue": ViewRecord(b"schema", "f" * 32, ("orders",), "revenue.89abcdef"),
             "share": ViewRecord(b"s", "0" * 32, ("orders",), "", Away("failed", 2**40, "division by zero", 1.5)),
         },
+        sources=("push", "orders"),
+        fingerprint="e" * 32,
+        change="0123456789abcdef",
+    ),
+    "definition-left": Definition(
+        generation=4,
+        tables={
+            "clicks": TableRecord(
+                b"s",
+                (),
+                "kafka",
+                "c.01234567",
+                is_declared=False,
+                source="clicks",
+                left=Left("clicks", "kafka", '{"0":17}'),
+            ),
+            "orders": TableRecord(b"schema", ("id",), "csv", "orders.01234567", source="orders"),
+        },
+        views={},
         sources=("push", "orders"),
         fingerprint="e" * 32,
         change="0123456789abcdef",

@@ -7,6 +7,9 @@ in a script is not a shard: a view that changes gets a new one, so that the old 
 further columns at the end, which may be NULL; tables that are gone (their content stays, and is there again when they
 are declared again); views that are new, changed or gone. Whatever else differs would make what is stored mean something
 else, and is refused with the reason.
+
+A table that a source stops feeding records where that source stood (`Left`), so that it goes on from there when the
+table is declared again (`evertide.pipeline.leaving`).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ __all__ = [
     "Away",
     "Definition",
     "Evolution",
+    "Left",
     "TableRecord",
     "ViewRecord",
     "definition_write",
@@ -43,6 +47,15 @@ __all__ = [
 ]
 
 
+class Left(msgspec.Struct, frozen=True):
+    """Where a source stood when it stopped feeding a table."""
+
+    source: str
+    connector: str
+    """Its family (`evertide.sources.registry.family`): positions of another one mean something else."""
+    position: str
+
+
 class TableRecord(msgspec.Struct, frozen=True):
     schema: bytes
     key: tuple[str, ...]
@@ -51,6 +64,10 @@ class TableRecord(msgspec.Struct, frozen=True):
     """Empty if the table is not kept."""
     is_declared: bool = True
     """False once the script no longer has it."""
+    source: str | msgspec.UnsetType = msgspec.UNSET
+    """The source that feeds it, or fed it last; an earlier version did not store it."""
+    left: Left | msgspec.UnsetType = msgspec.UNSET
+    """Set once another source than that of pushes has stopped feeding it."""
 
     def arrow(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))

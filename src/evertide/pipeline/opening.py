@@ -54,6 +54,7 @@ from evertide.pipeline.hydration import (
     hydrated_tables,
     view_record,
 )
+from evertide.pipeline.leaving import fed_tables, feeding, is_fed_as_recorded, left_positions
 from evertide.pipeline.machine import Machine, MachineState
 from evertide.pipeline.members import Members
 from evertide.pipeline.portions import Pending
@@ -138,12 +139,13 @@ def take_lead(runner: Runner, progress: OnProgress) -> None:
 def positions(runner: Runner, upper: int | None = None) -> dict[str, str]:
     """Where each source of the pipeline stands, after all that is bound, or all below a time.
 
-    Those that are new stand at their beginning.
+    Those that are new stand at their beginning, those that are back where they stood when they left.
     """
     if upper:
         known = {name: given.after for name, given in runner.journal.read(upper - 1).inputs.items()}
     else:
         known = runner.journal.positions()
+    known = {**left_positions(runner.definition), **known}
     return {name: known.get(name, start) for name, start in _starts(runner).items()}
 
 
@@ -278,15 +280,15 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
 
 
 def _evolve(runner: Runner, evolution: Evolution) -> None:
-    if evolution.is_nothing() and runner.definition.sources == tuple(runner.sources):
+    definition, engine = runner.definition, runner.machine.engine
+    is_same = definition.sources == tuple(runner.sources) and is_fed_as_recorded(
+        definition, engine.tables, runner.sources
+    )
+    if evolution.is_nothing() and is_same:
         return
-    engine = runner.machine.engine
+    tables = fed_tables(definition, engine.tables, runner.sources, runner.journal.positions())
     if runner.time:
         check_computable(engine, evolution.views_new)
-    tables = {
-        name: msgspec.structs.replace(table, is_declared=name in engine.tables)
-        for name, table in runner.definition.tables.items()
-    }
     for name in (*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back):
         tables[name] = _table(runner, engine.tables[name], tables.get(name))
     runner.members = runner.members.moved(
@@ -341,7 +343,10 @@ def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> T
                 held.deltas = {shard: piece}
                 runner.machine.tables.settle({table.name: piece}, None)
             held.fill([made], runner.members)
-    return TableRecord(table.schema.serialize().to_pybytes(), table.key, table.connector, shard)
+    schema, source = table.schema.serialize().to_pybytes(), feeding(runner.sources)[table.name]
+    if known is not None:
+        return msgspec.structs.replace(known, schema=schema, shard=shard)
+    return TableRecord(schema, table.key, table.connector, shard, source=source)
 
 
 def _held(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> Iterator[pa.Table]:

@@ -70,26 +70,33 @@ class Tables:
         """`saved` is what other tables of the same declaration saved; without it they are empty."""
         self._tables: dict[str, DeclaredTable] = {}
         self._store = store
-        self._saved = saved
         self._by_key: dict[str, Arrangement] = {}
         for table in tables.values():
-            self.add(table)
-        self._errors = self._arrange(f"{ERRORS}.keyed", ERRORS_SCHEMA, _ERRORS_KEY)
+            self._add(table, saved)
+        self._errors = self._arrange(f"{ERRORS}.keyed", ERRORS_SCHEMA, _ERRORS_KEY, saved)
 
-    def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
+    def _arrange(
+        self, name: str, schema: pa.Schema, key: tuple[str, ...], all_saved: Mapping[str, Manifest] | None
+    ) -> Arrangement:
         store = self._store
         parts: dict[str, Any] = {"blob": store.blob, "cache": store.cache, "new_name": store.new_name}
-        saved = None if self._saved is None else self._saved.get(name)
+        saved = None if all_saved is None else all_saved.get(name)
         if saved is None:
             return Arrangement(name, schema, key, **parts)
         return Arrangement.restore(saved, **parts)
 
     def add(self, table: DeclaredTable) -> None:
-        """A table that is new, or has further columns; `settle` gets what it holds."""
+        """A table that is new, is back, or has further columns; `settle` gets all that it holds.
+
+        What a checkpoint saved of a table that has left since is older than what its shard holds, and not used.
+        """
+        self._add(table, None)
+
+    def _add(self, table: DeclaredTable, saved: Mapping[str, Manifest] | None) -> None:
         self._tables[table.name] = table
         if table.key:
             name = f"{path_name(table.name)}.keyed{len(table.schema)}"
-            self._by_key[table.name] = self._arrange(name, table.schema, table.key)
+            self._by_key[table.name] = self._arrange(name, table.schema, table.key, saved)
 
     def kept(self) -> Iterator[Arrangement]:
         yield from self._by_key.values()

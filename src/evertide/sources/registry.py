@@ -20,7 +20,7 @@ from evertide.sources.files import FORMATS, open_files
 from evertide.sources.nexmark import nexmark_name, open_nexmark
 from evertide.sources.postgres.connector import open_postgres, postgres_name
 
-__all__ = ["CONNECTORS", "PUSHED", "Connector", "open_sources"]
+__all__ = ["CONNECTORS", "PUSHED", "Connector", "family", "open_sources"]
 
 PUSHED = ("", "push")
 """Tables of these have no source here: their rows are pushed."""
@@ -61,6 +61,12 @@ CONNECTORS: Mapping[str, Connector] = MappingProxyType(
         "postgres": Connector(None, postgres_name, open_postgres),
     }
 )
+
+
+def family(connector: str) -> str:
+    """The connectors whose positions mean the same have the same one; empty if rows are pushed."""
+    name = connector.lower()
+    return "" if name in PUSHED else "files" if name in FORMATS else name
 
 
 def open_sources(

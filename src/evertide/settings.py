@@ -80,6 +80,13 @@ class Settings:
     transaction_interval_s: float = 0.1
     """How long a running pipeline waits for more before it looks at its sources again."""
 
+    producers_kept_days: float = 30.0
+    """How long the last number of a producer is remembered after it was bound. What the producer repeats later than
+    that is taken again."""
+
+    producers_kept_min: int = 10_000
+    """So many producers are remembered however long ago they pushed: those that pushed last."""
+
     push_buffer_bytes: int = 8 * 1024 * 1024
     """Pushed rows that wait in memory; beyond this they are staged as a fragment."""
 

@@ -6,6 +6,9 @@
     record-committed-v1.bin    what it came to
     record-bound-xids-v1.bin, record-committed-xids-v1.bin
                                the same with the numbers of upstream transactions, which came to be there later
+    record-bound-producers-v1.bin
+                               the same with the producers that numbered what they pushed
+    record-producer-v1.bin     the last number of a producer
     staged-v1.arrow            staged rows
 """
 
@@ -20,7 +23,8 @@ import pytest
 import xxhash
 
 from evertide.journal.journal import Journal
-from evertide.journal.records import Bound, Committed, Content, Input, Place, Staged
+from evertide.journal.producers import Producer
+from evertide.journal.records import Bound, Committed, Content, Input, Number, Place, Staged
 from evertide.settings import Settings
 from evertide.store import MemoryBlob, MemoryMeta
 from evertide.store.sealed import seal, unseal
@@ -53,6 +57,19 @@ RECORDS: dict[str, msgspec.Struct] = {
         token="12",
         bound_at_s=1_700_000_000.25,
     ),
+    "bound-producers": Bound(
+        time=7,
+        generation=3,
+        inputs={
+            "push": Input(
+                "5", "6", (STAGED,), producers={"zß€": Number(2**40, 7), "till-1": Number(4, 7, before=(3, 2))}
+            )
+        },
+        writer="0123456789abcdef",
+        token="12",
+        bound_at_s=1_700_000_000.25,
+    ),
+    "producer": Producer("zß€", 2**40, 7, 1_700_000_000.25),
     "committed-xids": Committed(7, {"shop": Content(0, "0" * 32)}, {}, "0123456789abcdef", xids=(747, 2**32 - 1)),
     "committed": Committed(
         time=2**40,

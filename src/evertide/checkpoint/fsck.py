@@ -22,6 +22,7 @@ from evertide.checkpoint.records import Catalog, Entry, Restoring, read_catalog,
 from evertide.checkpoint.revival import is_lost
 from evertide.checkpoint.verification import OnProgress, check_files, read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, InvalidInput, RecordDamaged, UnsupportedFormat
+from evertide.journal.producers import Producer
 from evertide.journal.records import Bound, Committed, Staged
 from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
@@ -41,6 +42,7 @@ from evertide.store.paths import (
     checkpoint_prefix,
     hold_key,
     part_prefix,
+    producer_key,
     restoring_key,
     rollup_key,
     rollup_prefix,
@@ -68,6 +70,7 @@ _RECORDS: dict[str, type] = {
     COMMITTED: Committed,
     CHECKPOINTS: Catalog,
     restoring_key(""): Restoring,
+    producer_key(""): Producer,
 }
 """By the beginning of the key. Shards are opened instead; keys of other rooms are theirs to check."""
 

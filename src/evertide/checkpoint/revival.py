@@ -49,6 +49,7 @@ from evertide.store.paths import (
     Name,
     checkpoint_key,
     hold_key,
+    producer_key,
     rollup_blob_key,
     rollup_key,
     shard_key,
@@ -136,4 +137,6 @@ def _journal(place: Place, manifest: Manifest, writer: Writer) -> Iterator[Write
     inputs = {source: Input(position, position) for source, position in manifest.positions.items()}
     bound = Bound(time, manifest.generation, inputs, writer.id, writer.new_token(), now_s)
     yield Write(JOURNAL, 0, seal(bound))
+    for key, record in place.reading(lambda: place.meta.heads(producer_key(""))).items():
+        yield Write(key, record.seqno, None)  # of transactions that are lost; positions have those of the checkpoint
     yield Write(COMMITTED, 0, seal(Committed(time, {}, {}, writer.id)))

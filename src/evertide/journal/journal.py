@@ -26,6 +26,7 @@ from evertide.errors import Conflict, InvalidInput, TimeCompacted
 from evertide.journal import collection
 from evertide.journal.binding import check_inputs
 from evertide.journal.log import TimeLog
+from evertide.journal.producers import Producers, with_before
 from evertide.journal.records import Bound, Committed, Input, Staged
 from evertide.journal.staging import Staging, settle_named, staged_of
 from evertide.runtime import Runtime
@@ -70,6 +71,7 @@ class Journal:
         self._bound = TimeLog(JOURNAL, Bound, meta, runtime, settings)
         self._committed = TimeLog(COMMITTED, Committed, meta, runtime, settings)
         self._staging = Staging(blob, self._bound, runtime, settings)
+        self.producers = Producers(meta, runtime, settings)
         self._turn = threading.Lock()
         """Held by a bind and by a drop: what one is about to name the other must not delete."""
 
@@ -138,17 +140,24 @@ class Journal:
             number, last = (head.number, head.value) if head else (0, None)
             check_inputs(inputs, generation, last, self.path)
             time = last.time + 1 if last else 0
-            made = self._made(time, inputs, generation, writer)
-            for source, given in made.inputs.items():
+            for source, given in inputs.items():
                 staged = [fragment for fragment in given.fragments if isinstance(fragment, Staged)]
                 self._staging.check_open(source, staged, writer)
-            writes = [Write(JOURNAL, number, seal(made))]
-            with self._staging.doubt(number + 1, made):
-                stale = commit_settled(self._meta, writes, writer.guards(), self._runtime, self._settings)
-            if stale is not None:
-                writer.check(stale)
-                return self.read(time)
+            while True:
+                known = self.producers.known(inputs)
+                made = self._made(time, with_before(inputs, known), generation, writer)
+                numbers = self.producers.writes(made, known)
+                writes = [Write(JOURNAL, number, seal(made)), *numbers]
+                with self._staging.doubt(number + 1, made):
+                    stale = commit_settled(self._meta, writes, writer.guards(), self._runtime, self._settings)
+                if stale is None:
+                    break
+                if stale.key not in {write.key for write in numbers}:
+                    writer.check(stale)
+                    return self.read(time)
+                # A producer has just been forgotten: of a peer's bind the journal's own key would tell.
             settle_named([made], writer)
+            self.producers.written(numbers)
             return made
 
     def begin(self, time: int, positions: Mapping[str, str], generation: int, writer: Writer) -> Bound:
@@ -210,6 +219,10 @@ class Journal:
         if committed.time >= self.upper:
             raise InvalidInput(where=where, why="it is not bound: nothing leaves the pipeline before that (I7)")
         return Write(COMMITTED, head.number if head else 0, seal(committed))
+
+    def producers_before(self, time: int) -> dict[str, tuple[int, int]]:
+        """By name, the last number of every producer in the transactions below a time, and its transaction."""
+        return self.producers.before(time, lambda: self.records(time))
 
     # Housekeeping
 

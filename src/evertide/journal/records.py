@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Bound", "Committed", "Content", "Fragment", "Input", "Place", "Staged"]
+__all__ = ["Bound", "Committed", "Content", "Fragment", "Input", "Number", "Place", "Staged"]
 
 
 class Staged(msgspec.Struct, frozen=True, tag="staged"):
@@ -36,6 +36,16 @@ class Place(msgspec.Struct, frozen=True, tag="place"):
 Fragment = Staged | Place
 
 
+class Number(msgspec.Struct, frozen=True, array_like=True):
+    """The last number of a producer in a transaction."""
+
+    number: int
+    time: int
+    """The transaction that bound it: this one, or an earlier one whose numbers this one takes over."""
+    before: tuple[int, int] | None = None
+    """Number and time that were known of the producer before, if any were."""
+
+
 class Input(msgspec.Struct, frozen=True):
     """What one source gives to a transaction: nothing, if both positions are the same."""
 
@@ -44,6 +54,8 @@ class Input(msgspec.Struct, frozen=True):
     fragments: tuple[Fragment, ...] = ()
     xids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     """Of the upstream transactions that it is made of, in order of their commits."""
+    producers: dict[str, Number] | msgspec.UnsetType = msgspec.UNSET
+    """Of those who numbered what they pushed, by name (`evertide.journal.producers`)."""
 
 
 class Bound(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from evertide.errors import Conflict, EvertideError, GenerationMoved, OutcomeUnk
 from evertide.observer import Checkpointed, Fault
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.opening import positions
+from evertide.pipeline.pushes import PUSH, whole_position
 from evertide.pipeline.runner import Runner
 from evertide.problem import Problem
 from evertide.shard.failing import Failing
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 COLLECTION = "garbage collection of state and checkpoints"
 
+_FORGET_EVERY_S = 3600.0
 HOLD = "checkpoint"
 """The name of the hold that keeps the shards readable from the oldest checkpoint on."""
 
@@ -57,6 +59,7 @@ class Checkpointing:
         self.failing = Failing(runner.runtime, runner.settings.maintenance_interval_s)
         """Garbage collection and the merging of state, while they fail."""
         self._released: set[str] = set()
+        self._forgot_s: float | None = None
         self.last: Entry | None = None
         self.problem: Problem | None = None
         """Why the last try made none; None after one that did."""
@@ -137,6 +140,15 @@ class Checkpointing:
                 shard.advance_since(oldest - 1, runner.writer)
         # One more stays: it says where the sources stood at the checkpoint, which another one at its time needs.
         runner.journal.truncate(min(max(oldest - 1, 0), runner.journal.committed_upper), runner.writer)
+        self._forget_producers()
+
+    def _forget_producers(self) -> None:
+        now_s, kept_s = self._runner.runtime.monotonic_s(), self._runner.settings.producers_kept_days * 86_400
+        if self._forgot_s is None or now_s - self._forgot_s >= min(_FORGET_EVERY_S, kept_s):
+            self._forgot_s = now_s
+            count = self._runner.journal.producers.forget(self._runner.writer)
+            if count:
+                logger.info("%d producers that have been silent for long are forgotten", count)
 
     def collect(self) -> Collected:
         """Delete what neither a checkpoint nor this process needs. A refusal is named in `failing` until it is over."""
@@ -164,11 +176,12 @@ class Checkpointing:
         state, saved = runner.machine.save(shards, tables)
         parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
         record = reading(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
+        where = positions(runner, runner.time)
         return Draft(
             time=runner.time,
             fingerprint=definition.fingerprint,
             generation=definition.generation,
-            positions=positions(runner, runner.time),
+            positions={**where, PUSH: whole_position(where[PUSH], runner.journal.producers_before(runner.time))},
             state=state,
             parts=parts,
             shards=states,

@@ -61,7 +61,8 @@ class Intake:
             if offer is not None:
                 moving.add(name)
                 xids = msgspec.UNSET if offer.xids is None else offer.xids
-                inputs[name] = Input(position, offer.after, offer.fragments, xids)
+                producers = dict(offer.producers) if offer.producers else msgspec.UNSET
+                inputs[name] = Input(position, offer.after, offer.fragments, xids, producers)
         self._moving = moving
         return inputs, read
 

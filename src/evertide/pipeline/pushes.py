@@ -4,7 +4,9 @@ A *push transaction* holds rows for one table or several; all of them become par
 carry the name of a producer and a sequence number: a request that is repeated, because its answer was lost, is then
 recognised and not taken twice (J10). Per producer, numbers must go up: it waits for an answer before the next one.
 
-Position: how many push transactions were bound, and per producer its last number with the time that bound it.
+Position: how many push transactions were bound. The last number of each producer is the journal's to remember
+(`evertide.journal.producers`); a position names them only where it has to stand for itself, in a checkpoint, and where
+an earlier version wrote it. The first bind after such a position gives them to the journal.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ import pyarrow as pa
 
 from evertide.errors import EvertideError, InvalidInput
 from evertide.journal.journal import Journal
-from evertide.journal.records import Fragment, Staged
+from evertide.journal.records import Fragment, Number, Staged
 from evertide.settings import Settings
 from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
 from evertide.sources.rows import rows_of
 from evertide.store.writers import Writer
 
-__all__ = ["PUSH", "PushTransaction", "Pushes"]
+__all__ = ["PUSH", "PushTransaction", "Pushes", "whole_position"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +36,24 @@ PUSH = "push"
 """The name of the source; tables without a connector are fed by it."""
 
 
+_APART = 2
+"""Instead of the producers: the journal remembers them. An earlier version, which would miss them, refuses this."""
+
+
 class _Position(msgspec.Struct, frozen=True):
     pushes: int = 0
-    producers: dict[str, tuple[int, int]] = {}
+    producers: dict[str, tuple[int, int]] | int = {}
+
+    @property
+    def own(self) -> Mapping[str, tuple[int, int]] | None:
+        """The producers, if it has them itself: number, and the time that bound it."""
+        return self.producers if isinstance(self.producers, dict) else None
+
+
+def whole_position(position: str, producers: Mapping[str, tuple[int, int]]) -> str:
+    """A position that stands for itself. `producers` are those that the journal knew then."""
+    at = msgspec.json.decode(position, type=_Position)
+    return msgspec.json.encode(_Position(at.pushes, dict(producers if at.own is None else at.own))).decode()
 
 
 class PushTransaction:
@@ -138,11 +155,14 @@ class Pushes:
             except EvertideError as error:  # nothing names them, and whoever gave them is told of something else
                 logger.warning("staged rows are left for collection: %s", error)
 
-    @staticmethod
-    def bound_at(at: _Position, producer: str, sequence: int) -> int | None:
+    def _bound_at(self, at: _Position, pushed: PushTransaction) -> int | None:
         """The time that bound this number of a producer, or a later one; None if it is new."""
-        last = at.producers.get(producer)
-        return last[1] if last is not None and sequence <= last[0] else None
+        if at.own is not None:
+            number, time = at.own.get(pushed.producer, (-1, -1))
+        else:
+            last = self._journal.producers.last(pushed.producer)
+            number, time = (last.number, last.time) if last is not None else (-1, -1)
+        return time if pushed.sequence <= number else None
 
     @contextmanager
     def taking(self, pushed: PushTransaction) -> Iterator[None]:
@@ -159,25 +179,28 @@ class Pushes:
         with self._lock:
             ready = list(self._ready)
         at = msgspec.json.decode(position, type=_Position)
-        time, producers = self._next_time(), dict(at.producers)
+        time = self._next_time()
+        numbers: dict[str, Number] = {}
         taken: list[PushTransaction] = []
         echoes: list[PushTransaction] = []
         for pushed in ready:
             if not pushed.producer:
                 taken.append(pushed)
-            elif (bound := self.bound_at(at, pushed.producer, pushed.sequence)) is not None:
-                self._repeats([pushed], bound)
-            elif pushed.producer in producers and pushed.sequence <= producers[pushed.producer][0]:
+            elif pushed.producer in numbers and pushed.sequence <= numbers[pushed.producer].number:
                 echoes.append(pushed)
+            elif pushed.producer not in numbers and (bound := self._bound_at(at, pushed)) is not None:
+                self._repeats([pushed], bound)
             else:
-                producers[pushed.producer] = (pushed.sequence, time)
+                before = (at.own or {}).get(pushed.producer)
+                numbers[pushed.producer] = Number(pushed.sequence, time, before)
                 taken.append(pushed)
         self._offered, self._echoes, self._offered_time = taken, echoes, time
         if not taken:
             return None
-        after = msgspec.json.encode(_Position(at.pushes + len(taken), producers)).decode()
+        after = msgspec.json.encode(_Position(at.pushes + len(taken), _APART)).decode()
         fragments = tuple(fragment for pushed in taken for fragment in pushed.fragments)
-        return Offer(after, fragments, sum(pushed.rows for pushed in taken))
+        given = {name: Number(*last, before=last) for name, last in (at.own or {}).items()}
+        return Offer(after, fragments, sum(pushed.rows for pushed in taken), producers={**given, **numbers})
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         if not isinstance(fragment, Staged):

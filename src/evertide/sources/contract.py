@@ -22,7 +22,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from evertide.errors import SourceAway, SourceFailed
-from evertide.journal.records import Fragment, Staged
+from evertide.journal.records import Fragment, Number, Staged
 from evertide.problem import Problem
 
 __all__ = [
@@ -94,6 +94,8 @@ class Offer:
     """About how many, or 0 if nobody knows before reading."""
     xids: tuple[int, ...] | None = None
     """What the upstream transactions in it are called there, if they have numbers (`Numbering`)."""
+    producers: Mapping[str, Number] | None = None
+    """The last numbers of those who pushed it, by name."""
 
 
 @dataclass(frozen=True, slots=True)

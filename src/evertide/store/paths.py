@@ -19,6 +19,7 @@ Meta keys:
     pipeline                what the pipeline of this storage declares
     health                  how the process that runs it fares, or fared last
     sources                 how its sources fare
+    producer/<producer>     the last number of a producer; removed when it is forgotten
     sink/<sink>             how far a sink durably is
     shape/<definition>/<n>  a live shape; removed once, never written again
     shapes                  the shapes that ended, one record each
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from evertide.errors import InvalidInput
 
@@ -58,6 +60,7 @@ __all__ = [
     "lease_prefix",
     "part_key",
     "part_prefix",
+    "producer_key",
     "replica_key",
     "restoring_key",
     "rollup_blob_key",
@@ -170,6 +173,11 @@ def checkpoint_prefix(number: int | None = None) -> str:
 
 def checkpoint_key(number: int, name: str) -> str:
     return f"{checkpoint_prefix(number)}{name}"
+
+
+def producer_key(producer: str) -> str:
+    """The empty producer gives the prefix of all."""
+    return f"producer/{quote(producer, safe='')}"
 
 
 def replica_key(writer: str) -> str:

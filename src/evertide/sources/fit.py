@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from evertide.sources.columns import Column, from_values, nothing
-from evertide.sources.contract import DELETE, OP, UPSERT, Fault, Rows, TableDeclaration
+from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows, TableDeclaration
 from evertide.sources.defaults import default_of
 from evertide.sources.kinds import sql_name
 
-__all__ = ["Fitted", "Ops", "Reason", "faulty_rows", "fit", "key_of", "rows_schema", "upserts"]
+__all__ = ["Fitted", "Ops", "Reason", "Same", "faulty_rows", "fit", "key_of", "rows_schema", "upserts"]
 
 Ops = npt.NDArray[np.int8]
 
@@ -36,6 +37,20 @@ class Reason:
 
     def __str__(self) -> str:
         return f"column {self.column!r}: {self.why}" if self.column else self.why
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """What an upsert leaves as it was (`evertide.sources.contract.SAME`)."""
+
+    columns: tuple[str, ...]
+    is_moved: bool = False
+    """Under the key that the row just before it deletes."""
+
+    @property
+    def mark(self) -> str:
+        names = list(self.columns)
+        return msgspec.json.encode({"moved": names} if self.is_moved else names).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +72,14 @@ def upserts(count: int) -> Ops:
 
 
 def fit(
-    declaration: TableDeclaration, columns: Mapping[str, Column], ops: Ops, reasons: Mapping[int, Reason] | None = None
+    declaration: TableDeclaration,
+    columns: Mapping[str, Column],
+    ops: Ops,
+    reasons: Mapping[int, Reason] | None = None,
+    same: Mapping[int, Same] | None = None,
 ) -> Fitted:
     """`reasons` are those of rows that are bad already. Of several reasons, a row has the first."""
-    found = dict(reasons or {})
+    found, left = dict(reasons or {}), same or {}
     is_upsert = ops != DELETE
     made = []
     for field in declaration.schema:
@@ -74,8 +93,15 @@ def fit(
         if (is_key or not field.nullable) and column.array.null_count:
             why = f"NULL, but it is {'part of the key' if is_key else f'{sql_name(field.type)} NOT NULL'}"
             for row in np.flatnonzero(np.asarray(column.array.is_null()) & counts).tolist():
-                found.setdefault(row, Reason(why, field.name))
+                if row not in left or field.name not in left[row].columns:
+                    found.setdefault(row, Reason(why, field.name))
+    for row, one in left.items():
+        if one.is_moved and row - 1 in found:
+            found.setdefault(row, Reason("values are as they were, but the key before could not be read"))
     table = pa.Table.from_arrays([*made, pa.array(ops)], schema=rows_schema(declaration))
+    if left:
+        marks = [left[row].mark if row in left else None for row in range(len(ops))]
+        table = table.append_column(SAME, pa.array(marks, pa.string()))
     return Fitted(table, found)
 
 

@@ -9,7 +9,8 @@ times cannot be told, and are faults: let Debezium write them as texts, or with 
 1. c, r: the row is there. u: the old one is not, the new one is. d: the old one is not.
 2. In a table with a key, `before` counts only if its key is another one; so it may be missing.
 3. Without a key an update or a delete needs the whole `before`: in PostgreSQL, REPLICA IDENTITY FULL.
-4. m, a message, changes nothing. t, a truncation, cannot be said of single rows: `Truncated` stalls the source.
+4. A value that Debezium does not have (`evertide.sources.kafka.unavailable`) is `UNAVAILABLE`, unless `before` has it.
+5. m, a message, changes nothing. t, a truncation, cannot be said of single rows: `Truncated` stalls the source.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from evertide.sources.contract import DELETE, UPSERT, TableDeclaration
 from evertide.sources.kafka.schema_registry import Unreadable
+from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.values import shown
 
 __all__ = ["Semantics", "Truncated", "changes", "payload"]
@@ -43,7 +45,11 @@ def payload(found: Any) -> Any:
 
 
 def changes(
-    found: Any, declaration: TableDeclaration, semantics: Semantics, schema: Any = None
+    found: Any,
+    declaration: TableDeclaration,
+    semantics: Semantics,
+    placeholder: Placeholder,
+    schema: Any = None,
 ) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
     """What a record does, in order. None stands for the row that the record's key names."""
     inner = payload(found)
@@ -51,7 +57,10 @@ def changes(
         raise Unreadable(f"{shown(inner)} is no change of Debezium: expected before, after and op")
     described = found.get("schema") if inner is not found else schema
     made = semantics.of(described)
-    op, before, after = inner["op"], _row(inner, "before", made), _row(inner, "after", made)
+    op = inner["op"]
+    before, after = _row(inner, "before", made, placeholder), _row(inner, "after", made, placeholder)
+    if before is not None and after is not None:
+        after = {name: before.get(name, value) if value is UNAVAILABLE else value for name, value in after.items()}
     if op in ("c", "r", "u"):
         if after is None:
             raise Unreadable(f"the operation {op!r} without 'after'")
@@ -79,17 +88,20 @@ def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaratio
     return True
 
 
-def _row(inner: Mapping[str, Any], name: str, made: Mapping[str, Callable[[Any], Any]]) -> Mapping[str, Any] | None:
+def _row(
+    inner: Mapping[str, Any], name: str, made: Mapping[str, Callable[[Any], Any]], placeholder: Placeholder
+) -> Mapping[str, Any] | None:
     row = inner.get(name)
     if row is None or isinstance(row, dict) is False:
         if row is not None:
             raise Unreadable(f"{name!r} is {shown(row)}: expected an object")
         return None
+    row = placeholder.marked(row)
     if not made:
-        return dict(row)
+        return row
     try:
         return {
-            column: made[column](value) if column in made and value is not None else value
+            column: made[column](value) if column in made and value is not None and value is not UNAVAILABLE else value
             for column, value in row.items()
         }
     except (ValueError, TypeError, OverflowError, ArithmeticError) as error:

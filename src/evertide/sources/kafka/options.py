@@ -19,6 +19,7 @@ from evertide.sources.contract import TableDeclaration
 from evertide.sources.kafka.formats import AvroFormat, CsvFormat, Format, JsonFormat, TextFormat
 from evertide.sources.kafka.rows import Decoder, Envelope, RawRows
 from evertide.sources.kafka.schema_registry import SchemaRegistry, is_url
+from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
 from evertide.sources.kafka.whole_json import WholeJson
 from evertide.sources.kinds import sql_name
 
@@ -126,7 +127,20 @@ def _decoder(declaration: TableDeclaration, options: Options, registry: SchemaRe
     value = _format(kind, declaration, options, registry, with_key=key is None)
     ignore_extra = options.boolean("ignore_extra", default=False)
     whole = WholeJson(declaration) if kind == "json" else None
-    return Envelope(declaration, envelope, value, key, ignore_extra, whole=whole)
+    placeholder = _placeholder(options) if envelope != "append" else Placeholder()
+    return Envelope(declaration, envelope, value, key, ignore_extra, placeholder=placeholder, whole=whole)
+
+
+def _placeholder(options: Options) -> Placeholder:
+    given = options.text("unavailable_placeholder", DEFAULT_PLACEHOLDER)
+    try:
+        made = Placeholder(given)
+        made.stands_for("")
+    except ValueError:
+        raise options.refusal(
+            "unavailable_placeholder", f"is {given!r}: expected hexadecimal digits after 'hex:'"
+        ) from None
+    return made
 
 
 def _format(

@@ -9,6 +9,8 @@
 1. The columns of the table's key come from the record's key if it has a format (`key_format`), else from the value.
 2. A record that cannot be read is a fault at its offset. If its key could be read, the fault is the key's (U6).
 3. A value is taken into Arrow column by column; names of columns are found whatever their case.
+4. A value that Debezium does not have, as it did not change, is never taken for one. In a table with a key the column
+   stays as it is (`evertide.sources.contract.SAME`); if there is no row under the key, the record is a fault.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ import pyarrow as pa
 from evertide.sources.columns import Column, from_texts, from_values
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
 from evertide.sources.defaults import default_of
-from evertide.sources.fit import Reason, faulty_rows, fit, upserts
+from evertide.sources.fit import Reason, Same, faulty_rows, fit, upserts
 from evertide.sources.kafka.debezium import Semantics, changes, payload
 from evertide.sources.kafka.formats import AvroFormat, Format
 from evertide.sources.kafka.place import Records
 from evertide.sources.kafka.schema_registry import Unreadable
+from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.kafka.whole_json import WholeJson
 from evertide.sources.values import shown
 
@@ -48,8 +51,11 @@ class _Entries:
     rows: list[Row] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
     reasons: dict[int, Reason] = field(default_factory=dict)
+    same: dict[int, Same] = field(default_factory=dict)
 
-    def add(self, at: int, op: int, row: Row) -> None:
+    def add(self, at: int, op: int, row: Row, same: Same | None = None) -> None:
+        if same is not None:
+            self.same[len(self.ops)] = same
         self.ops.append(op)
         self.rows.append(row)
         self.at.append(at)
@@ -70,6 +76,7 @@ class Envelope:
     key: Format | None
     ignore_extra: bool = False
     semantics: Semantics = field(default_factory=Semantics)
+    placeholder: Placeholder = field(default_factory=Placeholder)
     whole: WholeJson | None = None
     """If values are JSON."""
 
@@ -81,7 +88,7 @@ class Envelope:
         else:
             entries = self._plain(records) or self._entries(records)
             at, ops = entries.at, np.array(entries.ops, np.int8)
-            fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons)
+            fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons, entries.same)
         return faulty_rows(
             self.declaration,
             fitted,
@@ -160,16 +167,36 @@ class Envelope:
             return
         found = self.value.decode(content)
         if self.kind == "debezium":
+            deleted = False
             for op, row in self._changes(found, content, key):
-                entries.add(at, op, row)
+                self._add(entries, at, op, row, is_moved=deleted)
+                deleted = op == DELETE
         else:
-            entries.add(at, UPSERT, {**self._row(found), **key})
+            row = {**self._row(found), **key}
+            self._add(entries, at, UPSERT, self.placeholder.marked(row) if self.kind == "upsert" else row)
+
+    def _add(self, entries: _Entries, at: int, op: int, row: Row, *, is_moved: bool = False) -> None:
+        """Columns without a value stay as they were, under the key or under the one that was just deleted."""
+        left = [name for name, value in row.items() if value is UNAVAILABLE]
+        if not left:
+            entries.add(at, op, row)
+            return
+        known = {name: value for name, value in row.items() if value is not UNAVAILABLE}
+        if not self.declaration.key or any(name in left for name in self.declaration.key):
+            why = f"column {left[0]!r}: its value did not change, and the connector does not have it"
+            if not self.declaration.key:
+                why = f"{why}; without a key nobody knows which it is: set REPLICA IDENTITY FULL, or declare the key"
+            entries.fault(at, why, known)
+        elif op == DELETE:
+            entries.add(at, op, known)
+        else:
+            entries.add(at, op, {**known, **dict.fromkeys(left)}, Same(tuple(left), is_moved))
 
     def _changes(self, found: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
         """A row that does not fit is still the key's, so names are matched first."""
         made = []
         schema = self.value.schema_of(content) if isinstance(self.value, AvroFormat) else None
-        for op, row in changes(found, self.declaration, self.semantics, schema):
+        for op, row in changes(found, self.declaration, self.semantics, self.placeholder, schema):
             if row is None and not key:
                 raise Unreadable("a delete without 'before', and without a key")
             made.append((op, {**key} if row is None else self._row(row)))

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from evertide.shard.columns import Longs
 from evertide.sources.contract import DELETE, SAME, TRUNCATE, UPSERT
-from evertide.sources.fit import Fitted, Ops, Reason, faulty_rows, rows_schema, upserts
+from evertide.sources.fit import Fitted, Ops, Reason, Same, faulty_rows, rows_schema, upserts
 from evertide.sources.kinds import sql_name
 from evertide.sources.postgres.batches import NewRows
 from evertide.sources.postgres.catalog import RemoteColumn, Target
@@ -174,8 +174,8 @@ class Buffer:
             if is_moved:
                 self._delete(old, change.xid)
         if left:
-            names = [self.target.columns[at].name for at in left]
-            self._same[len(self)] = msgspec.json.encode({"moved": names} if is_moved else names).decode()
+            names = tuple(self.target.columns[at].name for at in left)
+            self._same[len(self)] = Same(names, is_moved).mark
         self._add(UPSERT, new, change.xid)
         return True
 

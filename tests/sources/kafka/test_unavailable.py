@@ -1,0 +1,136 @@
+"""Debezium's placeholder for values that it does not have: never a value, whatever the type and the operation."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.tables import ERRORS
+from evertide.sources.contract import SAME, Rows, TableDeclaration
+from evertide.sources.kafka.formats import JsonFormat
+from evertide.sources.kafka.place import Records
+from evertide.sources.kafka.rows import Envelope
+from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import ScriptedSource, open_pipeline, rows_of, storage, with_sources
+
+P = DEFAULT_PLACEHOLDER
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("n", pa.int64()),
+        pa.field("note", pa.string(), nullable=False),
+        pa.field("content", pa.binary()),
+        pa.field("words", pa.list_(pa.string())),
+        pa.field("numbers", pa.list_(pa.int32())),
+        pa.field("facts", pa.map_(pa.string(), pa.string())),
+    ]
+)
+FULL = {"note": "long", "content": "YWJj", "words": ["a", "b"], "numbers": [1, 2], "facts": {"a": "b"}}
+GONE = {
+    "note": P,
+    "content": base64.b64encode(P.encode()).decode(),
+    "words": [P],
+    "numbers": list(P.encode()),
+    "facts": {P: P},
+}
+
+
+def decoded(*values: Any, key: tuple[str, ...] = ("id",), kind: str = "debezium", setting: str = P) -> Rows:
+    declaration = TableDeclaration("t", SCHEMA, key, "kafka", {}, "shop.sql, line 1")
+    key_format = JsonFormat(SCHEMA) if kind == "upsert" else None
+    envelope = Envelope(declaration, kind, JsonFormat(SCHEMA), key_format, placeholder=Placeholder(setting))
+    keys = [json.dumps({"id": (value.get("after") or value)["id"]}).encode() for value in values]
+    content = [json.dumps(value).encode() for value in values]
+    return envelope.rows(Records(0, [], list(range(len(values))), keys, content), "t-0")  # type: ignore[arg-type]
+
+
+def change(op: str, after: dict[str, Any], before: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"op": op, "before": before, "after": after, "source": {}}
+
+
+def held(*batches: Rows) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """The rows of the table after these, and the reasons of its dead letters."""
+    source = ScriptedSource("t", ("t",), list(batches))
+    with with_sources(source), open_pipeline(storage(), SmallEngine([DeclaredTable("t", SCHEMA, ("id",))], [])) as p:
+        for _ in batches:
+            p.commit()
+        return rows_of(p, "t"), p.view(ERRORS).to_arrow()["reason"].to_pylist()
+
+
+def row(number: int, n: int) -> tuple[Any, ...]:
+    return number, n, "long", b"abc", ["a", "b"], [1, 2], [("a", "b")]
+
+
+def test_values_that_are_unavailable_stay_as_they_are_under_the_key() -> None:
+    """In the transaction of the first row, in a later one, and under a key that changes; also if NOT NULL."""
+    first = decoded(change("c", {"id": 1, "n": 1, **FULL}), change("u", {"id": 1, "n": 2, **GONE}))
+    assert held(first) == ([row(1, 2)], [])
+    assert held(first, decoded(change("u", {"id": 1, "n": 3, **GONE}))) == ([row(1, 3)], [])
+    moved = decoded(change("u", {"id": 7, "n": 4, **GONE}, {"id": 1, "n": 2, **GONE}))
+    assert held(first, moved) == ([row(7, 4)], [])
+    assert held(first, decoded(change("u", {"id": 1, "n": 5, **GONE}, {"id": 1, "n": 1, **FULL}))) == ([row(1, 5)], [])
+    flat = decoded({"id": 1, "n": 6, **GONE}, kind="upsert")
+    assert held(first, flat) == ([row(1, 6)], [])
+
+
+@pytest.mark.parametrize("op", ["c", "r", "u"])
+def test_without_an_old_row_it_is_a_dead_letter_of_the_key(op: str) -> None:
+    found, why = held(decoded(change(op, {"id": 1, "n": 1, **FULL, "note": P})))
+    assert found == []
+    assert why == ["column 'note' is as it was, but the row that had its value did not fit either, or is not there"]
+    assert held(decoded(change(op, {"id": 1, "n": 1, **FULL, "note": P}), change("u", {"id": 1, "n": 1, **FULL}))) == (
+        [row(1, 1)],
+        [],
+    )
+
+
+def test_without_a_key_nobody_knows_the_value() -> None:
+    found = decoded(change("u", {"id": 1, "n": 1, **GONE}, {"id": 1, "n": 0, **FULL}), key=())
+    assert not found.faults, "the old row has all values"
+    found = decoded(
+        change("u", {"id": 1, "n": 1, **GONE}, {"id": 1, "n": 0, **GONE}), change("c", GONE | {"id": 2}), key=()
+    )
+    assert [fault.reason for fault in found.faults][-1] == (
+        "column 'note': its value did not change, and the connector does not have it; without a key nobody knows which "
+        "it is: set REPLICA IDENTITY FULL, or declare the key"
+    )
+    assert found.rows.num_rows == 0
+
+
+@pytest.mark.parametrize(("setting", "text"), [("n/a", "n/a"), ("hex:6e2f61", "n/a")])
+def test_the_placeholder_is_a_setting(setting: str, text: str) -> None:
+    found = decoded(change("u", {"id": 1, "n": 1, **FULL, "note": text}), setting=setting)
+    assert found.rows[SAME].to_pylist() == ['["note"]']
+    found = decoded(change("u", {"id": 1, "n": 1, **FULL, "note": P}), setting=setting)
+    assert found.rows["note"].to_pylist() == [P]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        P,
+        P.encode(),
+        base64.b64encode(P.encode()).decode(),
+        P.encode().hex(),
+        f'{{"{P}":"{P}"}}',
+        {P: P},
+        [P],
+        [None, P.encode()],
+        list(P.encode()),
+    ],
+)
+def test_every_form_that_the_placeholder_has(value: Any) -> None:
+    placeholder = pickle.loads(pickle.dumps(Placeholder()))
+    assert placeholder.stands_for(value)
+
+
+@pytest.mark.parametrize("value", [None, "", f"{P} ", 5, [], {}, [5], {P: "x"}, {"a": P}, b"", True])
+def test_values_that_are_no_placeholder(value: Any) -> None:
+    assert not Placeholder().stands_for(value)

@@ -101,6 +101,8 @@ def unmoved() -> Iterator[Client]:
         (b'{"id": 1}', {}, "body", "neither a list of rows nor"),
         (b'{"rows": 5}', {}, "table 'orders'", "no list of rows"),
         (b"[5]", {}, "table 'orders', row 1", "no mapping"),
+        (b'[{"id": 1, "amount": 1, "amount": 2}]', {}, "body", "an object has the name 'amount' twice"),
+        (b'{"id": 1}\n{"id": 2, "id": 3}', LINES, "body, line 2", "an object has the name 'id' twice"),
         (b'[{"id": 1}, {"id": "x"}]', {}, "table 'orders', row 2, column 'id'", "'x' is no BIGINT"),
         (b'[{"id": 1.5}]', {}, "table 'orders', row 1, column 'id'", "'1.5' is no BIGINT"),
         (b'[{"amount": 1}]', {}, "table 'orders', row 1, column 'id'", "NULL, but it is part of the key"),

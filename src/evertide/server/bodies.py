@@ -40,6 +40,7 @@ from evertide.server.access.room import held_in
 from evertide.server.arrow_size import is_foreign, may_repeat, message_bytes, plain_bytes
 from evertide.server.parquet_size import parquet_bytes
 from evertide.settings import Settings
+from evertide.sources.strict_json import RepeatedName, decode_json
 from evertide.sources.values import Number, shown
 
 __all__ = [
@@ -193,7 +194,10 @@ def given_of(value: Any, where: str) -> Given:
 
 def _decoded(content: bytes, *, first_line: int) -> Any:
     try:
-        return msgspec.json.Decoder(float_hook=Number).decode(content)
+        return decode_json(msgspec.json.Decoder(float_hook=Number), content)
+    except RepeatedName as error:
+        where = "body" if first_line == 1 else f"body, line {first_line}"
+        raise InvalidInput(where=where, why=str(error)) from error
     except (msgspec.MsgspecError, UnicodeError) as error:
         found = _BYTE.search(str(error))
         at = int(found[1]) if found else _first_bad(content)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from evertide.errors import InvalidInput
+from evertide.sources.strict_json import RepeatedName, decode_json
 
 __all__ = ["BYTES", "Area", "Endpoint", "Handler", "NoQuery", "body_of", "query_of", "routes_of"]
 
@@ -102,7 +103,10 @@ def query_of(request: Request, kind: type[S]) -> S:
 
 def body_of(content: bytes, kind: type[S]) -> S:
     try:
+        decode_json(msgspec.json.Decoder(), content or b"{}")
         return msgspec.json.decode(content or b"{}", type=kind)
+    except RepeatedName as error:
+        raise InvalidInput(where="body", why=str(error)) from error
     except msgspec.ValidationError as error:
         raise _refusal(error, "body, field", kind) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

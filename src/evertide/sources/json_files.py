@@ -1,7 +1,7 @@
 """JSON lines: one object in each line, its fields being the table's columns.
 
 A line is decoded by itself, so that a bad one is a fault of its own; values then go to Arrow column by column. A field
-that is missing is the column's default, or NULL.
+that is missing is the column's default, or NULL; a line that has a field twice is a fault.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from evertide.sources.fit import Fitted, Reason, fit
 from evertide.sources.kinds import is_variant
 from evertide.sources.pieces import Table, ops_of
 from evertide.sources.records import Block
+from evertide.sources.strict_json import RepeatedName, decode_json
 from evertide.sources.text_files import bad_records
 from evertide.sources.values import Number, shown
 
@@ -48,14 +49,16 @@ class JsonRecords:
 
     def _decoded(self, block: Block, reasons: dict[int, Reason]) -> list[dict[str, Any]]:
         """An object for each record, with the table's own names; an empty one for a bad record."""
-        decode = _decoder(self.table.declaration.schema).decode
+        decoder = _decoder(self.table.declaration.schema)
         own = frozenset(self.table.declaration.schema.names)
         rows: list[dict[str, Any]] = []
         for at, (start, end) in enumerate(zip(block.starts.tolist(), block.ends.tolist(), strict=True)):
             row: Any = {}
             if at not in reasons:
                 try:
-                    row = decode(block.content[start:end])
+                    row = decode_json(decoder, block.content[start:end])
+                except RepeatedName as error:
+                    reasons[at] = Reason(str(error))
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                     reasons[at] = Reason(f"it is not JSON: {error}")
             if not isinstance(row, dict):

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.sources.kinds import INTEGERS, expected_text, is_variant, sql_name
+from evertide.sources.strict_json import RepeatedName, decode_json
 
 __all__ = ["Misfit", "Number", "fitted", "parsed", "shown"]
 
@@ -87,8 +88,10 @@ def parsed(text: str, kind: Any) -> Any:
         return _refuse(text, kind) if truth is None else truth
     if kinds.is_nested(kind):
         try:
-            value = msgspec.json.Decoder(float_hook=Number).decode(text)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+            value = decode_json(msgspec.json.Decoder(float_hook=Number), text.encode())
+        except RepeatedName as error:
+            raise Misfit(f"{shown(text)} is no {sql_name(kind)}: {error}") from error
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise Misfit(f"{shown(text)} is not JSON, which a {sql_name(kind)} needs: {error}") from error
         return fitted(value, kind)
     return fitted(text, kind)

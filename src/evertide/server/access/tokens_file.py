@@ -31,6 +31,7 @@ from evertide.errors import InvalidInput
 from evertide.secrets import Secrets
 from evertide.server.access.token import Role, Token, digest_of
 from evertide.shapes.where.restriction import Restriction
+from evertide.sources.strict_json import RepeatedName, decode_json
 
 __all__ = ["VARIABLES", "tokens_of_environment", "tokens_of_file"]
 
@@ -104,7 +105,9 @@ def _lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            value = msgspec.json.decode(line)
+            value = decode_json(msgspec.json.Decoder(), line)
+        except RepeatedName as error:
+            raise InvalidInput(where=f"{where}, line {number}", why=str(error)) from error
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             value = None
         if not isinstance(value, dict):

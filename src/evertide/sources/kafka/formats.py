@@ -19,6 +19,7 @@ import pyarrow.types as kinds
 from evertide.shard.conform import type_fields
 from evertide.sources.kafka.schema_registry import SchemaRegistry, Unreadable
 from evertide.sources.kinds import is_variant
+from evertide.sources.strict_json import RepeatedName, decode_json
 from evertide.sources.values import Number
 
 __all__ = ["AvroFormat", "CsvFormat", "Format", "JsonFormat", "TextFormat"]
@@ -52,7 +53,9 @@ class JsonFormat:
 
     def decode(self, content: bytes) -> Any:
         try:
-            return self._decoder.decode(content)
+            return decode_json(self._decoder, content)
+        except RepeatedName as error:
+            raise Unreadable(str(error)) from error
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise Unreadable(f"it is not JSON: {error}") from error
 

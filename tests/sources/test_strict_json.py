@@ -1,0 +1,73 @@
+"""JSON objects that have a name twice are refused wherever rows come in, with the name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evertide.sources.contract import OP, TableDeclaration
+from evertide.sources.kafka.formats import JsonFormat
+from evertide.sources.kafka.place import Records
+from evertide.sources.kafka.rows import Envelope
+from evertide.sources.kafka.whole_json import WholeJson
+from evertide.sources.strict_json import RepeatedName, decode_json
+from evertide.sources.values import Misfit, parsed
+from tests.sources.kit import faults_in, offered, opened, put, rows_in, table
+
+DECODER = msgspec.json.Decoder()
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text('a":\\ {},', max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab":\\', max_size=2), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_VALUES, st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]))
+def test_json_without_a_repeated_name_is_what_the_decoder_says(value: Any, separators: tuple[str, str]) -> None:
+    assert decode_json(DECODER, json.dumps(value, separators=separators).encode()) == value
+
+
+@given(_VALUES, _VALUES, st.sampled_from(["a", '":', "", ":"]))
+def test_a_repeated_name_is_told_wherever_it_is(first: Any, second: Any, name: str) -> None:
+    twice = f"{{{json.dumps(name)}: {json.dumps(first)}, {json.dumps(name)} :{json.dumps(second)}}}"
+    for text in (twice, f"[1, {twice}]", f'{{"x": {{"y": {twice}}}}}'):
+        with pytest.raises(RepeatedName, match="twice"):
+            decode_json(DECODER, text.encode())
+
+
+def test_a_name_that_is_written_in_two_ways_is_the_same() -> None:
+    with pytest.raises(RepeatedName, match="the name 'a' twice"):
+        decode_json(DECODER, b'{"a": 1, "\\u0061": 2}')
+
+
+def test_a_line_with_a_repeated_name_is_a_fault(tmp_path: Path) -> None:
+    put(tmp_path / "in/x.json", '{"id": 1, "name": "a:b"}\n{"id": 2, "name": "a", "name": "b"}\n')
+    source = opened(tmp_path, table(connector="json", path="in", settle_ms="0"))
+    offer = offered(source)
+    assert [row["id"] for row in rows_in(source, offer)] == [1]
+    assert [(one.line, one.reason) for one in faults_in(source, offer)] == [(2, "an object has the name 'name' twice")]
+
+
+def test_a_record_with_a_repeated_name_is_a_fault() -> None:
+    """Also where Arrow reads many records at once."""
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    declaration = TableDeclaration("t", schema, (), "kafka", {}, "shop.sql, line 1")
+    values: list[bytes | None] = [b'{"id": 1, "name": "x"}', b'{"id": 2, "id": 3, "name": "y"}']
+    envelope = Envelope(declaration, "append", JsonFormat(schema), None, whole=WholeJson(declaration))
+    found = envelope.rows(Records(0, [], [0, 1], [None, None], values), "t-0")
+    assert found.rows.drop_columns([OP]).to_pylist() == [{"id": 1, "name": "x"}]
+    assert [(one.line, one.reason) for one in found.faults] == [(1, "an object has the name 'id' twice")]
+
+
+def test_a_field_of_csv_that_is_json_is_refused_too() -> None:
+    with pytest.raises(Misfit, match="the name 'a' twice"):
+        parsed('{"a": 1, "a": 2}', pa.struct([("a", pa.int32())]))
+    with pytest.raises(Misfit, match="not JSON"):
+        parsed("[" * 100_000, pa.list_(pa.int32()))

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evertide.flow.groups import group_rows
 from evertide.pipeline.engine import DeclaredTable
@@ -231,10 +230,10 @@ def completed(made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> Gathere
     for at, field in enumerate(made.table.schema):
         here = {row: given[field.name] for row, given in found.items() if field.name in given}
         if here:
-            mask = np.zeros(rows.num_rows, np.bool_)
-            mask[list(here)] = True
-            given = pa.concat_arrays([one_chunk(here[row]) for row in sorted(here)])
-            filled = pc.replace_with_mask(rows.column(at).combine_chunks(), pa.array(mask), given)
+            both = [one_chunk(rows.column(at)), *(one_chunk(here[row]) for row in sorted(here))]
+            places = np.arange(rows.num_rows)
+            places[sorted(here)] = rows.num_rows + np.arange(len(here))
+            filled = pa.concat_arrays(both).take(pa.array(places))  # of nested types, too
             rows = rows.set_column(at, pa.field(field.name, field.type), filled)
     letters = list(made.letters)
     for row, column in bad.items():

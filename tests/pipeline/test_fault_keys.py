@@ -120,15 +120,19 @@ def held(p: Pipeline, keys: Any) -> dict[int, int]:
 
 @pytest.mark.parametrize("name", KEYS)
 def test_x14_random_rows_that_do_not_fit_equal_a_model_whatever_the_type_of_the_key(name: str) -> None:
-    """Every kind of change in one transaction or several, with a checkpoint and a crash between them."""
+    compare_with_model(name, len(name), 12)
+
+
+def compare_with_model(name: str, seed: int, steps: int) -> None:
+    """Every kind of change in one transaction or several, with checkpoints and crashes between them."""
     kind, values = KEYS[name]
     spellings = [pa.array(values, kind), pa.array([-0.0 if str(each) == "0.0" else each for each in values], kind)]
-    keys, table, chance = spellings[0], table_of(kind), np.random.default_rng(len(name))
+    keys, table, chance = spellings[0], table_of(kind), np.random.default_rng(seed)
     source, model = ScriptedSource("s", ("m",)), Model()
     kept = storage()
     with with_sources(source):
         p = open_pipeline(kept, engine_of(table))
-        for step in range(12):
+        for step in range(steps):
             several = [
                 (str(chance.choice(CHANGES)), int(chance.integers(len(values))), step) for _ in range(step % 4 + 1)
             ]
@@ -138,9 +142,9 @@ def test_x14_random_rows_that_do_not_fit_equal_a_model_whatever_the_type_of_the_
             p.commit()
             assert held(p, keys) == model.values, several
             assert p.view(ERRORS).to_arrow().num_rows == model.letters, several
-            if step == 7:
+            if step % 12 == 7:
                 p.checkpoint()
-            if step in (5, 9):
+            if step % 12 in (5, 9):
                 crash(p)
                 p = open_pipeline(kept, engine_of(table))
         p.close()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evertide.errors import OutcomeUnknown, Unavailable
+from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.session import open_session
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["KEYS", "CombinedRun"]
 
 LIMIT_S = 120.0
+LOADED = 1_000
+"""Rows of the table `u` at the beginning, so that views over it take many portions."""
 SETTINGS = Settings(
     retry_limit_s=0.2,
     retry_wait_s=0.001,
@@ -131,6 +133,7 @@ class CombinedRun:
         self.model: dict[str, dict[Any, dict[str, Any]]] = {"t": {}, "u": {}}
         self.number = 0
         self.p: Pipeline = self.open()
+        self.commit({"u": ([self._row_of_u() for _ in range(LOADED)], [])})
 
     # The pipeline
 
@@ -221,6 +224,18 @@ class CombinedRun:
             self._change_views()
         self.p = self.open()
         self.rate = 0.0
+        self.burst(4 + self.chance.below(6))
+
+    def burst(self, count: int) -> None:
+        """Transactions beside the backfills that a script begins, without a pause; then all of them are compared."""
+        models = {}
+        for _ in range(count):
+            self.commit(self._changes())
+            models[self.p.time] = {name: dict(rows) for name, rows in self.model.items()}
+        now = self.model
+        for time, self.model in models.items():
+            self.compare(time)
+        self.model = now
         self.compare()
 
     def repair(self) -> None:
@@ -267,6 +282,12 @@ class CombinedRun:
             "s": None if pick(4) == 0 else text,
         }
 
+    def _row_of_u(self, *, zero: bool = False) -> dict[str, Any]:
+        return {
+            "g": (*TEXTS, *map(str, range(90)))[self.chance.below(98)],
+            "v": 0 if zero else self.chance.below(9) + 1,
+        }
+
     def _changes(self) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
         """By table: rows to write, and rows to delete."""
         pick = self.chance.below
@@ -275,10 +296,7 @@ class CombinedRun:
         gone = [held[pick(len(held))] for _ in range(pick(4))] if held else []
         changes = {"t": (written, gone)}
         if self.has_u:
-            come = [
-                {"g": TEXTS[pick(len(TEXTS))], "v": 0 if pick(40) == 0 else pick(9) + 1}
-                for _ in range((0, 2, 45)[pick(3)])
-            ]
+            come = [self._row_of_u(zero=pick(40) == 0) for _ in range((0, 2, 45)[pick(3)])]
             there = [*self.model["u"].values()]
             changes["u"] = (come, [there[pick(len(there))]] if there and pick(3) == 0 else [])
         return changes
@@ -337,22 +355,31 @@ class CombinedRun:
         order = [view for view in VIEWS if view in self.views]
         self.views = {view: self.views[view] for view in order}
 
-    def compare(self) -> set[str]:
-        """The tables, and all views that take part: their names."""
+    def compare(self, time: int | None = None) -> set[str]:
+        """The tables, and all views that take part and can be read at the time: their names."""
         status = self.p.status()
         assert status.state in ("running", "stalled"), status
         states = {one.name: one.state for one in status.collections}
         reference = self._reference()
         for table in ("t", "u") if self.has_u else ("t",):
-            compare(self.p.view(table).to_arrow(), reference.rows(table), where=f"table {table}")
+            if (found := self._read(table, time)) is not None:
+                compare(found, reference.rows(table), where=f"table {table}, as of {time}")
         compared = set()
         for view, version in self.views.items():
-            if states[view] == "running":
+            if states[view] == "running" and (found := self._read(view, time)) is not None:
                 expected = reference.by_spark(VIEWS[view][version])
-                where = f"view {view}, version {version}, after transaction {self.number}"
-                compare(self.p.view(view).to_arrow(), expected, where=where)
+                where = f"view {view}, version {version}, as of {time}, after push {self.number}"
+                compare(found, expected, where=where)
                 compared.add(view)
         return compared
+
+    def _read(self, collection: str, time: int | None) -> pa.Table | None:
+        """None if it cannot be read at that time any more, or not yet."""
+        view = self.p.view(collection)
+        try:
+            return (view if time is None else view.as_of(time)).to_arrow()
+        except TimeCompacted:
+            return None
 
     def _reference(self) -> Reference:
         schemas = {name: table.schema for name, table in self.p.engine.tables.items()}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from evertide.checkpoint.manifest import manifest_key
 from evertide.pipeline.pipeline import Pipeline
 from evertide.store.open import Storage
 from evertide.store.paths import checkpoint_key
-from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
+from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, crash, engine, open_pipeline, rows_of, storage
 
 
 def order(number: int) -> dict[str, object]:
@@ -112,3 +113,30 @@ def test_x8_damage_that_garbage_collection_finds_is_told_and_healed() -> None:
     assert [problem.error_code for problem in pipeline.status().problems] == ["checkpoint_damaged"]
     assert "a newer one has replaced it" in pipeline.status().problems[0].why
     crash(pipeline)
+
+
+def test_x8_the_older_checkpoint_is_from_before_a_table_was_added_and_another_got_a_column() -> None:
+    """The shards of both begin after the checkpoint that is used: a replay does not ask them for earlier times."""
+    kept = storage()
+    first = open_pipeline(kept, engine("revenue", tables=(ORDERS,)))
+    first.push("orders", [order(1)])
+    first.commit()
+    first.checkpoint()
+    first.push("orders", [order(2)])
+    first.commit()
+    crash(first)
+    wider = replace(ORDERS, schema=ORDERS.schema.append(pa.field("note", pa.string())))
+    second = open_pipeline(kept, engine("revenue", "counts", tables=(wider, NOTES)))
+    second.push("orders", [{**order(3), "note": "n"}])
+    second.push("notes", [{"text": "x"}])
+    second.commit()
+    second.checkpoint()
+    [newest] = [number for number, _ in second.status().checkpoints[:1]]
+    second.push("notes", [{"text": "y"}])
+    second.commit()
+    crash(second)
+    replace_blob(kept, manifest_key(newest), WAYS["flipped"])
+    third = open_pipeline(kept, engine("revenue", "counts", tables=(wider, NOTES)))
+    assert rows_of(third, "revenue") == [("a", 30)]
+    assert rows_of(third, "counts") == [(3, 2)]
+    assert len(rows_of(third, "orders")) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, TimeCompacted
 from evertide.pipeline.definition import Away
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.hydration import view_record
@@ -51,6 +51,24 @@ def filled(made: SmallEngine | None = None) -> Storage:
 
 def cohorts(p: Pipeline) -> list[set[str]]:
     return [set(cohort.views) for cohort in p._runner.machine.cohorts]
+
+
+def test_x18_a_collection_is_not_read_as_empty_before_it_was_computed() -> None:
+    """An added view and a table that got a column have a new shard. It would say that there was nothing before."""
+    kept = filled()
+    wider = replace(ORDERS, schema=SCHEMA.append(pa.field("note", pa.string())))
+    with open_pipeline(kept, engine("revenue", "counts", "share", tables=(wider, NOTES))) as p:
+        computed = p.time
+        p.push("orders", [{**order(9, 9), "note": "n"}])
+        p.commit()
+        for name, rows in (("share", 4), ("orders", 4), ("revenue", 1)):
+            assert len(p.view(name).as_of(computed).to_pylist()) == rows
+            with pytest.raises(TimeCompacted, match=f"smallest time that can be read is {computed}"):
+                p.view(name).as_of(computed - 1).to_pylist()
+        assert len(p.view("counts").as_of(computed).to_pylist()) == 1
+        with pytest.raises(TimeCompacted, match="smallest time that can be read"):
+            p.view("share").changes()
+        assert p.view("share").changes(since=computed).num_rows == 1
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

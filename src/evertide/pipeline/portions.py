@@ -175,7 +175,10 @@ class Pending:
         return self._claims[-1]
 
     def fill(self, shards: Sequence[Shard], members: Members) -> None:
-        """Append them to shards that are new."""
+        """Append them to shards that are new.
+
+        Such a shard has nothing to say of earlier times: a read of those is refused, and does not find it empty.
+        """
         if self.parts:
             self.store(members)
         end = self.time + 1
@@ -183,6 +186,8 @@ class Pending:
             [Append(shard.log, self.changes(shard.name, shard.schema), 0, end) for shard in shards], self._writer
         )
         self.settled()
+        for shard in shards:
+            shard.advance_since(self.time, self._writer)
 
     def drop(self, members: Members) -> None:
         """They will not be appended."""

@@ -15,6 +15,7 @@ Kinds differ only where a caller would act differently; the classes below a kind
     │   ├── StorageForbidden    read-only or no permission
     │   ├── ScratchUnavailable  temporary files cannot be written or read: make room
     │   ├── SparkAway           Spark lost executors, or could not finish a job for another reason than a row
+    │   ├── Recomputing         state has diverged several times, and waits before it is computed again
     │   └── QueryEnded          the process that answered a query ended before it did: ask again
     ├── OutcomeUnknown          "may have happened": read back before anything else
     ├── SourceFailed            a source cannot go on: it stalls, the others do not
@@ -24,6 +25,7 @@ Kinds differ only where a caller would act differently; the classes below a kind
     ├── Diverged                a replay came to something else than what is recorded: stop, discard the state
     ├── SparkEnded              Spark is gone as a whole: start this process again
     ├── ViewFailed              a view cannot be computed, because of a row: correct the row
+    │   └── StateDiverged       the state of views is not what it should be: it is computed again by itself
     ├── Damaged                 storage no longer holds what it acknowledged: stop, repair or restore
     │   ├── BlobMissing         a blob that a record names is not there
     │   ├── BlobDamaged         a blob is there with other bytes
@@ -60,6 +62,7 @@ __all__ = [
     "LimitExceeded",
     "OutcomeUnknown",
     "QueryEnded",
+    "Recomputing",
     "RecordDamaged",
     "ScratchUnavailable",
     "SinkFailed",
@@ -68,6 +71,7 @@ __all__ = [
     "SourceFailed",
     "SparkAway",
     "SparkEnded",
+    "StateDiverged",
     "StorageForbidden",
     "StorageFull",
     "TimeCompacted",
@@ -232,6 +236,15 @@ class SparkAway(Unavailable):
 
 
 @dataclass(eq=False, repr=False)
+class Recomputing(Unavailable):
+    """`path` names the views. A replica that follows does not go on without their state."""
+
+    error_code = "recomputing"
+    what = "The state of views has diverged several times, and waits before it is computed again"
+    remedy = "It goes on by itself. Compare the versions of the replicas, and send the evidence: docs/operating.md."
+
+
+@dataclass(eq=False, repr=False)
 class QueryEnded(Unavailable):
     """`path` is the engine. Queries have processes of their own, so nothing else is concerned."""
 
@@ -361,6 +374,15 @@ class ViewFailed(EvertideError):
     views: tuple[str, ...]
     time: int
     why: str
+
+
+@dataclass(eq=False, repr=False)
+class StateDiverged(ViewFailed):
+    """I8, X7: no row is to blame. `time` is the transaction that showed it."""
+
+    error_code = "state_diverged"
+    what = "The state of views is not what it should be, and is discarded"
+    remedy = "The views are computed again from their tables by themselves. Send the evidence: docs/operating.md."
 
 
 @dataclass(eq=False, repr=False)

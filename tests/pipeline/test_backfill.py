@@ -1,4 +1,4 @@
-"""X2, X3, X4: views join, leave and come back while transactions wait for storage, and while checkpoints are made."""
+"""X2, X3, X4, J12: views join, leave and come back while transactions wait for storage, and beside checkpoints."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ def test_x4_holds_of_a_process_that_is_gone_are_released() -> None:
         assert not any(name.startswith("backfill-") for name in holds(p))
 
 
-def test_c6_a_row_that_is_repaired_during_the_backfill_brings_the_view_back() -> None:
+def test_j12_a_row_that_is_repaired_during_the_backfill_brings_the_view_back() -> None:
     """The view failed as of a time before the repair: no later change is needed."""
     with open_pipeline(storage(), engine("revenue", "share")) as p:
         p.push("orders", [order(1, 0)])

@@ -64,6 +64,22 @@ RECORDS: dict[str, msgspec.Struct] = {
         fingerprint="e" * 32,
         change="0123456789abcdef",
     ),
+    "definition-diverged": Definition(
+        generation=3,
+        tables={},
+        views={
+            "revenue": ViewRecord(
+                b"schema",
+                "f" * 32,
+                ("orders",),
+                "revenue.89abcdef",
+                Away("hydrating", 2**40, "it came to something else", 1.5, "state_diverged"),
+            ),
+        },
+        sources=(),
+        fingerprint="e" * 32,
+        change="0123456789abcdef",
+    ),
     "health": Health("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
     "leader": Leader("0123456789abcdef", 1.5, "fedcba9876543210"),
     "replica": ReplicaRecord("0123456789abcdef", "read-only", "running", 2**40, 1.5, "fedcba9876543210"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from evertide.checkpoint.verification import read_manifest
 from evertide.errors import Diverged, InvalidInput, Unavailable
 from evertide.pipeline import hydration
 from evertide.pipeline.members import Members
+from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
@@ -105,8 +107,9 @@ def test_state_that_no_checkpoint_has_is_computed_in_portions_and_compared(monke
         if not entry.key.endswith("manifest.json"):
             kept.blob.delete(entry.key)
     other = replace(VIEWS["revenue"], function=lambda tables: [{"customer": "x", "amount": len(tables["orders"])}])
+    replica = SmallEngine([ORDERS, NOTES], [other, VIEWS["counts"], VIEWS["share"]])
     with pytest.raises(Diverged, match="revenue"):
-        open_pipeline(kept, SmallEngine([ORDERS, NOTES], [other, VIEWS["counts"], VIEWS["share"]]), settings=SMALL)
+        open_pipeline(kept, replica, settings=SMALL, role=Role.READ_ONLY)
     seen = steps_with("share", monkeypatch)
     with open_pipeline(kept, engine(*ALL), settings=SMALL) as p:
         assert len(seen) > 4
@@ -192,12 +195,13 @@ def test_whoever_stops_the_pipeline_does_not_wait_for_a_backfill(monkeypatch: py
     kept = noted(9)
     made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], VIEWS["counts"]])
     step = SmallCohort.step
-    seen = 0
+    seen, is_open = 0, threading.Event()
 
     def stopping(self: SmallCohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         nonlocal seen
         if "counts" in self.views:
             seen += 1
+            assert is_open.wait(60)
             p._stopping.set()
         return step(self, deltas)
 
@@ -206,6 +210,7 @@ def test_whoever_stops_the_pipeline_does_not_wait_for_a_backfill(monkeypatch: py
         p.commit()
     monkeypatch.setattr(SmallCohort, "step", stopping)
     p = open_pipeline(kept, made, settings=SMALL, threads=True)
+    is_open.set()
     p.close()
     assert seen == 1
     monkeypatch.undo()

@@ -38,7 +38,7 @@ from evertide.errors import Damaged, Diverged, EvertideError, InvalidInput
 from evertide.journal.records import Bound, Committed, Content
 from evertide.shard.digest import add
 
-__all__ = ["Found", "Progress", "Replay", "State", "Stretch", "check"]
+__all__ = ["Found", "Progress", "Replay", "State", "Stretch", "check", "differing"]
 
 
 class State(enum.Enum):
@@ -144,10 +144,17 @@ def check(found: Found, recorded: Committed) -> None:
         raise InvalidInput(where=f"transaction {found.time}", why=why)
     _check_names("source", found.sources, recorded.sources, recorded.time)
     _check_names("shard", found.shards, recorded.shards, recorded.time)
-    _check_contents("source", found.sources, recorded.sources, recorded.time)
+    for error in _differing("source", found.sources, recorded.sources, recorded.time).values():
+        raise error
+    for error in differing(found, recorded).values():
+        raise error
+
+
+def differing(found: Found, recorded: Committed) -> dict[str, Diverged]:
+    """The shards that came to something else than what is recorded, by name."""
     if recorded.portions > 1:  # how many rows took back each other depends on where the portions ended
         recorded = _by_digest(found, recorded)
-    _check_contents("shard", found.shards, recorded.shards, recorded.time)
+    return _differing("shard", found.shards, recorded.shards, recorded.time)
 
 
 class Replay:
@@ -257,11 +264,16 @@ def _check_names(kind: str, found: Mapping[str, Content | None], recorded: Mappi
         raise InvalidInput(where=f"{kind} {name!r}", why=why)
 
 
-def _check_contents(kind: str, found: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int) -> None:
+def _differing(
+    kind: str, found: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int
+) -> dict[str, Diverged]:
+    differ = {}
     for name in sorted(recorded):
-        content, expected = found[name], recorded[name]
+        content, expected = found.get(name), recorded[name]
         if content is not None and content != expected:
-            raise Diverged(where=f"{kind} {name!r}", time=time, expected=_told(expected), found=_told(content))
+            where = f"{kind} {name!r}"
+            differ[name] = Diverged(where=where, time=time, expected=_told(expected), found=_told(content))
+    return differ
 
 
 def _by_digest(found: Found, recorded: Committed) -> Committed:

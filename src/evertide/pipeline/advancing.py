@@ -51,7 +51,7 @@ class Advancing:
         self._intake = intake
         self._duties = duties
         self._leading = leading
-        self._following = Following(runner)
+        self._following = Following(runner, lambda: leading.is_ours)
         self._asked = () if role is Role.READ_ONLY else (PUSH,)
         """The sources that a process asks which does not lead."""
         self._looked_s = hosts.runtime.monotonic_s()
@@ -109,6 +109,7 @@ class Advancing:
             logger.warning("this replica fell behind what is kept, and starts again from the newest checkpoint")
             fresh = open_follower(self._hosts, "a peer", is_read_only=not self._asked)
             self._runner.machine, self._runner.members, self._runner.stands = fresh.machine, fresh.members, fresh.stands
+            self._runner.lost = fresh.lost
             self._following.restart()
             return True
 

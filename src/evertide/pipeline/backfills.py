@@ -3,6 +3,7 @@
 A view that failed at transaction t is due when a later transaction, whoever made it, changed a table that it is made
 of: so a row that is repaired while the view is computed makes it due again. It is tried at most every `retry_view_s`,
 and all that are due at once, as one may read another. A view over a table that is not kept cannot be computed again.
+A view whose state has diverged is computed again at once, and if that happens again, after waits that double.
 One backfill runs at a time, in a thread of its own; without threads it runs in line.
 """
 
@@ -12,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from evertide.errors import (
@@ -25,7 +27,10 @@ from evertide.errors import (
 )
 from evertide.pipeline.backfill import Backfill
 from evertide.pipeline.definition import tables_under
+from evertide.pipeline.divergence import Backoff
 from evertide.pipeline.runner import Runner
+from evertide.pipeline.status import divergences
+from evertide.problem import Problem
 from evertide.shard.stopping import never
 
 __all__ = ["Backfills"]
@@ -59,33 +64,52 @@ class Backfills:
         self._thread: threading.Thread | None = None
         self._one = threading.RLock()
         """Held by the backfill that runs."""
+        self._is_running = False
         self._starting = threading.Lock()
         self._is_stopped = False
         self._due: set[str] = set()
         self._tried_s: dict[str, float] = {}
+        self._backoffs: dict[str, Backoff] = {}
+        """Of views whose state has diverged."""
         self._seen: set[str] = set()
         """Views that failed, and were looked at."""
 
     def begin(self) -> None:
         """Those that the definition says are to be computed."""
-        self._start(self._runner.definition.away("hydrating"))
+        self.go_on()
 
     def go_on(self) -> None:
         """Try what is due, unless one runs."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_running or (self._thread is not None and self._thread.is_alive()):
             return
-        definition = self._runner.definition
+        definition, now_s = self._runner.definition, self._runner.runtime.monotonic_s()
         failed = definition.away("failed")
+        self._due = {*self._due.intersection(failed), *definition.away("hydrating")}
         if failed:
             self._due.update(self._touched(failed))
-        self._due &= {*failed, *definition.away("hydrating")}
-        if not self._due:
+        diverged = definition.diverged()
+        views = [name for name in sorted(self._due) if not self._wait_s(name, now_s)]
+        if not views:
             return
-        now_s, wait_s = self._runner.runtime.monotonic_s(), self._runner.settings.retry_view_s
-        views = [name for name in sorted(self._due) if now_s - self._tried_s.get(name, -1e9) >= wait_s]
         self._due.difference_update(views)
         self._tried_s |= dict.fromkeys(views, now_s)
+        for name in diverged.keys() & set(views):
+            self._backoffs.setdefault(name, Backoff(self._runner.settings.retry_view_s)).tried(now_s)
         self._start(views)
+
+    def _wait_s(self, view: str, now_s: float) -> float:
+        """Until it may be tried again."""
+        wait_s = self._tried_s.get(view, -1e9) + self._runner.settings.retry_view_s - now_s
+        backoff = self._backoffs.get(view)
+        if backoff is not None and view in self._runner.definition.diverged():
+            wait_s = backoff.wait_s(now_s)
+        return max(0.0, wait_s)
+
+    def problems(self) -> list[Problem]:
+        """The views whose state has diverged, until they are back."""
+        now_s = self._runner.runtime.monotonic_s()
+        found = divergences(self._runner.definition)
+        return [replace(one, wait_s=self._wait_s(name, now_s) or None) for name, one in found.items()]
 
     def _touched(self, failed: Iterable[str]) -> list[str]:
         """Views of which a table was changed since they failed."""
@@ -153,11 +177,13 @@ class Backfills:
 
     def _run(self, views: Collection[str]) -> None:
         with self._one:
+            self._is_running = True
             try:
                 wait = self._wait if self._has_threads else never
                 backfill = Backfill(self._runner, views, self._turn, self._progress, self._settle, wait)
                 backfill.run(self._stopping.is_set)
             finally:
+                self._is_running = False
                 self._progress("backfill", 0, 0)  # or it would seem to be under way for ever
 
     def _wait(self) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, StateDiverged
 from evertide.pipeline.names import ERRORS, path_name
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import PIPELINE
@@ -80,6 +80,8 @@ class Away(msgspec.Struct, frozen=True):
     time: int
     why: str
     since_s: float
+    error_code: str | msgspec.UnsetType = msgspec.UNSET
+    """Of what is wrong with a view that is hydrating; not stored if nothing is."""
 
 
 class ViewRecord(msgspec.Struct, frozen=True):
@@ -112,6 +114,11 @@ class Definition(msgspec.Struct, frozen=True):
 
     def away(self, state: str) -> list[str]:
         return [name for name, view in self.views.items() if view.away is not None and view.away.state == state]
+
+    def diverged(self) -> dict[str, Away]:
+        """The views whose state was discarded, and which are computed again."""
+        away = {name: view.away for name, view in self.views.items() if view.away is not None}
+        return {name: one for name, one in away.items() if one.error_code == StateDiverged.error_code}
 
     def members(self) -> tuple[str, ...]:
         """The shards that every transaction moves on."""

@@ -115,7 +115,7 @@ class Duties:
     def warnings(self) -> list[Problem]:
         """What is wrong, and stops no transaction."""
         checkpointing = self.checkpointing
-        found = [] if checkpointing.problem is None else [checkpointing.problem]
+        found = [*self.backfills.problems(), *([] if checkpointing.problem is None else [checkpointing.problem])]
         found += [*self._hosts.checkpoints.damage.problems(), *checkpointing.failing.problems()]
         return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 

@@ -1,7 +1,7 @@
 """`Following`: keeping up with peers, which run the same pipeline on the same storage.
 
 1. What a peer committed goes through our operators as well, from the tables' shards, and must come to what is recorded
-   (I1, I8): or we have `diverged`, and commit nothing more.
+   (I1, I8). Views that do not have lost their state, and it is computed again (`evertide.pipeline.divergence`).
 2. What we computed, and a peer committed before us, is compared in the same way, and is not appended (I3).
 3. A generation that a peer made is taken over if it is of our own script; if it is of another one, we are fenced out
    (I16). Which views take part is told per transaction by the shards that its record names: a view that failed there
@@ -14,11 +14,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved, OutcomeUnknown, Unavailable
+from evertide.errors import (
+    Conflict,
+    EvertideError,
+    Fenced,
+    GenerationMoved,
+    OutcomeUnknown,
+    Recomputing,
+    StateDiverged,
+    Unavailable,
+)
 from evertide.journal.records import Committed
 from evertide.journal.replay import Found, check
 from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
-from evertide.pipeline.hydration import Digests, hydrated_cohort
+from evertide.pipeline.divergence import Backoff
+from evertide.pipeline.hydration import Digests, differing_contents, hydrated_cohort
 from evertide.pipeline.runner import Runner
 from evertide.store.paths import GENERATION
 from evertide.store.retry import reading
@@ -29,8 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 class Following:
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, leads: Callable[[], bool] = lambda: True) -> None:
+        """`leads` tells whether this process leads."""
         self._runner = runner
+        self._leads = leads
+        self._backoff = Backoff(runner.settings.retry_view_s)
         self._taken = 0
         """The number of the generation whose views are those of the machine."""
         self._differs: tuple[Evolution, tuple[str, ...]]
@@ -47,8 +60,10 @@ class Following:
             # In this order: the generation is at least the one in which those were committed.
             committed = runner.journal.committed_upper
             self._adopt()
+            self._recover()
             while runner.time < committed:
                 self._replay(committed)
+                self._recover()
             if self._taken == runner.writer.generation:
                 break
             if runner.journal.committed_upper == committed and self._number_in_force() == runner.writer.generation:
@@ -85,7 +100,8 @@ class Following:
         try:
             if self._taken != runner.writer.generation:
                 self._align(stretch.records[0].shards)
-            check(runner.replay(stretch, is_peers=True), stretch.recorded)
+            found = runner.replay(stretch, is_peers=True)
+            check(runner.without_diverged(found, stretch.recorded), stretch.recorded)
             runner.replayed(stretch, "peer")
         except EvertideError as error:
             runner.machine.broken = error  # whatever it was, a part of it may be taken
@@ -127,6 +143,7 @@ class Following:
         live = {
             name: view for name, view in runner.definition.live().items() if name not in self._differs[0].views_gone
         }
+        here |= runner.lost_views()  # which `_recover` settles
         missing = [name for name, view in live.items() if name not in here and view.shard in shards]
         if missing:
             self._take_in(missing)
@@ -173,4 +190,41 @@ class Following:
         outcome = self._runner.outcome
         if outcome is not None:
             shards = {name: outcome.stored(name) for name in recorded.shards}
-            check(Found(outcome.time, outcome.sources.all, shards), recorded)
+            found = Found(outcome.time, outcome.sources.all, shards)
+            check(self._runner.without_diverged(found, recorded), recorded)
+
+    def _recover(self) -> None:
+        """Views whose state was discarded: one that leads has them computed beside the transactions, into new shards.
+
+        One that follows computes them in place, and they must come to what the shards hold. If they do not, it waits
+        before it tries again: its peers go on.
+        """
+        runner = self._runner
+        if not runner.lost:
+            return
+        if self._leads():
+            while runner.lost:
+                try:
+                    runner.leave_lost()
+                except GenerationMoved:
+                    self._adopt()
+            return
+        views, now_s = sorted(runner.lost_views()), runner.runtime.monotonic_s()
+        wait_s = self._backoff.wait_s(now_s)
+        if wait_s:
+            why = f"{runner.lost[0].why}; try {self._backoff.tries + 1} is in {wait_s:.0f} s"
+            raise Recomputing(path=f"state of the views {views}", why=why)
+        self._backoff.tried(now_s)
+        logger.warning("the views %s are computed again, as of transaction %d", views, runner.time - 1)
+        live = runner.definition.live()  # one that has another shard by now is taken in when that one begins
+        left = [name for name in views if name in live and live[name].shard == runner.stands.get(name)]
+        if left:
+            digests = Digests()
+            cohort = hydrated_cohort(runner.machine, runner.members, left, runner.time, digests)
+            for wrong in differing_contents(runner.members, digests.all, left, runner.time).values():
+                why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
+                runner.machine.store.given_up.extend(part.key for part in cohort.parts())
+                runner.lost = [StateDiverged(views=tuple(views), time=wrong.time, why=why)]
+                raise Recomputing(path=f"state of the views {views}", why=why)
+            runner.machine.cohorts.append(cohort)
+        runner.lost = []

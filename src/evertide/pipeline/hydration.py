@@ -29,7 +29,7 @@ from evertide.shard.digest import ZERO, add
 __all__ = [
     "Digests",
     "check_computable",
-    "check_content",
+    "differing_contents",
     "hydrated_cohort",
     "hydrated_tables",
     "view_record",
@@ -151,8 +151,11 @@ def hydrated_tables(declared: Mapping[str, DeclaredTable], store: StateStore, me
     return tables
 
 
-def check_content(members: Members, digests: Mapping[str, str], views: Collection[str], time: int) -> None:
-    """Whether views that were computed from scratch hold what their shards say (I8)."""
+def differing_contents(
+    members: Members, digests: Mapping[str, str], views: Collection[str], time: int
+) -> dict[str, Diverged]:
+    """The views that were computed from scratch and do not hold what their shards say (I8), by name."""
+    differ = {}
     for name in views:
         with members.collection(name).snapshot(time - 1) as stored:
             parts = (content_of(rows.drop_columns([TIME])).digest for rows in stored.scan())
@@ -160,7 +163,8 @@ def check_content(members: Members, digests: Mapping[str, str], views: Collectio
         found = digests.get(name, ZERO)
         if found != expected:
             told = {"expected": f"rows with digest {expected}", "found": f"rows with digest {found}"}
-            raise Diverged(where=f"view {name!r}", time=time - 1, **told)
+            differ[name] = Diverged(where=f"view {name!r}", time=time - 1, **told)
+    return differ
 
 
 def view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:

@@ -6,23 +6,25 @@ answer in the middle of it, the same step may be made again: a cohort that has t
 twice. Where it cannot be told what was taken, the machine is `broken`, and has to be restored.
 
 A view that a row makes fail leaves its cohort, and the step goes on without it (`failures`): one bad row must not stop
-what does not depend on it (J12).
+what does not depend on it (J12). A cohort whose state contradicts itself or cannot be read is discarded, and its views
+leave in the same way (X7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import Damaged, StorageForbidden, StorageFull, ViewFailed
+from evertide.errors import Damaged, StateDiverged, StorageForbidden, StorageFull, ViewFailed
 from evertide.flow.arrangement import Arrangement
 from evertide.flow.blame import culprit
 from evertide.flow.circuit import new_names
 from evertide.flow.manifest import Manifest
 from evertide.flow.row_groups import RowGroupCache
+from evertide.pipeline.definition import tables_under
 from evertide.pipeline.engine import Cohort, Engine, StatePart, StateStore, parts_of, taken
 from evertide.pipeline.tables import Tables
 from evertide.runtime import Runtime
@@ -63,6 +65,8 @@ class Machine:
     failures: list[ViewFailed] = field(default_factory=list)
     """Of the last step."""
     broken: BaseException | None = None
+    lost_parts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    """By the views of a cohort that was discarded, the keys of its parts: for the evidence."""
     _given: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
     """The cohorts that have taken the transaction under way, by identity, and what they gave."""
 
@@ -93,7 +97,7 @@ class Machine:
         before, self.failures = self.failures, []
         try:
             found = self._taken(cohort, deltas)
-            failures = [ViewFailed(views=one.views, time=time, why=one.why) for one in self.failures]
+            failures = [type(one)(views=one.views, time=time, why=one.why) for one in self.failures]
         finally:
             self.failures = before
         if cohort.views:
@@ -105,14 +109,38 @@ class Machine:
             try:
                 return cohort.step(deltas)
             except (Damaged, StorageFull, StorageForbidden) as error:  # a circuit may have taken a part of it
-                self.broken = error
-                raise
+                if not isinstance(error, Damaged) or not self.is_computable(cohort.views):
+                    self.broken = error
+                    raise
+                self.failures.append(self._lost(cohort, str(error)))
             except ViewFailed as error:
                 row = culprit(cohort.fails, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
                 self.failures.append(ViewFailed(views=error.views, time=self.time, why=why))
                 cohort.drop(error.views)
         return {}
+
+    def is_computable(self, views: Iterable[str]) -> bool:
+        """Whether the views can be computed from what is stored."""
+        engine = self.engine
+        tables = {table for view in views for table in tables_under(engine.views, view)}
+        return all(engine.tables[name].is_kept for name in tables)
+
+    def discard(self, view: str, why: str) -> StateDiverged | None:
+        """Drop the cohort of a view as a whole, as its views share state; None if it is gone already."""
+        for cohort in self.cohorts:
+            if view in cohort.views:
+                found = self._lost(cohort, why)
+                self.cohorts = [one for one in self.cohorts if one is not cohort]
+                return found
+        return None
+
+    def _lost(self, cohort: Cohort, why: str) -> StateDiverged:
+        views, keys = tuple(cohort.views), [part.key for part in cohort.parts()]
+        self.store.given_up.extend([*keys, *cohort.released()])
+        cohort.drop(views)
+        self.lost_parts[views] = tuple(keys)
+        return StateDiverged(views=views, time=self.time, why=why)
 
     def save(self, shards: Mapping[str, str], tables: Mapping[str, str]) -> tuple[bytes, list[StatePart]]:
         """Make all of it durable. `shards` are those of the views, `tables` those of the tables, by name."""

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.draft import Restored
-from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged
+from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged, ViewFailed
 from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import Replay, State
@@ -49,7 +49,7 @@ from evertide.pipeline.gathered import aligned
 from evertide.pipeline.hydration import (
     Digests,
     check_computable,
-    check_content,
+    differing_contents,
     hydrated_cohort,
     hydrated_tables,
     view_record,
@@ -104,7 +104,7 @@ def open_runner(hosts: Hosts) -> Runner:
     """For the process that leads."""
     _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
     evolution = evolved(known, hosts.engine)  # refuses before anything is changed
-    runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution)
+    runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution, leads=True)
     take_lead(runner, hosts.progress)
     return runner
 
@@ -122,11 +122,12 @@ def open_follower(hosts: Hosts, leader: str, *, is_read_only: bool) -> Runner:
     if not is_read_only and not (evolution.is_nothing() and known.sources == tuple(hosts.sources)):
         why = f"{leader} runs another version of the script: stop it first, or start as read-only and promote"
         raise Conflict(where=hosts.meta.path(PIPELINE), why=why)
-    return _restored(hosts, known, evolution)
+    return _restored(hosts, known, evolution, leads=False)
 
 
 def take_lead(runner: Runner, progress: OnProgress) -> None:
     """Bring the storage to what the script says, and complete what was begun."""
+    runner.leave_lost()
     _evolve(runner, evolved(runner.definition if runner.definition.generation else None, runner.machine.engine))
     if runner.time == 0:
         Backfill(runner, runner.definition.away("hydrating"), nullcontext()).run()
@@ -177,7 +178,7 @@ def _fresh(hosts: Hosts) -> Runner:
     return _runner(hosts, definition, Machine(hosts.engine, hosts.store, Tables({}, hosts.store), [], 0))
 
 
-def _restored(hosts: Hosts, known: Definition, evolution: Evolution) -> Runner:
+def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
     members = Members(hosts.shards, known)
     committed, bound = hosts.journal.committed_upper, hosts.journal.upper
     changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back}
@@ -197,7 +198,7 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution) -> Runner:
     )
     while replay.state is State.REPLAY:
         stretch = runner.stretch(committed)
-        replay.replayed(runner.replay(stretch), stretch.recorded)
+        replay.replayed(runner.without_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
         runner.replayed(stretch, "replayed")
         hosts.progress("replay", replay.progress.done, committed - stretch.upper + replay.progress.done)
         if (now_s := hosts.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
@@ -206,7 +207,9 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution) -> Runner:
     if machine.time > first:
         took_s = hosts.runtime.monotonic_s() - began_s
         logger.info("replayed the transactions from %d to %d in %.1f s", first, machine.time - 1, took_s)
-    _hydrate_missing(runner, stable, hosts.progress)
+    if not leads:
+        runner.lost = []  # computed in place
+    _hydrate_missing(runner, stable, hosts.progress, leads=leads)
     return runner
 
 
@@ -263,19 +266,35 @@ def _rebuilt(
     return Machine(engine, store, Tables(tables, store), cohorts, 0)
 
 
-def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress) -> None:
-    """Members of which no state was found: it is computed, and must come to what their shards hold."""
+def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress, *, leads: bool) -> None:
+    """Members of which no state was found: it is computed, and must come to what their shards hold.
+
+    If it does not, one that leads computes them into new shards, beside the transactions, and goes on without a view
+    that fails. For one that follows it is an error, as it computes something else than its peers.
+    """
     machine = runner.machine
-    missing = [name for name in stable if not any(name in cohort.views for cohort in machine.cohorts)]
+    here = {name for cohort in machine.cohorts for name in cohort.views} | runner.lost_views()
+    missing = [name for name in stable if name not in here]
     if not missing:
         return
     logger.warning("the state of the views %s is computed from the tables", missing)
     progress("rebuild", 0, len(missing))
-    digests = Digests()
-    cohort = hydrated_cohort(machine, runner.members, missing, machine.time, digests)
-    if machine.time:
-        check_content(runner.members, digests.all, missing, machine.time)
-    machine.cohorts.append(cohort)
+    digests, left, cohort = Digests(), missing, None
+    while left and cohort is None:
+        try:
+            cohort = hydrated_cohort(machine, runner.members, left, machine.time, digests)
+        except ViewFailed as error:
+            if not leads:
+                raise
+            runner.lost.append(ViewFailed(views=error.views, time=machine.time - 1, why=error.why))
+            left = [name for name in left if name not in error.views]
+    if cohort is not None:
+        machine.cohorts.append(cohort)
+    wrong = differing_contents(runner.members, digests.all, left, machine.time) if machine.time else {}
+    for name, diverged in wrong.items():
+        if not leads:
+            raise diverged
+        runner.lose(name, diverged)
     progress("rebuild", len(missing), len(missing))
 
 

@@ -23,6 +23,8 @@ How the members (the views and shards of the generation) may change while transa
                                              before the next
     a backfill joins here   joins at t       never: `Backfill` first brings t to its end. The join also guards what is
                                              committed, so that it fails if t is committed by a peer or by a late commit
+    a view's state diverges (X7): as a view that fails here; found by a replay or by comparing with a peer, when nothing
+                            is under way: the views leave, or are computed in place, before the next transaction
     a peer changes them     taken over       aligned: a view that joined gets the portions       the record of t tells
                             (`keep_up`)      so far, one that left is dropped                    which views t has
     the lead is taken over  at t             never: t is brought to its end first (`Advancing`)
@@ -33,20 +35,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import Damaged, EvertideError
+from evertide.errors import Damaged, Diverged, EvertideError, StateDiverged, ViewFailed
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
-from evertide.journal.replay import Found, Stretch
+from evertide.journal.replay import Found, Stretch, differing
 from evertide.journal.staging import staged_of
 from evertide.observer import NOBODY, Fault, Observer, Written
 from evertide.pipeline.course import Course, Phase
 from evertide.pipeline.definition import Away, Definition, definition_write, read_definition
+from evertide.pipeline.divergence import Evidence, keep_evidence, versions, with_evidence
 from evertide.pipeline.inputs import read_input
 from evertide.pipeline.machine import Machine
 from evertide.pipeline.members import Members
@@ -97,6 +101,8 @@ class Runner:
         """Of the transaction that is under way."""
         self._stored: dict[str, Written] = {}
         """What its commit holds, by shard."""
+        self.lost: list[ViewFailed] = []
+        """Members without state, as it was discarded or could not be computed: they are settled before any commit."""
         self.changed: dict[str, int] = {}
         """By kept table, the last transaction that changed it, of those that this process has taken."""
 
@@ -243,10 +249,56 @@ class Runner:
         return lambda table: outcome.content(table, self.members)
 
     def _stepped(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int) -> dict[str, pa.Table]:
+        """Of a replay: a view that fails in a transaction that is committed with it has diverged."""
+        homes = [tuple(cohort.views) for cohort in self.machine.cohorts]
         found = self.machine.step(deltas, errors, count=count)
-        if self.machine.failures:
-            raise self.machine.failures[0]
-        return found
+        for failure in self.machine.failures:
+            if not self.machine.is_computable(failure.views):
+                raise failure
+            if isinstance(failure, StateDiverged):
+                self._lose(failure)
+            elif not self.lost_views().issuperset(failure.views):
+                self._lose(self._failed_in_replay(failure, homes))
+        return {name: delta for name, delta in found.items() if name not in self.lost_views()}
+
+    def _failed_in_replay(self, failure: ViewFailed, homes: Sequence[tuple[str, ...]]) -> StateDiverged:
+        """With the views that share its state, which is discarded; `homes` are the views by cohort, before the step."""
+        machine = self.machine
+        views = next(views for views in homes if failure.views[0] in views)
+        others = [machine.discard(name, failure.why) for name in views if name not in failure.views]
+        parts = [key for one in others if one is not None for key in machine.lost_parts.pop(one.views, ())]
+        machine.lost_parts[views] = tuple(parts)
+        why = f"it failed in a transaction in which it had not failed before: {failure.why}"
+        return StateDiverged(views=views, time=failure.time, why=why)
+
+    def lose(self, view: str, error: Diverged) -> None:
+        """Discard the state of a view that differs from what is recorded, with that of the views that share it."""
+        why = f"view {view!r} came to {error.found}, and {error.expected} is recorded"
+        lost = self.machine.discard(view, why)
+        if lost is not None:
+            self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
+
+    def _lose(self, failure: StateDiverged) -> None:
+        self.lost.append(self._with_evidence(failure))
+        self._report(self.lost[-1])
+
+    def lost_views(self) -> set[str]:
+        return {name for one in self.lost for name in one.views}
+
+    def without_diverged(self, found: Found, recorded: Committed) -> Found:
+        """What is left to compare when the views that differ from what is recorded have lost their state (X7).
+
+        A view that cannot be computed again stays in it.
+        """
+        views = {shard: name for name, shard in self.stands.items()}
+        for shard, error in differing(found, recorded).items():
+            name = views.get(shard)
+            if name is None or not self.machine.is_computable([name]):
+                continue
+            self.lose(name, error)
+        gone = {self.stands[name] for name in self.lost_views() if name in self.stands}
+        shards = {shard: None if shard in gone else content for shard, content in found.shards.items()}
+        return replace(found, shards=shards)
 
     def _found(
         self, stretch: Stretch, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
@@ -303,22 +355,59 @@ class Runner:
         except BaseException as error:  # as an interrupt, which may come between any two lines
             self.machine.broken = error
             raise
+        outcome.failures = [
+            self._with_evidence(one) if isinstance(one, StateDiverged) else one for one in outcome.failures
+        ]
         for failure in outcome.failures:
-            logger.error("%s", failure)
-            for name in failure.views:
-                self.observer.failed(Fault("view", name, failure.error_code, time=failure.time))
+            self._report(failure)
+
+    def _report(self, failure: ViewFailed) -> None:
+        logger.error("%s", failure)
+        for name in failure.views:
+            self.observer.failed(Fault("view", name, failure.error_code, time=failure.time))
+
+    def _with_evidence(self, failure: StateDiverged) -> StateDiverged:
+        """For a bug report; that storing it fails is no reason not to go on."""
+        evidence = Evidence(
+            views=failure.views,
+            transaction=failure.time,
+            why=failure.why,
+            found_at_s=self.runtime.wall_s(),
+            writer=self.writer.id,
+            generation=self.definition.generation,
+            fingerprint=self.definition.fingerprint,
+            versions=versions(),
+            state=self.machine.lost_parts.pop(failure.views, ()),
+        )
+        return with_evidence(failure, keep_evidence(evidence, self.members.shards.blob, self.runtime))
 
     def _leave(self, outcome: Outcome) -> None:
-        """Make the generation without the views that failed in the transaction; a peer may have made it already."""
+        """Make the generation without the views that failed in the transaction."""
+        self._send_away(outcome.failures)
+        views = self.definition.views
+        outcome.left({views[name].shard for failure in outcome.failures for name in failure.views}, self.members)
+
+    def leave_lost(self) -> None:
+        """Make the generation in which the views whose state was discarded are to be computed again."""
+        self._send_away(self.lost)
+        self.lost = []
+
+    def _send_away(self, failures: Sequence[ViewFailed]) -> None:
+        """One change of generation for all of them; a peer may have made it already."""
         views = dict(self.definition.views)
-        for failure in outcome.failures:
+        for failure in failures:
             for name in failure.views:
-                if views[name].away is None:
-                    away = Away("failed", failure.time, failure.why, self.runtime.wall_s())
-                    views[name] = msgspec.structs.replace(views[name], away=away)
+                if name in views and views[name].away is None:
+                    views[name] = msgspec.structs.replace(views[name], away=self._away(failure))
         if views != self.definition.views:
             self.change(views=views)
-        outcome.left({views[name].shard for failure in outcome.failures for name in failure.views}, self.members)
+
+    def _away(self, failure: ViewFailed) -> Away:
+        now_s = self.runtime.wall_s()
+        if isinstance(failure, StateDiverged):
+            why = f"{failure.why}; it is computed again from the tables"
+            return Away("hydrating", failure.time, why, now_s, failure.error_code)
+        return Away("failed", failure.time, failure.why, now_s)
 
     def change(self, *, guards: Sequence[Guard] = (), **changes: object) -> None:
         """Another definition, in force from one moment on for everybody (I16).

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError
+from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError, StateDiverged
 from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.health import Health, read_health
@@ -51,6 +51,7 @@ __all__ = [
     "SourceStatus",
     "Status",
     "collection_statuses",
+    "divergences",
     "problem",
     "read_status",
     "sink_statuses",
@@ -199,7 +200,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         sources=_sources(journal.positions(), told, definition, held if lives else None),
         collections=collection_statuses(members) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
-        problems=(first,) if first.error_code else (),
+        problems=(*((first,) if first.error_code else ()), *(divergences(definition).values() if definition else ())),
         host=held.host if held and lives else "",
         pid=held.pid if held and lives else 0,
         sinks=sinks,
@@ -276,6 +277,15 @@ def _stopped(held: Registration | None, committed: int, bound: int) -> str:
         if bound > committed
         else who
     )
+
+
+def divergences(definition: Definition) -> dict[str, Problem]:
+    """By name, the views whose state was discarded, and which are computed again (X7)."""
+    code, remedy = StateDiverged.error_code, StateDiverged.remedy
+    return {
+        name: Problem("warning", code, f"view {name!r}: {away.why}", remedy, away.since_s)
+        for name, away in definition.diverged().items()
+    }
 
 
 def collection_statuses(members: Members) -> tuple[CollectionStatus, ...]:

@@ -55,6 +55,7 @@ __all__ = [
     "check_source",
     "checkpoint_key",
     "checkpoint_prefix",
+    "evidence_key",
     "hold_key",
     "lease_key",
     "lease_prefix",
@@ -164,6 +165,11 @@ def staged_prefix(source: str = "") -> str:
 
 def staged_key(source: str, name: Name) -> str:
     return f"{staged_prefix(source)}{name}"
+
+
+def evidence_key(writer: str, token: str) -> str:
+    """Of a file for a bug report, which no collection deletes."""
+    return f"evidence/{writer}-{token}.json"
 
 
 def checkpoint_prefix(number: int | None = None) -> str:

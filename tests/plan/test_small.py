@@ -116,7 +116,7 @@ def test_an_exchange_that_no_job_has_run_is_noticed(spark: SparkSession) -> None
     catalyst = Catalyst(spark)
     nil, struct = catalyst.seq([]), spark.range(1)._jdf.schema()
     lists = [catalyst.listed([]) for _ in range(3)]
-    made = catalyst.small(spark.range(1)._jdf.queryExecution().optimizedPlan(), 0, *lists, nil, nil, struct)
+    made = catalyst.small(spark.range(1)._jdf.queryExecution().optimizedPlan(), 0, *lists, nil, nil, struct, 1000)
     for frame in (spark.range(10).repartition(2), spark.range(0, 100, 1, 4).limit(3)):
         assert not made.isForHere(frame._jdf.queryExecution().executedPlan())
     assert made.isForHere(spark.range(0, 100, 1, 4)._jdf.queryExecution().executedPlan())

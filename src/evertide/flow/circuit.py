@@ -41,7 +41,7 @@ from evertide.flow.row_groups import RowGroupCache
 from evertide.flow.stage import Stage, demands
 from evertide.flow.top import Top
 from evertide.flow.totals import Totals
-from evertide.flow.trace import cut_plan
+from evertide.flow.trace import cut_plan, shared_nodes
 from evertide.plan.columns import arrow_schema
 from evertide.plan.failure import check_spark, reason, told_of, without_traces
 from evertide.plan.fragment import Fragment
@@ -110,6 +110,7 @@ class Circuit:
         needed = self.program.needed(chosen)
         for name, plan in self.program.views.items():
             if name in needed:
+                self._shared = shared_nodes(plan)
                 self._collections[name] = self._build(plan, name)
         self.views = {name: _user_schema(plan.output) for name, plan in self.program.views.items() if name in chosen}
 
@@ -288,7 +289,7 @@ class Circuit:
         return made
 
     def _stage(self, node: Node, name: str) -> Collection:
-        cut = cut_plan(node)
+        cut = cut_plan(node, self._shared)
         inputs = [self._build(leaf, f"{name}.{at}") for at, leaf in enumerate(cut.leaves)]
         keys = {attribute for _, attributes in demands(cut) for attribute in attributes}
         fragment = Fragment(self.program.catalyst, node, cut.leaves, keys)

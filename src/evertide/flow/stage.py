@@ -53,10 +53,11 @@ class Stage:
             terms.append((1, news))
         if not terms:
             return self.output.nothing
-        is_large = self.fragment.is_large(terms)
+        found = self.fragment.run(terms, is_counted=self.output.is_counted and self._multiplies)
+        is_large = self.fragment.is_large(terms)  # the run may have found that out
         took_all = is_large and any(leaf.took_all for leaf in self.leaves)
         self.ways["recompute" if took_all else "large" if is_large else "small"] += 1
-        return self.fragment.run(terms, is_counted=self.output.is_counted and self._multiplies)
+        return found
 
     def _moved(self) -> pa.Table:
         """Columns only change places: no need to ask Spark."""

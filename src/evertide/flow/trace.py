@@ -9,12 +9,12 @@ and so a leaf with that key as a column.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from evertide.plan.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
 
-__all__ = ["Cut", "JoinKeys", "cut_plan", "has_constant", "has_leaf", "trace"]
+__all__ = ["Cut", "JoinKeys", "cut_plan", "has_constant", "has_leaf", "shared_nodes", "trace"]
 
 _LEFT_ONLY = frozenset(("LeftSemi", "LeftAnti", "LeftOuter", "Existence", "LeftSingle"))
 
@@ -35,6 +35,7 @@ class Cut:
     root: Node
     leaves: list[Node] = field(default_factory=list)
     joins: dict[int, JoinKeys] = field(default_factory=dict)
+    shared: Set[int] = frozenset()
 
     def is_leaf(self, node: Node) -> bool:
         return any(node is leaf for leaf in self.leaves)
@@ -77,12 +78,36 @@ class Cut:
         return self.source(right, attribute, for_match=for_match)
 
 
-def cut_plan(root: Node) -> Cut:
-    """The stage of this root; the leaves that are not tables or additive aggregates are roots of further stages."""
-    cut = Cut(root)
+def cut_plan(root: Node, shared: Set[int] = frozenset()) -> Cut:
+    """The stage of this root; the leaves that are not tables or additive aggregates are roots of further stages.
+
+    `shared` are nodes, by identity, that several parts of the plan read: each is a stage of its own.
+    """
+    cut = Cut(root, shared=shared)
     _cut(cut, root)
     cut.leaves = _in_order(root, cut)
     return cut
+
+
+def shared_nodes(plan: Node) -> Set[int]:
+    """What copies stand for (`evertide.plan.sharing`), by identity; without what keeps its own state already."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            waiting += node.children
+            if isinstance(node, Map) and node.is_copy and not _is_own_collection(_below_maps(node)):
+                found.add(id(node.children[0]))
+    return found
+
+
+def _below_maps(node: Node) -> Node:
+    while isinstance(node, Map | Filter):
+        [node] = node.children
+    return node
 
 
 def _in_order(node: Node, cut: Cut) -> list[Node]:
@@ -98,7 +123,7 @@ def _in_order(node: Node, cut: Cut) -> list[Node]:
 def _cut(cut: Cut, node: Node) -> None:
     if cut.is_leaf(node):
         return
-    if isinstance(node, Scan) or _is_own_collection(node):
+    if isinstance(node, Scan) or _is_own_collection(node) or (id(node) in cut.shared and node is not cut.root):
         cut.leaves.append(node)
         return
     for child in node.children:
@@ -153,8 +178,7 @@ def _cut_join(cut: Cut, node: Join) -> None:
 
 def _is_one_row(node: Node) -> bool:
     """A row that all rows of the other side meet: on its own, it moves them only when its final value changes."""
-    while isinstance(node, Map | Filter):
-        [node] = node.children
+    node = _below_maps(node)
     return isinstance(node, Aggregate) and not node.keys
 
 

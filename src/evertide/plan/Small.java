@@ -25,9 +25,17 @@ import org.apache.spark.memory.UnifiedMemoryManager;
 import org.apache.spark.rdd.ParallelCollectionPartition;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.IsNotNull;
+import org.apache.spark.sql.catalyst.expressions.LessThan;
+import org.apache.spark.sql.catalyst.expressions.Literal$;
+import org.apache.spark.sql.catalyst.expressions.MonotonicallyIncreasingID;
+import org.apache.spark.sql.catalyst.expressions.Or;
+import org.apache.spark.sql.catalyst.expressions.RaiseError;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection$;
 import org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation$;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
@@ -63,6 +71,8 @@ public final class Small {
     private static final ClassTag TAG = ClassTag$.MODULE$.apply(InternalRow.class);
     private static final String ZONE = "UTC";
     private static final long ALL = 1L << 31;
+    /** What the error says that ends a run in which a join makes too many rows. */
+    private static final String TOO_MANY = "evertide: a join makes more rows than one thread should";
 
     private final SparkSession session;
     private final LogicalPlan tree;
@@ -74,6 +84,7 @@ public final class Small {
     private final Seq minus;
     private final Seq plus;
     private final StructType struct;
+    private final long rowsMadeMax;
     /** Of few rows: apart from that of tasks, whose class needs libraries that may be missing. */
     private final MemoryManager memory;
     private final Map known = new HashMap();
@@ -88,7 +99,8 @@ public final class Small {
             List structs,
             Seq minus,
             Seq plus,
-            StructType struct) {
+            StructType struct,
+            long rowsMadeMax) {
         this.session = session;
         this.tree = tree;
         this.height = height;
@@ -98,13 +110,17 @@ public final class Small {
         this.minus = minus;
         this.plus = plus;
         this.struct = struct;
+        this.rowsMadeMax = rowsMadeMax;
         this.memory = UnifiedMemoryManager.apply(session.sparkContext().conf(), 1);
         for (int at = 0; at < structs.size(); at++) {
             this.projections.add(UnsafeProjection$.MODULE$.create((StructType) structs.get(at)));
         }
     }
 
-    /** Computes the terms of one file into another one, and says how: in place, here, or by a job. */
+    /**
+     * Computes the terms of one file into another one, and says how: in place, here, or by a job; or that there are too
+     * many rows for either.
+     */
     public synchronized String run(String from, String to, boolean isRowWise, boolean isHere) throws Exception {
         Option before = SparkSession.getActiveSession();
         SparkSession.setActiveSession(this.session);
@@ -129,6 +145,17 @@ public final class Small {
                 return "place";
             }
         }
+        try {
+            return this.joined(to, terms, signs, isHere);
+        } catch (Exception error) {
+            if (isTooMany(error)) {
+                return "too many";
+            }
+            throw error;
+        }
+    }
+
+    private String joined(String to, List terms, List signs, boolean isHere) throws Exception {
         if (isHere) {
             Prepared prepared = this.prepared(signs);
             if (prepared.rdd != null) {
@@ -137,6 +164,9 @@ public final class Small {
                     this.writeHere(to, prepared.rdd);
                     return "here";
                 } catch (Exception error) {
+                    if (isTooMany(error)) {
+                        throw error;
+                    }
                     this.known.remove(signs); // a job tells it better; and what failed is not used again
                 } finally {
                     prepared.hold(null);
@@ -147,6 +177,15 @@ public final class Small {
         all.add(this.planned(this.locals(terms), signs).executeCollectIterator()._2());
         this.write(to, all);
         return "job";
+    }
+
+    private static boolean isTooMany(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (String.valueOf(cause.getMessage()).indexOf(TOO_MANY) >= 0) {
+                return true;
+            }
+        }
+        return false;
     }
 
     // Rows in.
@@ -297,8 +336,19 @@ public final class Small {
             return (LogicalPlan) below.get(0);
         }
         LogicalPlan made = (LogicalPlan) tree.withNewChildren(sequence(below));
+        if (isPlanned && tree instanceof Join) {
+            made = this.counted(made);
+        }
         boolean isUnseen = tree instanceof Union || (isBelowJoin && tree instanceof Join);
         return isPlanned && isUnseen ? new Repartition(1, false, made) : made;
+    }
+
+    /** Few rows may make very many: the rows of a join are numbered, and the first number that is too high is an error. */
+    private LogicalPlan counted(LogicalPlan join) {
+        Expression isWithin = new LessThan(
+                new MonotonicallyIncreasingID(), Literal$.MODULE$.apply(Long.valueOf(this.rowsMadeMax)));
+        Expression fails = new IsNotNull(new RaiseError(Literal$.MODULE$.apply(TOO_MANY)));
+        return new Filter(new Or(isWithin, fails), join);
     }
 
     private LogicalPlan signed(Object sign, List leaves, boolean isPlanned) {

@@ -27,14 +27,29 @@ from evertide.plan.aggregates import (
     over_columns,
     refuse_collated,
 )
+from evertide.plan.canonical import Canonical
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
-from evertide.plan.conditions import equal_keys, null_aware_key
+from evertide.plan.conditions import all_equal, equal_keys, null_aware_key
 from evertide.plan.distinct import without_distinct_rewrite
-from evertide.plan.nodes import Constant, Expand, Filter, Generate, Join, Map, Node, Scan, TopK, Union, Window
+from evertide.plan.nodes import (
+    Aggregate,
+    Constant,
+    Expand,
+    Filter,
+    Generate,
+    Join,
+    Map,
+    Node,
+    Scan,
+    TopK,
+    Union,
+    Window,
+)
 from evertide.plan.order import total_order
 from evertide.plan.scala import optional, sequence
 from evertide.plan.sessions import assign_sessions, session_key
+from evertide.plan.sharing import Sharing
 from evertide.plan.walk import kind, within
 
 __all__ = ["Algebra"]
@@ -45,10 +60,13 @@ _DROPPED = frozenset(
 _CONSTANTS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
 _LIMITS = frozenset(("GlobalLimit", "LocalLimit", "Offset"))
 _PYTHON = frozenset(("BatchEvalPython", "ArrowEvalPython"))
+_COSTLY = frozenset(("Join", "Aggregate", "Window"))
+"""What pays to be computed once, where it occurs twice."""
 _TOP_FACTOR, _TOP_MORE = 2, 64
 """How many rows of a TopK are kept beyond those that it shows."""
 _ROWS_MAX = (1 << 31) - 1
 """What a LIMIT of Spark can say."""
+_EXISTENCE = frozenset(("LeftSemi", "LeftAnti", "ExistenceJoin"))
 _JOINS = {
     **{name: name for name in ("Inner", "LeftOuter", "RightOuter", "FullOuter", "LeftSemi", "LeftAnti", "LeftSingle")},
     "Cross": "Inner",
@@ -61,10 +79,13 @@ class Algebra:
         self._catalyst = catalyst
         self._catalog = catalog
         self._where = ""
+        self._sharing: Sharing | None = None
+        """Of the view that is planned."""
 
     def plan(self, query: Query) -> Node:
         """The plan of a view whose query was analyzed and not refused."""
         self._where = f"{query.where}, view {query.name!r}"
+        self._sharing = Sharing(self._catalyst, Canonical(self._catalog.session, self._where))
         return self._with_output(self._node(query.optimized), query.optimized)
 
     def _node(self, jvm: Any) -> Node:
@@ -79,7 +100,10 @@ class Algebra:
         if make is None:
             why = f"{jvm.simpleString(80)}: Evertide cannot maintain a {name}"
             raise InvalidInput(where=self._where, why=why)
-        return make(jvm)
+        return self._shared(make(jvm)) if name in _COSTLY else make(jvm)
+
+    def _shared(self, node: Node) -> Node:
+        return node if self._sharing is None else self._sharing.share(node)
 
     def _makers(self) -> dict[str, Callable[[Any], Node]]:
         return {
@@ -170,6 +194,10 @@ class Algebra:
     def _joined(self, jvm: Any, left: Node, right: Node) -> Node:
         keys = equal_keys(self._catalyst, optional(jvm.condition()), left.jvm, right.jvm)
         wide_left, wide_right = self._widened(left, keys.left), self._widened(right, keys.right)
+        if kind(jvm.joinType()) in _EXISTENCE and keys.pairs and not keys.has_more and _has_join(right):
+            wide_right = self._distinct(wide_right, [key for _, key in keys.pairs])
+            condition = all_equal(self._catalyst, keys)  # by columns: what they were computed of is no longer there
+            jvm = self._catalyst.map_expressions(jvm, lambda _: condition)
         jvm = self._over(jvm, wide_left, wide_right)
         made = Join(
             jvm=jvm,
@@ -185,6 +213,16 @@ class Algebra:
         unwanted = {column.exprId().id() for column in (*keys.left, *keys.right)}
         kept = [column for column in sequence(jvm.output()) if column.exprId().id() not in unwanted]
         return map_node(self._catalyst, kept, made)
+
+    def _distinct(self, right: Node, keys: list[Any]) -> Node:
+        """Of the side of a join of which only matters which keys there are: each key once.
+
+        Without it, a row that comes or goes there touches all rows with its key on both sides, however many there are;
+        with it, only the first and the last row of a key touch the other side at all.
+        """
+        keys = list({key.exprId().id(): key for key in keys}.values())
+        distinct = self._catalyst.aggregate(keys, keys, right.jvm)
+        return self._shared(aggregate_node(self._catalyst, distinct, right, self._where))
 
     def _widened(self, child: Node, columns: tuple[Any, ...]) -> Node:
         if not columns:
@@ -350,6 +388,13 @@ class Algebra:
             raise InvalidInput(where=self._where, why=f"{expression.sql()}: this subquery cannot be maintained")
         children = sequence(expression.children())
         return self._catalyst.with_children(expression, [self._swap_subqueries(child, found) for child in children])
+
+
+def _has_join(node: Node) -> bool:
+    """Whether there is a join that no sums lie above."""
+    if isinstance(node, Aggregate) and node.is_additive:
+        return False
+    return isinstance(node, Join) or any(map(_has_join, node.children))
 
 
 def _shown_rows(cuts: Iterable[Any]) -> tuple[int | None, int]:

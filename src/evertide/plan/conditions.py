@@ -13,7 +13,7 @@ from evertide.plan.catalyst import Catalyst
 from evertide.plan.scala import sequence
 from evertide.plan.walk import kind
 
-__all__ = ["Keys", "equal_keys", "null_aware_key"]
+__all__ = ["Keys", "all_equal", "equal_keys", "null_aware_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,15 @@ def equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right: Any)
         pairs.append(tuple(_column(catalyst, side, columns) for side, columns in zip(sides, added, strict=True)))
         null_safe.append(kind(part) == "EqualNullSafe")
     return Keys(tuple(pairs), tuple(null_safe), has_more, tuple(added[0]), tuple(added[1]))
+
+
+def all_equal(catalyst: Catalyst, keys: Keys) -> Any:
+    """The condition that says that all keys are equal, and nothing more."""
+    found = None
+    for (left, right), is_null_safe in zip(keys.pairs, keys.is_null_safe, strict=True):
+        equal = catalyst.expression("EqualNullSafe" if is_null_safe else "EqualTo", left, right)
+        found = equal if found is None else catalyst.expression("And", found, equal)
+    return found
 
 
 def null_aware_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, Any] | None:

@@ -9,7 +9,8 @@ yet consolidated.
 2. A run over few rows is neither analyzed, optimized nor planned again; one over many rows is planned.
 3. Few rows become a local relation in one partition, so that no exchange is left to plan, and are computed where they
    are, mostly without a job (`evertide.plan.small`).
-4. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
+4. A run over few rows of which a join makes very many ends there, and begins again as one over many rows.
+5. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
    that it reads and computes (`evertide.plan.narrow`).
 
 Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits, of the same
@@ -35,11 +36,13 @@ from evertide.plan.small import Small, Term
 from evertide.plan.walk import kind
 from evertide.shard.changes import DIFF
 
-__all__ = ["ROWS_SMALL_MAX", "Fragment", "Term"]
+__all__ = ["ROWS_MADE_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate)
 ROWS_SMALL_MAX = 16_384
 """Up to so many rows, the driver's one thread is faster than a job of many tasks."""
+ROWS_MADE_MAX = 64 * ROWS_SMALL_MAX
+"""How many rows a join may make of them in that thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Fragment:
         self._tree = _tree_of(catalyst.optimized(plan), {mark: at for at, mark in enumerate(self._marks)})
         self._columns = sequence(self._tree.jvm.output())
         self._signed_struct = self._with_sign(self._tree.jvm, 1).schema()
+        self._rows_heavy: int | None = None
+        """So many rows were too few to tell that the run is large: a join made too many of them."""
         self.is_row_wise = _is_row_wise(root, list(leaves))
         self.is_moves_only = _is_moves_only(root, list(leaves))
 
@@ -86,12 +91,18 @@ class Fragment:
         """
         if self.is_large(terms):
             return self._run_large(terms, is_counted=is_counted)
-        found = [_typed(rows, self._changes) for rows in self._small.run(terms, is_row_wise=self.is_row_wise)]
-        return pa.concat_tables(found) if found else self._changes.empty_table()
+        found = self._small.run(terms, is_row_wise=self.is_row_wise)
+        if found is None:
+            self._rows_heavy = _rows_of(terms)
+            return self._run_large(terms, is_counted=is_counted)
+        typed = [_typed(rows, self._changes) for rows in found]
+        return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
     def is_large(self, terms: Sequence[Term]) -> bool:
-        """Whether the executors share the rows, or one partition has them all."""
-        return bool(sum(rows.num_rows for _, leaves in terms for rows in leaves) > ROWS_SMALL_MAX)
+        """Whether the executors share the rows, or one partition has them all: by how many there are, and by whether as
+        many or fewer were found to be too much for one thread before."""
+        rows = _rows_of(terms)
+        return rows > ROWS_SMALL_MAX or (self._rows_heavy is not None and rows >= self._rows_heavy)
 
     def _run_large(self, terms: Sequence[Term], *, is_counted: bool) -> pa.Table:
         if self._narrow is not None:
@@ -143,7 +154,7 @@ class Fragment:
         signed = [self._catalyst.seq([*self._columns, self._signs[sign]]) for sign in (-1, 1)]
         several = [self._catalyst.listed(each) for each in (self._marks, self._outputs, self._structs)]
         tree = self._tree
-        made = self._catalyst.small(tree.jvm, _height(tree), *several, *signed, self._signed_struct)
+        made = self._catalyst.small(tree.jvm, _height(tree), *several, *signed, self._signed_struct, ROWS_MADE_MAX)
         return Small(made, self.schemas)
 
     def _with_sign(self, plan: Any, sign: int) -> Any:
@@ -170,6 +181,10 @@ class Fragment:
             return self._empty[at]
         rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at])
         return self._catalyst.spread(rows, self._outputs[at], self._structs[at])
+
+
+def _rows_of(terms: Sequence[Term]) -> int:
+    return sum(rows.num_rows for _, leaves in terms for rows in leaves)
 
 
 def _attributes_of(leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:

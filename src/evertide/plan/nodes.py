@@ -84,6 +84,8 @@ class Constant(Node):
 class Map(Node):
     is_moves_only: bool = False
     """Whether it only takes, leaves out and renames columns."""
+    is_copy: bool = False
+    """Whether it stands for a part of the plan that is the same as its child (`evertide.plan.sharing`)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

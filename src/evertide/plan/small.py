@@ -10,8 +10,9 @@ compiler for generated code compiles it when it is first needed: nothing is buil
    long as it computes.
 3. What needs other tasks is a job: an exchange, a broadcast, a Python process, a subquery. This is looked at when it is
    planned, in the plan and in the lineage of its RDD.
-4. Whatever fails is run as a job, planned anew over these rows; its error is the one that counts.
-5. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
+4. The rows that a join makes are counted. If there are too many, the run ends: all executors should share them.
+5. Whatever else fails is run as a job, planned anew over these rows; its error is the one that counts.
+6. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
    on its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged.
 
 Threads: a backfill and a transaction run fragments at the same time. Each `Small` belongs to one fragment of one
@@ -66,14 +67,16 @@ class Small:
         self._made = made
         self._schemas = schemas
         self.ran = ""
-        """How the last run went: in `place`, `here`, or by a `job`."""
+        """How the last run went: in `place`, `here`, by a `job`, or not at all, as there were `too many` rows."""
 
-    def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table]:
-        """The rows that come of the terms, each with its sign."""
+    def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table] | None:
+        """The rows that come of the terms, each with its sign; None if a join makes too many for one thread."""
         with scratch_file() as there, scratch_file() as back:
             with using_scratch():
                 there.write_bytes(b"".join(self._pieces(terms)))
             self.ran = self._made.run(str(there), str(back), is_row_wise, self.is_here)
+            if self.ran == "too many":
+                return None
             written = read_scratch(back)
         return [pa.ipc.open_stream(batch).read_all() for batch in framed(written)]
 

@@ -51,3 +51,9 @@ CREATE MATERIALIZED VIEW values_counted AS SELECT count(*) AS n FROM (VALUES (1)
 CREATE MATERIALIZED VIEW ranged AS SELECT q.id, s.e FROM range(5) q LEFT JOIN s ON s.id = q.id;
 CREATE MATERIALIZED VIEW nothing AS SELECT a FROM r WHERE 1 = 0;
 CREATE MATERIALIZED VIEW count_of_nothing AS SELECT count(*) AS n, max(a) AS m FROM r WHERE false;
+CREATE MATERIALIZED VIEW except_join AS SELECT a, x FROM r EXCEPT SELECT s.b, r.x FROM s LEFT JOIN r ON s.b = r.b;
+CREATE MATERIALIZED VIEW in_join AS SELECT id, e FROM s WHERE id + 1 IN (SELECT r.a + t.v FROM r JOIN t ON r.b = t.k);
+CREATE MATERIALIZED VIEW exists_or AS SELECT id FROM s WHERE EXISTS (SELECT 1 FROM r JOIN t ON r.b = t.k WHERE r.a = s.b) OR e = 'a';
+CREATE MATERIALIZED VIEW shared_joins AS
+WITH j AS (SELECT r.a, r.c, t.v FROM r JOIN t ON r.b = t.k), g AS (SELECT c, count(*) AS n FROM j GROUP BY c)
+SELECT p.a, q.n, (SELECT max(v) FROM j) AS mv FROM j p LEFT JOIN g q ON p.c = q.c WHERE p.a IN (SELECT a FROM j WHERE v > 1) OR q.n > (SELECT avg(n) FROM g);

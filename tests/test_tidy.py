@@ -61,6 +61,17 @@ class Module:
         return f"{self.path}:{line}: {what}"
 
 
+THREADS = {"threading.Thread", "threading.Timer", "_thread.start_new_thread", "multiprocessing.pool.ThreadPool"}
+POOLS = {"concurrent.futures.ThreadPoolExecutor", "concurrent.futures.ProcessPoolExecutor"}
+RESULTS_TAKEN = {
+    "evertide/checkpoint/verification.py": "the caller, by map",
+    "evertide/pipeline/portions.py": "the commit, which stores what was not stored ahead",
+    "evertide/shapes/log/snapshot.py": "the chunks: whoever reads them gets the error",
+    "evertide/shard/read.py": "the caller, by map",
+    "evertide/sources/kafka/source.py": "the caller, by map",
+}
+"""By module that has a pool of threads: what gets the errors of its work."""
+
 MODULES = [Module(path.relative_to(SRC).as_posix(), path.read_text("utf-8")) for path in sorted(SRC.rglob("*.py"))]
 
 
@@ -140,6 +151,19 @@ def caught_all(module: Module) -> Iterator[str]:
             yield module.at(node.lineno, "catches everything without saying why")
 
 
+def unwatched_thread(module: Module) -> Iterator[str]:
+    """A thread that nothing watches may die unseen. Of a pool, whoever gave it work must take the result."""
+    if module.path == "evertide/threads.py":
+        return
+    aliases = {alias: name for _, alias, name in imported(module.tree)}
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        used = full_name(node.func, aliases)
+        if used in THREADS or (used in POOLS and module.path not in RESULTS_TAKEN):
+            yield module.at(node.lineno, f"{used}: start an evertide.threads.Watched, or name who takes the result")
+
+
 def exported(module: Module) -> list[str] | None:
     for node in module.tree.body:
         if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == "__all__" for to in node.targets):
@@ -166,6 +190,7 @@ RULES: list[Callable[[Module], Iterator[str]]] = [
     unfinished,
     own_clock,
     caught_all,
+    unwatched_thread,
     unsorted_exports,
 ]
 
@@ -229,6 +254,10 @@ def test_the_rules_see_what_they_are_for() -> None:
     assert not offends(caught_all, "try: ...\nexcept Exception:  # noqa: BLE001 - handed to the caller\n    ...")
     assert not offends(caught_all, "try: ...\nexcept BaseException:\n    close()\n    raise")
     assert not offends(caught_all, "try: ...\nexcept OSError: ...")
+
+    assert offends(unwatched_thread, "from threading import Thread as T\nT(target=print).start()")
+    assert offends(unwatched_thread, "from concurrent import futures\nfutures.ThreadPoolExecutor(1)")
+    assert not offends(unwatched_thread, "import threading\nthreading.Lock()")
 
     assert offends(vague_name, "", "evertide/store/utils.py")
     assert offends(vague_name, "", "evertide/data/__init__.py")

@@ -31,6 +31,7 @@ Kinds differ only where a caller would act differently; the classes below a kind
     │   ├── BlobDamaged         a blob is there with other bytes
     │   ├── RecordDamaged       a Meta record or database file cannot be read
     │   └── CheckpointDamaged   a checkpoint lacks files that it names, or the catalog is gone
+    ├── Unexpected              an error that nothing expects, a bug of ours: report it
     ├── UnsupportedFormat       written by another version: upgrade or migrate; never guessed
     ├── LimitExceeded           it would take more than is allowed: ask for less
     ├── Unauthorized            whoever asks is not known: name a token
@@ -77,6 +78,7 @@ __all__ = [
     "TimeCompacted",
     "Unauthorized",
     "Unavailable",
+    "Unexpected",
     "UnsupportedFormat",
     "UpperMismatch",
     "ViewFailed",
@@ -305,6 +307,18 @@ class CheckpointDamaged(Damaged):
     remedy = "Nothing was deleted. `evertide fsck` shows all damage, `evertide fsck --repair` brings back what it can."
 
     files: str = ""
+
+
+@dataclass(eq=False, repr=False)
+class Unexpected(EvertideError):
+    """`where` names the thread or the transaction, `why` the error. The log has its traceback."""
+
+    error_code = "unexpected"
+    what = "Something failed that should not"
+    remedy = "Report this as a bug, with the log. Start the process again if it ended: nothing acknowledged was lost."
+
+    where: str
+    why: str
 
 
 @dataclass(eq=False, repr=False)

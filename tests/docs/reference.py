@@ -65,6 +65,7 @@ CAUSES = {
     "blob_damaged": "A file was changed, or the disk lost bytes of it.",
     "record_damaged": "`meta.db`, or a row of it, was changed or lost.",
     "checkpoint_damaged": "Files of a checkpoint are missing or changed.",
+    "unexpected": "A bug of ours, or a machine without memory.",
     "unsupported_format": "The storage was written by a newer version of Evertide.",
     "unauthorized": "The request has no token, or one that the server does not know.",
     "forbidden": "The token is known, and its role may not do this.",

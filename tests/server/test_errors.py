@@ -51,6 +51,7 @@ EXPECTED = {
     "blob_damaged": 500,
     "record_damaged": 500,
     "checkpoint_damaged": 500,
+    "unexpected": 500,
     "unsupported_format": 500,
     "unauthorized": 401,
     "forbidden": 403,

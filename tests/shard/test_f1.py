@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from evertide.errors import BlobDamaged, BlobMissing, EvertideError, RecordDamaged, TimeCompacted, UnsupportedFormat
+from evertide.errors import (
+    BlobDamaged,
+    BlobMissing,
+    EvertideError,
+    RecordDamaged,
+    TimeCompacted,
+    Unexpected,
+    UnsupportedFormat,
+)
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.source import Delivered, Event, Frozen, Progressed
 from evertide.store import Blob, MemoryBlob, MemoryMeta, Record
@@ -125,6 +133,21 @@ def test_f1_a_damaged_part_freezes_like_a_missing_one(damage: str) -> None:
         (said,) = frozen(events)
         assert isinstance(said.error, BlobDamaged)
         assert keys[1] in said.error.path
+
+
+def test_f1_a_fetch_that_dies_of_anything_freezes_the_reader() -> None:
+    """Without it the thread would be gone, and the reader wait for ever."""
+
+    class Faulty(PassingBlob):
+        def get(self, key: str) -> bytes:
+            raise KeyError(key)
+
+    _, shard, _, _, _ = world(blob=Faulty(MemoryBlob()))
+    with shard.listen(-1) as source:
+        said = next(event for event in source if isinstance(event, Frozen))
+        assert isinstance(said.error, Unexpected)
+        assert "KeyError" in said.error.why
+        assert (source.frontier, source.error) == (0, said.error)
 
 
 def test_f1_several_missing_parts_freeze_at_the_first() -> None:

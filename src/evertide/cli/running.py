@@ -139,7 +139,8 @@ def _kept(pipeline: Pipeline) -> Iterator[None]:
     from evertide.shapes.log.follower import Keeper  # noqa: PLC0415
     from evertide.shapes.log.registry import Shapes  # noqa: PLC0415
 
-    with Keeper(Shapes(pipeline.collections)):
+    with Keeper(Shapes(pipeline.collections)) as keeper:
+        pipeline.watch(keeper.troubles)
         yield
 
 

@@ -50,6 +50,8 @@ def served(
 
     with ShapeService(pipeline.collections, ShapeOptions(deletion=deletion)) as shapes:
         watched.watch(pipeline, shapes)
+        for one in (server, shapes):
+            pipeline.watch(one.troubles)
         app = make_app(
             pipeline,
             shapes=shapes,

@@ -22,7 +22,9 @@ from evertide.metrics.catalog import ALL
 from evertide.metrics.looks import Look, Seen, ShapesUse
 from evertide.pipeline.pulse import Beat
 from evertide.pipeline.status import CollectionStatus, SinkStatus, SourceStatus, Status
+from evertide.problem import Problem
 from evertide.runtime import Runtime
+from evertide.threads import Watched
 
 __all__ = ["Glance", "Standing"]
 
@@ -45,6 +47,11 @@ class Glance:
         self._seen: tuple[float, Seen] | None = None
         self._is_up = False
         self._asked_s = -every_s
+        self._thread: Watched | None = None
+
+    def troubles(self) -> list[Problem]:
+        """What the last look died of."""
+        return [] if self._thread is None else self._thread.troubles()
 
     def latest(self) -> tuple[Seen | None, float, bool]:
         """What was seen, its age, and whether the storage answers now."""
@@ -59,9 +66,8 @@ class Glance:
         with self._lock:
             if self._under_way is None and self._clock() - self._asked_s >= self._every_s:
                 self._asked_s, self._under_way = self._clock(), threading.Event()
-                threading.Thread(
-                    target=self._run, args=(self._under_way,), name="evertide-metrics", daemon=True
-                ).start()
+                self._thread = Watched("evertide-metrics", self._run, self._under_way)
+                self._thread.start()
             return self._under_way
 
     def _run(self, over: threading.Event) -> None:
@@ -70,9 +76,9 @@ class Glance:
         except EvertideError as error:
             self._is_up = False
             logger.info("what is scraped is as old as it is: %s", error)
-        except Exception:  # whoever scrapes must not find that metrics stopped, with nobody knowing why
+        except BaseException:  # the thread dies of it, and says so
             self._is_up = False
-            logger.exception("a bug: how the pipeline stands is not known")
+            raise
         finally:
             with self._lock:
                 self._under_way = None
@@ -108,6 +114,9 @@ class Standing(Collector):
         self._glance = Glance(look, runtime, wait_s=wait_s)
         self._pulse = pulse
         self._shapes = shapes
+
+    def troubles(self) -> list[Problem]:
+        return self._glance.troubles()
 
     def describe(self) -> Iterable[Metric]:
         return ()

@@ -22,9 +22,9 @@ def watch_pipeline(
 ) -> None:
     """One that is open. What it does is told by itself, if `metrics` is its observer."""
     used = None if shapes is None else lambda: shapes_use(shapes.shapes)
-    metrics.watch(
-        Standing(look_at_pipeline(pipeline), runtime or SystemRuntime(), pulse=pipeline.pulse.beat, shapes=used)
-    )
+    standing = Standing(look_at_pipeline(pipeline), runtime or SystemRuntime(), pulse=pipeline.pulse.beat, shapes=used)
+    metrics.watch(standing)
+    pipeline.watch(standing.troubles)
 
 
 def watch_reader(metrics: Metrics, reader: Reader, shapes: ShapeService) -> None:

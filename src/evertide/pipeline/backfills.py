@@ -5,6 +5,7 @@ of: so a row that is repaired while the view is computed makes it due again. It 
 and all that are due at once, as one may read another. A view over a table that is not kept cannot be computed again.
 A view whose state has diverged is computed again at once, and if that happens again, after waits that double.
 One backfill runs at a time, in a thread of its own; without threads it runs in line.
+If it dies of an error that nothing expects, its views are due again; status shows the error until another one runs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from evertide.pipeline.runner import Runner
 from evertide.pipeline.status import divergences
 from evertide.problem import Problem
 from evertide.shard.stopping import never
+from evertide.threads import Watched
 
 __all__ = ["Backfills"]
 
@@ -61,7 +63,7 @@ class Backfills:
         self._failed = failed
         self._settle = settle
         self._has_threads = threads
-        self._thread: threading.Thread | None = None
+        self._thread: Watched | None = None
         self._one = threading.RLock()
         """Held by the backfill that runs."""
         self._is_running = False
@@ -142,6 +144,10 @@ class Backfills:
                 raise InvalidInput(where=f"view {view!r}", why=f"it has not failed; these have: {sorted(failed)}")
             self._run([failed[view.lower()]])
 
+    def troubles(self) -> list[Problem]:
+        """What the last one died of."""
+        return [] if self._thread is None else self._thread.troubles()
+
     def wait(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -160,7 +166,7 @@ class Backfills:
             return
         with self._starting:
             if not self._is_stopped:
-                thread = threading.Thread(target=self._beside, args=(views,), name="evertide-backfill", daemon=True)
+                thread = Watched("evertide-backfill", self._beside, views)
                 self._thread = thread
                 thread.start()
 
@@ -174,6 +180,9 @@ class Backfills:
                 return
             logger.exception("the views %s could not be computed", views)
             self._failed(error)
+        except BaseException:  # the thread dies of it, and says so; the views are computed all the same
+            self._due.update(views)
+            raise
 
     def _run(self, views: Collection[str]) -> None:
         with self._one:

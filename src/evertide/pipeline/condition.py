@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from evertide.errors import EvertideError
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.health import Telling
@@ -63,7 +65,10 @@ class Condition:
     def foremost(self) -> Problem:
         return next(iter(self.problems()), self.pause.problem(self._opened_s))
 
-    def status(self, hosts: Hosts, runner: Runner, intake: Intake, duties: Duties) -> Status:
+    def status(
+        self, hosts: Hosts, runner: Runner, intake: Intake, duties: Duties, troubles: Iterable[Problem]
+    ) -> Status:
+        """`troubles` are those of threads."""
         members, journal, time = runner.members, hosts.journal, runner.time - 1
         stalled = stall(hosts.meta, journal, members, hosts.runtime, hosts.settings)
         found = self.problems() if stalled is None else [*self.problems(), stalled]
@@ -82,7 +87,7 @@ class Condition:
             sources=tuple(intake.status(source, where[name]) for name, source in runner.sources.items()),
             collections=collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
-            problems=(*found, *self._warnings, *duties.warnings()),
+            problems=(*found, *self._warnings, *duties.warnings(), *troubles),
             sinks=sinks,
             flushed=duties.flushed(time, sinks),
             replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),

@@ -32,6 +32,7 @@ from evertide.progress.flush import FlushTracker
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
+from evertide.threads import Watched
 
 __all__ = ["Deliveries", "PreparedSinks"]
 
@@ -73,7 +74,7 @@ class _Lane:
     """One sink, and what is wrong with it."""
 
     delivery: Delivery
-    thread: threading.Thread | None = None
+    thread: Watched | None = None
     problem: Problem | None = None
 
 
@@ -106,7 +107,7 @@ class Deliveries:
 
     def start(self) -> Deliveries:
         for name, lane in self._lanes.items():
-            lane.thread = threading.Thread(target=self._run, args=(lane,), name=f"evertide-sink-{name}", daemon=True)
+            lane.thread = Watched(f"evertide-sink-{name}", self._run, lane)
             lane.thread.start()
         return self
 
@@ -125,6 +126,9 @@ class Deliveries:
             if lane.thread is not None and not lane.thread.is_alive() and not self._stopping.is_set()
             if lane.problem is None or lane.problem.state != "failed"
         ]
+
+    def troubles(self) -> list[Problem]:
+        return [one for lane in self._lanes.values() if lane.thread is not None for one in lane.thread.troubles()]
 
     def once(self) -> None:
         """Deliver all that there is, to all that can: for those who have no threads."""
@@ -206,6 +210,8 @@ class Deliveries:
             lane.delivery.keep(self._settings.beat_interval_s)
         except EvertideError as error:
             self._stalls(lane, error)
+        except Exception as error:  # noqa: BLE001 - a connector's own fault must show, and stop nothing else
+            self._stalls(lane, _fault(lane.delivery.name, error))
         if lane.delivery.waits_for:
             self._stopping.wait(_WAIT_S)
 

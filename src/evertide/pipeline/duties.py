@@ -124,6 +124,11 @@ class Duties:
             return self.deliveries.tracker.position
         return min([time, *(time - sink.behind for sink in sinks)])
 
+    def troubles(self) -> list[Problem]:
+        """What threads died of, or fail of and try again."""
+        running = (self._maintenance, self.backfills, self.deliveries, self._telling)
+        return [one for thread in running if thread is not None for one in thread.troubles()]
+
     def ended(self) -> list[str]:
         """Threads that should run, and do not."""
         running = (self._maintenance, self.deliveries, self._telling)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,7 @@ from evertide.plan.query import frame_of, query
 from evertide.plan.session import SparkSession, open_session
 from evertide.plan.spark_network import REMEDY
 from evertide.plan.view_function import ViewFunction
+from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.heart import Heart
@@ -65,6 +66,7 @@ from evertide.sources.executors import SparkExecutors
 from evertide.store.observed import observed
 from evertide.store.open import Storage, open_storage
 from evertide.store.retry import reading
+from evertide.threads import unexpected
 
 __all__ = ["Pipeline"]
 
@@ -96,6 +98,9 @@ class Pipeline:
         self._stopping = threading.Event()
         self._is_closed = False
         self._threads: list[Any] = []
+        self._watched: list[Callable[[], Iterable[Problem]]] = [
+            lambda: (one for thread in [*self._threads] for one in thread.troubles())
+        ]
         self._pushed: PushTransaction
         self._heart: Heart | None = None
         self._role = role
@@ -105,8 +110,8 @@ class Pipeline:
         try:
             self._start(base, progress or (lambda *_: None), observer, threads=threads)
         except BaseException as error:
-            if isinstance(error, EvertideError):
-                self._fail(error)
+            if isinstance(error, Exception):
+                self._fail(error if isinstance(error, EvertideError) else unexpected("opening the pipeline", error))
             self._give_up()
             raise
         self._condition.tell()
@@ -306,7 +311,12 @@ class Pipeline:
         return self._spark_engine().explain(self._runner.machine.cohorts)
 
     def status(self) -> Status:
-        return self._condition.status(self._hosts, self._runner, self._intake, self._duties)
+        troubles = [one for troubles in [*self._watched] for one in troubles()]
+        return self._condition.status(self._hosts, self._runner, self._intake, self._duties, troubles)
+
+    def watch(self, troubles: Callable[[], Iterable[Problem]]) -> None:
+        """Show what threads that run beside this pipeline, as those of a server, died of."""
+        self._watched.append(troubles)
 
     # Ending
 
@@ -407,6 +417,11 @@ class Pipeline:
             if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
                 self._condition.fail(error)
             raise
+        except Exception as error:  # of any class: the state must have a name, and whoever asks must get it
+            logger.exception("transaction %d cannot go on", self.time + 1)
+            told = unexpected(f"transaction {self.time + 1}", error)
+            self._condition.fail(told)
+            raise told from error
         finally:
             self._condition.tell()
 

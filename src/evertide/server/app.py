@@ -59,6 +59,7 @@ def make_app(
     tell_what_does_not_fit(access, pipeline.collections.members())
     history = History(pipeline.storage, lambda: pipeline.definition, runtime=runtime, settings=pipeline.settings)
     events, begun = Events(pipeline, history), OpenTransactions(pipeline, runtime)
+    pipeline.watch(events.troubles)
     querying = Querying(pipeline, runtime)
     areas: tuple[Area, ...] = (
         Looking(pipeline, runtime),

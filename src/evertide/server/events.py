@@ -29,11 +29,13 @@ from evertide.errors import EvertideError
 from evertide.media import EVENTS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status import Status
+from evertide.problem import Problem
 from evertide.server.answers import headed
 from evertide.server.endpoints import BYTES, Endpoint, NoQuery
 from evertide.server.history import History
 from evertide.server.journal import Trouble, troubles
 from evertide.store.paths import COMMITTED
+from evertide.threads import Watched
 
 __all__ = ["Events"]
 
@@ -57,7 +59,7 @@ class Events:
         self._runtime = history.runtime
         self._listeners: dict[Listener, asyncio.AbstractEventLoop] = {}
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Watched | None = None
         self._looked_s = 0.0
         self._known: _Known | None = None
 
@@ -73,8 +75,11 @@ class Events:
         )
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="evertide-events", daemon=True)
+        self._thread = Watched("evertide-events", self._run)
         self._thread.start()
+
+    def troubles(self) -> list[Problem]:
+        return [] if self._thread is None else self._thread.troubles()
 
     def drain(self) -> None:
         """All streams end: the server is about to."""
@@ -115,18 +120,19 @@ class Events:
     # In the thread
 
     def _run(self) -> None:
+        thread = self._thread
+        assert thread is not None  # noqa: S101 - it runs this
         wait_s = self._pipeline.settings.retry_wait_s
         while not self._stopping.is_set():
-            try:
-                record = self._meta.head(COMMITTED)
-                self._tick()
-                self._meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
-                wait_s = self._pipeline.settings.retry_wait_s
-                continue
-            except EvertideError as error:
-                logger.warning("events are not told for the moment: %s", error)
-            except Exception:  # a fault of ours must show, and must not end what others listen to
-                logger.exception("events are not told for the moment")
+            with thread.trying():
+                try:
+                    record = self._meta.head(COMMITTED)
+                    self._tick()
+                    self._meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
+                    wait_s = self._pipeline.settings.retry_wait_s
+                    continue
+                except EvertideError as error:
+                    logger.warning("events are not told for the moment: %s", error)
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, self._pipeline.settings.retry_wait_max_s)
 

@@ -23,9 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.lifespan.on import LifespanOn
 
 from evertide.errors import EvertideError, InvalidInput
+from evertide.problem import Problem
 from evertide.server.access.connections import protocol_of
 from evertide.server.access.listening import Listening
 from evertide.server.opening import opening
+from evertide.threads import Watched
 
 __all__ = ["LOOPBACK", "Server"]
 
@@ -44,7 +46,7 @@ class Server:
         host, port = _parsed(listen)
         self._socket = _bound(listen, host, port)
         self._uvicorn: _Uvicorn | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Watched | None = None
         self._front = _Front()
         self._drain: Callable[[], None] | None = None
         """Ends what an app streams without an end: it has one as `state.drain`."""
@@ -69,14 +71,15 @@ class Server:
         except OSError as error:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(error)) from error
         self._uvicorn = _Uvicorn(self._config(self._listening.wrapped(self._front, self.host)))
-        self._thread = threading.Thread(
-            target=self._uvicorn.run_until_stopped, args=(self._socket,), name="evertide-http", daemon=True
-        )
+        self._thread = Watched("evertide-http", self._uvicorn.run_until_stopped, self._socket)
         self._thread.start()
         self._uvicorn.is_settled.wait()
         if self._uvicorn.error is not None:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(self._uvicorn.error))
         return self
+
+    def troubles(self) -> list[Problem]:
+        return [] if self._thread is None else self._thread.troubles()
 
     def start(self, app: ASGIApp) -> Self:
         """The app answers when this returns."""

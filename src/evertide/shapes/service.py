@@ -8,6 +8,7 @@ from typing import Self
 from starlette.routing import Route
 
 from evertide.pipeline.reading import Collections
+from evertide.problem import Problem
 from evertide.shapes.http.endpoint import ShapeEndpoint
 from evertide.shapes.log.follower import Follower
 from evertide.shapes.log.registry import Shapes
@@ -32,6 +33,9 @@ class ShapeService:
     def start(self) -> Self:
         self._follower.start()
         return self
+
+    def troubles(self) -> list[Problem]:
+        return self._follower.troubles()
 
     def drain(self) -> None:
         """Answer all who wait, so that the server need not wait for them when it stops."""

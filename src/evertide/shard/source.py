@@ -28,12 +28,13 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from evertide.errors import BlobMissing, EvertideError, LeaseLost, OutcomeUnknown, Unavailable
+from evertide.errors import BlobMissing, EvertideError, LeaseLost, OutcomeUnknown, Unavailable, Unexpected
 from evertide.shard.frontier import Frontier
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog
 from evertide.shard.part import Part, Predicate
 from evertide.shard.read import Lister, Listing, Window, fetch
+from evertide.threads import Watched
 
 __all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSource"]
 
@@ -118,11 +119,8 @@ class ShardSource:
         workers = log.settings.fetchers
         self._tasks: queue.Queue[_Task] = queue.Queue(workers)
         self._events: queue.Queue[Event] = queue.Queue(workers * 2)
-        self._threads = [threading.Thread(target=self._list, name="evertide-list", daemon=True)]
-        self._threads += [
-            threading.Thread(target=self._work, name=f"evertide-fetch-{number}", daemon=True)
-            for number in range(workers)
-        ]
+        self._threads = [Watched("evertide-list", self._list, died=self._died)]
+        self._threads += [Watched(f"evertide-fetch-{number}", self._work, died=self._died) for number in range(workers)]
 
     @property
     def frontier(self) -> int:
@@ -289,6 +287,10 @@ class ShardSource:
                 self.error = error
                 self._give(self._events, Frozen(time, error))
             return True
+
+    def _died(self, error: Unexpected) -> None:
+        """Of a thread, of something that nothing expects: the frontier stands, and whoever reads is told why."""
+        self._freeze(error, self._epoch, self._frontier.value)
 
     def _clear(self) -> None:
         if isinstance(self.error, _PASSING):

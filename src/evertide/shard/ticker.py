@@ -1,4 +1,6 @@
-"""A thread that does something again and again beside the appends, until it is stopped."""
+"""A thread that does something again and again beside the appends, until it is stopped.
+
+An error that `tick` does not handle shows as a problem until a tick succeeds; the thread goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ import threading
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
+
+from evertide.problem import Problem
+from evertide.threads import Watched
 
 __all__ = ["Ticker"]
 
@@ -16,7 +21,7 @@ class Ticker(ABC):
     def __init__(self, name: str, interval_s: float) -> None:
         self._interval_s = interval_s
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Watched(name, self._run)
 
     @abstractmethod
     def tick(self) -> bool:
@@ -36,10 +41,14 @@ class Ticker(ABC):
         is_over = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
         return [self._thread.name] if is_over else []
 
+    def troubles(self) -> list[Problem]:
+        return self._thread.troubles()
+
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
-            if not self.tick():
-                return
+        is_going = True
+        while is_going and not self._stopping.wait(self._interval_s):
+            with self._thread.trying():
+                is_going = self.tick()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -7,11 +7,12 @@ no `/proc`, nobody can say, and nothing is found.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from evertide.threads import Watched
 
 __all__ = ["Said", "belonging", "disk_bytes", "memory_bytes"]
 
@@ -61,7 +62,7 @@ class Said:
         """As it comes, without a buffer. It is closed when there is no more."""
         self._tail = b""
         self._stream = stream
-        threading.Thread(target=self._listen, name="evertide-query-said", daemon=True).start()
+        Watched("evertide-query-said", self._listen).start()
 
     def __str__(self) -> str:
         lines = self._tail.decode(errors="replace").splitlines()

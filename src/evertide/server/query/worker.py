@@ -21,7 +21,6 @@ import queue
 import resource
 import signal
 import sys
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from evertide.server.query.asking import Given, as_now, ask
 from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
+from evertide.threads import Watched
 
 __all__ = ["Engine", "main"]
 
@@ -105,7 +105,7 @@ class _Questions:
         """The number of the question that is being answered."""
         self._at = at
         self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, name="questions", daemon=True).start()
+        Watched("evertide-questions", self._listen, died=lambda _: _end_all()).start()
 
     def first(self) -> dict[str, Any]:
         """What this process is to be."""
@@ -126,7 +126,12 @@ class _Questions:
                 self._waiting.put(frame)
             elif self.engine is not None and frame.told["interrupt"] == self.now:
                 self.engine.interrupt()
-        os.killpg(0, signal.SIGKILL)  # nobody is there any more
+        _end_all()  # the server is gone
+
+
+def _end_all() -> None:
+    """End this process and those that it started: no question can come any more."""
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:

@@ -16,10 +16,12 @@ import threading
 from typing import Self
 
 from evertide.errors import EvertideError
+from evertide.problem import Problem
 from evertide.shapes.log.record import HOLD, ShapeRecord, log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.shard.ticker import Ticker
 from evertide.store.paths import COMMITTED
+from evertide.threads import Watched
 
 __all__ = ["Follower", "Keeper", "keep"]
 
@@ -93,12 +95,15 @@ class Follower:
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="evertide-shapes", daemon=True)
+        self._thread = Watched("evertide-shapes", self._run)
         self._kept_s = shapes.runtime.monotonic_s()
 
     def start(self) -> Self:
         self._thread.start()
         return self
+
+    def troubles(self) -> list[Problem]:
+        return self._thread.troubles()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -120,15 +125,14 @@ class Follower:
     def _run(self) -> None:
         shapes, wait_s = self._shapes, self._shapes.settings.retry_wait_s
         while not self._stopping.is_set():
-            try:
-                record = shapes.meta.head(COMMITTED)
-                self.tick()
-                shapes.meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
-                wait_s = shapes.settings.retry_wait_s
-                continue
-            except EvertideError as error:
-                logger.warning("shapes are not followed for the moment: %s", error)
-            except Exception:  # a fault of ours must show, and must not leave clients waiting for good
-                logger.exception("shapes are not followed for the moment")
+            with self._thread.trying():
+                try:
+                    record = shapes.meta.head(COMMITTED)
+                    self.tick()
+                    shapes.meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
+                    wait_s = shapes.settings.retry_wait_s
+                    continue
+                except EvertideError as error:
+                    logger.warning("shapes are not followed for the moment: %s", error)
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, shapes.settings.retry_wait_max_s)

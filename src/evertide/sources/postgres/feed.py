@@ -7,7 +7,6 @@ needs no second journey (`evertide.sources.postgres.follower`).
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from evertide.sources.postgres.server import Server, check_slot, find_slot
 from evertide.sources.postgres.snapshot import chunks, ensure_publication, make_slot
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Columns, Done, Transactions
+from evertide.threads import Watched
 
 __all__ = ["Feed"]
 
@@ -72,7 +72,7 @@ class Feed:
         self._failures = 0
         self._stuck = 0
         """The commit of a transaction that cannot be taken: only what lies beyond it ends the problem."""
-        self._thread: threading.Thread | None = None
+        self._thread: Watched | None = None
         self._busy: list[psycopg.Connection[Any]] = []
 
     @property
@@ -111,7 +111,7 @@ class Feed:
 
     def start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="evertide-postgres", daemon=True)
+            self._thread = Watched("evertide-postgres", self._run)
             self._thread.start()
 
     def stop(self) -> None:

@@ -1,0 +1,91 @@
+"""Errors that nothing expects, in the threads of a pipeline: status has them, and the right thing goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from evertide.errors import Unexpected
+from evertide.pipeline.pipeline import Pipeline
+from evertide.problem import Problem
+from evertide.runtime import SystemRuntime
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import Row, engine, open_pipeline, rows_of, shares, storage
+
+LIMIT_S = 30.0
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    runtime = SystemRuntime()
+    deadline_s = runtime.monotonic_s() + LIMIT_S
+    while not holds():
+        assert runtime.monotonic_s() < deadline_s
+        runtime.sleep_s(0.005)
+
+
+def order(number: int, amount: int = 5) -> Row:
+    return {"id": number, "customer": "ann", "amount": amount}
+
+
+def sharing(function: Callable[[Mapping[str, list[Row]]], list[Row]]) -> SmallEngine:
+    made = engine("revenue", "share")
+    made.small_views = [made.small_views[0], replace(made.small_views[1], function=function)]
+    return made
+
+
+def whys(p: Pipeline) -> list[str]:
+    return [one.why for one in p.status().problems]
+
+
+def test_x1_a_backfill_that_dies_of_anything_shows_and_is_tried_again() -> None:
+    """Without the guard the view stayed `hydrating` for ever, while the state said `running`."""
+    kept, is_broken = storage(), threading.Event()
+    is_broken.set()
+
+    def broken(tables: Mapping[str, list[Row]]) -> list[Row]:
+        if is_broken.is_set():
+            raise FileNotFoundError("leaves")
+        return shares(tables)
+
+    with open_pipeline(kept, engine("revenue")) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+    with open_pipeline(kept, sharing(broken), threads=True) as p:
+        wait_until(lambda: bool(whys(p)))
+        assert whys(p) == ["the thread evertide-backfill died: FileNotFoundError: leaves"]
+        p.push("orders", [order(2)])
+        p.commit()
+        assert rows_of(p, "revenue") == [("ann", 10)]
+        is_broken.clear()
+        while p.definition.away("hydrating"):
+            p.advance()
+        assert rows_of(p, "share") == [(1, 20), (2, 20)]
+        p.hydrated()
+        assert not whys(p)
+
+
+def test_a_transaction_that_fails_of_anything_leaves_a_state_with_a_name() -> None:
+    def broken(tables: Mapping[str, list[Row]]) -> list[Row]:
+        if tables["orders"]:
+            raise MemoryError("no room")
+        return []
+
+    with open_pipeline(storage(), sharing(broken)) as p:
+        p.push("orders", [order(1)])
+        with pytest.raises(Unexpected, match="MemoryError: no room"):
+            p.commit()
+        status = p.status()
+        assert (status.state, status.problems[0].error_code) == ("failed", "unexpected")
+        assert "MemoryError: no room" in status.why
+        with pytest.raises(Unexpected):
+            p.advance()
+
+
+def test_what_a_server_watches_shows_in_status() -> None:
+    with open_pipeline(storage(), engine("revenue")) as p:
+        p.watch(lambda: [Problem("warning", "unexpected", "the thread evertide-http died", "Start it again.", 1.0)])
+        assert whys(p) == ["the thread evertide-http died"]
+        assert p.status().state == "running"

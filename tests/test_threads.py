@@ -1,0 +1,71 @@
+"""A thread that dies, or whose work fails, of an error of any class: it is logged, and it shows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from evertide.errors import Unexpected
+from evertide.shard.ticker import Ticker
+from evertide.threads import Watched
+
+LIMIT_S = 30.0
+
+
+def test_a_thread_that_dies_is_logged_with_its_traceback_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Unexpected] = []
+
+    def run(text: str) -> None:
+        raise MemoryError(text)
+
+    thread = Watched("evertide-one", run, "no room", died=told.append)
+    thread.start()
+    thread.join()
+    [problem] = thread.troubles()
+    assert (problem.state, problem.error_code) == ("warning", "unexpected")
+    assert problem.why == "the thread evertide-one died: MemoryError: no room"
+    assert problem.since_s > 0
+    assert problem.remedy
+    assert [error.why for error in told] == ["MemoryError: no room"]
+    assert "in run" in caplog.text
+
+
+def test_a_thread_that_ends_has_no_problem() -> None:
+    thread = Watched("evertide-one", lambda: None)
+    thread.start()
+    thread.join()
+    assert not thread.troubles()
+
+
+class Failing(Ticker):
+    def __init__(self) -> None:
+        super().__init__("evertide-failing", 0.001)
+        self.ticks = 0
+        self.has_failed, self.may_go_on, self.is_well = (threading.Event() for _ in range(3))
+
+    def tick(self) -> bool:
+        self.ticks += 1
+        if self.is_well.is_set():
+            return False
+        if self.may_go_on.is_set():
+            self.is_well.set()
+            return True
+        if self.ticks > 3:
+            self.has_failed.set()
+        raise KeyError("bug")
+
+
+def test_a_ticker_goes_on_after_an_error_that_nothing_expects(caplog: pytest.LogCaptureFixture) -> None:
+    """Without this a heartbeat, say, would end for good with the first of them."""
+    with caplog.at_level(logging.ERROR), Failing() as failing:
+        assert failing.has_failed.wait(LIMIT_S)
+        assert [one.why for one in failing.troubles()] == [
+            "the thread evertide-failing failed, and tries again: KeyError: 'bug'"
+        ]
+        failing.may_go_on.set()
+        assert failing.is_well.wait(LIMIT_S)
+        failing._thread.join()
+        assert not failing.troubles()
+    assert len(caplog.records) == 1, "the same error is logged once"

@@ -314,6 +314,7 @@ class Unexpected(EvertideError):
     """`where` names the thread or the transaction, `why` the error. The log has its traceback."""
 
     error_code = "unexpected"
+    exit_code = 18
     what = "Something failed that should not"
     remedy = "Report this as a bug, with the log. Start the process again if it ended: nothing acknowledged was lost."
 

@@ -241,9 +241,13 @@ def test_a_bug_in_a_look_is_logged_and_no_end_of_metrics(caplog: pytest.LogCaptu
         raise ZeroDivisionError
 
     look: Look = broken
-    seen, _, is_up = Glance(look, SystemRuntime()).latest()
+    glance = Glance(look, SystemRuntime())
+    seen, _, is_up = glance.latest()
     assert (seen, is_up) == (None, False)
-    assert "a bug" in caplog.text
+    assert glance._thread is not None
+    glance._thread.join()
+    assert "the thread evertide-metrics died" in caplog.text
+    assert [one.error_code for one in glance.troubles()] == ["unexpected"]
 
 
 def test_observing_a_transaction_costs_little() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 import evertide as et
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, ScratchUnavailable
 from evertide.pipeline.reading import View
+from evertide.runtime import SystemRuntime
 from tests.pipeline.kit import crash
 
 if TYPE_CHECKING:
@@ -204,3 +207,28 @@ def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSes
     with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark, settings=settings) as p:  # replayed, in portions too
         assert p.time == t
         assert len(rows(p.view("shares"))) == 700
+
+
+def test_x12_without_room_for_scratch_files_a_transaction_waits_and_goes_on_by_itself(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare error of the file system would end the process, with the transaction bound."""
+    script = "CREATE TABLE t (a INT); CREATE MATERIALIZED VIEW v AS SELECT a + 1 AS b FROM t;"
+    settings, runtime = et.Settings(retry_wait_max_s=0.01), SystemRuntime()
+    with et.Pipeline.open(script, tmp_path / "s", spark=spark, settings=settings) as p, ThreadPoolExecutor(1) as aside:
+        with monkeypatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+            p.push("t", [{"a": 1}])
+            with pytest.raises(ScratchUnavailable):
+                p.commit()
+            running = aside.submit(p.run)
+            while p.status().state != "stalled":
+                runtime.sleep_s(0.01)
+            assert p.status().problems[0].error_code == "scratch_unavailable"
+            assert rows(p.view("v")) == []
+        while not rows(p.view("v")):
+            runtime.sleep_s(0.01)
+        p.stop()
+        running.result()
+        assert rows(p.view("v")) == [(2,)]
+        assert p.status().state == "running"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +17,11 @@ from tests.pipeline.test_kill import check, run_and_kill
 from tests.pipeline.test_portions import large_transaction
 from tests.pipeline.test_replica_processes import Replica, killed_again_and_again
 from tests.pipeline.test_replica_processes import check as check_replicas
+from tests.pipeline.test_x1 import churn
 from tests.soak.test_soak import soak
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SCRIPTS = ("both,total", "both-2,total", "total", "total,highest", "both,total,highest")
 
@@ -42,6 +47,19 @@ def test_pipelines_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture
         return one_round(tmp_path / str(number), kind, kills, os.getpid() * 1000 + number)
 
     soak("pipeline", capsys, once)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_x1_views_that_come_and_go_beside_transactions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession
+) -> None:
+    def once(number: int) -> str:
+        seed, rows = os.getpid() * 1000 + number, (600, 3_000, 40_000)[number % 3]
+        beside = churn(spark, tmp_path / str(number), seed=seed, rounds=6, rows=rows)
+        return f"seed {seed}, {rows} rows, {beside} transactions beside backfills"
+
+    soak("x1", capsys, once)
 
 
 @pytest.mark.soak

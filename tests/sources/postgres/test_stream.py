@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from evertide.pipeline.engine import DeclaredTable
 from evertide.sources.postgres.stream import Replication
 from tests.sources.postgres.kit import ID, ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
 from tests.sources.postgres.server import Database
@@ -123,6 +124,65 @@ def test_partitions_and_a_subset_of_columns_whatever_their_case(db: Database) ->
         f.until_equal('SELECT id, "Customer" FROM orders')
         db.run("UPDATE orders SET id = 12 WHERE id = 1", "INSERT INTO orders VALUES (2, 'c', 3)")
         f.until_equal('SELECT id, "Customer" FROM orders')
+
+
+def test_x19_what_happens_to_one_partition_by_itself_is_told(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream says nothing of it. A TRUNCATE warns, a partition that is gone stalls, also after a restart."""
+    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.1)
+    db.run("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount bigint) PARTITION BY RANGE (id)")
+    for number in range(3):
+        bounds = f"FROM ({number * 10}) TO ({number * 10 + 10})"
+        db.run(f"CREATE TABLE part_{number} PARTITION OF orders FOR VALUES {bounds}")
+    db.run("INSERT INTO orders SELECT n, 'x', n FROM generate_series(0, 29) n")
+    with Feeding(db) as f:
+        f.until_equal()
+        db.run("CREATE TABLE part_3 PARTITION OF orders FOR VALUES FROM (30) TO (40)")
+        db.run(
+            "INSERT INTO orders VALUES (31, 'x', 1)",
+            "TRUNCATE orders",
+            "INSERT INTO orders VALUES (1, 'y', 1), (11, 'y', 1)",
+        )
+        f.until_equal()
+        f.until(lambda: "part_3" in f.source._feed._partition_names.values())
+        assert not f.told.problems
+        db.run("TRUNCATE part_1")
+        f.until(lambda: bool(f.told.problems))
+        [problem] = f.told.problems
+        assert (problem.state, problem.error_code) == ("warning", "partition_rewritten")
+        assert "part_1 of public.orders was truncated or rewritten" in problem.why
+        db.run("INSERT INTO orders VALUES (2, 'z', 2)")
+        f.until(lambda: (2, "z", 2) in f.rows())
+        f.again()
+        f.until(lambda: bool(f.told.problems))
+        f.crash()
+        db.run("ALTER TABLE orders DETACH PARTITION part_2")
+        f.pipeline = f._opened()
+        f.until_stalled("was detached or dropped upstream", "with the oid", "partitions 'keep'")
+        f.again(table(db, partitions="keep"))
+        db.run("INSERT INTO orders VALUES (3, 'z', 3)")
+        f.until(lambda: (3, "z", 3) in f.rows())
+        assert not f.told.problems
+        f.again(table(db))
+        f.until_streaming()
+        assert not f.told.problems
+        db.run("DROP TABLE part_3")
+        f.until_stalled("its partition part_3 was detached or dropped")
+
+
+def test_x11_a_table_whose_slot_was_away_goes_on(db: Database) -> None:
+    """The slot kept what happened meanwhile; without its position, the source would be refused."""
+    db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)")
+    with Feeding(db) as f:
+        f.until_equal()
+        declared = f.declared
+        f.again(DeclaredTable("notes", pa.schema([("text", pa.string())])))
+        f.pipeline.push("notes", [{"text": "x"}])
+        f.pipeline.commit()
+        db.run("DELETE FROM orders WHERE id = 1", "INSERT INTO orders VALUES (3, 'c', 3)")
+        f.pipeline.close()
+        f.declared, f.pipeline = declared, None  # type: ignore[assignment]
+        f.pipeline = f._opened()
+        f.until_equal()
 
 
 def test_t5_an_idle_slot_advances_but_never_past_what_is_bound(db: Database) -> None:

@@ -20,6 +20,7 @@ from evertide.errors import InvalidInput
 from evertide.postgres import OLDEST_VERSION, TableName, UniqueIndex, spelled, unique_indexes
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.kinds import sql_name
+from evertide.sources.postgres.partitions import Partition
 from evertide.sources.postgres.server import find_slot
 from evertide.sources.postgres.types import PgType, fits
 
@@ -33,6 +34,10 @@ _COLUMNS = (
 _TYPE = (
     "SELECT typname, typtype, typbasetype::bigint, typelem::bigint, typcategory, typdelim, format_type(oid, NULL)"
     " FROM pg_type WHERE oid = %s"
+)
+_PARTITIONS = (
+    "SELECT c.oid::bigint, c.relfilenode::bigint, c.oid::regclass::text"
+    " FROM pg_partition_tree(%s::oid::regclass) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf"
 )
 _TABLE = (
     "SELECT c.oid::bigint, c.relkind, c.relpersistence, c.relreplident,"
@@ -62,6 +67,8 @@ class Target:
     name: TableName
     columns: tuple[RemoteColumn, ...]
     is_partitioned: bool
+    partitions: tuple[Partition, ...] = ()
+    """Those with rows of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,9 @@ def checked_tables(
         columns = _columns(connection, declaration, table, name, where)
         _check_identity(connection, declaration, table, name, columns, where)
         _check_publication(connection, publication, table, name, columns, where)
-        targets.append(Target(declaration, name, columns, table.is_partitioned))
+        found = connection.execute(_PARTITIONS, (table.oid,)).fetchall() if table.is_partitioned else ()
+        partitions = tuple(Partition(*row) for row in found)
+        targets.append(Target(declaration, name, columns, table.is_partitioned, partitions))
     return targets
 
 

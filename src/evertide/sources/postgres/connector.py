@@ -13,6 +13,7 @@
 | snapshot | `initial`: begin with what the tables hold; `none`: only with what changes from now on; `initial` |
 | idle_interval | seconds after which an idle slot is moved on; 10 |
 | fragment_rows | rows that are staged together; 50000 |
+| partitions | `check`: tell of a partition that is detached, dropped or truncated; `keep`: its rows stay; `check` |
 
 All tables with the same slot are one source, which has the slot's name: their transactions arrive whole, and in the
 order of their commits. Options but `table` are those of the source: they may be given at any of its tables, and must

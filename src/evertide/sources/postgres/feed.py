@@ -7,9 +7,10 @@ needs no second journey (`evertide.sources.postgres.follower`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import psycopg
 
 from evertide.errors import EvertideError, InvalidInput, SourceAway, SourceFailed
@@ -21,6 +22,7 @@ from evertide.sources.postgres.catalog import Target, check_server, checked_tabl
 from evertide.sources.postgres.follower import Anew, FeedOptions, Follower
 from evertide.sources.postgres.gauge import Gauge
 from evertide.sources.postgres.messages import lsn_text
+from evertide.sources.postgres.partitions import compared, packed, unpacked
 from evertide.sources.postgres.positions import Position
 from evertide.sources.postgres.ready import Entry, Queue
 from evertide.sources.postgres.server import Server, check_slot, find_slot
@@ -36,6 +38,10 @@ logger = logging.getLogger(__name__)
 _MAKING_S = 5.0
 """A slot that is not made within this time waits for somebody else."""
 _BACKOFF_S = (0.05, 5.0)
+_REMEDY_PARTITION = (
+    "Compare the rows. If it was truncated, give the table another slot in the script to read it anew; if it was only"
+    " rewritten, run once with the option partitions 'keep'."
+)
 _FAR = 1 << 64
 """No position is beyond it."""
 
@@ -55,6 +61,10 @@ class Feed:
         self._wait_s: float | None = None
         self._making_s: float | None = None
         self.gauge = Gauge(server, options.slot, runtime)
+        self._partitions: dict[str, str] = {}
+        """Of the tables that are partitioned, as of the last look; for the positions to come."""
+        self._partition_names: dict[int, str] = {}
+        self._partition_problems: tuple[Problem, ...] = ()
         self.is_following = False
         """Whether there is a stream."""
         self.sent = 0
@@ -87,7 +97,7 @@ class Feed:
     def problems(self) -> tuple[Problem, ...]:
         problem = self.problem
         own = () if problem is None else (problem_of(problem, self._since_s, self._wait_s),)
-        return (*own, *self.gauge.problems)
+        return (*own, *self.gauge.problems, *self._partition_problems)
 
     def troubled(self, problem: SourceFailed, wait_s: float | None = None) -> None:
         """It does not go on, for now. Since when, is since when it has been in that state."""
@@ -226,7 +236,8 @@ class Feed:
             columns: Columns = {
                 str(target.name): {column.remote: column.signature for column in target.columns} for target in targets
             }
-            at = Position("snapshot", lsn_text(snapshot.lsn), wanted.done, columns)
+            self._partitions = {str(target.name): _packed(target) for target in targets if target.is_partitioned}
+            at = Position("snapshot", lsn_text(snapshot.lsn), wanted.done, columns, self._partitions)
             for target in targets if options.has_snapshot else ():
                 for rows in chunks(snapshot, target, options.room):
                     while not self._queue.has_room():
@@ -234,7 +245,7 @@ class Feed:
                         self._queue.wait(0.5)
                     self._check_epoch()
                     staged = self._staging.stage(target.declaration.name, rows)
-                    at = Position("snapshot", at.lsn, at.done + 1, columns)
+                    at = Position("snapshot", at.lsn, at.done + 1, columns, self._partitions)
                     self._put(Entry(at, (staged,), staged.rows, staged.bytes))
         self._put(Entry(at.streamed(snapshot.lsn), xids=snapshot.xids))
 
@@ -247,6 +258,7 @@ class Feed:
             targets = checked_tables(connection, self._tables, options.publication)
         check_slot(self._server.address, slot, options.slot, self._queue.bound.confirmed or last.number)
         self._check_columns(targets, last.columns)
+        self._check_partitions(targets, {**last.partitions, **self._partitions})
         return targets
 
     def _follow(self) -> None:
@@ -297,7 +309,49 @@ class Feed:
                     anew = "undo it, or give the table another slot in the script to read it anew"
                     raise address.failed(f"{why}: {anew}")
 
+    def streamed(self, lsn: int, columns: Columns | None = None) -> Position:
+        return msgspec.structs.replace(self._queue.last.streamed(lsn, columns), partitions=self._partitions)
+
+    def _check_partitions(self, targets: Sequence[Target], known: Mapping[str, str]) -> None:
+        """Against what was seen last: what happens to one partition by itself is not in the stream."""
+        address, made, rewritten = self._server.address, {}, []
+        for target in targets:
+            name = str(target.name)
+            if not target.is_partitioned:
+                continue
+            if name not in known or self._options.keeps_partitions:
+                made[name] = _packed(target)
+                continue
+            found = compared(unpacked(known[name]), target.partitions)
+            if found.gone:
+                gone = ", ".join(self._partition_names.get(oid, f"with the oid {oid}") for oid in found.gone)
+                why = (
+                    f"table {name}: its partition {gone} was detached or dropped upstream, and its rows are still here"
+                )
+                anew = "attach it again, or give the table another slot in the script to read it anew"
+                raise address.failed(f"{why}: {anew}; with the option partitions 'keep' they stay")
+            rewritten += [f"{one} of {name}" for one in found.rewritten]
+            made[name] = packed(found.known)
+        self._partition_names |= {one.oid: one.name for target in targets for one in target.partitions}
+        self._partitions = made
+        self._warn_of_partitions(rewritten)
+
+    def _warn_of_partitions(self, rewritten: Sequence[str]) -> None:
+        if not rewritten:
+            self._partition_problems = ()
+            return
+        why = f"{self._server.address.where}: the partition {', '.join(rewritten)} was truncated or rewritten upstream"
+        why += "; the stream does not tell which, and of a TRUNCATE its rows are still here"
+        if not self._partition_problems or self._partition_problems[0].why != why:
+            logger.warning("source %r: %s", self._server.address.source, why)
+            problem = Problem("warning", "partition_rewritten", why, _REMEDY_PARTITION, self._runtime.wall_s())
+            self._partition_problems = (problem,)
+
     def _done(self, done: Done) -> None:
         self.goes_on(done.end_lsn)
-        position = self._queue.last.streamed(done.end_lsn, done.columns)
+        position = self.streamed(done.end_lsn, done.columns)
         self._put(Entry(position, done.fragments, done.rows, done.bytes, done.commit_s, done.xids))
+
+
+def _packed(target: Target) -> str:
+    return packed({one.oid: one.file for one in target.partitions})

@@ -18,6 +18,7 @@ import psycopg
 from evertide.runtime import Runtime
 from evertide.sources.postgres.catalog import Target
 from evertide.sources.postgres.messages import Keepalive, is_data, keepalive, lsn_of
+from evertide.sources.postgres.positions import Position
 from evertide.sources.postgres.ready import Entry, Queue
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Room, Transactions
@@ -45,6 +46,8 @@ class FeedOptions:
     has_snapshot: bool
     idle_interval_s: float
     room: Room
+    keeps_partitions: bool = False
+    """Whether rows of partitions stay that were detached, dropped or truncated by themselves."""
 
 
 class Anew(Exception):
@@ -66,6 +69,10 @@ class Listener(Protocol):
 
     def measure(self) -> None:
         """Ask now and then, or where somebody waits for it, how far the server is."""
+        ...
+
+    def streamed(self, lsn: int) -> Position:
+        """The position at which everything before `lsn` was taken."""
         ...
 
     def looked_at(self) -> list[Target]:
@@ -162,7 +169,7 @@ class Follower:
         is_due = is_due or last.number < self._feed.goal <= ahead
         if is_due and ahead > last.number and self._queue.bound == last:
             self._idle_s, self._asked = now_s, 0
-            if not self._queue.put(Entry(last.streamed(ahead)), self._epoch):
+            if not self._queue.put(Entry(self._feed.streamed(ahead)), self._epoch):
                 raise Anew
 
     def _tell(self) -> None:

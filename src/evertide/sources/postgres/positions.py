@@ -27,6 +27,8 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     done: int = 0
     """Fragments of snapshots that were taken, also of those that were interrupted."""
     columns: dict[str, dict[str, str]] = {}
+    partitions: dict[str, str] = {}
+    """Of tables that are partitioned upstream (`evertide.sources.postgres.partitions`)."""
 
     @property
     def number(self) -> int:
@@ -49,7 +51,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidInput(where=f"source {source!r}", why=f"{text!r} is no position of it: {error}") from error
 
     def streamed(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
-        return Position("stream", lsn_text(lsn), 0, self.columns if columns is None else columns)
+        return Position("stream", lsn_text(lsn), 0, self.columns if columns is None else columns, self.partitions)
 
 
 START = Position("start")

@@ -115,6 +115,7 @@ def open_source(  # noqa: PLR0917
         has_snapshot=options.choice("snapshot", ("initial", "none"), "initial") == "initial",
         idle_interval_s=options.number("idle_interval", 10.0),
         room=Room(rows=options.integer("fragment_rows", Room().rows, least=1)),
+        keeps_partitions=options.choice("partitions", ("check", "keep"), "check") == "keep",
     )
     options.text("table")
     options.end()

@@ -181,7 +181,10 @@ class Settings:
     """A transaction that takes longer is in the log, with what it spent its time on."""
 
     hang_after_s: float = 600.0
-    """A process that is at the same thing for longer is not alive, as far as `/v1/health/live` is concerned."""
+    """A process that makes no step for longer hangs: `/v1/health/live` says so, and if it leads, its heartbeat stops,
+    so that another replica takes over after `writer_ttl_s` more. It must be longer than one call to Spark or to a
+    source takes without finishing a task or giving rows. To wait for input, for storage or for the end of a pause
+    is not to hang."""
 
     retry_view_s: float = 5.0
     """A view that failed is tried again, when its tables changed, at most this often."""

@@ -17,6 +17,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.pulse import Pulse
 from evertide.runtime import SystemRuntime
 from evertide.shard.ticker import Ticker
+from evertide.steps import step_done, watching_steps
 from tests.metrics.kit import order, wait_for
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
 from tests.server.kit import served
@@ -66,9 +67,39 @@ def test_a_phase_may_take_long_and_not_for_ever(clock: Clock) -> None:
     assert (beat.is_alive, beat.phase, beat.transaction, beat.since_s) == (True, "compute", 7, 50)
     clock.now_s += 11
     beat = pulse.beat()
-    assert (beat.is_alive, beat.why) == (False, "transaction 7 is in phase 'compute' for 61 s")
+    assert (beat.is_alive, beat.why) == (False, "transaction 7 is in phase 'compute' for 61 s without a step")
     course.does(Phase.COMMIT, 7)
     assert pulse.beat().is_alive, "it got on"
+
+
+def test_steps_inside_of_a_long_phase_are_life(clock: Clock) -> None:
+    """Steps of the thread, and tasks that Spark has finished; a look at Spark that finds the same is none."""
+    tasks = [0]
+    course = Course(NOBODY, clock, SETTINGS, 0)
+    pulse = Pulse(lambda: course.doing, list, clock, 60.0, lambda: tasks[0])
+    course.does(Phase.COMPUTE, 7)
+    for _ in range(5):
+        clock.now_s += 50
+        assert pulse.hang() == ""
+        with watching_steps(pulse.moves):
+            step_done()
+    step_done()  # of a thread that is not watched
+    for _ in range(5):
+        clock.now_s += 50
+        tasks[0] += 1
+        assert pulse.hang() == ""
+    clock.now_s += 61
+    assert "without a step" in pulse.hang()
+    assert pulse.stall(5.0) is None, "what is bound is seen in the journal"
+
+
+def test_a_source_that_does_not_return_stalls_before_the_bind(clock: Clock) -> None:
+    pulse, course = pulse_of(clock)
+    course.does(Phase.READ, 7)
+    clock.now_s += 4
+    assert pulse.stall(5.0) is None
+    clock.now_s += 2
+    assert pulse.stall(5.0) == ("transaction 7 does not get on while its sources are read: a call does not return", 6.0)
 
 
 def test_a_thread_that_has_ended_is_no_life(clock: Clock) -> None:

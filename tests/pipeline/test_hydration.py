@@ -165,8 +165,9 @@ def test_storage_that_is_away_in_between_leaves_nothing(monkeypatch: pytest.Monk
             yield piece
 
     monkeypatch.setattr(Members, "table_pieces", broken)
-    with pytest.raises(Unavailable):
-        open_pipeline(kept, made, settings=SMALL)
+    p = open_pipeline(kept, made, settings=SMALL)
+    assert p.definition.away("hydrating") == ["counts"]
+    crash(p)
     monkeypatch.undo()
     with open_pipeline(kept, made, settings=SMALL) as p:
         assert rows_of(p, "counts") == [(0, 9)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,14 +14,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from evertide.pipeline.ownership import Role, is_process_gone
+from evertide.pipeline.ownership import Role
 from evertide.runtime import SystemRuntime
 from evertide.sources.chance import Chance
-from evertide.store.writers import Registration
+from evertide.store.process import Origin, this_process
 from tests.pipeline.kit import rows_of
 from tests.pipeline.replica import open_replica
 from tests.pipeline.worker import SMALL
@@ -241,11 +241,18 @@ def test_u1_blobs_on_s3_with_its_connections_cut(
         check(tmp_path, reached, dsn, storage)
 
 
+def origin_of(pid: int) -> Origin:
+    ticks = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    return msgspec.structs.replace(this_process(), pid=pid, start_ticks=ticks)
+
+
 def test_a_process_that_ended_and_was_not_asked_for_is_gone() -> None:
     """Until its parent asks how it ended, its number is still taken."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        known = origin_of(process.pid)
+        assert not known.has_ended()
+        process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        known = Registration("w", "pipeline", socket.gethostname(), process.pid, 0.0, 1e9)
-        assert is_process_gone(known)
-    assert is_process_gone(known)
-    assert not is_process_gone(Registration("w", "pipeline", socket.gethostname(), os.getppid(), 0.0, 1e9))
+        assert known.has_ended()
+    assert known.has_ended()
+    assert not origin_of(os.getppid()).has_ended()

@@ -7,22 +7,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, Recomputing, Unavailable
+from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, Recomputing, TimeCompacted, Unavailable
 from evertide.pipeline.checkpointing import Checkpointing
-from evertide.pipeline.leading import promote
+from evertide.pipeline.leading import Leading, promote
 from evertide.pipeline.machine import Machine
-from evertide.pipeline.ownership import Role
+from evertide.pipeline.ownership import RUNNING, Leader, Role, end
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.maintenance import Maintenance
+from evertide.store.faulty import Fault, Faults, FaultyMeta
+from evertide.store.meta import Meta, Write
 from evertide.store.open import Storage
+from evertide.store.paths import LEADER, beat_key, writer_key
+from evertide.store.process import this_process
+from evertide.store.sealed import seal
+from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, registered
 from evertide.testing.small_engine import SmallEngine
-from tests.pipeline.kit import SETTINGS, Row, crash, engine, open_pipeline, rows_of, storage
+from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, engine, open_pipeline, rows_of, storage
+from tests.pipeline.sink_kit import Bucket, into, is_right, shop, with_sink
 
 QUICK = replace(SETTINGS, lead_interval_s=1e-6, inline_bytes_max=256)
 
@@ -620,3 +628,211 @@ def test_storage_that_is_away_when_the_lead_is_taken_is_asked_again(monkeypatch:
         second.push("orders", [order(1)])
         second.commit()
         assert leading(second) == [second]
+
+
+def replaced(first: Pipeline, second: Pipeline) -> None:
+    """The leader was silent for too long: a follower took over, and went on until nothing is left of that time."""
+    [known] = [one for name, one in registered(first.storage.meta).items() if name == first._writer.id]
+    assert end(first.storage.meta, known, SystemRuntime(), QUICK)
+    for number in range(20, 28):
+        second.push("orders", [order(number)])
+        second.commit()
+        second.checkpoint()
+    second._duties.checkpointing.collect()
+
+
+CALLS: dict[str, Callable[[Pipeline], object]] = {
+    "advance": Pipeline.advance,
+    "commit": Pipeline.commit,
+    "run": Pipeline.run,
+    "checkpoint": Pipeline.checkpoint,
+    "periodic checkpoint": Pipeline.try_checkpoint,
+    "retry": lambda p: p._duties.backfills._failed(TimeCompacted(where="shard", why="gone", as_of=1, since=9)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_process_that_was_fenced_meanwhile_says_so_whatever_it_finds(
+    call: str, is_computed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needs may be forgotten by then: `time_compacted` or `blob_missing` would hide the reason."""
+
+    def away(*_: Any, **__: Any) -> None:
+        raise Unavailable(path="meta", why="it is away")
+
+    with pair(shared()) as (first, second):
+        for number in range(4):
+            first.push("orders", [order(number)])
+            first.commit()
+        caught_up(first, second)
+        first.push("orders", [order(9)])
+        if is_computed:  # and waits for its commit
+            with monkeypatch.context() as patched:
+                patched.setattr("evertide.pipeline.runner.append_together", away)
+                with pytest.raises(Unavailable):
+                    first.commit()
+        replaced(first, second)
+        if call == "retry":
+            CALLS[call](first)
+        else:
+            with pytest.raises(Fenced):
+                CALLS[call](first)
+        with pytest.raises(Fenced):
+            first.advance()
+        assert (first.status().problems[0].error_code, second.status().state) == ("fenced", "running")
+        assert rows_of(second, "counts") == [(12 + is_computed, 0)]
+
+
+def register(meta: Meta, **origin: object) -> Registration:
+    """A leader that beat just now, of another process that has our host name, and our pid unless it is said."""
+    at, now_s = this_process(), SystemRuntime().wall_s()
+    ours = Registration("aa", RUNNING, at.host, at.pid, now_s, 20.0, at.boot, at.namespace, at.start_ticks)
+    other = msgspec.structs.replace(ours, **origin)
+    writes = [
+        Write(writer_key("aa"), 0, seal(other)),
+        Write(beat_key("aa"), 0, seal(Beat("aa", 1, now_s, 1))),
+        Write(LEADER, 0, seal(Leader("aa", now_s, "change"))),
+    ]
+    assert meta.commit(writes) is None
+    return other
+
+
+def test_a_container_that_is_restarted_with_its_pid_and_its_host_name_goes_on_at_once() -> None:
+    """The one before is proven to be gone: the process with that pid started at another time."""
+    kept = shared()
+    before = register(kept.meta, start_ticks=this_process().start_ticks - 1)
+    with open_pipeline(kept, settings=QUICK) as p:
+        assert p.leads
+        assert before.writer not in registered(kept.meta)
+
+
+@pytest.mark.parametrize("origin", [{"namespace": "pid:[1]"}, {"boot": "another"}, {"boot": "", "namespace": ""}])
+def test_containers_with_one_host_name_do_not_end_each_other(origin: dict[str, object]) -> None:
+    """The pid of the other one is free here, which says nothing about it."""
+    kept = shared()
+    other = register(kept.meta, pid=2**22 - 1, **origin)
+    with pytest.raises(Conflict, match="runs it"):
+        open_pipeline(kept, settings=QUICK)
+    writer = Writer.register(kept.meta, runtime=SystemRuntime(), settings=QUICK)
+    assert not Leading(kept.meta, writer, SystemRuntime(), QUICK, may_take=True).look()
+    assert other.writer in registered(kept.meta)
+
+
+class Clock(SystemRuntime):
+    now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def sleep_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_x6_storage_that_was_away_for_all_costs_no_replica_its_place() -> None:
+    """After the outage all are silent for longer than they promised: who looks first must not end the others."""
+    clock, kept = Clock(), storage()
+    settings = replace(QUICK, writer_ttl_s=20.0, beat_interval_s=5.0, retry_limit_s=1e-9)
+    first = Writer.register(kept.meta, runtime=clock, settings=settings, label=RUNNING)
+    seen = FaultyMeta(kept.meta, Faults(lambda *_: Fault.LOST if is_away else Fault.DONE, lambda *_: Fault.DONE))
+    is_away = False
+    second = Writer.register(seen, runtime=clock, settings=settings, label=RUNNING)
+    leading = Leading(seen, second, clock, settings, may_take=True)
+    assert Leading(kept.meta, first, clock, settings, may_take=True).look()
+    is_away = True
+    clock.now_s += 25
+    with pytest.raises(OutcomeUnknown):
+        second.beat()
+    is_away = False
+    assert not leading.look()
+    second.beat()
+    assert not leading.look()
+    assert end_silent_writers(kept.meta, runtime=clock, settings=settings, judge=second) == []
+    clock.now_s += 11
+    second.beat()
+    assert leading.look(), "it had the time to beat, and did not"
+
+
+def test_u1_a_transaction_that_waits_below_an_upper_that_a_peer_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower has computed transaction 5 when storage goes away; the leader commits 5 to 10 meanwhile.
+
+    The follower appends nothing of them, is at 10 at once, and commits 11.
+    """
+
+    def away(*_: Any, **__: Any) -> None:
+        raise Unavailable(path="meta", why="it is away")
+
+    with pair(shared()) as (first, second):
+        for number in range(4):
+            first.push("orders", [order(number)])
+            first.commit()
+        caught_up(first, second)
+        second.push("orders", [order(5)])
+        with monkeypatch.context() as patched:
+            patched.setattr("evertide.pipeline.runner.append_together", away)
+            with pytest.raises(Unavailable):
+                second.commit()
+        assert second.time == 4
+        assert first.advance() == 5, "the leader completes what is bound"
+        for number in range(6, 11):
+            first.push("orders", [order(number)])
+            first.commit()
+        journal = first._hosts.journal
+        logs = {name: shard.log.read() for name, shard in first._runner.members.all().items()}
+        assert (second.advance(), second.time) == (10, 10)
+        assert {name: shard.log.read() for name, shard in first._runner.members.all().items()} == logs
+        writers = [outcome.writer for time in range(5, 11) if (outcome := journal.committed(time)) is not None]
+        assert writers == [first._writer.id] * 6
+        second.push("orders", [order(11)])
+        assert second.commit() == 11
+        caught_up(first, second)
+        assert rows_of(first, "counts") == rows_of(second, "counts") == [(11, 0)]
+
+
+def test_u3_a_cold_replica_catches_up_is_promoted_and_the_first_is_killed() -> None:
+    """It starts empty and read-only while the first goes on: no stall, nothing lost, nothing twice."""
+    bucket, kept = Bucket(), shared()
+    views = (with_sink(VIEWS["revenue"]), VIEWS["counts"])
+
+    def opened(role: Role) -> Pipeline:
+        return shop(kept, *views, settings=QUICK, role=role)
+
+    def push(p: Pipeline, number: int) -> None:
+        with p.transaction("till", number) as pushed:
+            pushed.push("orders", [order(number)])
+            pushed.push("notes", [{"text": f"n{number}"}])
+        p.take(pushed)
+
+    with into(lake=bucket):
+        first = opened(Role.REPLICA)
+        for number in range(30):
+            push(first, number)
+            if number in (10, 20):
+                first.checkpoint()
+        first.deliver_once()
+        second = opened(Role.READ_ONLY)
+        for number in range(30, 40):
+            push(first, number)
+            second.advance()
+            if number == 35:
+                first.checkpoint()
+        first.deliver_once()
+        caught_up(second)
+        assert second.time == first.time
+        push(first, 40)  # which the second has not seen
+        promote(kept.meta, second._writer.id, runtime=SystemRuntime(), settings=QUICK)
+        crash(first)
+        second.advance()
+        assert second.leads
+        push(second, 40)  # its answer was lost with the process
+        push(second, 41)
+        second.deliver_once()
+        assert rows_of(second, "counts") == [(42, 42)]
+        assert sorted(rows_of(second, "notes")) == sorted((f"n{number}",) for number in range(42))
+        assert bucket.numbers == sorted(set(bucket.numbers))
+        assert is_right(second, bucket)
+        assert (second.status().state, second.status().problems) == ("running", ())
+        second.close()

@@ -17,12 +17,17 @@ _PIECE = 65_536
 
 class CuttingProxy:
     def __init__(self, host: str, port: int) -> None:
+        """A host that is a directory is that of PostgreSQL's socket."""
         self._target = (host, port)
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_away = False
         self.losing = 0
         """So many answers do not arrive: what was asked for is done, and the connection is cut."""
+        self.losing_after: tuple[bytes, int] | None = None
+        """An answer that holds this does not arrive, after so many that do; then nothing comes through (`back`)."""
+        self.answer: tuple[bytes, bytes] | None = None
+        """How a request begins that is not passed on, and what it is answered with."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -46,6 +51,10 @@ class CuttingProxy:
         finally:
             self._is_away = False
 
+    def back(self) -> None:
+        """Everything comes through again."""
+        self.answer, self._is_away = None, False
+
     def close(self) -> None:
         _reset(self._listening)
         self.cut()
@@ -57,7 +66,7 @@ class CuttingProxy:
             except OSError:
                 return
             try:
-                there = socket.create_connection(self._target)
+                there = self._connected()
             except OSError:
                 _reset(came)
                 continue
@@ -71,14 +80,34 @@ class CuttingProxy:
     def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         with suppress(OSError):
             while piece := source.recv(_PIECE):
-                if is_answer and self._loses():
+                if is_answer and self._loses(piece):
+                    break
+                if not is_answer and self.answer and piece.startswith(self.answer[0]):
+                    source.sendall(self.answer[1])
+                    source.shutdown(socket.SHUT_WR)
+                    while source.recv(_PIECE):
+                        pass
                     break
                 target.sendall(piece)
         _reset(source)
         _reset(target)
 
-    def _loses(self) -> bool:
+    def _connected(self) -> socket.socket:
+        host, port = self._target
+        if not host.startswith("/"):
+            return socket.create_connection(self._target)
+        there = socket.socket(socket.AF_UNIX)
+        there.connect(f"{host}/.s.PGSQL.{port}")
+        return there
+
+    def _loses(self, piece: bytes) -> bool:
         with self._lock:
+            if self.losing_after is not None and self.losing_after[0] in piece:
+                sign, left = self.losing_after
+                self.losing_after = (sign, left - 1) if left else None
+                self._is_away = left == 0
+                if self._is_away:
+                    return True
             is_so = self.losing > 0
             self.losing -= is_so
             return is_so

@@ -88,6 +88,9 @@ RECORDS: dict[str, msgspec.Struct] = {
     "hold": HoldRecord(7, {"sink/orders": 7, "shape": 2**40}, "00000000000000aa"),
     "lease": LeaseRecord("00000000000000bb", "orders", "console", "host", 4242, 17, 8, 3, 1_700_000_000.25, 60.0),
     "registration": Registration("0123456789abcdef", "loader", "host", 4242, 1_700_000_000.5, 60.0),
+    "registration-origin": Registration(
+        "0123456789abcdef", "loader", "host", 1, 1_700_000_000.5, 60.0, "boot-id", "pid:[1]", 77, "00000000000000cc"
+    ),
     "beat": Beat("0123456789abcdef", 12, 1_700_000_010.5, 34),
     "generation": Generation(3, ("customers", "orders"), "0123456789abcdef"),
 }

@@ -97,7 +97,7 @@ def collect(place: Place, live: Live, writer: Writer, drafts: Callable[[], Draft
     try:
         with suppress(StorageFull):  # deleting makes room, and no proof rests on this
             writer.beat()  # shows that we are not fenced (I16)
-            end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings)
+            end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings, judge=writer)
             _end_holds(place)
         proof = place.reading(lambda: _evidence(place, live, writer, drafts))
     except (Damaged, UnsupportedFormat) as error:

@@ -51,6 +51,7 @@ from evertide.plan.project import Project
 from evertide.plan.view_function import ViewFunction
 from evertide.shard.changes import DIFF, check_column, net
 from evertide.shard.stopping import IsStopping, never
+from evertide.steps import step_done
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
@@ -185,6 +186,7 @@ class Circuit:
     def _run(self, part: Stage | Top | Totals) -> None:
         try:
             part.run(is_first=self._is_first)
+            step_done()
         except (PySparkException, InvalidInput) as error:
             raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=reason(error)) from error
         except EvertideError:

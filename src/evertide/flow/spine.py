@@ -19,6 +19,7 @@ Invariants, and what would break without them:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, OutcomeUnknown, Unavailable
 from evertide.flow.block import Block, merged
 from evertide.flow.merge import merge, write_run
 from evertide.flow.part_reader import PartShelf
@@ -36,6 +37,8 @@ from evertide.flow.state_part import PartEntry, PartWriter
 from evertide.shard.stopping import IsStopping, Stopped, going, never
 
 __all__ = ["ArrangementSettings", "Runs", "Spine"]
+
+logger = logging.getLogger(__name__)
 
 _BACKSTOP = 4
 """How many times its limit memory may hold before a delta writes it out itself, as nobody else does. The last delta
@@ -231,8 +234,12 @@ class Spine:
         return merged(blocks, has_key=True, is_consolidated=True, where=self._where)
 
     def _stop_back(self) -> None:
+        """Bound what is in memory. If storage is away, the commit of the transaction waits for it, so no more comes."""
         if self._is_full(self.runs.memory[:-1], _BACKSTOP):
-            self.write_memory()  # before anything is added, as it may fail
+            try:
+                self.write_memory()
+            except (Unavailable, OutcomeUnknown) as error:
+                logger.warning("%s keeps more in memory than it should: %s", self._where, error)
 
     def _is_full(self, memory: Sequence[Run], times: int) -> bool:
         limits = self._settings

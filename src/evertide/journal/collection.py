@@ -75,7 +75,7 @@ def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], b
 def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]:
     with suppress(StorageFull):  # no proof rests on this
         writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced
-        end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings)
+        end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings, judge=writer)
     proof = reading(lambda: _evidence(blob, bound), bound.runtime, bound.settings)
     named = _named(proof.records)
     orphans = [key for key in proof.staged if key not in named and _will_not_be_named(key, proof)]

@@ -93,6 +93,10 @@ class Journal:
         with self._turn:
             return self._staging.drop(fragments, writer)
 
+    def may_be_bound(self, fragments: Iterable[Staged], writer: Writer) -> bool:
+        """Whether a bind whose outcome was unknown names one of these, which were not dropped."""
+        return self._staging.may_be_bound(fragments, writer)
+
     # What is bound
 
     def head(self) -> Bound | None:

@@ -144,9 +144,18 @@ class Staging:
             settle_named((record.value for record in self._bound.all()), writer)
             self._doubts = [doubt for doubt in self._doubts if doubt not in over]
 
+    def may_be_bound(self, fragments: Iterable[Staged], writer: Writer) -> bool:
+        """Of fragments that were neither dropped nor acknowledged: a bind in doubt names one, or did and is settled."""
+        doubtful = self._doubtful()
+        names = [(fragment.key, Name.parse(fragment.key)) for fragment in fragments]
+        return any(key in doubtful or (name is not None and not writer.is_open(name.seq)) for key, name in names)
+
+    def _doubtful(self) -> frozenset[str]:
+        return frozenset(key for doubt in self._doubts for key in doubt.keys)
+
     def drop(self, fragments: Iterable[Staged], writer: Writer) -> list[str]:
         self.end_doubts(writer)
-        doubtful = frozenset(key for doubt in self._doubts for key in doubt.keys)
+        doubtful = self._doubtful()
         dropped = []
         for fragment in fragments:
             name = Name.parse(fragment.key)

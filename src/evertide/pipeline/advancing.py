@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 
-from evertide.errors import EvertideError, OutcomeUnknown, TimeCompacted, Unavailable
-from evertide.journal.records import Bound
+from evertide.errors import EvertideError, TimeCompacted
+from evertide.journal.records import Bound, Input
 from evertide.pipeline.course import Phase
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.following import Following
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 def opened(hosts: Hosts, leading: Leading, stopping: threading.Event, role: Role) -> Runner:
-    """To lead, if nobody does; else to follow, once the one that leads has begun."""
+    """To lead, if nobody does; else to follow, once the one that leads has begun. May be asked again after an error."""
+    hosts.writer.adopt_generation()
     while not leading.look():
         leader, is_read_only = leading.leader(), role is Role.READ_ONLY
         if hosts.journal.committed_upper and (leader is not None or is_read_only):
@@ -40,6 +42,12 @@ def opened(hosts: Hosts, leading: Leading, stopping: threading.Event, role: Role
         stopping.wait(hosts.settings.poll_interval_s)
     logger.info("this process leads")
     return open_runner(hosts)
+
+
+def _is_of(bound: Bound, inputs: Mapping[str, Input]) -> bool:
+    """Whether a record holds just this input; what it says of producers beside it is the journal's."""
+    found = {name: (given.after, given.fragments) for name, given in bound.inputs.items()}
+    return found == {name: (given.after, given.fragments) for name, given in inputs.items()}
 
 
 class Advancing:
@@ -60,12 +68,8 @@ class Advancing:
         """The number of the last transaction that was taken; None if there is nothing."""
         try:
             return self._stepped()
-        except (Unavailable, OutcomeUnknown) as error:
-            self._runner.course.fails(self._runner.time, error)
-            raise
         except EvertideError as error:
             self._runner.course.fails(self._runner.time, error)
-            self._hosts.writer.check_registered()  # whoever is fenced may find its state, or what it needs, gone
             raise
 
     def settle(self) -> None:
@@ -93,9 +97,9 @@ class Advancing:
             return None
         made: list[Bound] = []
         self._following.together(lambda: made.append(self._runner.bind(inputs)))
-        if not made or made[0].writer != self._hosts.writer.id:
+        if not made or made[0].writer != self._hosts.writer.id or not _is_of(made[0], inputs):
             self._runner.course.waits(self._runner.time)
-            return None  # a peer was first: what is still unbound is offered again
+            return None  # a peer was first, or an earlier bind of ours in doubt: what is still unbound is offered again
         self._intake.acknowledge(made[0], is_staged=True)
         return self._completed(made[0], read)
 

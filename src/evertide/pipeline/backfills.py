@@ -50,7 +50,7 @@ class Backfills:
         turn: AbstractContextManager[Any],
         stopping: threading.Event,
         progress: Callable[[str, int, int], None],
-        failed: Callable[[EvertideError], None],
+        failed: Callable[[EvertideError], object],
         settle: Callable[[], None],
         *,
         threads: bool,
@@ -162,7 +162,7 @@ class Backfills:
         if not views:
             return
         if not self._has_threads:
-            self._run(views)
+            self._try(views)
             return
         with self._starting:
             if not self._is_stopped:
@@ -172,17 +172,21 @@ class Backfills:
 
     def _beside(self, views: Collection[str]) -> None:
         try:
-            self._run(views)
+            self._try(views)
         except EvertideError as error:
-            if isinstance(error, _PASSING):  # nothing was changed
-                logger.warning("the views %s are tried again later: %s", views, error)
-                self._due.update(views)
-                return
             logger.exception("the views %s could not be computed", views)
             self._failed(error)
         except BaseException:  # the thread dies of it, and says so; the views are computed all the same
             self._due.update(views)
             raise
+
+    def _try(self, views: Collection[str]) -> None:
+        """Storage that is away or in doubt, and a generation that moved, are found out by the next try."""
+        try:
+            self._run(views)
+        except _PASSING as error:
+            logger.warning("the views %s are tried again later: %s", views, error)
+            self._due.update(views)
 
     def _run(self, views: Collection[str]) -> None:
         with self._one:

@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 
-from evertide.errors import EvertideError
+from evertide.errors import EvertideError, Fenced
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.health import Telling
 from evertide.pipeline.intake import Intake
@@ -26,6 +27,8 @@ from evertide.store.writers import Writer
 
 __all__ = ["Condition"]
 
+logger = logging.getLogger(__name__)
+
 
 class Condition:
     def __init__(self, meta: Meta, writer: Writer, leading: Leading, runtime: Runtime, settings: Settings) -> None:
@@ -34,17 +37,30 @@ class Condition:
         self._failed: Problem | None = None
         self._stalled: dict[str, Problem] = {}
         self._warnings: list[Problem] = []
+        self._stall: Callable[[], tuple[str, float] | None] = lambda: None
         self._leading = leading
+        self._writer = writer
         self._telling = Telling(meta, writer.id, runtime, settings)
         self._runtime = runtime
         self._opened_s = runtime.wall_s()
 
-    def watch(self, intake: Intake) -> None:
-        """What stalls there counts from now on."""
+    def watch(self, intake: Intake, stall: Callable[[], tuple[str, float] | None]) -> None:
+        """What stalls there counts from now on; `stall` says why and for how long the next transaction does."""
         self._stalled = intake.stalled
+        self._stall = stall
 
-    def fail(self, error: EvertideError) -> None:
+    def fail(self, error: EvertideError) -> EvertideError:
+        """The pipeline cannot go on. An error of a process that was fenced meanwhile follows from that: it is told."""
+        if not isinstance(error, Fenced):
+            try:
+                self._writer.check_registered()
+            except Fenced as fenced:
+                fenced.__cause__ = error
+                error = fenced
+            except EvertideError:
+                logger.warning("whether this process is still registered could not be read")
         self.error, self._failed = error, problem(error, self._runtime.wall_s())
+        return error
 
     def warn(self, code: str, why: str, remedy: str) -> None:
         self._warnings.append(Problem("warning", code, why, remedy, self._runtime.wall_s()))
@@ -55,12 +71,36 @@ class Condition:
     def tell_begun(self) -> None:
         self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
 
+    def waits(self, error: EvertideError) -> None:
+        """Storage does not answer while the pipeline opens."""
+        now_s = self._runtime.wall_s()
+        known = self._stalled.get("")
+        since_s = known.since_s if known is not None else now_s
+        self._stalled[""] = Problem("stalled", error.error_code, str(error), error.remedy, since_s)
+        self.tell()
+
+    def goes_on(self) -> None:
+        if self._stalled.pop("", None) is not None:
+            self.tell_begun()
+
     def tell_ended(self) -> None:
         self._tell(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
 
     def problems(self) -> list[Problem]:
         """The worst first."""
+        return [*self._known(), *self._still()]
+
+    def _known(self) -> list[Problem]:
         return [*([] if self._failed is None else [self._failed]), *self._stalled.values()]
+
+    def _still(self) -> list[Problem]:
+        """A hang before the bind: a transaction that is bound, and waits, is seen in the journal by all."""
+        found = self._stall()
+        if found is None:
+            return []
+        why, still_s = found
+        remedy = "Look at the log, and at what the source's server does; another replica takes over after hang_after_s."
+        return [Problem("stalled", "stalled", why, remedy, self._runtime.wall_s() - still_s)]
 
     def foremost(self) -> Problem:
         return next(iter(self.problems()), self.pause.problem(self._opened_s))
@@ -71,7 +111,7 @@ class Condition:
         """`troubles` are those of threads."""
         members, journal, time = runner.members, hosts.journal, runner.time - 1
         stalled = stall(hosts.meta, journal, members, hosts.runtime, hosts.settings)
-        found = self.problems() if stalled is None else [*self.problems(), stalled]
+        found = self.problems() if stalled is None else [*self._known(), stalled]
         first = found[0] if found else self.foremost()
         where = positions(runner)
         sinks = duties.sink_statuses(time)

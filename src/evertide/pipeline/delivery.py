@@ -23,7 +23,7 @@ from contextlib import closing
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import EvertideError, Fenced, SinkFailed
+from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, SinkFailed
 from evertide.logs import TRANSACTION
 from evertide.observer import NOBODY, Delivered, Observer
 from evertide.pipeline.members import Members
@@ -72,6 +72,8 @@ class Delivery:
         """The last number that the target has."""
         self._kept_at_s = declaration.runtime.monotonic_s()
         self._reader = SinkReader(declaration.key, self._fitted, records.settings, self._count_pieces)
+        self._is_known = True
+        """Whether the record in storage is the one that we know: not after a write whose outcome was unknown."""
 
     @property
     def position(self) -> int:
@@ -93,6 +95,8 @@ class Delivery:
 
     def keep(self, after_s: float = 0.0) -> None:
         """Record how far it is, where nothing was written to say so, and let go of the rest."""
+        if not self._is_known:
+            self._read_back()
         record, now_s = self._record, self.declaration.runtime.monotonic_s()
         if record is None or now_s - self._kept_at_s < after_s:
             return
@@ -133,8 +137,18 @@ class Delivery:
         shard = views[collection].shard if collection in views else tables[collection].shard
         return members.shard(shard) if shard else None
 
+    def _read_back(self) -> None:
+        """Only the leader writes the record: what is there is what this process wrote last, or nothing happened."""
+        found = self._records.all().get(self.name)
+        if found is not None:
+            self._number = found.number
+            self._record = found.record if found.record.is_declared else None
+        self._is_known = True
+
     def _step(self) -> bool:
         self.waits_for = ""
+        if not self._is_known:
+            self._read_back()
         record = self._record or self._registered()
         if record is None:
             return False
@@ -299,7 +313,11 @@ class Delivery:
         return self._keep(msgspec.structs.replace(self._record, **changed))
 
     def _keep(self, record: SinkRecord) -> SinkRecord:
-        found = self._records.write(self.name, self._number, record)
+        try:
+            found = self._records.write(self.name, self._number, record)
+        except (OutcomeUnknown, Conflict):
+            self._is_known = False
+            raise
         self._number, self._record = found.number, found.record
         return found.record
 

@@ -36,7 +36,7 @@ class Duties:
         runner: Runner,
         turn: threading.RLock,
         stopping: threading.Event,
-        failed: Callable[[EvertideError], None],
+        failed: Callable[[EvertideError], object],
         telling: SourceTelling,
         sinks: PreparedSinks,
         settle: Callable[[], None],
@@ -50,6 +50,7 @@ class Duties:
         self._telling = telling
         self._sinks = sinks
         self._has_threads = threads
+        self._is_tried = False
         self._maintenance: Maintenance | None = None
         self.checkpointing = Checkpointing(runner)
         self.backfills = Backfills(runner, turn, stopping, hosts.progress, failed, settle, threads=threads)
@@ -64,7 +65,8 @@ class Duties:
         """From now on this process does it. `anew`: others did meanwhile, and sinks are not where they were."""
         hosts = self._hosts
         with self._turn:  # if storage does not answer here, nothing is begun, and it is asked again
-            sinks = self._sinks.again() if anew else self._sinks
+            sinks = self._sinks.again() if anew or self._is_tried else self._sinks
+            self._is_tried = True
             deliveries = Deliveries(sinks, lambda: self._runner.members, self._turn, hosts.journal, hosts.observer)
             self.checkpointing.look()
         self.deliveries = deliveries

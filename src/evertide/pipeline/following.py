@@ -32,6 +32,7 @@ from evertide.pipeline.hydration import Digests, differing_contents, hydrated_co
 from evertide.pipeline.runner import Runner
 from evertide.store.paths import GENERATION
 from evertide.store.retry import reading
+from evertide.store.writers import Generation, read_generation
 
 __all__ = ["Following"]
 
@@ -112,7 +113,11 @@ class Following:
         runner = self._runner
         if self._number_in_force() == runner.writer.generation:
             return
-        number, definition = self._definition_in_force()
+        number, made, definition = self._in_force()
+        if made.writer == runner.writer.id:  # our own change, whose outcome was unknown
+            runner.adopt(definition, number)
+            self._differs = (evolved(definition, runner.machine.engine), definition.sources)
+            return
         if (evolved(definition, runner.machine.engine), definition.sources) != self._differs:
             why = f"generation {definition.generation} is of another version of the script, which has taken over"
             raise Fenced(writer=runner.writer.id, why=why)
@@ -124,14 +129,15 @@ class Following:
         record = reading(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
         return record.seqno if record else 0
 
-    def _definition_in_force(self) -> tuple[int, Definition]:
-        """With the number of its generation."""
+    def _in_force(self) -> tuple[int, Generation, Definition]:
+        """The number of the generation's record, the generation, and its definition."""
         runner = self._runner
         while True:
             number = self._number_in_force()
+            made = reading(lambda: read_generation(runner.meta), runner.runtime, runner.settings)
             _, definition = reading(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
-            if definition is not None and self._number_in_force() == number:
-                return number, definition
+            if made and definition and self._number_in_force() == number:
+                return number, made, definition
 
     def _align(self, shards: Collection[str]) -> None:
         """Make the machine's views those whose shards are named."""

@@ -7,6 +7,7 @@ it is a courtesy: if it cannot be written the pipeline goes on, and nothing ever
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -56,7 +57,7 @@ def tell(
 
 
 class Telling:
-    """Tells the storage how one process fares; only when it is news."""
+    """Tells the storage how one process fares; only when it is news. Any thread may."""
 
     def __init__(self, meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
         self._meta = meta
@@ -64,10 +65,13 @@ class Telling:
         self._runtime = runtime
         self._settings = settings
         self._told = ("", "")
+        self._lock = threading.Lock()
 
     def __call__(self, now: Problem) -> None:
-        if (now.state, now.why) != self._told:
+        with self._lock:
+            is_news = (now.state, now.why) != self._told
             self._told = (now.state, now.why)
+        if is_news:
             change = self._runtime.new_id()
             health = Health(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
             registered = (Guard(writer_key(self._writer), 1),)  # one that was fenced must not speak for who leads

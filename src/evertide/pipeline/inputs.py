@@ -9,6 +9,7 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Staged
 from evertide.sources.contract import Rows, Source
 from evertide.sources.staged import unpacked
+from evertide.steps import stepping
 
 __all__ = ["read_input"]
 
@@ -33,7 +34,7 @@ def read_input(
                 if is_wanted(fragment.table):
                     yield name, unpacked(fragment.table, journal.load(fragment, time=bound.time))
             else:
-                for rows in _known(sources, name, bound).read(fragment):
+                for rows in stepping(_known(sources, name, bound).read(fragment)):
                     if is_wanted(rows.table):
                         yield name, rows
 

@@ -21,6 +21,7 @@ from evertide.pipeline.source_record import SourceRecord
 from evertide.pipeline.status import SourceStatus
 from evertide.problem import Problem
 from evertide.sources.contract import Candid, Limit, Marking, Rows, Source, Waiting, problem_of
+from evertide.steps import stepping
 
 __all__ = ["Intake"]
 
@@ -53,7 +54,7 @@ class Intake:
             try:
                 offer = source.offer(position, limit)
                 if offer is not None and not _is_staged(offer.fragments):
-                    read[name] = [rows for fragment in offer.fragments for rows in source.read(fragment)]
+                    read[name] = [rows for fragment in offer.fragments for rows in stepping(source.read(fragment))]
             except SourceFailed as error:
                 self.stalls(name, error)
                 continue

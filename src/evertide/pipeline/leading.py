@@ -8,7 +8,9 @@ to sinks, makes checkpoints, compacts, and completes what is bound.
 2. Whoever sees that it is not, or that its process is gone, ends its registration by compare-and-set, and takes its
    place: one commit that expects the record it read, and the old writer to be unregistered. So there are never two, and
    one that comes back finds itself fenced (I16).
-3. A read-only replica takes nothing by itself. `promote` names it, and ends the others that are not read-only.
+3. The leader's silence counts only while this process's own heartbeats get through (`Writer.hears`): after storage was
+   away for all, the leader beats again first, and stays.
+4. A read-only replica takes nothing by itself. `promote` names it, and ends the others that are not read-only.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import logging
 
 from evertide.errors import Conflict
-from evertide.pipeline.ownership import FOLLOWING, RUNNING, Leader, end, is_gone, is_process_gone, read_leader
+from evertide.pipeline.ownership import FOLLOWING, RUNNING, Leader, end, is_gone, read_leader
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write
@@ -62,7 +64,9 @@ class Leading:
         known = reading(lambda: registered(self._meta), self._runtime, self._settings).get(leader.writer)
         if known is None:
             return True
-        if not is_gone(self._meta, known, self._runtime, self._settings):
+        if not known.origin.has_ended() and not (
+            self._writer.hears and is_gone(self._meta, known, self._runtime, self._settings)
+        ):
             return False
         logger.warning("process %d on %s led, and is gone", known.pid, known.host)
         return end(self._meta, known, self._runtime, self._settings)
@@ -84,7 +88,7 @@ class Leading:
 def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) -> Registration:
     """Make a replica the leader: the read-only one, if no writer is named. All that could write are fenced out."""
     known = reading(lambda: registered(meta), runtime, settings)
-    alive = {name: one for name, one in known.items() if not is_process_gone(one)}
+    alive = {name: one for name, one in known.items() if not one.origin.has_ended()}
     chosen = _chosen(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
     for name, other in known.items():
         if name != chosen.writer and other.label == RUNNING:

@@ -4,7 +4,8 @@
 2. All is taken when sources have nothing more, and sinks have everything up to there. A source to which others may
    write without end (`Marking`) has nothing more once that is bound which was upstream when the loop began: input that
    never ends does not keep the loop from ending.
-3. While storage is away, nothing is lost by waiting.
+3. While storage is away, or does not say what became of a write, nothing is lost by waiting: the next step reads back
+   what is there, and goes on from that (I14).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Set
 from typing import Protocol
 
-from evertide.errors import Unavailable
+from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.intake import Intake
 from evertide.pipeline.pausing import Pause
@@ -100,7 +101,7 @@ class Loop:
     def _patiently(self) -> int | None:
         try:
             made = self._pipeline.advance()
-        except Unavailable as error:
+        except (Unavailable, OutcomeUnknown) as error:
             self._intake.stalls("", error)
             self._stopping.wait(self._settings.retry_wait_max_s)
             return None

@@ -1,9 +1,10 @@
 """Who runs the pipeline of a storage: one process, or several replicas of it (`evertide.pipeline.leading`).
 
 A process that runs a pipeline is a registered writer with a label that says so. Who asks to run it alone is refused as
-long as another one does, and told who. If that one is gone (its process on this machine has ended, or it was silent for
-longer than it promised), its registration is ended by compare-and-set: should it come back, it finds itself fenced
-(I16).
+long as another one does, and told who. If that one is gone (it is proven that its process has ended, see
+`evertide.store.process`, or it was silent for longer than it promised), its registration is ended by compare-and-set:
+should it come back, it finds itself fenced (I16). A replica ends no silent writer when it starts: after
+storage was away for all of them, the others are about to beat again (`evertide.pipeline.leading`).
 
 Where it lies: registrations are those of writers; the Meta key `leader`, version 1, names the replica that leads.
 """
@@ -11,9 +12,6 @@ Where it lies: registrations are those of writers; the Meta key `leader`, versio
 from __future__ import annotations
 
 import enum
-import os
-import socket
-from pathlib import Path
 
 import msgspec
 
@@ -35,7 +33,6 @@ __all__ = [
     "end",
     "holder",
     "is_gone",
-    "is_process_gone",
     "live_holder",
     "read_leader",
     "registered_as",
@@ -70,15 +67,19 @@ def read_leader(meta: Meta) -> tuple[int, Leader | None]:
     return (0, None) if record is None else (record.seqno, unseal(record.data, Leader, meta.path(LEADER)))
 
 
-def take_over(meta: Meta, *, runtime: Runtime, settings: Settings) -> Writer:
+def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
     """Register as the one that runs the pipeline. `Conflict` if somebody does."""
     reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
     for other in _running(meta, runtime, settings):
-        if not is_process_gone(other):
+        if not other.origin.has_ended():
             raise _held(meta, other)
         end(meta, other, runtime, settings)
-    writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING)
-    others = [other for other in _running(meta, runtime, settings) if other.writer != writer.id]
+    writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING, instance=instance)
+    others = [
+        other
+        for other in _running(meta, runtime, settings)
+        if other.writer != writer.id and not _is_same(other, instance)
+    ]
     if others:  # two at the same moment: neither goes on unless it was first, which the one that sees nobody was
         writer.unregister()
         other = others[0]
@@ -89,12 +90,19 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings) -> Writer:
     return writer
 
 
-def registered_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings) -> Writer:
+def registered_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
+    """`instance` is the caller's own: what an earlier try of unknown outcome registered under it is ended."""
+    for other in reading(lambda: registered(meta), runtime, settings).values():
+        if _is_same(other, instance):
+            end(meta, other, runtime, settings)
     if role is Role.ALONE:
-        return take_over(meta, runtime=runtime, settings=settings)
-    reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
+        return take_over(meta, runtime=runtime, settings=settings, instance=instance)
     label = FOLLOWING if role is Role.READ_ONLY else RUNNING
-    return Writer.register(meta, runtime=runtime, settings=settings, label=label)
+    return Writer.register(meta, runtime=runtime, settings=settings, label=label, instance=instance)
+
+
+def _is_same(other: Registration, instance: str) -> bool:
+    return bool(instance) and other.instance == instance
 
 
 def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
@@ -120,7 +128,7 @@ def live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registratio
 
 def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
     """Whether whoever is registered does not live any more, for all that can be told: nothing is changed."""
-    if is_process_gone(other):
+    if other.origin.has_ended():
         return True
     record = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if record is None:
@@ -139,30 +147,6 @@ def _running(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registrat
     _, leader = reading(lambda: read_leader(meta), runtime, settings)
     leads = leader.writer if leader is not None else ""  # one that was promoted is still labelled as read-only
     return [other for other in known.values() if other.label == RUNNING or other.writer == leads]
-
-
-def is_process_gone(other: Registration) -> bool:
-    """Of a process on another machine nobody knows before its time is up."""
-    if other.host != socket.gethostname():
-        return False
-    if other.pid == os.getpid():
-        return False  # it is this process, which runs it already
-    try:
-        os.kill(other.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return _is_zombie(other.pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether it has ended, and nobody has asked how: where that cannot be told, its silence will tell."""
-    try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return told.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 def end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:

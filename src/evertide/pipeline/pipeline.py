@@ -26,7 +26,7 @@ import pyarrow as pa
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, Unavailable
+from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from evertide.flow.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.observer import NOBODY, Observer
@@ -42,8 +42,8 @@ from evertide.pipeline.leading import Leading
 from evertide.pipeline.loop import Loop
 from evertide.pipeline.machine import state_store
 from evertide.pipeline.opening import Hosts, OnProgress
-from evertide.pipeline.ownership import Role, registered_as
-from evertide.pipeline.pulse import Pulse
+from evertide.pipeline.ownership import Role
+from evertide.pipeline.pulse import Pulse, Withholding
 from evertide.pipeline.pushes import PushTransaction
 from evertide.pipeline.reading import Collections, View
 from evertide.pipeline.replica_record import ReplicaTelling
@@ -53,6 +53,7 @@ from evertide.pipeline.source_record import SourceTelling
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.pipeline.status import Status
 from evertide.pipeline.upkeep import Upkeep
+from evertide.pipeline.waiting import Waiting, register_patiently
 from evertide.plan.query import frame_of, query
 from evertide.plan.session import SparkSession, open_session
 from evertide.plan.spark_network import REMEDY
@@ -63,9 +64,9 @@ from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.shard import Shards
 from evertide.sources.executors import SparkExecutors
+from evertide.steps import watching_steps
 from evertide.store.observed import observed
 from evertide.store.open import Storage, open_storage
-from evertide.store.retry import reading
 from evertide.threads import unexpected
 
 __all__ = ["Pipeline"]
@@ -104,16 +105,20 @@ class Pipeline:
         self._pushed: PushTransaction
         self._heart: Heart | None = None
         self._role = role
-        self._writer = registered_as(role, storage.meta, runtime=runtime, settings=settings)
+        self._writer = register_patiently(role, storage.meta, self._stopping, runtime=runtime, settings=settings)
         self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
         self._condition = Condition(storage.meta, self._writer, self._leading, runtime, settings)
+        self._until_answered = Waiting(self._condition, self._check_heart, self._stopping, settings)
         try:
             self._start(base, progress or (lambda *_: None), observer, threads=threads)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._fail(error if isinstance(error, EvertideError) else unexpected("opening the pipeline", error))
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the registration ends
+            found: BaseException = error
+            if isinstance(error, EvertideError):
+                found = self._fail(error)
+            elif isinstance(error, Exception):
+                self._fail(unexpected("opening the pipeline", error))
             self._give_up()
-            raise
+            raise found from found.__cause__
         self._condition.tell()
         logger.info("open at time %d, as %r, storage %s", self.time, role.value, storage.root)
 
@@ -240,13 +245,13 @@ class Pipeline:
 
     def checkpoint(self) -> Entry:
         """Waits for the end of a transaction that is under way."""
-        with self._turn:
+        with self._turn, watching_steps(self.pulse.moves):
             self._check_open()
             return self._duties.checkpoint(self._settle)
 
     def try_checkpoint(self) -> None:
         """The checkpoint that is due, if this process leads; if it fails, the status says so, and all goes on."""
-        with self._turn:
+        with self._turn, watching_steps(self.pulse.moves):
             self._check_open()
             if self.leads:
                 self._duties.try_checkpoint(self._settle)
@@ -348,15 +353,17 @@ class Pipeline:
         shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
         journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
         checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
-        _, known = reading(lambda: read_definition(storage.meta), runtime, settings)
-        self.engine.spell(spelling(known))
-        sinks = PreparedSinks(self.engine, SinkRecords(storage.meta, writer, runtime, settings), base)
-        executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
-        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
         if threads:
             self._heart = Heart(settings, shards.leases, writer).start()
             self._threads.append(self._heart)
+        _, known = self._until_answered(lambda: read_definition(storage.meta))
+        self.engine.spell(spelling(known))
+        records = SinkRecords(storage.meta, writer, runtime, settings)
+        sinks = self._until_answered(lambda: PreparedSinks(self.engine, records, base))
+        executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
+        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
         told = ReplicaTelling(self._told_role, storage.meta, writer.id, runtime, settings)
+        told.stands = lambda: (self._condition.foremost().state, -1)
         self._threads.append(told.start() if threads else told)
         self._hosts = Hosts(
             meta=storage.meta,
@@ -372,38 +379,38 @@ class Pipeline:
             progress=told.noting(progress),
             observer=observer,
         )
-        self._leading.look()
+        self._until_answered(self._leading.look)
         self._condition.tell_begun()
-        self._runner = opened(self._hosts, self._leading, self._stopping, self._role)
+        self._runner = self._until_answered(lambda: opened(self._hosts, self._leading, self._stopping, self._role))
         self._intake = Intake(self._runner)
-        self._condition.watch(self._intake)
-        self.pulse = Pulse(lambda: self._runner.course.doing, self._ended, runtime, settings.hang_after_s)
+        activity = self.engine.activity if isinstance(self.engine, SparkEngine) else lambda: None
+        self.pulse = Pulse(lambda: self._runner.course.doing, self._ended, runtime, settings.hang_after_s, activity)
+        self._condition.watch(self._intake, lambda: self.pulse.stall(settings.stall_after_s))
+        writer.beat_unless(Withholding(self.pulse, lambda: self._leading.is_ours))
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
         telling = SourceTelling(self._intake.records, storage.meta, writer.id, runtime, settings)
-        self._duties = Duties(
-            self._hosts,
-            self._runner,
-            self._turn,
-            self._stopping,
-            self._fail,
-            telling,
-            sinks,
-            self._settle,
-            threads=threads,
+        hosts, runner, turn, stopping = self._hosts, self._runner, self._turn, self._stopping
+        self._duties = self._until_answered(
+            lambda: Duties(hosts, runner, turn, stopping, self._fail, telling, sinks, self._settle, threads=threads)
         )
-        self._advancing = Advancing(
-            self._hosts, self._runner, self._intake, self._duties, self._leading, role=self._role
-        )
+        self._advancing = Advancing(hosts, runner, self._intake, self._duties, self._leading, role=self._role)
         pause = self._condition.pause
         self._loop = Loop(self, self._intake, self._duties, pause, self.pulse, self._stopping, runtime, settings)
-        told.stands = lambda: (self._condition.foremost().state, self.time)
+        told.stands = self._stands
         self._threads.append(self._duties)
         if self._leading.is_ours:
-            self._duties.begin()
+            self._until_answered(self._duties.begin)
             self._duties.try_checkpoint(self._settle)
         if threads:
             self._threads.append(Upkeep(self._runner, self._duties.checkpointing, self._turn).start())
+
+    def _check_heart(self) -> None:
+        """A fenced process that has no input, or waits for storage, would not notice otherwise."""
+        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._condition.error is None:
+            self._fail(self._heart.error)
+        if self._condition.error is not None:
+            raise self._condition.error
 
     def _settle(self) -> None:
         self._going(self._advancing.settle)
@@ -411,23 +418,24 @@ class Pipeline:
     def _going(self, call: Callable[[], _T]) -> _T:
         """An error that the pipeline cannot go on from stays as its condition."""
         try:
-            return call()
+            with watching_steps(self.pulse.moves):
+                return call()
         except EvertideError as error:
-            # If storage is away, nothing happened, or what was computed waits to be committed.
-            if not isinstance(error, Unavailable) or self._runner.machine.broken is not None:
-                self._condition.fail(error)
-            raise
+            # If storage is away or in doubt, what was computed waits; the next step reads back what is there.
+            if isinstance(error, Unavailable | OutcomeUnknown) and self._runner.machine.broken is None:
+                raise
+            found = self._condition.fail(error)
+            raise found from found.__cause__
         except Exception as error:  # of any class: the state must have a name, and whoever asks must get it
             logger.exception("transaction %d cannot go on", self.time + 1)
-            told = unexpected(f"transaction {self.time + 1}", error)
-            self._condition.fail(told)
-            raise told from error
+            raise self._condition.fail(unexpected(f"transaction {self.time + 1}", error)) from error
         finally:
             self._condition.tell()
 
-    def _fail(self, error: EvertideError) -> None:
-        self._condition.fail(error)
+    def _fail(self, error: EvertideError) -> EvertideError:
+        found = self._condition.fail(error)
         self._condition.tell()
+        return found
 
     def _taken(self, pushed: PushTransaction) -> int:
         """One transaction at least; and more, until it holds what was pushed."""
@@ -450,6 +458,11 @@ class Pipeline:
     def _told_role(self) -> str:
         return "leads" if self._leading.is_ours else "read-only" if self._role is Role.READ_ONLY else "follows"
 
+    def _stands(self) -> tuple[str, int]:
+        """Asked by a thread of its own: a hang of the one that makes transactions is told to storage from here."""
+        self._condition.tell()
+        return self._condition.foremost().state, self.time
+
     def _ended(self) -> list[str]:
         return [] if self._is_closed else [name for thread in self._threads for name in thread.ended()]
 
@@ -467,10 +480,7 @@ class Pipeline:
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidInput(where="pipeline", why="it is closed")
-        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._condition.error is None:
-            self._fail(self._heart.error)  # or one that has no input would never notice
-        if self._condition.error is not None:
-            raise self._condition.error
+        self._check_heart()
 
     def _give_up(self) -> None:
         self._is_closed = True

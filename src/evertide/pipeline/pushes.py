@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import EvertideError, InvalidInput
+from evertide.errors import EvertideError, InvalidInput, TimeCompacted
 from evertide.journal.journal import Journal
 from evertide.journal.records import Fragment, Number, Staged
+from evertide.journal.staging import staged_of
 from evertide.settings import Settings
 from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
 from evertide.sources.rows import rows_of
@@ -176,6 +177,7 @@ class Pushes:
             raise
 
     def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - whoever commits wants all of it
+        self._look_back()
         with self._lock:
             ready = list(self._ready)
         at = msgspec.json.decode(position, type=_Position)
@@ -213,6 +215,24 @@ class Pushes:
         self._forget(self._offered)
         self._repeats(self._echoes, self._offered_time)
         self._offered, self._echoes = [], []
+
+    def _look_back(self) -> None:
+        """What a bind of unknown outcome named is bound if its record is there, and must not be offered again."""
+        doubtful = [pushed for pushed in self._ready if self._journal.may_be_bound(pushed.fragments, self._writer)]
+        if not doubtful or self._next_time() <= self._offered_time:
+            return  # while its number is free, the same number is tried again, and only one of the two can be bound
+        try:
+            named = {fragment.key for fragment in staged_of(self._journal.read(self._offered_time))}
+        except TimeCompacted:
+            rows = sum(pushed.rows for pushed in doubtful)
+            why = f"transaction {self._offered_time} may hold them, and its record is forgotten"
+            logger.error("%d rows that were pushed are not offered again: %s", rows, why)  # noqa: TRY400 - no bug
+            self._forget(doubtful)
+            return
+        bound = [pushed for pushed in doubtful if pushed.fragments[0].key in named]
+        for pushed in bound:
+            pushed.time = self._offered_time
+        self._forget(bound)
 
     def _repeats(self, several: Iterable[PushTransaction], bound: int) -> None:
         for pushed in several:

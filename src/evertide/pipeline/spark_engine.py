@@ -12,6 +12,7 @@ from evertide.flow.arrangement import Arrangement
 from evertide.flow.explain import explain
 from evertide.flow.explanation import Explanation
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
+from evertide.plan.activity import activity
 from evertide.plan.columns import arrow_schema
 from evertide.plan.fingerprint import Fingerprints
 from evertide.plan.nodes import Attribute
@@ -73,6 +74,9 @@ class SparkEngine:
         self._script = (script, path, functions)
         self.spark = session.spark
         self._declare({})
+
+    def activity(self) -> object:
+        return activity(self.spark.sparkContext)
 
     def spell(self, names: Mapping[str, str]) -> None:
         if any(names.get(name.lower(), name) != name for name in (*self.tables, *self.views)):

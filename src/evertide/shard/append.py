@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.errors import Conflict, EvertideError, InvalidInput, UpperMismatch
+from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknown, UpperMismatch
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.changes import TIME, check_changes
@@ -98,7 +98,11 @@ def append_together(
     """
     checked = [_checked(append) for append in appends]
     with writer.claim() as seq:
-        stored = [_stored(append, changes, writer, seq) for append, changes in zip(appends, checked, strict=True)]
+        try:
+            stored = [_stored(append, changes, writer, seq) for append, changes in zip(appends, checked, strict=True)]
+        except OutcomeUnknown:
+            writer.settle(seq)  # a put that still arrives is an orphan: no commit was tried that could name it
+            raise
         proposals = [
             Proposal(append.log, _appended(append, parts)) for append, parts in zip(appends, stored, strict=True)
         ]

@@ -74,7 +74,7 @@ def collect(log: ShardLog, writer: Writer, pinned: Pinned = nothing_pinned) -> C
     ended: list[str] = []
     with suppress(StorageFull):  # deleting makes room, and no proof below rests on this
         writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
-        ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings)
+        ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings, judge=writer)
         log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
     proof = reading(lambda: _evidence(log, pinned), log.runtime, log.settings)
     dead = _taken_out(proof)

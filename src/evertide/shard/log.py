@@ -44,6 +44,7 @@ from evertide.errors import (
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.state import Diff, Entry, ShardState, apply
+from evertide.steps import step_done
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.paths import Name, check_shard, rollup_blob_key, rollup_key, shard_key
@@ -282,6 +283,7 @@ class _Commit:
                     raise self._doubt[0] from error
                 raise
             else:
+                step_done()
                 if done is not None:
                     return done
 

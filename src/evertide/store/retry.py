@@ -16,6 +16,7 @@ from typing import TypeVar
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
 from evertide.runtime import Runtime
 from evertide.settings import Settings
+from evertide.steps import step_done
 from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Stale, Write
 
@@ -47,33 +48,36 @@ class Patience:
         """Wait before another try, or raise the error if it makes no sense to."""
         if isinstance(error, StorageFull | StorageForbidden) or self._runtime.monotonic_s() >= self._deadline_s:
             raise error
+        step_done()  # to wait for storage is not to hang
         self._runtime.sleep_s(self._wait_s * (0.5 + self._runtime.random()))
         self._wait_s = min(self._wait_s * 2, self._wait_max_s)
 
 
 def reading(call: Callable[[], T], runtime: Runtime, settings: Settings) -> T:
     """A read, tried again while storage does not answer."""
-    try:
-        return call()
-    except Unavailable as error:
-        first = error
-    patience = Patience(runtime, settings)
-    patience.after(first)
+    patience: Patience | None = None
     while True:
         try:
-            return call()
+            answer = call()
         except Unavailable as error:
+            patience = patience or Patience(runtime, settings)
             patience.after(error)
+        else:
+            step_done()
+            return answer
 
 
 def put_settled(blob: Blob, key: str, content: bytes, runtime: Runtime, settings: Settings) -> None:
     patience: Patience | None = None
     while True:
         try:
-            return blob.put(key, content)
+            blob.put(key, content)
         except (Unavailable, OutcomeUnknown) as error:
             patience = patience or Patience(runtime, settings)
             patience.after(error)
+        else:
+            step_done()
+            return
 
 
 def commit_settled(
@@ -96,6 +100,7 @@ def commit_settled(
             patience = patience or Patience(runtime, settings)
             patience.after(doubt or error)
         else:
+            step_done()
             return stale
 
 

@@ -16,10 +16,8 @@ Every commit that changes a shard guards `writer/<id>` and `generation`. Hence:
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -29,6 +27,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, writer_key
+from evertide.store.process import Origin, this_process
 from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
@@ -44,13 +43,23 @@ __all__ = [
 ]
 
 
-class Registration(msgspec.Struct, frozen=True):
+class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
     label: str
     host: str
     pid: int
     registered_at_s: float
     ttl_s: float
+    boot: str = ""
+    """This and the next two tell processes apart that have one host name and one pid: see `evertide.store.process`."""
+    namespace: str = ""
+    start_ticks: int = 0
+    instance: str = ""
+    """A random id: registrations with the same one are tries of the same registration, whose outcome was unknown."""
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.host, self.pid, self.boot, self.namespace, self.start_ticks)
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -86,14 +95,24 @@ class Writer:
         self._tokens = 0
         self._asking: set[int] = set()
         self._generation = 0
+        self._hang: Callable[[], str] = lambda: ""
+        self._beat_began_s: float | None = None
+        """When the heartbeat under way began."""
+        self._is_beat_lost = False
+        self._recovered_s: float | None = None
+        """When heartbeats got through again after some that did not, or took long."""
 
     @classmethod
-    def register(cls, meta: Meta, *, runtime: Runtime, settings: Settings, label: str = "") -> Writer:
-        host, pid, ttl_s = socket.gethostname(), os.getpid(), settings.writer_ttl_s
+    def register(
+        cls, meta: Meta, *, runtime: Runtime, settings: Settings, label: str = "", instance: str = ""
+    ) -> Writer:
+        at, ttl_s = this_process(), settings.writer_ttl_s
 
         def writes(fresh: str) -> list[Write]:
             now_s = runtime.wall_s()
-            registration = Registration(fresh, label, host, pid, now_s, ttl_s)
+            registration = Registration(
+                fresh, label, at.host, at.pid, now_s, ttl_s, at.boot, at.namespace, at.start_ticks, instance
+            )
             beat = Beat(fresh, 1, now_s, 1)
             return [Write(writer_key(fresh), 0, seal(registration)), Write(beat_key(fresh), 0, seal(beat))]
 
@@ -139,9 +158,16 @@ class Writer:
             why = f"the generation moved on from record {stale.expected} to {stale.found}"
             raise GenerationMoved(writer=self.id, why=why)
 
+    def beat_unless(self, hang: Callable[[], str]) -> None:
+        """Beat no more while `hang` says why this process does not get on, whichever thread asks for the beat."""
+        self._hang = hang
+
     def beat(self) -> None:
         """Say that this writer lives. Has a lock of its own: storage that does not answer must not hold up appends."""
-        with self._beating:
+        if self._hang():
+            self.check_registered()
+            return
+        with self._beating, self._listening():
             while True:
                 number = self._beats + 1
                 writes = [Write(beat_key(self.id), self._beats, self._sealed(number))]
@@ -151,6 +177,38 @@ class Writer:
                 self._adopt_beat(stale)
             self._beats = number
         truncate_sometimes(self._meta, beat_key(self.id), number)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        began_s = self._runtime.monotonic_s()
+        with self._lock:
+            self._beat_began_s = began_s
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            now_s = self._runtime.monotonic_s()
+            with self._lock:
+                if is_done and (self._is_beat_lost or self._is_slow(now_s - began_s)):
+                    self._recovered_s = now_s
+                self._beat_began_s, self._is_beat_lost = None, not is_done
+
+    def _is_slow(self, took_s: float) -> bool:
+        return took_s > self._settings.writer_ttl_s / 4
+
+    @property
+    def hears(self) -> bool:
+        """Whether this writer's own heartbeats get through, and did for half the time to live.
+
+        If not, storage is or was away, perhaps for all: then the silence of other writers says nothing of them.
+        """
+        now_s = self._runtime.monotonic_s()
+        with self._lock:
+            began_s, recovered_s = self._beat_began_s, self._recovered_s
+            if self._is_beat_lost or (began_s is not None and self._is_slow(now_s - began_s)):
+                return False
+        return recovered_s is None or now_s - recovered_s >= self._settings.writer_ttl_s / 2
 
     def _adopt_beat(self, stale: Stale) -> None:
         """Only we write our beats: one that we do not know of is ours, and its answer was lost."""
@@ -267,9 +325,14 @@ def settled(meta: Meta) -> dict[str, int]:
     }
 
 
-def end_silent_writers(meta: Meta, *, runtime: Runtime, settings: Settings) -> list[str]:
-    """Unregister whoever has not beaten for its own time to live. Losing the race to a heartbeat is fine."""
-    ended = []
+def end_silent_writers(meta: Meta, *, runtime: Runtime, settings: Settings, judge: Writer | None = None) -> list[str]:
+    """Unregister writers that have not beaten for their time to live. Losing the race to a heartbeat is fine.
+
+    None is ended while the heartbeats of `judge`, the caller's own writer, do not get through either.
+    """
+    ended: list[str] = []
+    if judge is not None and not judge.hears:
+        return ended
     now_s = runtime.wall_s()
     for writer, registration in registered(meta).items():
         record = meta.head(beat_key(writer))

@@ -1,0 +1,109 @@
+"""X6 with real servers: PostgreSQL commits and does not say so, S3 answers 503, for longer than a call is tried."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from evertide.errors import EvertideError
+from evertide.pipeline.pipeline import Pipeline
+from evertide.runtime import SystemRuntime
+from evertide.store.open import open_storage
+from tests.metrics.kit import wait_for
+from tests.pipeline.kit import SETTINGS, Row, engine, open_pipeline, rows_of
+from tests.pipeline.test_replica_processes import database
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import CuttingProxy, cutting_proxy
+from tests.servers.s3 import S3Server
+
+QUICK = replace(SETTINGS, inline_bytes_max=1, retry_limit_s=0.1, checkpoint_interval_s=0.2)
+_SLOW_DOWN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@contextmanager
+def running(storage: str, meta: str) -> Iterator[Pipeline]:
+    """In a thread that nothing may end."""
+    runtime, errors = SystemRuntime(), list[EvertideError]()
+    p = open_pipeline(open_storage(storage, meta, runtime=runtime, settings=QUICK), engine(), settings=QUICK)
+
+    def run() -> None:
+        try:
+            p.run()
+        except EvertideError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield p
+        assert errors == []
+    finally:
+        p.stop()
+        thread.join()
+        p.close()
+
+
+def row(number: int) -> Row:
+    return {"id": number, "customer": "ann", "amount": number}
+
+
+def push(p: Pipeline, number: int) -> None:
+    """Left to the loop."""
+    pushed = p.transaction()
+    pushed.push("orders", [row(number)])
+    pushed.push("notes", [{"text": f"n{number}"}])
+    p._pushes.offer_up(pushed)
+
+
+def check(p: Pipeline, count: int) -> None:
+    wait_for(lambda: p.time == count)
+    assert rows_of(p, "notes") == sorted((f"n{number}",) for number in range(count))
+    assert rows_of(p, "revenue") == [("ann", sum(range(count)))]
+
+
+def is_told(p: Pipeline, code: str) -> bool:
+    """In the status, of which all that needs no storage is looked at."""
+    found = p._condition.foremost()
+    return (found.state, found.error_code) == ("stalled", code)
+
+
+@pytest.mark.timeout(120)
+def test_x6_postgresql_that_commits_and_does_not_say_so(postgres_server: PostgresServer, tmp_path: object) -> None:
+    """The first COMMIT after a push is its bind, the second that of its shards."""
+    directory = postgres_server.dsn.partition("host=")[2]
+    with database(postgres_server) as (_, name, _), cutting_proxy(directory, 5432) as proxy:
+        meta = f"postgresql://evertide@127.0.0.1:{proxy.port}/{name}"
+        with running(f"{tmp_path}/s", meta) as p:
+            for number in range(4):
+                disturbed(p, proxy, number)
+                check(p, number + 1)
+
+
+def disturbed(p: Pipeline, proxy: CuttingProxy, number: int) -> None:
+    with p._turn:  # or the loop would take it before
+        push(p, number)
+        proxy.losing_after = (b"COMMIT\x00", number % 2)
+    wait_for(lambda: is_told(p, "outcome_unknown"))
+    proxy.back()
+
+
+@pytest.mark.timeout(120)
+def test_x6_s3_that_answers_503(
+    postgres_server: PostgresServer, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, port = s3_server.endpoint.removeprefix("http://").split(":")
+    with database(postgres_server) as (_, name, meta), cutting_proxy(host, int(port)) as proxy:
+        for variable, value in s3_server.environment(f"http://127.0.0.1:{proxy.port}").items():
+            monkeypatch.setenv(variable, value)
+        with running(f"s3://{s3_server.bucket}/{name}", meta) as p:
+            for number in range(2):
+                with p._turn:
+                    push(p, number)
+                    proxy.answer = (b"PUT ", _SLOW_DOWN)
+                wait_for(lambda: is_told(p, "outcome_unknown"))
+                proxy.back()
+                check(p, number + 1)

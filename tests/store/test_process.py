@@ -1,0 +1,44 @@
+"""A process is told apart from others that have its host name and its pid."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from evertide.store.process import Origin, this_process
+
+
+def other(**changed: object) -> Origin:
+    return msgspec.structs.replace(this_process(), **changed)
+
+
+def free_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    return ended.pid
+
+
+def test_this_process_has_not_ended() -> None:
+    assert this_process().start_ticks > 0
+    assert not this_process().has_ended()
+
+
+def test_a_restarted_container_has_the_same_pid_and_another_start() -> None:
+    assert other(start_ticks=this_process().start_ticks - 1).has_ended()
+
+
+def test_a_pid_that_is_free_is_gone_in_the_same_namespace_only() -> None:
+    """Seen to fail with the namespace, and with the boot id, left out of the comparison."""
+    pid = free_pid()
+    assert other(pid=pid).has_ended()
+    assert not other(pid=pid, namespace="pid:[1]").has_ended()
+    assert not other(pid=pid, boot="another machine").has_ended()
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), 2**22 - 1])
+def test_of_a_record_that_says_no_more_than_host_and_pid_nothing_is_proven(pid: int) -> None:
+    assert not Origin(this_process().host, pid).has_ended()

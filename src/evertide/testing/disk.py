@@ -32,22 +32,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
 
 from evertide.errors import StorageFull
 from evertide.store.files import Entry
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.wake import Wake
-from evertide.testing.runtime import Chance, ManualRuntime
+from evertide.testing.disk_tree import Directory, Fate, File, Node, Survivors
+from evertide.testing.runtime import ManualRuntime
 
 __all__ = ["Operation", "PowerCut", "SimulatedDisk", "SimulatedFiles", "SimulatedMeta", "Survivors"]
-
-Survivors = Literal["none", "all", "names"] | int
-_Node: TypeAlias = "_File | _Directory"
 
 _DROPPED = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 _LOOKS = {"read", "list_directory", "exists", "size", "meta.head", "meta.heads", "meta.scan", "meta.wait"}
@@ -73,103 +70,6 @@ class Operation:
 
     def __str__(self) -> str:
         return f"{self.number} {self.op} {self.what}" + (f" ({self.bytes} bytes)" if self.bytes else "")
-
-
-class _Fate:
-    """Rule 7, one decision at a time."""
-
-    def __init__(self, survivors: Survivors, operations: int) -> None:
-        self._survivors = survivors
-        self._chance = Chance(survivors if isinstance(survivors, int) else 0).fork(operations)
-
-    def keeps(self) -> bool:
-        if isinstance(self._survivors, int):
-            return self._chance.below(2) == 0
-        return self._survivors != "none"
-
-    def torn(self, data: bytes) -> bytes:
-        if not isinstance(self._survivors, int):
-            return data if self._survivors == "all" else b""
-        garbage = self._chance.bits().to_bytes(8, "big") * (len(data) // 8 + 1)
-        prefix = data[: self._chance.below(len(data) + 1)]
-        outcomes = (data, b"", prefix, bytes(len(data)), garbage[: len(data)])
-        return outcomes[self._chance.below(len(outcomes))]
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Written:
-    """Something that a sync makes durable, or, if it fails, loses for good (rule 4)."""
-
-    state: Literal["new", "durable", "lost"] = "new"
-
-    def sync(self, state: Literal["durable", "lost"]) -> None:
-        if self.state == "new":
-            self.state = state
-
-
-@dataclass(slots=True, eq=False)
-class _File(_Written):
-    data: bytes
-
-    def settle(self, fate: _Fate) -> None:
-        if self.state != "durable":
-            self.data, self.state = fate.torn(self.data), "durable"
-
-
-@dataclass(slots=True, eq=False)
-class _Change(_Written):
-    """From now on `node` has the last of these names and no other; without a node, nothing has that name."""
-
-    names: tuple[str, ...]
-    node: _Node | None
-
-    def apply(self, names: dict[str, _Node]) -> None:
-        for name in [name for name, node in names.items() if node is self.node or name == self.names[-1]]:
-            del names[name]
-        if self.node is not None:
-            names[self.names[-1]] = self.node
-
-
-@dataclass(slots=True, eq=False)
-class _Directory:
-    """`names` is what a look finds, `kept` and then `changes`, in order, how it came to be."""
-
-    data: ClassVar[bytes] = b""
-    names: dict[str, _Node] = field(default_factory=dict)
-    kept: dict[str, _Node] = field(default_factory=dict)
-    changes: list[_Change] = field(default_factory=list)
-
-    def change(self, node: _Node | None, *names: str) -> None:
-        self.changes.append(_Change(names, node))
-        self.changes[-1].apply(self.names)
-
-    def sync(self, state: Literal["durable", "lost"]) -> None:
-        for change in self.changes:
-            change.sync(state)
-        while self.changes and self.changes[0].state == "durable":  # behind a lost one they wait, for the order's sake
-            self.changes.pop(0).apply(self.kept)
-
-    def settle(self, fate: _Fate) -> None:
-        for change in self._survivors(fate):
-            change.apply(self.kept)
-        self.changes.clear()
-        self.names = dict(self.kept)
-        for name in sorted(self.names):
-            self.names[name].settle(fate)
-
-    def _survivors(self, fate: _Fate) -> list[_Change]:
-        """The newest first: whatever shares a name with one that survives, and came before it, survives too."""
-        survivors: list[_Change] = []
-        names: set[str] = set()
-        for change in reversed(self.changes):
-            if change.state == "durable" or fate.keeps() or not names.isdisjoint(change.names):
-                survivors.append(change)
-                names.update(change.names)
-        return survivors[::-1]
-
-    def all_bytes(self) -> int:
-        nodes = self.names.values()
-        return sum(node.all_bytes() if isinstance(node, _Directory) else len(node.data) for node in nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +147,7 @@ class _Process:
 class SimulatedFiles(_Process):
     """`Files` on a simulated disk, for one process: see rules 1 to 4 and 8."""
 
-    _top: _Directory
+    _top: Directory
 
     def read(self, path: Path) -> bytes:
         with self._operation("read", path):
@@ -263,7 +163,7 @@ class SimulatedFiles(_Process):
                 raise _os_error(errno.EEXIST, path)
             room = self._room_bytes()
             fits = len(data) if room is None else max(0, min(len(data), room))
-            parent.change(_File(bytes(data[:fits])), path.name)
+            parent.change(File(bytes(data[:fits])), path.name)
             if fits < len(data):
                 raise _os_error(errno.ENOSPC, path)
 
@@ -276,7 +176,7 @@ class SimulatedFiles(_Process):
         with self._operation("rename", f"{source} -> {target}"):
             file = self._file(source)
             parent = self._directory(target.parent)
-            if isinstance(parent.names.get(target.name), _Directory):
+            if isinstance(parent.names.get(target.name), Directory):
                 raise _os_error(errno.EISDIR, target)
             parent.change(file, source.name, target.name)
 
@@ -293,7 +193,7 @@ class SimulatedFiles(_Process):
             parent = self._directory(path.parent)
             if not path.name or path.name in parent.names:
                 raise _os_error(errno.EEXIST, path)
-            parent.change(_Directory(), path.name)
+            parent.change(Directory(), path.name)
 
     def remove_directory(self, path: Path) -> None:
         with self._operation("remove_directory", path):
@@ -304,7 +204,7 @@ class SimulatedFiles(_Process):
     def list_directory(self, path: Path) -> list[Entry]:
         with self._operation("list_directory", path):
             nodes = self._directory(path).names.items()
-            return [Entry(name, isinstance(node, _Directory), len(node.data)) for name, node in nodes]
+            return [Entry(name, isinstance(node, Directory), len(node.data)) for name, node in nodes]
 
     def exists(self, path: Path) -> bool:
         with self._operation("exists", path):
@@ -316,7 +216,7 @@ class SimulatedFiles(_Process):
         with self._operation("size", path):
             return len(self._file(path).data)
 
-    def _sync(self, op: str, path: Path, find: Callable[[Path], _Node]) -> None:
+    def _sync(self, op: str, path: Path, find: Callable[[Path], Node]) -> None:
         with self._machine.lock:
             try:
                 with self._operation(op, path):
@@ -326,25 +226,25 @@ class SimulatedFiles(_Process):
                     find(path).sync("lost")
                 raise
 
-    def _node(self, path: Path) -> _Node:
-        node: _Node = self._top
+    def _node(self, path: Path) -> Node:
+        node: Node = self._top
         for name in path.relative_to(path.anchor).parts:
-            if isinstance(node, _File):
+            if isinstance(node, File):
                 raise _os_error(errno.ENOTDIR, path)
             if name not in node.names:
                 raise _os_error(errno.ENOENT, path)
             node = node.names[name]
         return node
 
-    def _file(self, path: Path) -> _File:
+    def _file(self, path: Path) -> File:
         node = self._node(path)
-        if isinstance(node, _Directory):
+        if isinstance(node, Directory):
             raise _os_error(errno.EISDIR, path)
         return node
 
-    def _directory(self, path: Path) -> _Directory:
+    def _directory(self, path: Path) -> Directory:
         node = self._node(path)
-        if isinstance(node, _File):
+        if isinstance(node, File):
             raise _os_error(errno.ENOTDIR, path)
         return node
 
@@ -437,8 +337,8 @@ class SimulatedDisk:
         self.capacity_bytes = capacity_bytes
         self._machine = _Machine(self.runtime)
         self._records = _Records(self.runtime)
-        self._top = _Directory()
-        self._top.change(_Directory(), self.root.name)
+        self._top = Directory()
+        self._top.change(Directory(), self.root.name)
         self._top.sync("durable")
 
     @property
@@ -477,7 +377,7 @@ class SimulatedDisk:
         """Cut the power if it is still on, decide what survived, and switch on again. Faults to come are forgotten."""
         self.cut()
         with self._machine.lock:
-            fate = _Fate(survivors, len(self._machine.log))
+            fate = Fate(survivors, len(self._machine.log))
             self._top.settle(fate)
             self._records.flush(fate.keeps)
             self.heal()

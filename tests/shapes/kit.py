@@ -6,7 +6,7 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,14 +21,17 @@ from evertide.server.serving import Server
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.service import ShapeService
+from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, by_customer, open_pipeline, storage
 
 __all__ = [
+    "BLOBS",
     "OPTIONS",
     "Answer",
     "Follower",
+    "Lossy",
     "Shop",
     "engine",
     "ids",
@@ -39,6 +42,8 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+BLOBS = replace(SETTINGS, inline_bytes_max=1)
+"""What is committed lies in files of its own."""
 OPTIONS = ShapeOptions(long_poll_s=0.3, sse_s=0.6, keep_alive_s=0.2, ready_s=0.2, deletion=True)
 
 
@@ -61,6 +66,33 @@ VIEWS = [
 
 def engine(*views: SmallView, tables: tuple[DeclaredTable, ...] = (ORDERS, NOTES)) -> SmallEngine:
     return SmallEngine(tables, views or VIEWS)
+
+
+class Lossy(MemoryBlob):
+    """Hides the parts of a collection that are written while it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._collection = ""
+        self.hidden: dict[str, bytes] = {}
+
+    def put(self, key: str, content: bytes) -> None:
+        super().put(key, content)
+        if self._collection and key.startswith(f"parts/{self._collection}"):
+            self.hidden[key] = content
+            super().delete(key)
+
+    @contextmanager
+    def losing(self, collection: str) -> Iterator[None]:
+        self._collection = collection
+        try:
+            yield
+        finally:
+            self._collection = ""
+
+    def bring_back(self) -> None:
+        for key, content in self.hidden.items():
+            super().put(key, content)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from evertide.runtime import SystemRuntime
+from evertide.shapes.log import registry
 from evertide.store.open import open_storage
-from tests.pipeline.kit import SETTINGS, open_pipeline
+from tests.pipeline.kit import SETTINGS, open_pipeline, storage
+from tests.server.kit import until
 from tests.servers.npm import npm_folder
-from tests.shapes.kit import OPTIONS, Shop, engine, order, shop
+from tests.shapes.kit import BLOBS, OPTIONS, Lossy, Shop, engine, order, shop
 from tests.shapes.test_processes import serving
 
 HERE = Path(__file__).parent / "client"
@@ -108,6 +110,37 @@ def test_a_shape_that_ends_is_fetched_again_by_itself(client_folder: Path) -> No
             s.push(rows=[order(2)])
             again = client.rows(("1n",), ("2n",))
             assert again["handle"] != first["handle"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["long-poll", "sse"])
+def test_x9_a_part_that_is_missing_for_a_while_costs_no_fetch(client_folder: Path, is_stream: bool) -> None:
+    blob = Lossy()
+    with shop(storage(blob=blob), LIVE, settings=BLOBS) as s:
+        s.push(rows=[order(1)])
+        with following(client_folder, s, {"table": "revenue"}, liveSse=is_stream) as client:
+            first = client.rows(("ann", "10n"))
+            with blob.losing("revenue"):
+                s.push(rows=[order(2)])
+            until(lambda: s.pipeline.status().problems)
+            s.push(rows=[order(3)])
+            blob.bring_back()
+            assert client.rows(("ann", "30n"))["handle"] == first["handle"]
+
+
+def test_a_client_that_begins_late_goes_on_from_a_later_snapshot(
+    client_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_FRESH_CHANGES", 20)
+    with shop(options=LIVE) as s:
+        s.push(rows=[order(1, "ann", 0)])
+        handle = s.get().handle
+        for amount in range(1, 30):
+            s.push(rows=[order(1, "ann", amount)])
+        with following(client_folder, s, {"table": "orders"}) as client:
+            first = client.rows(("1n", "ann", "29n"))
+            assert (first["handle"], first["txids"]) == (handle, [])
+            s.push(rows=[order(2, "bob", 1)])
+            client.rows(("1n", "ann", "29n"), ("2n", "bob", "1n"))
 
 
 def test_changes_only_with_subsets_on_demand(client_folder: Path) -> None:

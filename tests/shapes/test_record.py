@@ -33,6 +33,9 @@ RECORD = ShapeRecord(
 RECORDS: dict[str, msgspec.Struct] = {
     "shape": RECORD,
     "shape-visible": msgspec.structs.replace(RECORD, visible=Visible(939, 1004, (939, 1002))),
+    "shape-pushed": msgspec.structs.replace(
+        RECORD, visible=Visible(939, 1004, (939, 1002)), pushed=(2**32 + 7, 2**32 + 9)
+    ),
     "shape-ended": Ended(RECORD.handle, "its log grew too long", "0123456789abcdef"),
 }
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +14,19 @@ import pytest
 from evertide.errors import BlobMissing, Unavailable
 from evertide.shapes.options import ShapeOptions
 from evertide.shard.shard import Shard
-from tests.shapes.kit import Follower, operations, order, shop
+from tests.pipeline.kit import storage
+from tests.server.kit import until
+from tests.shapes.kit import BLOBS, OPTIONS, Follower, Lossy, operations, order, shop
+
+
+def away(*_: Any) -> Any:
+    raise Unavailable(path="there", why="it does not answer")
 
 
 def test_storage_that_does_not_answer_is_503_and_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
-
-        def away(*_: Any) -> Any:
-            raise Unavailable(path="there", why="it does not answer")
 
         monkeypatch.setattr(s.service.shapes.records, "ended", away)
         answer = s.get(offset=client.offset, handle=client.handle)
@@ -87,9 +93,84 @@ def test_a_collection_that_cannot_be_read_stands_still_and_others_do_not(
         s.service.shapes.follow()
         assert "the shapes of 'orders' stand still" in caplog.text
         answer = s.get(offset=broken.offset, handle=broken.handle)
-        assert (answer.status, answer.body["error_code"]) == (500, "blob_missing")
+        assert (answer.status, answer.body["error_code"]) == (503, "blob_missing")
         assert "parts/x" in answer.body["path"]
         assert len(sound.step().changes) == 1
         monkeypatch.undo()
         assert operations(broken.step().changes) == [("insert", "2")]
         assert broken.refetched == 0
+
+
+@pytest.mark.parametrize("way", ["live", "sse", "catching up"])
+def test_x9_who_follows_a_view_without_a_part_is_refused_and_goes_on_when_it_is_back(way: str) -> None:
+    """Fails if a feed that cannot read its collection lets clients believe that they are up to date."""
+    blob = Lossy()
+    with shop(storage(blob=blob), settings=BLOBS) as s:
+        s.push(rows=[order(1)])
+        client = Follower(s, {"table": "revenue"}).caught_up()
+        other = Follower(s, {"table": "orders"}).caught_up()
+        with blob.losing("revenue"):
+            s.push(rows=[order(2)])
+        last = s.push(rows=[order(3)])
+        until(lambda: s.pipeline.status().problems)
+        before = (client.offset, client.handle)
+        asked: dict[str, Any] = {"offset": client.offset, "handle": client.handle, "table": "revenue"}
+        asked |= {"live": {"live": "true"}, "sse": {"live": "true", "live_sse": "true"}}.get(way, {})
+        answer = s.ask(**asked)
+        assert (answer.status, answer.headers["retry-after"], answer.body["error_code"]) == (503, "5", "blob_missing")
+        assert (answer.headers["cache-control"], client.offset, client.handle) == ("no-store", *before)
+        (found,) = s.pipeline.status().problems
+        assert (found.state, found.error_code) == ("frozen", "blob_missing")
+        assert "'revenue'" in found.why
+        assert next(iter(blob.hidden)) in found.why
+        assert other.caught_up().content("id") == [("1",), ("2",), ("3",)]  # nobody else is concerned
+        blob.bring_back()
+        until(lambda: not s.pipeline.status().problems)
+        client.caught_up()
+        assert (client.refetched, int(client.offset.partition("_")[0])) == (0, last + 1)
+        assert client.content("customer", "amount") == [("ann", "30")]
+
+
+def test_x9_who_waits_is_told_at_once_that_a_part_is_missing() -> None:
+    """Fails, by the limit of the test, if those who wait when a feed stops are left to wait."""
+    blob = Lossy()
+    with shop(storage(blob=blob), ShapeOptions(long_poll_s=1000), settings=BLOBS) as s, ThreadPoolExecutor(1) as aside:
+        s.push(rows=[order(1)])
+        client = Follower(s, {"table": "revenue"}).caught_up()
+        asked: dict[str, Any] = {"offset": client.offset, "handle": client.handle, "live": "true"}
+        waiting = aside.submit(s.get, "revenue", **asked)
+        until(lambda: any(shape.waiters for shape in s.service.shapes.live()))
+        with blob.losing("revenue"):
+            s.push(rows=[order(2)])
+        assert waiting.result(60).status == 503
+
+
+def test_x12_without_room_for_temporary_files_a_snapshot_waits_until_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fails if the error of the file system is told as a bug, or if the snapshot stays broken."""
+    with shop(options=replace(OPTIONS, chunk_bytes=1000)) as s:
+        s.push(rows=[order(number) for number in range(100)])
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+        answer = s.get()
+        assert (answer.status, answer.body["error_code"]) == (503, "scratch_unavailable")
+        monkeypatch.undo()
+        assert len(Follower(s, {"table": "orders"}).caught_up().rows) == 100
+
+
+def test_x9_nobody_is_told_to_be_up_to_date_while_storage_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if only what a feed could not read counts, and not that nobody could look."""
+    options = replace(OPTIONS, stale_s=0.5, long_poll_s=2.0)
+    with shop(options=options) as s:
+        s.push(rows=[order(1)])
+        client = Follower(s, {"table": "orders"}).caught_up()
+        monkeypatch.setattr(s.service.shapes.meta, "head", away)
+        answer = s.get(offset=client.offset, handle=client.handle, live="true")
+        assert (answer.status, answer.body["error_code"]) == (503, "unavailable")
+        assert "'orders'" in answer.body["message"]
+        assert [(one.state, one.error_code) for one in s.service.problems()] == [("stalled", "unavailable")]
+        monkeypatch.undo()
+        until(lambda: not s.service.problems())
+        s.push(rows=[order(2)])
+        client.caught_up()
+        assert (client.refetched, client.content("id")) == (0, [("1",), ("2",)])

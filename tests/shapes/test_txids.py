@@ -14,7 +14,7 @@ import pytest
 
 from evertide.journal import collection
 from evertide.journal.records import Committed, Content
-from evertide.journal.xids import Xids
+from evertide.journal.xids import Xids, own_number
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
@@ -123,10 +123,11 @@ def test_a_change_tells_the_number_that_its_transaction_has_upstream(db: Databas
         s.pipeline.push("notes", [{"text": "not from there"}])
         s.pipeline.commit()
         notes = s.get("notes")
+        assert end_of(notes)["txids"] == [s.pipeline.txid_of(s.pipeline.time)], "the snapshot holds it"
         s.pipeline.push("notes", [{"text": "nor this"}])
         s.pipeline.commit()
         [note] = s.get("notes", "0_0", handle=notes.handle).changes
-        assert note["headers"]["txids"] == [], "its own number might be one of the database's"
+        assert note["headers"]["txids"][0] == s.pipeline.time + 1 + 2**32, "no number of the database's"
 
 
 def arrived(pipeline: Pipeline, source: str) -> None:
@@ -265,9 +266,10 @@ def test_u1_the_leader_is_killed_and_another_replica_tells_the_same_numbers(
         assert is_visible(xids[5], end_of(s.get(columns="id")))
 
 
-def committed(meta: MemoryMeta, time: int, **given: Any) -> None:
+def committed(meta: MemoryMeta, time: int, *, pushed: int = 0, **given: Any) -> None:
     head = meta.head(COMMITTED)
-    record = Committed(time, {"db": Content(1, "0" * 32)}, {}, "w", **given)
+    sources = {"db": Content(1, "0" * 32), "push": Content(pushed, "0" * 32)}
+    record = Committed(time, sources, {}, "w", **given)
     assert meta.commit([Write(COMMITTED, head.seqno if head else 0, seal(record))]) is None
 
 
@@ -290,6 +292,28 @@ def test_without_a_database_upstream_a_transaction_has_its_own_number() -> None:
         assert one["headers"]["txids"] == [time + 1]
         assert not is_visible(time + 1, end_of(begun))
         assert is_visible(time, end_of(begun))
+
+
+def resolved(txids: list[int], xmax: int) -> int:
+    """The latest of them, as Electric's client compares them with a subset that ends at `xmax`."""
+    return max(xmax + (xid - xmax + 2**31) % 2**32 - 2**31 for xid in txids)
+
+
+def test_a_push_beside_a_database_is_waited_for_until_it_is_there() -> None:
+    """Fails if a push has no number, or one that a snapshot of the database's numbers seems to hold."""
+    meta = MemoryMeta()
+    found = numbers(meta)
+    committed(meta, 0, xids=(1000,))
+    committed(meta, 1, xids=(), pushed=3)
+    committed(meta, 2, xids=(1001,), pushed=1)
+    committed(meta, 3, xids=())
+    own = {time: own_number(time, has_upstream=True) for time in range(4)}
+    assert [found.of(time)[:2] for time in range(4)] == [(1000,), (own[1], own[1] + 2**52 + 2**31), (1001, own[2]), ()]
+    assert all(not is_visible(number, found.visible(3).told) for number in own.values())
+    assert (found.pushed(0), found.pushed(1), found.pushed(3)) == ((), (own[1],), (own[1], own[2]))
+    assert max(max(found.of(time), default=0) for time in range(4)) < 2**53
+    for xmax in (1, 5, 1001, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32):
+        assert resolved([*found.of(1)], xmax) >= xmax, "it would be dropped"
 
 
 def test_what_did_not_come_is_called_open_also_where_numbers_go_round() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evertide.errors import InvalidInput
+from evertide.scratch import using_scratch
 
 if TYPE_CHECKING:
     from evertide.plan.session import Session
@@ -24,7 +25,9 @@ def spark_session(master: str | None) -> Iterator[Session]:
     """The session that is active, or a new one, which is stopped in the end."""
     from evertide.plan.session import open_session  # noqa: PLC0415 - pyspark costs time that other commands save
 
-    with tempfile.TemporaryFile() as said:
+    with using_scratch():
+        kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    with kept as said:
         try:
             with _elsewhere(said.fileno()):
                 session = open_session(None, master)

@@ -54,6 +54,7 @@ class Duties:
         self._maintenance: Maintenance | None = None
         self.checkpointing = Checkpointing(runner)
         self.backfills = Backfills(runner, turn, stopping, hosts.progress, failed, settle, threads=threads)
+        self._feeds: Callable[[], Iterable[Problem]] = tuple
         self.deliveries: Deliveries | None = None
         """None until this process leads."""
 
@@ -76,6 +77,11 @@ class Duties:
             self._maintenance = Maintenance(hosts.shards, hosts.writer, hosts.checkpoints.pinned).start()
             deliveries.start()
         self.backfills.begin()
+
+    def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
+        """Report why live clients are not served, from now on. `look` is called by any thread, and does not wait."""
+        self._feeds = look
+        self._telling.watch_feeds(look)
 
     def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
         """One that holds everything up to now; the last one, if nothing happened since."""
@@ -118,7 +124,7 @@ class Duties:
         """What is wrong, and stops no transaction."""
         checkpointing = self.checkpointing
         found = [*self.backfills.problems(), *([] if checkpointing.problem is None else [checkpointing.problem])]
-        found += [*self._hosts.checkpoints.damage.problems(), *checkpointing.failing.problems()]
+        found += [*self._hosts.checkpoints.damage.problems(), *checkpointing.failing.problems(), *self._feeds()]
         return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 
     def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:

@@ -29,6 +29,7 @@ from evertide.checkpoint.records import Entry
 from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from evertide.flow.arrangement import Arrangement
 from evertide.journal.journal import Journal
+from evertide.journal.xids import own_number
 from evertide.observer import NOBODY, Observer
 from evertide.pipeline.advancing import Advancing, opened
 from evertide.pipeline.condition import Condition
@@ -63,6 +64,7 @@ from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.shard import Shards
+from evertide.sources.contract import Numbering
 from evertide.sources.executors import SparkExecutors
 from evertide.steps import watching_steps
 from evertide.store.observed import observed
@@ -322,6 +324,15 @@ class Pipeline:
     def watch(self, troubles: Callable[[], Iterable[Problem]]) -> None:
         """Show what threads that run beside this pipeline, as those of a server, died of."""
         self._watched.append(troubles)
+
+    def txid_of(self, time: int) -> int:
+        """The number under which clients of live shapes can wait for a transaction that was pushed."""
+        has_upstream = any(isinstance(source, Numbering) for source in self._runner.sources.values())
+        return own_number(time, has_upstream=has_upstream)
+
+    def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
+        """Name in the status, from now on, why live clients are not served where they are not."""
+        self._duties.watch_feeds(look)
 
     # Ending
 

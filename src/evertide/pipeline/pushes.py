@@ -24,6 +24,7 @@ from evertide.errors import EvertideError, InvalidInput, TimeCompacted
 from evertide.journal.journal import Journal
 from evertide.journal.records import Fragment, Number, Staged
 from evertide.journal.staging import staged_of
+from evertide.journal.xids import PUSH
 from evertide.settings import Settings
 from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
 from evertide.sources.rows import rows_of
@@ -32,9 +33,6 @@ from evertide.store.writers import Writer
 __all__ = ["PUSH", "PushTransaction", "Pushes", "whole_position"]
 
 logger = logging.getLogger(__name__)
-
-PUSH = "push"
-"""The name of the source; tables without a connector are fed by it."""
 
 
 _APART = 2

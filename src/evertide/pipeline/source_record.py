@@ -61,6 +61,8 @@ class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
     """A unique id: tells a commit whose outcome was unknown from another's."""
     sources: dict[str, SourceRecord]
     sinks: dict[str, SinkHealth] = {}
+    feeds: tuple[Problem, ...] = ()
+    """Why live clients of a collection are not served, where they are not."""
 
 
 class SourceTelling(Ticker):
@@ -80,12 +82,17 @@ class SourceTelling(Ticker):
         self._runtime = runtime
         self._settings = settings
         self._look_at_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
-        self._told: tuple[dict[str, SourceRecord], dict[str, SinkHealth]] | None = None
+        self._look_at_feeds: Callable[[], Iterable[Problem]] = tuple
+        self._told: _All | None = None
         self._told_s = 0.0
 
     def watch_sinks(self, look: Callable[[], Mapping[str, SinkHealth]]) -> None:
         """Report sinks, too, from now on. `look` is called in the thread, and does not wait for a target."""
         self._look_at_sinks = look
+
+    def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
+        """Report the feeds of live clients, too, from now on. `look` is called in the thread, and does not wait."""
+        self._look_at_feeds = look
 
     def begun(self, *, threads: bool) -> Self:
         """Told once; and on, if there are to be threads."""
@@ -104,12 +111,12 @@ class SourceTelling(Ticker):
     def once(self) -> None:
         """Write how they fare, if it is news."""
         found = {name: _lasting(record) for name, record in self._look().items()}
-        sinks = dict(self._look_at_sinks())
+        sinks, feeds = dict(self._look_at_sinks()), tuple(self._look_at_feeds())
         now_s = self._runtime.monotonic_s()
-        if self._told is not None and not _is_news(self._told, (found, sinks), now_s - self._told_s):
+        if self._told is not None and not _is_news(self._told, (found, sinks, feeds), now_s - self._told_s):
             return
-        self._told, self._told_s = (found, sinks), now_s
-        records = SourceRecords(self._writer, self._runtime.wall_s(), self._runtime.new_id(), found, sinks)
+        self._told, self._told_s = (found, sinks, feeds), now_s
+        records = SourceRecords(self._writer, self._runtime.wall_s(), self._runtime.new_id(), found, sinks, feeds)
         registered = (Guard(writer_key(self._writer), 1),)  # whoever came after us tells of its own sources
         tell(self._meta, SOURCES, records, self._runtime, self._settings, guards=registered)
 
@@ -125,11 +132,13 @@ def _lasting(record: SourceRecord) -> SourceRecord:
     return msgspec.structs.replace(record, problems=problems)
 
 
-_Both = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth]]
+_All = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth], tuple[Problem, ...]]
 
 
-def _is_news(told: _Both, found: _Both, since_s: float) -> bool:
+def _is_news(told: _All, found: _All, since_s: float) -> bool:
     if _each(told[0], _kind) != _each(found[0], _kind) or _sink_kinds(told[1]) != _sink_kinds(found[1]):
+        return True
+    if _feed_kinds(told[2]) != _feed_kinds(found[2]):
         return True
     if _each(told[0], _size) != _each(found[0], _size):
         return since_s >= _LAG_S
@@ -138,6 +147,10 @@ def _is_news(told: _Both, found: _Both, since_s: float) -> bool:
 
 def _sink_kinds(sinks: Mapping[str, SinkHealth]) -> dict[str, object]:
     return {name: (one.state, one.problem.error_code if one.problem else "") for name, one in sinks.items()}
+
+
+def _feed_kinds(feeds: Iterable[Problem]) -> list[tuple[str, str]]:
+    return sorted((one.state, one.error_code) for one in feeds)
 
 
 def _each(records: Mapping[str, SourceRecord], what: Callable[[SourceRecord], Iterable[object]]) -> dict[str, object]:

@@ -186,6 +186,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
         first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
     told = reading(lambda: read_source_records(meta), runtime, settings)
+    feeds = told.feeds if told is not None and held is not None and lives and told.writer == held.writer else ()
     time = journal.committed_upper - 1
     sinks = sink_statuses(meta, told, held if lives else None, time, runtime, settings)
     return Status(
@@ -200,7 +201,11 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         sources=_sources(journal.positions(), told, definition, held if lives else None),
         collections=collection_statuses(members) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
-        problems=(*((first,) if first.error_code else ()), *(divergences(definition).values() if definition else ())),
+        problems=(
+            *((first,) if first.error_code else ()),
+            *(divergences(definition).values() if definition else ()),
+            *feeds,
+        ),
         host=held.host if held and lives else "",
         pid=held.pid if held and lives else 0,
         sinks=sinks,

@@ -75,6 +75,8 @@ def make_app(
         Logs(logs),
         *([] if shapes is None else [Shaping(shapes)]),
     )
+    if shapes is not None:
+        pipeline.watch_feeds(shapes.problems)
     endpoints = described(
         (one for area in areas for one in area.endpoints()),
         has_tokens=not access.is_open,

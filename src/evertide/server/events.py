@@ -9,7 +9,9 @@
    listens. It ends with the server.
 2. Whoever does not read is let go when too much waits for him: he connects again, and reads what he missed by
    `/v1/transactions`. Nobody else waits for him.
-3. A comment comes every 15 seconds, so that those between keep the connection. HEAD is answered without a stream.
+3. If storage cannot be read, listeners get a `problem` of `events`, once, and a `state` when it can be read again. No
+   transaction is left out: those that were committed meanwhile are told then.
+4. A comment comes every 15 seconds, so that those between keep the connection. HEAD is answered without a stream.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -62,6 +65,8 @@ class Events:
         self._thread: Watched | None = None
         self._looked_s = 0.0
         self._known: _Known | None = None
+        self._is_away = False
+        """Whether listeners were told that storage cannot be read."""
 
     def endpoints(self) -> Iterator[Endpoint]:
         yield Endpoint(
@@ -104,7 +109,7 @@ class Events:
         listener: Listener = asyncio.Queue(_WAITING)
         self._listeners[listener] = asyncio.get_running_loop()
         try:
-            status = await asyncio.to_thread(self._pipeline.status)
+            status = await run_in_threadpool(self._pipeline.status)
             yield _event("state", _state(status))
             while not self._stopping.is_set():
                 try:
@@ -133,10 +138,24 @@ class Events:
                     continue
                 except EvertideError as error:
                     logger.warning("events are not told for the moment: %s", error)
+                    self._tell_away(error)
+                except Exception:  # listeners are told, and the thread's owner sees what it was
+                    self._tell_away(EvertideError())
+                    raise
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, self._pipeline.settings.retry_wait_max_s)
 
+    def _tell_away(self, error: EvertideError) -> None:
+        if not self._is_away:
+            self._is_away, self._known = True, None
+            now_s = self._runtime.wall_s()
+            self._tell("problem", Trouble("events", "stalled", error.error_code, str(error), error.remedy, now_s))
+
     def _tick(self) -> None:
+        if self._is_away:
+            status = self._pipeline.status()
+            self._is_away = False
+            self._tell("state", _state(status))
         for transaction in self._history.follow():
             self._tell("transaction", transaction)
         now_s = self._runtime.monotonic_s()

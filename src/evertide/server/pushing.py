@@ -32,7 +32,7 @@ from evertide.server.bodies import BODIES, Given, Intake, given_in, given_of, ty
 from evertide.server.endpoints import BYTES, Endpoint, NoQuery
 from evertide.sources.values import shown
 
-__all__ = ["HEADERS", "PushQuery", "Pushing", "Taken", "named", "taken"]
+__all__ = ["HEADERS", "TXID_HEADER", "PushQuery", "Pushing", "Taken", "answer_of", "named", "taken"]
 
 TablesIn = Callable[[bytes], Mapping[str, Given]]
 """What a body holds, by table."""
@@ -42,6 +42,8 @@ HEADERS = {
     "Evertide-Sequence": "The number of the request, which goes up from one to the next of a producer.",
 }
 
+TXID_HEADER = "Evertide-Txid"
+"""The number that live shapes tell of the transaction in `txids`."""
 _THREADS = 64
 _PRODUCER_MAX = 200
 _SEQUENCE_MAX = 2**63 - 1
@@ -130,8 +132,12 @@ class Pushing:
         with self._pipeline.transaction(producer, sequence) as pushed:
             for table, one in tables_in(content).items():
                 pushed.push(table, one.rows, deletes=one.deletes)
-        found = taken(self._pipeline, pushed)
-        return told(found, 202 if found.problem else 200)
+        return answer_of(self._pipeline, taken(self._pipeline, pushed))
+
+
+def answer_of(pipeline: Pipeline, found: Taken) -> Response:
+    headers = {TXID_HEADER: str(pipeline.txid_of(found.time))}
+    return told(found, 202 if found.problem else 200, headers)
 
 
 def taken(pipeline: Pipeline, pushed: PushTransaction) -> Taken:

@@ -1,7 +1,8 @@
 """The addresses of a process that serves shapes, and nothing else.
 
 /v1/shape    every table and view, by Electric's protocol
-/v1/health   200 active; 202 waiting: nobody runs the pipeline, and what is served stands still
+/v1/health   200 active; 202 waiting: what is served stands still, as nobody runs the pipeline, or as
+             a part of a collection cannot be read
 /metrics     for Prometheus
 /            200, for those who only ask whether somebody is there
 
@@ -49,6 +50,9 @@ def make_shapes_app(
         status = await run_in_threadpool(reader.status)
         if status.state in _STANDING:
             return said({"status": "waiting", "state": status.state, "why": status.why}, 202, _NOT_CACHED)
+        standing = shapes.problems()
+        if standing:
+            return said({"status": "waiting", "state": standing[0].state, "why": standing[0].why}, 202, _NOT_CACHED)
         return said({"status": "active"}, 200, _NOT_CACHED)
 
     async def here(_: Request) -> Response:

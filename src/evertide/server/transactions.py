@@ -33,7 +33,7 @@ from evertide.runtime import Runtime
 from evertide.server.answers import no_such, told
 from evertide.server.bodies import BODIES, Intake, given_in, type_of
 from evertide.server.endpoints import BYTES, Endpoint, NoQuery
-from evertide.server.pushing import HEADERS, PushQuery, RowsBody, Taken, named, taken
+from evertide.server.pushing import HEADERS, PushQuery, RowsBody, Taken, answer_of, named, taken
 
 __all__ = ["OpenTransactions"]
 
@@ -200,7 +200,7 @@ class OpenTransactions:
                 self._end(one, "aborted")
                 raise
             self._end(one, found)
-            return told(found, 202 if found.problem else 200)
+            return answer_of(self._pipeline, found)
 
     def _aborted(self, one: _Open) -> Response:
         with one.turn:

@@ -23,6 +23,9 @@ class ShapeOptions:
     keep_alive_s: float = 21.0
     """How long such a stream is silent at most."""
 
+    stale_s: float = 10.0
+    """A live request is refused instead of told that it is up to date, if changes were not looked for in this time."""
+
     ready_s: float = 5.0
     """How long a request waits for a collection that has no content yet."""
 

@@ -30,6 +30,10 @@ class ShapeService:
     def route(self) -> Route:
         return Route(PATH, self.endpoint)
 
+    def problems(self) -> list[Problem]:
+        """What keeps shapes from being live."""
+        return self.shapes.problems()
+
     def start(self) -> Self:
         self._follower.start()
         return self

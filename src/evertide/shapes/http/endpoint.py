@@ -4,7 +4,8 @@
    and goes with what he asks for from here on.
 2. What was asked for with a token in a header is for nobody else: caches in between, which know the address only, must
    not keep it.
-3. Whatever a client gets wrong is 4xx with a reason. Storage that does not answer is 503, and when to come again.
+3. Whatever a client gets wrong is 4xx with a reason. Storage that does not answer, or lacks a part, is 503, and
+   when to come again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from evertide.errors import Conflict, EvertideError, Forbidden, LeaseLost, Unavailable
+from evertide.errors import Conflict, Damaged, EvertideError, Forbidden, LeaseLost, OutcomeUnknown, Unavailable
 from evertide.shapes.http.admission import Admission
 from evertide.shapes.http.answers import cors, options_answer, refused
 from evertide.shapes.http.exchange import Exchange
@@ -33,6 +34,8 @@ __all__ = ["ShapeEndpoint"]
 logger = logging.getLogger(__name__)
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
+_PASSING = (Conflict, Damaged, LeaseLost, OutcomeUnknown, Unavailable)
+"""A part that is missing may come back, too: until then, clients keep their place and retry."""
 
 
 class ShapeEndpoint:
@@ -58,7 +61,7 @@ class ShapeEndpoint:
             answer = refused(refusal_of(error, 403), origin, request.method)
         except EvertideError as error:
             logger.warning("%s %s: %s", request.method, request.url.path, error)
-            status = 503 if isinstance(error, Unavailable | LeaseLost | Conflict) else 500
+            status = 503 if isinstance(error, _PASSING) else 500
             answer = refused(refusal_of(error, status), origin, request.method)
         if "authorization" in request.headers:
             _keep_private(answer)

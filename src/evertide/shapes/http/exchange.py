@@ -6,7 +6,9 @@
    what needs storage is done aside, in a thread.
 3. Who is at the end of the log and asks live waits in the event loop, without a thread: he enters himself first, then
    looks once more, then waits, so that nothing comes in between.
-4. A shape that is over while somebody waits for it is told at once. A stream just ends: the client finds out when it
+4. If it is not known whether something is new, as what was committed cannot be read, who asks is refused with 503,
+   and comes again with the same place: nobody is told that he is up to date who may not be.
+5. A shape that is over while somebody waits for it is told at once. A stream just ends: the client finds out when it
    asks again.
 """
 
@@ -30,7 +32,7 @@ from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.live import LiveShape, Span
 from evertide.shapes.log.messages import up_to_date
 from evertide.shapes.log.registry import Shapes
-from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset
+from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset, SnapshotChunk
 from evertide.shapes.protocol.refusals import Refusal, invalid, not_ready, rotated
 from evertide.shapes.protocol.requests import ShapeRequest
 
@@ -81,16 +83,27 @@ class Exchange:
             return await self._read(shape, lambda: subset_answer(self._shapes, shape, asked, subset))
         if asked.is_now:
             return await self._now(request, asked, shape)
-        number = _chunk_number(asked.offset)
-        if number is not None:
-            answer = await self._read(shape, lambda: self._chunk(request, asked, shape, number), self._waiting)
+        after, chunk = asked.offset, self._next_chunk(asked.offset, shape)
+        if chunk is not None:
+            await self._in_bounds(shape, chunk.log)
+            answer = await self._read(shape, lambda: self._chunk(request, asked, shape, chunk), self._waiting)
             if answer is not None:
                 return answer
-        await self._in_bounds(shape, asked.offset)
+            after = chunk.log
+        await self._in_bounds(shape, after)
         if asked.is_sse:
-            events = self._admission.during(self._events(shape, asked.offset))
+            self._shapes.check_followed(shape)
+            events = self._admission.during(self._events(shape, after))
             return StreamingResponse(events, 200, self._answers.of_stream(asked, shape.handle))
-        return await self._log(request, asked, shape)
+        return await self._log(request, asked, shape, after)
+
+    def _next_chunk(self, offset: Offset, shape: LiveShape) -> SnapshotChunk | None:
+        if offset == BEFORE_ALL:
+            return self._shapes.begin(shape)
+        chunk = offset.next_chunk
+        if chunk is not None and chunk.time is not None and chunk.time <= shape.record.time:
+            raise invalid({"offset": ["out of bounds for this shape"]})
+        return chunk
 
     async def definition(self, asked: ShapeRequest) -> ShapeDefinition:
         known = self._shapes.definition_known(asked)
@@ -106,7 +119,7 @@ class Exchange:
             try:
                 return await self.aside(call)
             except Refusal as refusal:
-                if refusal.status != 503 or self._runtime.monotonic_s() >= deadline_s:
+                if refusal.status != 503 or self._shapes.is_ending or self._runtime.monotonic_s() >= deadline_s:
                     raise
             await asyncio.sleep(_POLL_S)
 
@@ -137,28 +150,29 @@ class Exchange:
         headers = self._answers.of(request, asked, shape, last, is_up_to_date=True, has_data=False)
         return self._answers.messages([], up_to_date(max(upper, last.transaction)), headers)
 
-    def _chunk(self, request: Request, asked: ShapeRequest, shape: LiveShape, number: int) -> Response | None:
+    def _chunk(self, request: Request, asked: ShapeRequest, shape: LiveShape, chunk: SnapshotChunk) -> Response | None:
         """A chunk of the snapshot; None if the log follows."""
+        why: EvertideError | None = None
         for _ in range(_ENOUGH):
-            chunks = self._shapes.chunks(shape)
+            chunks = self._shapes.chunks(shape, chunk.time)
             try:
-                if not chunks.has(number):
+                if not chunks.has(chunk.number):
                     return None
-                size = chunks.size(number)
-                pieces = chunks.pieces(number)
-            except Unavailable:  # forgotten in that very moment
+                size = chunks.size(chunk.number)
+                pieces = chunks.pieces(chunk.number)
+            except Unavailable as error:  # forgotten in that very moment, or there is no room
+                why = error
                 continue
-            end = Offset(0, number)
-            headers = self._answers.of(request, asked, shape, end, is_up_to_date=False, has_data=size > 0)
+            headers = self._answers.of(request, asked, shape, chunk.offset, is_up_to_date=False, has_data=size > 0)
             return self._answers.if_known(request, headers) or streamed(pieces, headers, size + _BRACKETS)
-        raise Unavailable(path="the snapshot of a shape", why="there is no room for it at the moment")
+        raise why or EvertideError()
 
-    async def _log(self, request: Request, asked: ShapeRequest, shape: LiveShape) -> Response:
+    async def _log(self, request: Request, asked: ShapeRequest, shape: LiveShape, after: Offset) -> Response:
         if not asked.is_live:
             await self._caught_up(shape)
             if shape.is_ended:
                 raise await self._over(shape.definition, shape.handle)
-        span = await self._span(shape, asked.offset)
+        span = await self._span(shape, after)
         if asked.is_live and not span.entries and span.is_all:
             span = await self._waited(shape, span, self._options.long_poll_s)
         has_data = bool(span.entries)
@@ -180,6 +194,8 @@ class Exchange:
                 raise await self._over(shape.definition, shape.handle)
             if after <= Offset(self._shapes.upper_known(shape), INF):
                 return
+            if self._shapes.is_ending:
+                raise not_ready("The server is being stopped")
             if self._runtime.monotonic_s() >= deadline_s:
                 raise invalid({"offset": ["out of bounds for this shape"]})
             await asyncio.sleep(wait_s)
@@ -195,6 +211,7 @@ class Exchange:
     async def _waited(self, shape: LiveShape, empty: Span, timeout_s: float) -> Span:
         """What comes behind a place within a time; nothing, if nothing does. 409 if the shape ends meanwhile."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shapes.check_followed(shape)
         shape.waiters.add(waiter)
         try:
             found = self._shapes.span_known(shape, empty.end)
@@ -205,7 +222,10 @@ class Exchange:
         shape.used_s = self._runtime.monotonic_s()
         if shape.is_ended:
             raise await self._over(shape.definition, shape.handle)
-        return await self._span(shape, empty.end)
+        span = await self._span(shape, empty.end)
+        if not span.entries:
+            self._shapes.check_followed(shape)
+        return span
 
     async def _events(self, shape: LiveShape, after: Offset) -> AsyncIterator[bytes]:
         deadline_s = self._runtime.monotonic_s() + self._options.sse_s
@@ -243,10 +263,3 @@ async def _at_most(waiter: Awaitable[None], timeout_s: float) -> None:
 
 def _event(message: bytes) -> bytes:
     return b"data: " + message + b"\n\n"
-
-
-def _chunk_number(offset: Offset) -> int | None:
-    """The chunk of the snapshot that follows a place; None if the log does."""
-    if offset == BEFORE_ALL:
-        return 0
-    return offset.operation + 1 if offset.transaction == 0 and offset.operation < INF else None

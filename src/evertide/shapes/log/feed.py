@@ -4,7 +4,9 @@
    the index of all shapes of the collection: those that it does not concern cost nothing.
 2. `upper` moves after all shapes have their entries: whoever reads it first, and then the entries, misses none below.
 3. `derive` makes entries again that no tail has, by the same way, from the shard.
-4. Of a collection without a key it keeps the count of every row (`Copies`), as of `upper`.
+4. A feed that cannot read what was committed stands still: `standing` says why, until `follow` gets through. Clients
+   must not be told that they are up to date meanwhile.
+5. Of a collection without a key it keeps the count of every row (`Copies`), as of `upper`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evertide.errors import EvertideError
 from evertide.shapes.log.copies import Copies
 from evertide.shapes.log.definition import Subject
 from evertide.shapes.log.live import LiveShape, Span, cut_entries, size_of
@@ -24,10 +27,17 @@ from evertide.shapes.where.index import ShapeIndex
 from evertide.shard.columns import Longs
 from evertide.shard.shard import Shard
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "Standing"]
 
 _ROWS = 50_000
 """Changes that are taken at once, about."""
+
+
+class Standing(NamedTuple):
+    """Why a feed stands still, and since when."""
+
+    error: EvertideError
+    since_s: float
 
 
 class _Made(NamedTuple):
@@ -46,8 +56,13 @@ class Feed:
         self.subject = subject
         self.upper = shard.upper
         self.shapes: dict[str, LiveShape] = {}
+        self.followed = 0
+        """Changes of the collection that were taken in here."""
         self.appended = 0
         """Entries that logs got here."""
+        self.standing: Standing | None = None
+        self.looked_s = 0.0
+        """When `follow` last got through, by the monotonic clock; the registry sets it."""
         self.is_spoiled = False
         """Something failed half way: some shapes may know of it, and others not."""
         self._txids = txids
@@ -94,6 +109,7 @@ class Feed:
                 stretch = Stretch(self.shard.changes(self.upper, reach), self.upper, reach)
                 if len(stretch):
                     told.update(self._taken(stretch))
+                    self.followed += len(stretch)
                 self.upper = reach
             return [*told.values()]
 

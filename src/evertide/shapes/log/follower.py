@@ -99,6 +99,7 @@ class Follower:
         self._kept_s = shapes.runtime.monotonic_s()
 
     def start(self) -> Self:
+        self._shapes.is_followed = True
         self._thread.start()
         return self
 
@@ -109,6 +110,7 @@ class Follower:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
+        self._shapes.is_followed = False
         self._shapes.stop()
 
     def tick(self) -> None:
@@ -134,5 +136,6 @@ class Follower:
                     continue
                 except EvertideError as error:
                     logger.warning("shapes are not followed for the moment: %s", error)
+            shapes.wake_late()
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, shapes.settings.retry_wait_max_s)

@@ -19,7 +19,7 @@ from evertide.shapes.log.record import ShapeRecord
 from evertide.shapes.log.stretch import Entry
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 
-__all__ = ["LiveShape", "Span", "Tail", "cut_entries", "size_of"]
+__all__ = ["Fresh", "LiveShape", "Span", "Tail", "cut_entries", "size_of"]
 
 _ENTRY_BYTES = 200
 """What an entry takes besides its text."""
@@ -29,6 +29,14 @@ class Tail(NamedTuple):
     begins: int
     """All entries of this time and of later ones are there."""
     entries: list[Entry]
+
+
+class Fresh(NamedTuple):
+    """A later snapshot of a shape."""
+
+    time: int
+    followed: int
+    """Changes that the feed had taken in then."""
 
 
 class Span(NamedTuple):
@@ -53,6 +61,8 @@ class LiveShape:
         self.bytes = 0
         self.used_s = used_s
         self.is_ended = False
+        self.fresh: Fresh | None = None
+        """The snapshot that clients begin with if the log has outgrown the first one."""
         self.last: Offset | None = None
         """Of the last entry that there is; None if that is not known."""
         self.waiters: set[asyncio.Future[None]] = set()

@@ -5,7 +5,8 @@
    two rows have the same. The second copy of a row that has no key ends in `/+2`, the third in `/+3`.
 3. An update tells the key and what changed; with `replica=full` the whole row, and what changed as it was before. A
    delete tells the key; with `replica=full`, and where there is no key, the whole row.
-4. A snapshot ends with `snapshot-end`, which says what transactions it holds: some clients wait for one of those.
+4. A snapshot ends with `snapshot-end`, which says what transactions it holds: some clients wait for one of those. The
+   last pushes beside a database are named there one by one, in `txids`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def up_to_date(transaction: int) -> bytes:
     return _encode({"headers": {"control": "up-to-date", "global_last_seen_lsn": str(transaction)}})
 
 
-def snapshot_end(visible: Visible) -> bytes:
-    return _encode({"headers": {"control": "snapshot-end", **visible.told}})
+def snapshot_end(visible: Visible, pushed: Sequence[int] = ()) -> bytes:
+    named = {"txids": pushed} if pushed else {}
+    return _encode({"headers": {"control": "snapshot-end", **visible.told, **named}})
 
 
 class Rendered:

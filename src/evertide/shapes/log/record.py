@@ -60,6 +60,8 @@ class ShapeRecord(msgspec.Struct, frozen=True):
     """A unique id: tells a commit whose outcome was unknown from another's."""
     visible: Visible | msgspec.UnsetType = msgspec.UNSET
     """What its snapshot says that it holds. A shape of a version that did not say so is told as it was."""
+    pushed: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Numbers that its snapshot holds beside these; likewise."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -172,6 +174,7 @@ class ShapeRecords:
             made_at_s=made_at_s,
             change=self._runtime.new_id(),
             visible=self._numbers.visible(state.upper - 1),
+            pushed=self._numbers.pushed(state.upper - 1) or msgspec.UNSET,
         )
 
     def _read(self, prefix: str) -> list[ShapeRecord]:

@@ -6,6 +6,8 @@
 3. A shape ends when its collection gets another shard, when its log has grown too long, when there are too many, or
    when somebody says so. Whoever waits for it is woken, and told.
 4. Beside the requests runs one thread (`follower`): it wakes with every commit.
+5. Who waits for a change is told that there is none only while that thread gets on. If it cannot read a collection, or
+   did not look for too long, those who wait get an error that they retry on (`check_followed`); `problems` names it.
 
 Methods that end in `_known` look into memory only, and may be called in the event loop; others may wait for storage.
 """
@@ -13,6 +15,7 @@ Methods that end in `_known` look into memory only, and may be called in the eve
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -20,22 +23,24 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from evertide.errors import Conflict, EvertideError, InvalidInput
+from evertide.errors import Conflict, Damaged, EvertideError, InvalidInput, Unavailable
 from evertide.journal.xids import Xids
 from evertide.pipeline.reading import Collections
+from evertide.problem import Problem
 from evertide.shapes.log.contents import Contents
 from evertide.shapes.log.definition import ShapeDefinition, Subject, define, subject_of
-from evertide.shapes.log.feed import Feed
-from evertide.shapes.log.live import LiveShape, Span, cut_entries
+from evertide.shapes.log.feed import Feed, Standing
+from evertide.shapes.log.live import Fresh, LiveShape, Span, cut_entries
 from evertide.shapes.log.messages import snapshot_end
 from evertide.shapes.log.numbers import Numbers
-from evertide.shapes.log.record import ShapeRecord, ShapeRecords
+from evertide.shapes.log.record import ShapeRecord, ShapeRecords, log_rows
 from evertide.shapes.log.snapshot import Chunks, Snapshots, snapshot_messages
 from evertide.shapes.options import ShapeOptions
-from evertide.shapes.protocol.offsets import Offset
+from evertide.shapes.protocol.offsets import Offset, SnapshotChunk
 from evertide.shapes.protocol.refusals import not_ready
 from evertide.shapes.protocol.requests import ShapeRequest
 from evertide.shard.shard import Shard
+from evertide.store.paths import COMMITTED
 
 __all__ = ["Shapes"]
 
@@ -43,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_FRESH_CHANGES = 1_000
+"""So many changes of a log are told to a new client in any case: a snapshot is made for many of them."""
 _DEFINITIONS = 4096
 _DEFINITIONS_CHARS = 4_000_000
 """Of what is remembered of questions; what a clause means takes some times as much as its text."""
@@ -71,6 +78,8 @@ class Shapes:
         self._by_definition: dict[str, LiveShape] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_ending = False
+        self.is_followed = False
+        """Whether a thread follows the collections."""
         self.appended = 0
         """Entries that logs got since this process serves them."""
         self._defined: dict[tuple[Any, ...], ShapeDefinition] = {}
@@ -103,6 +112,14 @@ class Shapes:
     def upper_known(self, shape: LiveShape) -> int:
         feed = self._feeds.get(shape.record.shard)
         return feed.upper if feed is not None else 0
+
+    def check_followed(self, shape: LiveShape) -> None:
+        """Raises why it is not known whether the shape has changed, if it is not."""
+        feed = self._feeds.get(shape.record.shard)
+        if feed is not None and feed.standing is not None:
+            raise copy.copy(feed.standing.error)
+        if feed is not None and (late_s := self._late_s(feed)) > self.options.stale_s:
+            raise Unavailable(path=self.meta.path(COMMITTED), why=_late(feed, late_s))
 
     def is_live(self, shape: LiveShape) -> bool:
         """Whether it is still followed: what it remembers is stale otherwise."""
@@ -176,17 +193,39 @@ class Shapes:
     def last(self, shape: LiveShape) -> Offset:
         return self._reading(shape, lambda feed: feed.last(shape))
 
-    def chunks(self, shape: LiveShape) -> Chunks:
+    def begin(self, shape: LiveShape) -> SnapshotChunk:
+        """The first chunk for a new client: of the snapshot that the shape began with, or of a later one.
+
+        A small collection that changes all the time soon has a log that is many times as large as its content, and a
+        new client needs only the content. So it begins with a later snapshot once the log behind the last one is the
+        larger part. Those who follow the shape already go on.
+        """
+        feed = self._feeds.get(shape.record.shard)
+        if feed is None or shape.definition.is_changes_only:
+            return SnapshotChunk(None, 0)
+        state, fresh = feed.shard.log.known().state, shape.fresh
+        content = sum(part.count for part in state.parts)
+        changes = log_rows(shape.record, state) if fresh is None else feed.followed - fresh.followed
+        if changes > max(_FRESH_CHANGES, 2 * content) and feed.upper - 1 > shape.record.time:
+            followed = feed.followed  # before the time: what comes in between counts once more
+            fresh = shape.fresh = Fresh(feed.upper - 1, followed)
+        return SnapshotChunk(None if fresh is None else fresh.time, 0)
+
+    def chunks(self, shape: LiveShape, time: int | None = None) -> Chunks:
+        """Of the snapshot at a time; None for the one that the shape began with."""
         record, definition = shape.record, shape.definition
+        at = record.time if time is None else time
 
         def messages() -> Iterator[bytes]:
             if not definition.is_changes_only:
-                content = self.contents.of(self.shard(definition.subject), definition, record.time)
+                content = self.contents.of(self.shard(definition.subject), definition, at)
                 yield from snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key))
-            if not isinstance(record.visible, msgspec.UnsetType):
-                yield snapshot_end(record.visible)
+            visible = record.visible if time is None else self.numbers.visible(at)
+            pushed = record.pushed if time is None else self.numbers.pushed(at)
+            if not isinstance(visible, msgspec.UnsetType):
+                yield snapshot_end(visible, () if isinstance(pushed, msgspec.UnsetType) else pushed)
 
-        return self.snapshots.of(record.handle, messages, record.chunk_bytes)
+        return self.snapshots.of(record.handle, messages, record.chunk_bytes, at)
 
     def follow(self) -> None:
         """What was committed since, for all shapes that somebody asks for."""
@@ -194,7 +233,31 @@ class Shapes:
             try:
                 self.wake(self._followed(feed))
             except EvertideError as error:  # the others go on; who asks for this one is told
-                logger.warning("the shapes of %r stand still: %s", feed.subject.name, error)
+                logger.debug("the shapes of %r stand still: %s", feed.subject.name, error)
+
+    def wake_late(self) -> None:
+        """Those who wait for changes that nobody could look for: they are told so."""
+        for feed in [*self._feeds.values()]:
+            if self._late_s(feed) > self.options.stale_s:
+                self.wake([*feed.shapes.values()])
+
+    def problems(self) -> list[Problem]:
+        """Collections whose shapes stand still: clients get an error instead of changes."""
+        found = []
+        for feed in [*self._feeds.values()]:
+            standing, late_s = feed.standing, self._late_s(feed)
+            if standing is not None:
+                error = standing.error
+                state = "frozen" if isinstance(error, Damaged) else "stalled"
+                stands = f"the live shapes of {feed.subject.name!r} stand still behind transaction {feed.upper - 1}"
+                why = f"{stands}: {error}"
+                found.append(Problem(state, error.error_code, why, error.remedy, standing.since_s))
+            elif late_s > self.options.stale_s:
+                since_s = self.runtime.wall_s() - late_s
+                found.append(
+                    Problem("stalled", Unavailable.error_code, _late(feed, late_s), Unavailable.remedy, since_s)
+                )
+        return found
 
     def end(self, handle: str, why: str) -> bool:
         """For everybody. False if it was over already."""
@@ -264,15 +327,37 @@ class Shapes:
     def _followed(self, feed: Feed) -> list[LiveShape]:
         before = feed.appended
         try:
-            return feed.follow()
+            told = feed.follow()
         except (Conflict, InvalidInput) as error:
             self._end_all(feed, error)
             return []
+        except EvertideError as error:
+            self._freeze(feed, error)
+            raise
+        else:
+            self._thaw(feed)
+            return told
         finally:
             self.appended += feed.appended - before
             if feed.is_spoiled:  # what its shapes know is thrown away, and read again for whoever asks
                 for handle in [*feed.shapes]:
                     self._dropped(handle)
+
+    def _freeze(self, feed: Feed, error: EvertideError) -> None:
+        if feed.standing is None:
+            logger.error("the shapes of %r stand still: %s", feed.subject.name, error)
+        since_s = self.runtime.wall_s() if feed.standing is None else feed.standing.since_s
+        feed.standing = Standing(error, since_s)
+        self.wake([*feed.shapes.values()])
+
+    def _thaw(self, feed: Feed) -> None:
+        if feed.standing is not None:
+            logger.warning("the shapes of %r go on", feed.subject.name)
+        feed.standing, feed.looked_s = None, self.runtime.monotonic_s()
+
+    def _late_s(self, feed: Feed) -> float:
+        """For how long nobody could look for changes; 0 if no thread is to."""
+        return self.runtime.monotonic_s() - feed.looked_s if self.is_followed else 0.0
 
     def _reading(self, shape: LiveShape, read: Callable[[Feed], T]) -> T:
         feed = self._feeds.get(shape.record.shard)
@@ -309,6 +394,7 @@ class Shapes:
                     self._live[record.handle] = self._by_definition[definition.id] = shape
                     return shape
             made = Feed(shard, definition.subject, self.numbers.of, self.options.share_bytes // 2)
+            made.looked_s = self.runtime.monotonic_s()
 
     def _dropped(self, handle: str) -> LiveShape | None:
         with self._lock:
@@ -342,6 +428,10 @@ class Shapes:
             if feed is not None and shape.bytes:
                 total -= shape.bytes
                 feed.shorten(shape)
+
+
+def _late(feed: Feed, late_s: float) -> str:
+    return f"nobody could look for changes of {feed.subject.name!r} for {late_s:.0f} s"
 
 
 def _question(asked: ShapeRequest) -> tuple[Any, ...]:

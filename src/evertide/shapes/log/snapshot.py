@@ -1,4 +1,4 @@
-"""The snapshot of a shape: the collection at the time when the shape began, in chunks.
+"""The snapshot of a shape: the collection at the time when the shape began, or at a later one, in chunks.
 
 1. Chunks are made once, one after the other, in a thread of their own, and given out as soon as they are there. They
    are the same bytes whenever they are made again.
@@ -16,12 +16,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from evertide.errors import EvertideError, Unavailable
+from evertide.scratch import using_scratch
 from evertide.shapes.log.messages import Rendered, Teller
 from evertide.shapes.log.stretch import copy_key
 from evertide.shapes.options import ShapeOptions
@@ -126,7 +128,8 @@ class Chunks:
             self.memory_bytes = self.disk_bytes = 0
             self._changed.notify_all()
         if file is not None:
-            os.close(file)
+            with suppress(OSError):
+                os.close(file)
 
     def _add(self, chunk: bytes, *, is_last: bool) -> bool:
         with self._changed:
@@ -138,9 +141,10 @@ class Chunks:
                 self._small, self.memory_bytes = chunk, len(chunk)
                 self._room.take(len(chunk), 0)
             elif not is_over:
-                if self._file is None:
-                    self._file = _anonymous()
-                _write(self._file, chunk, before)
+                with using_scratch():
+                    if self._file is None:
+                        self._file = _anonymous()
+                    _write(self._file, chunk, before)
                 self.disk_bytes += len(chunk)
                 self._room.take(0, len(chunk))
             if not is_over:
@@ -166,41 +170,47 @@ class Snapshots:
         self._options = options
         self._room = Room()
         self._lock = threading.Lock()
-        self._made: dict[str, Chunks] = {}
-        """The one that was asked for last is the last."""
+        self._made: dict[tuple[str, int], Chunks] = {}
+        """By handle and time; the one that was asked for last is the last."""
+        self._times: dict[str, set[int]] = {}
         self._makers = ThreadPoolExecutor(_MAKERS, thread_name_prefix="evertide-snapshot")
 
-    def of(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int) -> Chunks:
+    def of(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int, time: int = 0) -> Chunks:
+        """`time` tells several snapshots of one shape apart."""
         with self._lock:
-            found = self._made.pop(handle, None)
+            found = self._made.pop((handle, time), None)
             if found is None or found.has_failed:
                 found = Chunks(self._room)
                 self._makers.submit(found.make, _late(messages), chunk_bytes)
-            self._made[handle] = found
+            self._made[handle, time] = found
+            self._times.setdefault(handle, set()).add(time)
             self._shrink()
         return found
 
     def forget(self, handle: str) -> None:
         with self._lock:
-            found = self._made.pop(handle, None)
-        if found is not None:
-            found.close()
+            found = [self._made.pop((handle, time), None) for time in self._times.pop(handle, ())]
+        for chunks in found:
+            if chunks is not None:
+                chunks.close()
 
     def stop(self) -> None:
         with self._lock:
             for chunks in self._made.values():
                 chunks.close()  # whoever makes one finds out, and ends
             self._made.clear()
+            self._times.clear()
         self._makers.shutdown(wait=True, cancel_futures=True)
 
     def _shrink(self) -> None:
         """Those that nobody asked for the longest, until the others have room; never the last."""
         if not any(self._is_over()):
             return
-        for handle, chunks in [*self._made.items()][:-1]:
+        for key, chunks in [*self._made.items()][:-1]:
             in_memory, on_disk = self._is_over()
             if (in_memory and chunks.memory_bytes) or (on_disk and chunks.disk_bytes):
-                del self._made[handle]
+                del self._made[key]
+                self._times[key[0]].discard(key[1])
                 chunks.close()
 
     def _is_over(self) -> tuple[bool, bool]:
@@ -238,7 +248,8 @@ def _late(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
 def _anonymous() -> int:
     """A file that nobody else sees, and that is gone with the process."""
     file, path = tempfile.mkstemp(prefix="evertide-shape-")
-    Path(path).unlink()
+    with suppress(OSError):  # the name stays behind, and that is all
+        Path(path).unlink()
     return file
 
 

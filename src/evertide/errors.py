@@ -260,7 +260,10 @@ class OutcomeUnknown(EvertideError):
     error_code = "outcome_unknown"
     exit_code = 7
     what = "The write may or may not have happened (I14)"
-    remedy = "Read back before anything else; Evertide's own callers do."
+    remedy = (
+        "Look whether it happened before anything else. Rows pushed under a producer and a number may be sent again "
+        "under the same: they are taken once."
+    )
 
     path: str
     why: str

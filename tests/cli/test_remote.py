@@ -65,8 +65,13 @@ def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pi
     (tmp_path / "gone.jsonl").write_text('{"id": 7}\n')
     assert "1 rows deleted" in far(url, "push", "orders", tmp_path / "gone.jsonl", "--delete").stdout
     assert [row[0] for row in rows_of(p, "orders")] == [1, 2, 3, 8]
+    named = ("--producer", "till", "--sequence", "7")
+    (tmp_path / "gone.csv").write_text("id,customer,amount\n8,eve,2\n")
+    assert document(far(url, "push", "orders", tmp_path / "gone.csv", *named, "--json"))["time"] == 6
+    assert document(far(url, "push", "orders", tmp_path / "gone.csv", *named, "--json"))["time"] == 6  # taken once
+    assert "go together" in one_error(far(url, "push", "orders", file, "--producer", "till"), 2)
     made = document(far(url, "checkpoint", "--json"))
-    assert (made["time"], p.status().checkpoints[0]) == (6, (made["number"], 6))
+    assert (made["time"], p.status().checkpoints[0]) == (7, (made["number"], 7))
     assert document(far(url, "pause", "--json")) == {"state": "paused"}
     assert "resume it first" in one_error(far(url, "push", "orders", file), 3)
     assert far(url, "resume").stdout == "running\n"

@@ -237,6 +237,29 @@ def test_no_server_is_unavailable_and_one_that_breaks_off_is_unknown_for_writes(
         Client("https://127.0.0.1", tls="/no/such/file")
 
 
+@pytest.mark.parametrize(("status", "is_known"), [(502, False), (504, False), (500, False), (503, True)])
+def test_a_proxy_that_lost_the_server_leaves_writes_unknown(status: int, *, is_known: bool) -> None:
+    """Fails if it is told as if nothing had happened: the proxy may have sent the rows on."""
+    answer = f"HTTP/1.1 {status} Bad\r\nContent-Length: 3\r\nConnection: close\r\n\r\nBad".encode()
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def answered() -> None:
+            for _ in range(2):
+                connection, _where = proxy.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=answered)
+        thread.start()
+        with Client(f"http://127.0.0.1:{proxy.getsockname()[1]}") as client:
+            with pytest.raises(Unavailable if is_known else OutcomeUnknown, match=str(status)):
+                client.pause()
+            with pytest.raises(Unavailable, match=str(status)):
+                client.status()
+        thread.join()
+
+
 def test_a_pipeline_that_diverged_says_so_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise Diverged(where="source 'files'", time=7, expected="a", found="b")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +16,7 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, StorageFull, Unavailable
 from evertide.journal.journal import Journal
+from evertide.pipeline.intake import Intake
 from evertide.pipeline.runner import Runner
 from evertide.server.bodies import whole_json
 from evertide.settings import Settings
@@ -275,21 +279,60 @@ def test_i7_what_is_bound_is_taken_also_if_its_transaction_waits(monkeypatch: py
         assert rows_of(p, "notes") == [("a",), ("b",)]
 
 
-def test_an_outcome_that_nobody_knows_is_said_and_a_repeat_after_the_restart_is_taken_once(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("place", "method"), [(Runner, "complete"), (Intake, "acknowledge")])
+def test_x12_what_is_bound_is_taken_also_if_a_system_call_fails_afterwards(
+    place: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fails if it is answered with 500, after which clients send rows again that are there."""
+    store = storage()
+    with open_pipeline(store) as p, served(p) as client:
+        monkeypatch.setattr(place, method, raising(OSError(errno.ENOSPC, "No space left on device")))
+        answer = client.post("/v1/tables/notes/rows", [{"text": "a"}])
+        assert (answer.status, answer.body["time"], answer.body["rows"]) == (202, 1, 1)
+        assert answer.body["problem"]["error_code"] == "unexpected"
+        monkeypatch.undo()
+        crash(p)
+    with shop(store) as (p, client):
+        assert client.post("/v1/tables/notes/rows", [{"text": "b"}]).status == 200
+        assert rows_of(p, "notes") == [("a",), ("b",)]
+
+
+def test_x12_without_room_for_temporary_files_nothing_is_taken_until_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fails if the error of the file system is told as a bug, with 500."""
+    lines, kind = b"text\na\n", {"Content-Type": "text/csv"}
+    with shop() as (p, client):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+        answer = client.ask("POST", "/v1/tables/notes/rows", lines, kind)
+        assert (answer.status, answer.body["error_code"]) == (503, "scratch_unavailable")
+        assert answer.headers["retry-after"]
+        monkeypatch.undo()
+        assert client.ask("POST", "/v1/tables/notes/rows", lines, kind).status == 200
+        assert rows_of(p, "notes") == [("a",)]
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_an_outcome_that_nobody_knows_is_said_and_a_repeat_after_the_restart_is_taken_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_readable: bool
+) -> None:
+    """If the journal can be read, it is known. Fails if it is not looked at, or if its silence counts as an answer."""
     store, bind = storage(), Journal.bind
 
     def bound_and_not_heard_of(journal: Journal, *given: Any) -> Any:
         bind(journal, *given)
+        if not is_readable:
+            monkeypatch.setattr(Journal, "upper", property(raising(Unavailable(path="journal", why="away"))))
         raise OutcomeUnknown(path="journal", why="no answer")
 
     rows = [{"text": "a"}]
     with open_pipeline(store) as p, served(p) as client:
         monkeypatch.setattr(Journal, "bind", bound_and_not_heard_of)
         answer = client.post("/v1/tables/notes/rows", rows, numbered("till", 1))
-        assert (answer.status, answer.body["error_code"]) == (504, "outcome_unknown")
-        assert client.get("/v1/health").status == 503
+        told = answer.body["problem"] if is_readable else answer.body
+        assert (answer.status, told["error_code"]) == (202 if is_readable else 504, "outcome_unknown")
+        assert "same" in told["remedy"]
+        assert client.get("/v1/health").status == (200 if is_readable else 503)
         monkeypatch.undo()
         crash(p)
     with shop(store) as (p, client):

@@ -21,11 +21,14 @@ from evertide.errors import InvalidInput, LimitExceeded
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.question import Chosen, Question
 from evertide.runtime import SystemRuntime
+from evertide.server.app import make_app
 from evertide.server.query.process import Opening, Worker
 from evertide.server.query.usage import belonging, disk_bytes
 from evertide.server.query.workers import Workers
+from evertide.server.serving import Server
 from evertide.settings import Settings
 from evertide.store.open import Address
+from tests.pipeline.kit import open_pipeline
 from tests.server.kit import Answer, Client, limited, order, shop, stored, until
 
 ROWS = "/v1/tables/orders/rows"
@@ -210,6 +213,26 @@ def test_workers_end_with_the_server_and_when_nobody_asks(tmp_path: Path) -> Non
         assert here.is_answered()
         [own] = {*workers()} - {*others}
     assert is_gone(own)
+
+
+def test_a_query_under_way_ends_with_the_server_and_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fails if the server waits for it: half a minute, and then the request is cancelled with a trace."""
+    others = workers()
+    settings = Settings(query_limit_s=1000, retry_limit_s=0.5)
+    with ThreadPoolExecutor(2) as threads, open_pipeline(stored(tmp_path), settings=settings) as pipeline:
+        server = Server().start(make_app(pipeline))
+        here = Served(pipeline, Client(server.host, server.port))
+        assert here.is_answered()
+        [own] = {*workers()} - {*others}
+        asked = threads.submit(here.ask, LONG)
+        until(lambda: _is_busy(own))
+        server.stop()
+        answer = asked.result()
+    assert (answer.status, answer.body["error_code"]) == (503, "query_ended")
+    assert is_gone(own)
+    assert "Traceback" not in caplog.text
 
 
 def test_what_a_worker_is_given_is_not_for_all_to_see(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,52 @@ def test_a_client_that_goes_away_in_the_middle_of_its_body_changes_nothing(caplo
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_reads_and_half_sent_bodies_hold_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if the server waits for them when it stops: half a minute, and then they are cancelled with a trace."""
+    with open_pipeline(storage()) as p, ThreadPoolExecutor(1) as threads:
+        server = Server().start(make_app(p))
+        client = Client(server.host, server.port)
+        client.post(ROWS, [order(1)])
+        waiting = threads.submit(client.raw, "GET", "/v1/tables/orders/changes?since=1&wait_s=60")
+        with socket.create_connection((server.host, server.port)) as slow:
+            head = f"POST {ROWS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: 999\r\nExpect: 100-continue\r\n\r\n[".encode())
+            assert slow.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # it is waited for
+            server.stop()
+            answer = b"".join(iter(lambda: slow.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error_code"] == "stopping"
+        assert waiting.result().status == 200  # nothing came
+        assert p.time == 1
+    assert "Traceback" not in caplog.text
+
+
+def test_a_download_that_is_not_taken_is_cut_off_when_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
+    began = threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await lifespan(receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            began.set()
+
+    server = Server().start(app)
+    with socket.create_connection((server.host, server.port)) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert began.wait(60)
+        server.stop()
+    assert "Traceback" not in caplog.text
+    assert "without completing" not in caplog.text
+
+
+async def lifespan(receive: Receive, send: Send) -> None:
+    for _ in range(2):
+        await send({"type": f"{(await receive())['type']}.complete"})
+
+
 @contextmanager
 def worker(path: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
     command = [sys.executable, "-m", "tests.server.worker", str(path)]

@@ -80,14 +80,16 @@ class Far:
         arranged = {each["name"]: each for one in found for each in one["arrangements"]}
         return {"views": [view for one in found for view in one["views"]], "arrangements": [*arranged.values()]}
 
-    def push(self, table: str, file: Path, form: Format | None, *, is_delete: bool) -> tuple[int, int]:
+    def push(
+        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+    ) -> tuple[int, int]:
         kind = format_of(file, form)
         with read_path(file) as path:
             try:
                 content = path.read_bytes()
             except OSError as error:
                 raise InvalidInput(where=str(file), why=f"it cannot be read: {error.strerror}") from error
-        taken = self.client.push_body(table, content, kind, deletes=is_delete)
+        taken = self.client.push_body(table, content, kind, deletes=is_delete, producer=producer, sequence=sequence)
         if taken.get("problem"):
             logger.warning("the rows are durable, and show once the pipeline goes on: %s", taken["problem"])
         return taken["rows"], taken["time"]

@@ -118,21 +118,20 @@ class Near:
             return chosen.text(has_state=False)
         return mermaid(chosen) if form == "mermaid" else dot(chosen)
 
-    def push(self, table: str, file: Path, form: Format | None, *, is_delete: bool) -> tuple[int, int]:
+    def push(
+        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+    ) -> tuple[int, int]:
         kind, rows = format_of(file, form), 0
         given = self.given
         with (
             read_path(file) as path,
             opened(self._script, self._storage, self.output, meta=given.meta, master=given.master) as pipeline,
         ):
-            try:
+            with pipeline.transaction(producer, sequence or 0) as pushed:
                 for batch in rows_of_file(pipeline.engine.tables, table, path, kind, str(file), is_delete=is_delete):
-                    pipeline.push(table, () if is_delete else batch, deletes=batch if is_delete else ())
+                    pushed.push(table, () if is_delete else batch, deletes=batch if is_delete else ())
                     rows += batch.num_rows
-            except BaseException:
-                pipeline.abort()
-                raise
-            return rows, pipeline.commit()
+            return rows, pipeline.take(pushed)
 
     def checkpoint(self) -> Made:
         given = self.given

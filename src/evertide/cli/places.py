@@ -56,7 +56,9 @@ class Place(Protocol):
         """A dict if `form` is json, a text otherwise."""
         ...
 
-    def push(self, table: str, file: Path, form: Format | None, *, is_delete: bool) -> tuple[int, int]:
+    def push(
+        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+    ) -> tuple[int, int]:
         """How many rows, and the time."""
         ...
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.pushed_files import Format
+from evertide.scratch import scratch_file, using_scratch
 
 __all__ = ["format_of", "read_path"]
 
@@ -33,8 +33,8 @@ def read_path(file: Path) -> Iterator[Path]:
     if str(file) != "-":
         yield file
         return
-    with tempfile.NamedTemporaryFile() as kept:
-        while chunk := sys.stdin.buffer.read(_CHUNK_BYTES):
-            kept.write(chunk)
-        kept.flush()
-        yield Path(kept.name)
+    with scratch_file() as kept:
+        with using_scratch(), kept.open("wb") as opened:
+            while chunk := sys.stdin.buffer.read(_CHUNK_BYTES):
+                opened.write(chunk)
+        yield kept

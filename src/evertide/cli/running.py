@@ -39,7 +39,7 @@ from evertide.cli.output import Output, guarded
 from evertide.cli.places import Given, asked
 from evertide.cli.serving import address_of, served
 from evertide.cli.setting import Assignments, settings_of
-from evertide.errors import SinkFailed, SourceFailed
+from evertide.errors import InvalidInput, SinkFailed, SourceFailed
 from evertide.pipeline.ownership import Role
 from evertide.pipeline.pushed_files import Format
 from evertide.settings import Settings
@@ -188,17 +188,27 @@ def push(
         Format | None, typer.Option("--format", help="What the file holds, if its name does not say it.")
     ] = None,
     deletes: Annotated[bool, typer.Option("--delete", help="The file holds keys, or rows, to delete.")] = False,
+    producer: Annotated[
+        str, typer.Option("--producer", metavar="NAME", help="Who pushes, if it may be repeated; with --sequence.")
+    ] = "",
+    sequence: Annotated[
+        int | None, typer.Option("--sequence", metavar="N", min=0, help="The number of this push, which goes up.")
+    ] = None,
     meta: Meta = None,
     master: Master = None,
     is_json: Json = False,
 ) -> None:
     """Push the rows of a file into a table, as one transaction; all of them, or none.
 
+    If the outcome is unknown (exit code 7), run it again with the same --producer and --sequence: it is taken once.
+
     Example: evertide push orders orders.csv --storage shop.evertide --script shop.sql
     """
     output = Output(is_json=is_json)
+    if bool(producer) != (sequence is not None):
+        raise InvalidInput(where="--producer, --sequence", why="they go together: give both, or neither")
     with asked(context, output, Given(storage, meta, script, master)) as place:
-        rows, time = place.push(table, file, form, is_delete=deletes)
+        rows, time = place.push(table, file, form, is_delete=deletes, producer=producer, sequence=sequence)
     if is_json:
         output.document({"table": table, "rows": rows, "time": time})
     else:

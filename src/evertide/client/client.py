@@ -193,21 +193,32 @@ class Client:
     def push(
         self, table: str, rows: Any = (), *, deletes: Any = (), producer: str = "", sequence: int | None = None
     ) -> Json:
-        """One transaction: `time` and `rows`. A producer that numbers its pushes may repeat one: it is taken once."""
-        named = {} if sequence is None else {"Evertide-Producer": producer, "Evertide-Sequence": str(sequence)}
-        return self._push("/v1/tables", table, rows, deletes, named)
+        """One transaction: `time` and `rows`. A producer that numbers its pushes may repeat one: it is taken once.
 
-    def push_body(self, table: str, content: bytes, form: str, *, deletes: bool = False) -> Json:
+        `OutcomeUnknown` if no answer came: push it again with the same producer and sequence. Without them, look first
+        whether the rows are there.
+        """
+        return self._push("/v1/tables", table, rows, deletes, _named(producer, sequence))
+
+    def push_body(
+        self,
+        table: str,
+        content: bytes,
+        form: str,
+        *,
+        deletes: bool = False,
+        producer: str = "",
+        sequence: int | None = None,
+    ) -> Json:
         """What a file holds: `form` is csv, json (lines), parquet or arrow."""
-        media = FORMATS["ndjson" if form == "json" else form]
+        headers = {"Content-Type": FORMATS["ndjson" if form == "json" else form], **_named(producer, sequence)}
         path = f"/v1/tables/{quote(table, safe='')}/rows"
         params = {"deletes": "true"} if deletes else {}
-        return self._json("POST", path, content=content, params=params, headers={"Content-Type": media})
+        return self._json("POST", path, content=content, params=params, headers=headers)
 
     def transaction(self, producer: str = "", sequence: int | None = None) -> RemoteTransaction:
         """Rows for several tables that belong together, in as many requests as it takes."""
-        named = {} if sequence is None else {"Evertide-Producer": producer, "Evertide-Sequence": str(sequence)}
-        begin = partial(self._json, "POST", "/v1/transactions/begin", headers=named)
+        begin = partial(self._json, "POST", "/v1/transactions/begin", headers=_named(producer, sequence))
         return RemoteTransaction(begin, self._push, partial(self._json, "POST"))
 
     # Going on
@@ -279,6 +290,10 @@ class Client:
     def _streamed(self, method: str, path: str, **given: Any) -> Iterator[httpx.Response]:
         with told(f"{method} {self.url}{path}", is_write=False), self._http.stream(method, path, **given) as response:
             yield check(response)
+
+
+def _named(producer: str, sequence: int | None) -> dict[str, str]:
+    return {} if sequence is None else {"Evertide-Producer": producer, "Evertide-Sequence": str(sequence)}
 
 
 def _given(**asked: Any) -> Json:

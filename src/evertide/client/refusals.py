@@ -2,8 +2,8 @@
 
 1. `error_code` names the class, and the facts come along: whoever catches an error need not know where it was raised.
 2. What HTTP itself refuses (no such address, too large a body) is `InvalidInput`, with what the server said.
-3. No connection is `Unavailable`: nothing happened. If the connection breaks after a request that writes was sent, it
-   is `OutcomeUnknown`: it may have happened.
+3. No connection is `Unavailable`: nothing happened. If the connection breaks after a request that writes was sent, or a
+   proxy answers that it lost the server, it is `OutcomeUnknown`: it may have happened.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ __all__ = ["check", "told"]
 
 _OK = 400
 _BROKEN = 500
+_LOST = (500, 502, 504)
+"""What a proxy answers that has sent a request on, and got no answer, or not all of it."""
+_READING = ("GET", "HEAD")
 
 
 def check(response: httpx.Response) -> httpx.Response:
@@ -33,14 +36,17 @@ def check(response: httpx.Response) -> httpx.Response:
     except msgspec.DecodeError:
         body = None
     if not isinstance(body, dict) or "error_code" not in body:
-        raise _other(where, response.status_code, response.reason_phrase)
+        is_lost = response.status_code in _LOST and response.request.method not in _READING
+        raise _other(where, response.status_code, response.reason_phrase, is_lost=is_lost)
     error = error_of(body)
     if error is None:
         raise _other(where, response.status_code, str(body.get("message", "")))
     raise error
 
 
-def _other(where: str, status: int, said: str) -> EvertideError:
+def _other(where: str, status: int, said: str, *, is_lost: bool = False) -> EvertideError:
+    if is_lost:
+        return OutcomeUnknown(path=where, why=f"{status} {said}: a proxy got no answer from the server")
     if status >= _BROKEN:
         return Unavailable(path=where, why=f"{status} {said}")
     return InvalidInput(where=where, why=f"{status} {said}")

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import EvertideError, InvalidInput, TimeCompacted
+from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, TimeCompacted
 from evertide.journal.journal import Journal
 from evertide.journal.records import Fragment, Number, Staged
 from evertide.journal.staging import staged_of
@@ -168,11 +168,29 @@ class Pushes:
         """Whoever is told of an error gives it again: unless it is bound by then, it must not be taken later on."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             if pushed.time is None:
                 self._forget([pushed])
+                pushed.time = self._bound_after(pushed, error)
+            if pushed.time is None:
                 self.drop(pushed.fragments)
             raise
+
+    def _bound_after(self, pushed: PushTransaction, error: BaseException) -> int | None:
+        """The time that bound it, if its bind was durable before an error came; None if it is not bound, and will not
+        be. `OutcomeUnknown` if that cannot be read."""
+        if pushed not in self._offered or not isinstance(error, Exception):
+            return None
+        time, keys = self._offered_time, {fragment.key for fragment in pushed.fragments}
+        try:
+            if self._journal.upper <= time:
+                return None
+            bound = self._journal.read(time).inputs.get(PUSH)
+        except EvertideError as other:
+            why = f"the rows were offered to transaction {time}, and whether it holds them cannot be read: {other}"
+            raise OutcomeUnknown(path=self._journal.path, why=why) from error
+        fragments = bound.fragments if bound is not None else ()
+        return time if keys & {one.key for one in fragments if isinstance(one, Staged)} else None
 
     def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - whoever commits wants all of it
         self._look_back()

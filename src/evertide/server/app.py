@@ -61,11 +61,12 @@ def make_app(
     events, begun = Events(pipeline, history), OpenTransactions(pipeline, runtime)
     pipeline.watch(events.troubles)
     querying = Querying(pipeline, runtime)
+    rows = Rows(pipeline)
     areas: tuple[Area, ...] = (
         Looking(pipeline, runtime),
         Collections(pipeline, history),
         Explaining(pipeline),
-        Rows(pipeline),
+        rows,
         Pushing(pipeline),
         begun,
         querying,
@@ -93,6 +94,12 @@ def make_app(
             begun.close()
             querying.close()
 
+    def drain() -> None:
+        """Ends what has no end soon: streams, requests that wait for a change, and queries."""
+        events.drain()
+        rows.drain()
+        querying.close()
+
     scraped = [] if metrics is None else [metrics_route(metrics)]
     app = Starlette(
         routes=[*routes_of(endpoints), *([shapes.route()] if shapes is not None else []), *scraped, *console_routes()],
@@ -104,5 +111,5 @@ def make_app(
         exception_handlers={EvertideError: refused, HTTPException: http_refusal},
         lifespan=running,
     )
-    app.state.drain = events.drain
+    app.state.drain = drain
     return app

@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import re
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -36,6 +34,7 @@ from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pushed_files import Format, rows_of_file
+from evertide.scratch import scratch_file, using_scratch
 from evertide.server.access.room import held_in
 from evertide.server.arrow_size import is_foreign, may_repeat, message_bytes, plain_bytes
 from evertide.server.parquet_size import parquet_bytes
@@ -172,10 +171,10 @@ def given_in(content: bytes, kind: str, tables: Tables, table: str, *, is_delete
 
 def _of_file(content: bytes, form: Format, tables: Tables, table: str, *, is_delete: bool) -> Any:
     """These are read as files are, with the same messages."""
-    with tempfile.NamedTemporaryFile() as kept:
-        kept.write(content)
-        kept.flush()
-        found = [*rows_of_file(tables, table, Path(kept.name), form, "body", is_delete=is_delete)]
+    with scratch_file() as kept:
+        with using_scratch():
+            kept.write_bytes(content)
+        found = [*rows_of_file(tables, table, kept, form, "body", is_delete=is_delete)]
     return pa.concat_tables(found) if found else ()
 
 

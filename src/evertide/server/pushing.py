@@ -141,7 +141,7 @@ def answer_of(pipeline: Pipeline, found: Taken) -> Response:
 
 
 def taken(pipeline: Pipeline, pushed: PushTransaction) -> Taken:
-    """What was offered up is committed. An error says that it was not taken."""
+    """What was offered up is committed. An error says that it was not taken, or that it is not known."""
     if not pushed.rows:
         return Taken(pipeline.time, 0)
     try:

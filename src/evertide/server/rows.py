@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -26,6 +28,7 @@ from starlette.responses import Response
 from evertide.errors import EvertideError, Forbidden, InvalidInput, Unavailable
 from evertide.media import ARROW, JSON, LINES, TIME_HEADER
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.reading import View
 from evertide.server.answers import headed, streamed
 from evertide.server.collections import name_of
 from evertide.server.columns import Column
@@ -36,12 +39,16 @@ from evertide.server.media import chosen
 from evertide.shapes.where.clause import both
 from evertide.shapes.where.restriction import Restriction, restriction_in
 from evertide.shard.changes import DIFF, TIME, changes_schema
+from evertide.shard.shard import Shard
 from evertide.sinks.json_rows import json_rows
 
 __all__ = ["Format", "Rows", "RowsQuery"]
 
 _WAITING = 256
 """Requests that wait for the next transaction at a time, each in a thread of its own."""
+
+_WAIT_S = 0.5
+"""How soon one of them notices that the server stops."""
 
 AsOf = Annotated[int, msgspec.Meta(ge=0, le=2**62, description="At this time; the last one if it is not given.")]
 Limit = Annotated[int, msgspec.Meta(ge=0, le=2**62, description="At most so many rows.")]
@@ -84,6 +91,7 @@ class Rows:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._waiting = anyio.CapacityLimiter(_WAITING)
+        self._is_ending = threading.Event()
 
     def endpoints(self) -> Iterator[Endpoint]:
         rows = {media: RowsAnswer if media == JSON else BYTES for media in ROW_FORMATS}
@@ -98,6 +106,10 @@ class Rows:
             summary = f"What changed in a {kind} after a time, up to another."
             answers = {LINES: BYTES, ARROW: BYTES}
             yield Endpoint("GET", path, "rows", summary, handler, answers, ChangesQuery, refusals=refusals)
+
+    def drain(self) -> None:
+        """Let those who wait for a change go: the server is about to stop."""
+        self._is_ending.set()
 
     def _handler(self, kind: str) -> Any:
         async def rows(request: Request, query: RowsQuery) -> Response:
@@ -162,12 +174,9 @@ class Rows:
             why = f"time {query.since} is not there yet; the last is {last}"
             raise InvalidInput(where="parameter 'since'", why=why)
         if query.since == last and query.wait_s:
-            try:
-                shard.wait_for_upper(last + 1, query.wait_s)
-            except Unavailable:  # nothing came
-                if view.time == last:
-                    return last, changes_schema(shard.schema), iter(())
-            last = view.time
+            last = self._wait(view, shard, last, query.wait_s)
+            if last == query.since:
+                return last, changes_schema(shard.schema), iter(())
         if query.until is not None:
             last = view.as_of(query.until).time if query.until > last else query.until
         lower, upper = query.since + 1, last + 1
@@ -176,6 +185,15 @@ class Rows:
             raise InvalidInput(where="parameter 'until'", why=why)
         found = changes(shard, lower, upper) if lower < upper else iter(())
         return last, changes_schema(shard.schema), found if clause is None else map(clause.filtered, found)
+
+    def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
+        """The time of the view, once it is above `last`, or when the limit is over, or the server stops."""
+        left_s = limit_s
+        while left_s > 0 and not self._is_ending.is_set() and view.time == last:  # which raises if storage is away
+            with suppress(Unavailable):  # nothing came
+                shard.wait_for_upper(last + 1, min(left_s, _WAIT_S))
+            left_s -= _WAIT_S
+        return view.time
 
 
 def _lines(tables: Iterable[pa.Table], last: int) -> Iterator[bytes]:

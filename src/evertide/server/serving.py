@@ -3,8 +3,10 @@
 1. The address is taken when the server is made, long before there is a pipeline: what is wrong with it is said at once.
    From `begin` on, whoever asks is told that the pipeline is being opened (`evertide.server.opening`); from `start` on
    it is the app that answers. Without `begin`, connections are refused until `start`.
-2. `stop` takes no new requests, and answers those under way, for up to half a minute: then it cuts them off. The
-   pipeline is closed after that, not before.
+2. `stop` takes no new requests. Streams, queries and requests that wait for something are ended at once, other reads
+   within a second, each with 503 if nothing of the answer was sent. Requests that change something, and have come as a
+   whole, are answered, for up to half a minute; then their outcome is not known, and they are told so. The pipeline is
+   closed after that, not before.
 3. It has no signal handlers: whoever runs the pipeline has them.
 4. Who may ask, and how, is said by a `Listening`: what is wrong with its tokens or its TLS is said at once, too.
 """
@@ -15,6 +17,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +27,7 @@ from uvicorn.lifespan.on import LifespanOn
 
 from evertide.errors import EvertideError, InvalidInput
 from evertide.problem import Problem
-from evertide.server.access.connections import protocol_of
+from evertide.server.access.connections import Patience, protocol_of
 from evertide.server.access.listening import Listening
 from evertide.server.opening import opening
 from evertide.threads import Watched
@@ -34,6 +37,8 @@ __all__ = ["LOOPBACK", "Server"]
 LOOPBACK = "127.0.0.1"
 
 _STOP_LIMIT_S = 30
+_READ_LIMIT_S = 1.0
+"""How long reads under way may take when the server stops."""
 _BACKLOG = 2048
 
 
@@ -70,7 +75,8 @@ class Server:
             self._socket.listen(_BACKLOG)  # here, as not every event loop says what goes wrong with it
         except OSError as error:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(error)) from error
-        self._uvicorn = _Uvicorn(self._config(self._listening.wrapped(self._front, self.host)))
+        patience = self._listening.wrapped(self._front, self.host)
+        self._uvicorn = _Uvicorn(self._config(patience), patience)
         self._thread = Watched("evertide-http", self._uvicorn.run_until_stopped, self._socket)
         self._thread.start()
         self._uvicorn.is_settled.wait()
@@ -110,7 +116,7 @@ class Server:
         if self._uvicorn is not None and self._thread is not None:
             if self._drain is not None:
                 self._drain()
-            self._uvicorn.should_exit = True
+            self._uvicorn.end_soon()
             self._thread.join()
         self._socket.close()
 
@@ -132,8 +138,9 @@ class _Front:
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, patience: Patience) -> None:
         super().__init__(config)
+        self._patience = patience
         self.is_settled = threading.Event()
         """It has started, or cannot."""
         self.error: OSError | None = None
@@ -158,6 +165,13 @@ class _Uvicorn(uvicorn.Server):
         if lifespan.should_exit:
             raise EvertideError
         self._taken_up = lifespan
+
+    def end_soon(self) -> None:
+        self.should_exit = True
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # it was closed meanwhile: nothing is under way
+                loop.call_soon_threadsafe(loop.call_later, _READ_LIMIT_S, self._patience.end_reads)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -25,7 +25,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.errors import Conflict, EvertideError, LimitExceeded, OutcomeUnknown
+from evertide.errors import Conflict, LimitExceeded, OutcomeUnknown
 from evertide.media import JSON
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.pushes import PushTransaction
@@ -196,7 +196,7 @@ class OpenTransactions:
             except OutcomeUnknown:
                 self._end(one, _UNKNOWN)
                 raise
-            except EvertideError:
+            except Exception:  # whatever it was, its rows are dropped
                 self._end(one, "aborted")
                 raise
             self._end(one, found)

@@ -19,45 +19,79 @@ from typing import Any
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from evertide.errors import EvertideError, OutcomeUnknown
+from evertide.plain import plain_error
 from evertide.settings import Settings
 
 __all__ = ["Patience", "protocol_of"]
 
 _AGAIN_S = 5
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_READING = ("/v1/query", "/v1/shape")
+"""Addresses that change nothing by POST."""
+_STOPPING = "the server is being stopped"
+_COME_AGAIN = "Nothing was changed. Ask again when the server is back."
 _TRANSPORT = "evertide.transport"
 _JOINED_BYTES = 64 * 1024
 """Up to this size, the pieces of an answer are written together."""
 
 
+class _Underway:
+    """A request that is being answered."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.is_reading = scope["method"] in _SAFE or scope["path"] in _READING
+        self.is_whole = False
+        """Whether its body has come."""
+        self.is_receiving = False
+        """Whether it waits for more of its body."""
+        self.has_begun = False
+        """Whether some of the answer was sent."""
+
+    @property
+    def may_have_changed(self) -> bool:
+        return not self.is_receiving and not self.is_reading
+
+
 class Patience:
-    """Ends a request whose client neither sends nor takes anything."""
+    """Ends a request whose client neither sends nor takes anything; and when the server stops, those under way."""
 
     def __init__(self, app: ASGIApp, pause_s: float) -> None:
         self._app = app
         self._pause_s = pause_s
+        self._underway: dict[asyncio.Task[Any], _Underway] = {}
+
+    def end_reads(self) -> None:
+        """All that change nothing, as far as is known: reads, and what has not come as a whole."""
+        for task, one in [*self._underway.items()]:
+            if not one.may_have_changed:
+                task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_whole = False
+        one = _Underway(scope)
 
         async def receiving() -> Message:
-            nonlocal is_whole
-            if is_whole:  # from now on it only tells that the client went away
+            if one.is_whole:  # from now on it only tells that the client went away
                 return await receive()
+            one.is_receiving = True
             try:
                 async with asyncio.timeout(self._pause_s):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, headers={"Connection": "close"}) from None
-            is_whole = not message.get("more_body", False)
+            one.is_whole = not message.get("more_body", False)
+            one.is_receiving = not one.is_whole
             return message
 
         async def sending(message: Message) -> None:
+            one.has_begun = True
             try:
                 async with asyncio.timeout(self._pause_s):
                     await send(message)
@@ -65,7 +99,28 @@ class Patience:
                 _cut(scope)
                 raise ClientDisconnect from None
 
-        await self._app(scope, receiving, sending)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a request is one
+        self._underway[task] = one
+        try:
+            await self._app(scope, receiving, sending)
+        except asyncio.CancelledError:  # the server stops
+            if one.has_begun:
+                _cut(scope)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the connection is told to the protocol as lost
+            else:
+                await _stopping(one)(scope, receiving, send)
+        finally:
+            del self._underway[task]
+
+
+def _stopping(one: _Underway) -> JSONResponse:
+    if one.may_have_changed:
+        error: EvertideError = OutcomeUnknown(path="request", why=_STOPPING)
+        return JSONResponse(plain_error(error), 504, {"connection": "close"})
+    known = {"error_code": "stopping", "message": f"The request was ended: {_STOPPING}", "remedy": _COME_AGAIN}
+    return JSONResponse(known, 503, {"connection": "close", "retry-after": str(_AGAIN_S)})
 
 
 def _cut(scope: Scope) -> None:

@@ -49,7 +49,7 @@ class Listening:
         elif self.tls is None:
             logger.warning("tokens go to %s as they are: give --tls-cert, or put a proxy with TLS in front", listen)
 
-    def wrapped(self, app: ASGIApp, host: str) -> ASGIApp:
+    def wrapped(self, app: ASGIApp, host: str) -> Patience:
         """The app behind what is looked at before it."""
         checked = Hosts(app, self.hosts, is_loopback=is_loopback(host), is_open=self.access.is_open)
         counted = Room(checked, self.settings.bodies_bytes_max, self.settings.bodies_wait_s)

@@ -29,6 +29,7 @@ from evertide.errors import LimitExceeded, QueryEnded
 from evertide.pipeline.question import Chosen, Question
 from evertide.plain import error_of
 from evertide.runtime import Runtime
+from evertide.scratch import using_scratch
 from evertide.server.query.usage import Said, belonging, disk_bytes, memory_bytes
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
@@ -88,7 +89,8 @@ class Worker:
         self._ready_bytes = 0
         self._is_begun = False
         """With the question that it was asked last."""
-        self._scratch = Path(tempfile.mkdtemp(prefix="evertide-query-"))
+        with using_scratch():
+            self._scratch = Path(tempfile.mkdtemp(prefix="evertide-query-"))
         self._began_s = runtime.monotonic_s()
         lifeline, self._lifeline = os.pipe()
         try:

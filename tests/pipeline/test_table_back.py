@@ -10,6 +10,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.definition import read_definition
+from evertide.pipeline.duties import Duties
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.leading import promote
 from evertide.pipeline.ownership import Role
@@ -107,13 +108,17 @@ def test_x11_another_kind_of_connector_cannot_go_on_from_a_position(tmp_path: Pa
     assert len(run(kept, other)) == 3
 
 
-def test_x11_a_keyed_table_that_comes_back_after_a_crash_finds_its_rows_once(tmp_path: Path) -> None:
+def test_x11_a_keyed_table_that_comes_back_after_a_crash_finds_its_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checkpoint from before it left has its rows by key, too: they must not be there twice."""
     kept = storage()
     table = replace(ORDERS, connector="csv", options={"path": str(tmp_path), "settle_ms": "0"}, name="m")
     (tmp_path / "a.csv").write_text("id,customer,amount\n1,ann,1\n2,bob,2\n")
     run(kept, table)
-    crash(open_pipeline(kept, SmallEngine((NOTES,), [])))
+    with monkeypatch.context() as patch:
+        patch.setattr(Duties, "try_checkpoint", lambda *_: None)  # the process ends before it makes one
+        crash(open_pipeline(kept, SmallEngine((NOTES,), [])))
     (tmp_path / "b.csv").write_text("id,customer,amount\n1,ann,10\n")
     assert run(kept, table) == [(1, "ann", 10), (2, "bob", 2)]
 

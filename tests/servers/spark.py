@@ -26,6 +26,8 @@ QUICK = {f"spark.{which}.extraJavaOptions": QUICK_JAVA for which in ("driver", "
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _ROOMY = "-Xms1g -Xmn512m"
 """For the one that lives long: plans die young, and are not copied about before."""
+_SAFE = "-Djavax.xml.accessExternalDTD="
+"""As in sessions that Evertide starts."""
 
 
 @contextmanager
@@ -60,7 +62,7 @@ def running_spark(scratch: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.driver.extraJavaOptions", f"{QUICK_JAVA} {_ROOMY} -Dderby.system.home={scratch}")
+        .config("spark.driver.extraJavaOptions", f"{QUICK_JAVA} {_ROOMY} {_SAFE} -Dderby.system.home={scratch}")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -5,8 +5,10 @@ A query is read, and nothing else. It is Spark that says what a text means, so i
 1. The *parsed* plan, before anything is resolved, as resolving alone may read files or run a statement: it may hold
    nothing but what a SELECT is made of (`_PARSED`), over names of collections and functions that make rows of their
    arguments. A path is no name of a collection; and files as relations are switched off in the session.
-2. The *analyzed* plan: operators that compute (`_ANALYZED`) over the collections that were registered; no function that
-   calls Java or Python code by name.
+2. The session has only the functions that `query_functions` allows: the others are taken out of its registry before
+   anything is resolved, however a query may spell their names.
+3. The *analyzed* plan: operators that compute (`_ANALYZED`) over the collections that were registered; no function that
+   calls Java or Python code by name, and none that Spark resolves without its registry (`current_user`).
 
 What is not known is refused by its name, so a new kind of statement is refused until somebody has looked at it.
 
@@ -26,12 +28,13 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
 from evertide.plan.failure import reason, told_apart, without_traces
+from evertide.plan.query_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.plan.result_settings import result_settings
 from evertide.plan.scala import sequence
 from evertide.plan.walk import expressions, kind, nodes
 from evertide.shard.conform import conform
 
-__all__ = ["Load", "configure", "frame_of", "query", "stored"]
+__all__ = ["Load", "configure", "frame_of", "keep_allowed", "query", "stored"]
 
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
 """Gets collections by their names, as they were declared; an error if there are no such."""
@@ -61,13 +64,6 @@ _ANALYZED = _BOTH | frozenset(
     ("CTERelationDef", "DataSourceV2Relation", "Deduplicate", "LogicalRDD", "ResolvedHint", "View", "WithCTE")
 )
 """LogicalRDD and DataSourceV2Relation are the collections: the parsed plan has no other way to name a relation."""
-_MAKERS = frozenset(
-    (
-        *("collations", "explode", "explode_outer", "inline", "inline_outer", "json_tuple", "posexplode"),
-        *("posexplode_outer", "range", "sql_keywords", "stack", "variant_explode", "variant_explode_outer"),
-    )
-)
-"""Functions in FROM that make rows of their arguments alone."""
 _CALLS = frozenset(
     (
         *("CallMethodViaReflection", "TryReflect", "PythonUDF", "PythonUDAF", "PythonUDTF", "ScalaUDF"),
@@ -75,6 +71,8 @@ _CALLS = frozenset(
         *("ApplyFunctionExpression", "V2Aggregator", "UserDefinedPythonTableFunction", "SQLFunctionExpression"),
     )
 )
+_UNREGISTERED = {"CurrentUser": "current_user"}
+"""Functions that Spark finds by their name alone, without parentheses."""
 _NO_MEMORY = "java.lang.OutOfMemoryError"
 _TOO_DEEP = "java.lang.StackOverflowError"
 _TOO_COMPLEX = "FAILED_TO_PARSE_TOO_COMPLEX"
@@ -110,13 +108,14 @@ def query(
         with without_traces(), told_apart(spark.sparkContext):
             session = spark.newSession()
             configure(session, {**result_settings(spark), **_SETTINGS})  # it begins with Spark's defaults
+            keep_allowed(session)
             for name, frame in load(session, _names(session, text)).items():
                 frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
             found = session.sql(text, args=list(parameters)) if parameters else session.sql(text)
             _check_analyzed(found)
             return _as_declared(found if rows_max is None else found.limit(rows_max))
     except PySparkException as error:
-        why = reason(error)
+        why = _why_unresolved(error) or reason(error)
         raise InvalidInput(where="query", why=_DEEP if _TOO_COMPLEX in why else why) from error
     except SparkAway as error:
         if _NO_MEMORY in str(error.__cause__):
@@ -136,6 +135,31 @@ def _as_declared(frame: DataFrame) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=declared)
 
 
+def keep_allowed(session: SparkSession) -> None:
+    """Take all other functions out of a session that is only for queries."""
+    state = session._jsparkSession.sessionState()
+    for registry, allowed in (
+        (state.functionRegistry(), ALLOWED),
+        (state.tableFunctionRegistry(), ALLOWED_IN_FROM),
+    ):
+        found = registry.listFunction()
+        for place, name in enumerate(found.mkString("\n").split("\n")):  # one call, not one for each
+            if _unquoted(name) not in allowed:
+                registry.dropFunction(found.apply(place))
+
+
+def _unquoted(name: str) -> str:
+    """The last part of a name, with or without quotes."""
+    return name.replace("`", "").rpartition(".")[2].lower()
+
+
+def _why_unresolved(error: PySparkException) -> str | None:
+    if error.getCondition() != "UNRESOLVED_ROUTINE":
+        return None
+    name = _unquoted((error.getMessageParameters() or {}).get("routineName", ""))
+    return f"{name}() is refused: {REFUSED[name]}" if name in REFUSED else None
+
+
 def _check_analyzed(frame: DataFrame) -> None:
     for node in nodes(frame._jdf.queryExecution().analyzed()):
         name = kind(node)
@@ -145,6 +169,8 @@ def _check_analyzed(frame: DataFrame) -> None:
             if kind(expression) in _CALLS:
                 why = f"{expression.prettyName()}() calls code by its name, which no query may"
                 raise InvalidInput(where="query", why=why)
+            if (named := _UNREGISTERED.get(kind(expression))) is not None:
+                raise InvalidInput(where="query", why=f"{named} is refused: {REFUSED[named]}")
 
 
 def _names(session: SparkSession, text: str) -> list[str]:
@@ -171,7 +197,7 @@ def _read(plan: Any, own: frozenset[str]) -> Iterator[str]:
                 yield relation
         case "UnresolvedTableValuedFunction":
             function = ".".join(sequence(plan.name()))
-            if function.lower() not in _MAKERS:
+            if function.lower() not in ALLOWED_IN_FROM:
                 why = f"{function}() in FROM: a query reads tables and views, and nothing else"
                 raise InvalidInput(where="query", why=why)
     for child in (*sequence(plan.children()), *sequence(plan.subqueries())):

@@ -2,7 +2,8 @@
 
 A view's delta must be a function of its tables' deltas and its definition (I15). So a view may not ask for the time
 of day, for who is asking, for chance, or for "any ten rows"; and it may read nothing but the pipeline's own tables
-and views. This looks at the *analyzed* plan: the optimized one has already folded the time of day into a constant."""
+and views. Nor may a row make it fetch anything. This looks at the *analyzed* plan: the optimized one has already folded
+the time of day into a constant."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 from evertide.errors import InvalidInput
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.scala import sequence
+from evertide.plan.spark_network import reads_external_dtds
 from evertide.plan.walk import expressions, kind, nodes
 
 __all__ = ["refuse_unmaintainable"]
@@ -40,7 +42,9 @@ _CONSTANT_LEAVES = {"OneRowRelation", "LocalRelation", "Range", "CTERelationRef"
 def refuse_unmaintainable(query: Query, catalog: Catalog) -> None:
     where = f"{query.where}, view {query.name!r}"
     for node in nodes(query.analyzed):
-        why = _refused_node(node, catalog) or next(filter(None, map(_refused_expression, expressions(node))), None)
+        why = _refused_node(node, catalog)
+        for expression in expressions(node):
+            why = why or _refused_expression(expression) or _refused_xml(expression, catalog)
         if why is not None:
             raise InvalidInput(where=where, why=why)
 
@@ -85,6 +89,18 @@ def _refused_expression(expression: Any) -> str | None:
     if to_blame and not _holds_plan(expression):
         return f"{expression.sql()} is not deterministic: the view could not be computed again"
     return None
+
+
+def _refused_xml(expression: Any, catalog: Catalog) -> str | None:
+    """Rows come from anybody. Spark's XPath functions fetch the DTD that a document in a row names, unless the JVM is
+    started not to; a session of Evertide's own is."""
+    if not kind(expression).startswith("XPath") or not reads_external_dtds(catalog.session):
+        return None
+    option = "-Djavax.xml.accessExternalDTD="
+    return (
+        f"{expression.prettyName()}() fetches files and addresses that a row names: start the session with {option} in "
+        "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions, or use from_xml()"
+    )
 
 
 def _holds_plan(expression: Any) -> bool:

@@ -8,8 +8,8 @@ What a query may do is decided by the engine, not by how it is written:
    query is seen. Memory and threads are bounded, as far as DuckDB looks at that, which is between two calls of a
    function; what one call takes is bounded by the process that it runs in (`evertide.server.query.worker`), and so is
    time. It may not write temporary files.
-3. DuckDB's own parser says what the query is: one SELECT, over collections and over functions that make rows of their
-   arguments. All else is refused before it is bound.
+3. DuckDB's own parser says what the query is: one SELECT, over collections, with functions that `duck_functions`
+   allows. All else is refused before it is bound.
 
 Rows come back with the types that tables have: whole numbers as BIGINT as long as they fit.
 """
@@ -30,6 +30,7 @@ import pyarrow.types as kinds
 
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.plain import is_variant
+from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
 
 __all__ = ["Duck", "NotUnderstood", "Parsed", "can_hold"]
@@ -45,14 +46,9 @@ _CONFIG = {
 }
 """NULL comes first or last as Spark has it."""
 _LOCK = "SET enable_external_access = false; SET lock_configuration = true"
-_MAKERS = {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
-"""Functions in FROM that make rows of their arguments alone."""
-_REFUSED = {
-    *("current_setting", "getenv", "getvariable", "write_log", "nextval", "currval", "txid_current"),
-    *("json_serialize_plan", "json_serialize_sql", "json_deserialize_sql"),
-}
 _NO_SELECT = "not implemented"
 """What DuckDB says of a statement that it understands, and does not tell the tree of."""
+_KNOWN = frozenset(name.lower() for name in ALLOWED)
 _ODD = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
 """Types that no table has, nor any that could stand for them."""
 _NO_MEMORY = "Out of Memory Error"
@@ -155,10 +151,13 @@ def _parsed(found: Mapping[str, Any]) -> Parsed:
         raise InvalidInput(where="query", why=f"{len(found['statements'])} statements; one SELECT is asked at a time")
     own: set[str] = set()
     names: dict[tuple[str, ...], None] = {}
+    in_from = _makes_rows(found["statements"][0])
     for node in _nodes(found["statements"][0]):
         own |= {each["key"].lower() for each in _ctes(node)}
         if (refused := _refused(node)) is not None:
             raise InvalidInput(where="query", why=refused)
+        if id(node) not in in_from and (called := _called(node)) and called not in _KNOWN:
+            raise NotUnderstood(where="query", why=f"{called}() is none of the functions that DuckDB may call here")
         if node.get("type") == "BASE_TABLE":
             names[tuple(node["qualified_name"]["path"])] = None
     # A name with a point in it is never that of a WITH: DuckDB would find its own catalog under it.
@@ -186,17 +185,22 @@ def _refused(node: Mapping[str, Any]) -> str | None:
     kind = node.get("type")
     if kind == "TABLE_FUNCTION":
         name = str(node["function"].get("function_name", "")).lower()
-        return None if name in _MAKERS else f"{name}() in FROM: a query reads tables and views, and nothing else"
+        if name not in ALLOWED_IN_FROM:
+            return f"{name}() in FROM: a query reads tables and views, and nothing else"
     if kind == "SHOW_REF":
         return "this is no SELECT; GET /v1/collections says which tables and views there are"
-    if _called(node) in _REFUSED:
-        return f"{_called(node)}() says something of the engine, and nothing of the tables and views"
-    return None
+    called = _called(node)
+    return f"{called}() is refused: {REFUSED[called]}" if called in REFUSED else None
 
 
 def _called(node: Mapping[str, Any]) -> str:
-    """The function; empty if it is no call."""
-    return str(node.get("function_name", "")).lower() if node.get("type") == "FUNCTION" else ""
+    """The function, of whatever kind of call; empty if it is none."""
+    return str(node.get("function_name", "")).lower()
+
+
+def _makes_rows(tree: Mapping[str, Any]) -> set[int]:
+    """The calls that stand in FROM, which have a table of their own."""
+    return {id(node["function"]) for node in _nodes(tree) if node.get("type") == "TABLE_FUNCTION"}
 
 
 def can_hold(schema: pa.Schema) -> bool:

@@ -1,0 +1,112 @@
+"""The tables of functions that queries may call: complete for the engines that are installed, and heeded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from evertide.errors import InvalidInput
+from evertide.plan import query_functions as of_spark
+from evertide.plan.query import keep_allowed, query
+from evertide.server.query import duck_functions as of_duckdb
+from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+UNLISTED = {"->", "unnest"}
+"""DuckDB has them as syntax, and lists them not, or as tables only."""
+
+
+def test_every_function_of_duckdb_is_reviewed() -> None:
+    """A new version of DuckDB fails this: put each new function into the table, with a reason if it is refused."""
+    found = duckdb.connect().execute("SELECT DISTINCT function_name, function_type FROM duckdb_functions()").fetchall()
+    in_from = {name for name, kind in found if kind in ("table", "table_macro")}
+    in_expressions = {name for name, kind in found if kind in ("scalar", "aggregate", "macro", "window")}
+    assert {kind for _, kind in found} == {"aggregate", "macro", "pragma", "scalar", "table", "table_macro", "window"}
+    assert of_duckdb.ALLOWED | {*of_duckdb.REFUSED} == in_expressions | UNLISTED
+    assert of_duckdb.ALLOWED_IN_FROM | {*of_duckdb.REFUSED_IN_FROM} == in_from
+    assert not of_duckdb.ALLOWED & {*of_duckdb.REFUSED}
+    assert not of_duckdb.ALLOWED_IN_FROM & {*of_duckdb.REFUSED_IN_FROM}
+
+
+def test_every_function_of_spark_is_reviewed(spark: SparkSession) -> None:
+    """A new version of Spark fails this: put each new function into the table, with a reason if it is refused."""
+    found = {row["function"] for row in spark.newSession().sql("SHOW SYSTEM FUNCTIONS").collect()}
+    assert of_spark.ALLOWED | of_spark.ALLOWED_IN_FROM | {*of_spark.REFUSED} == found
+    assert not (of_spark.ALLOWED | of_spark.ALLOWED_IN_FROM) & {*of_spark.REFUSED}
+
+
+@pytest.mark.parametrize("name", sorted(of_duckdb.REFUSED))
+def test_duckdb_refuses_a_function_wherever_it_stands(name: str) -> None:
+    duck = Duck(Settings())
+    for text in (f"SELECT {name}(1)", f"SELECT 1 FROM t WHERE (SELECT sum({name.upper()}(a)) OVER (ORDER BY b)) > 1"):
+        with pytest.raises(InvalidInput) as refused:
+            duck.parse(text)
+        assert refused.value.why == f"{name}() is refused: {of_duckdb.REFUSED[name]}"
+    with pytest.raises(InvalidInput):
+        duck.parse(f"SELECT * FROM {name}(1)")
+
+
+def test_duckdb_leaves_a_function_that_is_not_in_the_table_to_spark() -> None:
+    with pytest.raises(NotUnderstood):
+        Duck(Settings()).parse("SELECT date_format(a, 'y') FROM t")
+    for name in of_duckdb.REFUSED_IN_FROM:
+        with pytest.raises(InvalidInput, match="in FROM"):
+            Duck(Settings()).parse(f"SELECT * FROM {name}('x')")
+
+
+@pytest.mark.parametrize("name", sorted({*of_spark.REFUSED} - {"python_worker_logs"}))
+def test_spark_has_no_refused_function(spark: SparkSession, name: str) -> None:
+    for text in (f"SELECT {name}()", f"SELECT builtin.{name.upper()}('x', 'y')"):
+        with pytest.raises(InvalidInput) as refused:
+            query(spark, text, lambda *_: {})
+        assert of_spark.REFUSED[name] in refused.value.why, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT current_user",
+        "SELECT user AS x",
+        "SELECT identifier('xpath_' || 'string')('<a>1</a>', 'a')",
+        "SELECT system.builtin.xpath_string('<a>1</a>', 'a')",
+        "SELECT count(*) OVER w FROM range(1) WINDOW w AS (ORDER BY xpath_string('<a>1</a>', 'a'))",
+        "SELECT 1 FROM range(1) LATERAL VIEW explode(array(xpath_string('<a>1</a>', 'a'))) AS x",
+        "FROM range(1) |> SELECT xpath_string('<a>1</a>', 'a')",
+        "SELECT /*+ REPARTITION(xpath_int('<a>1</a>', 'a')) */ 1",
+        "SELECT from_protobuf(binary('x'), 'm', '/etc/hostname')",
+        "SELECT from_protobuf(binary('x'), 'm', '/no/such/file')",
+        "SELECT from_avro(binary('x'), '', map('avroSchemaUrl', 'http://127.0.0.1:1/'))",
+        "SELECT from_xml('<a/>', 'b INT', map('rowValidationXSDPath', '/etc/hostname'))",
+    ],
+)
+def test_spark_finds_no_refused_function_by_another_way(spark: SparkSession, text: str) -> None:
+    """Fails if only the parsed names are looked at: `identifier` and WINDOW hide them."""
+    with pytest.raises(InvalidInput) as refused:
+        query(spark, text, lambda *_: {})
+    assert "hostname" not in refused.value.why
+    assert "/no/such/file" not in refused.value.why
+
+
+def test_spark_has_all_other_functions(spark: SparkSession) -> None:
+    restricted = spark.newSession()
+    keep_allowed(restricted)
+    state = restricted._jsparkSession.sessionState()
+    for registry, allowed in (
+        (state.functionRegistry(), of_spark.ALLOWED),
+        (state.tableFunctionRegistry(), of_spark.ALLOWED_IN_FROM),
+    ):
+        left = {name.strip("`").rpartition(".")[2].strip("`") for name in registry.listFunction().mkString(" ").split()}
+        assert left == allowed - {"!=", "<>", "case", "||"}  # which are syntax only
+    found = query(spark, "SELECT sum(id) AS n, max(upper('x')) AS x FROM range(3)", lambda *_: {})
+    assert found.to_pylist() == [{"n": 3, "x": "X"}]
+
+
+def test_the_session_of_a_pipeline_keeps_its_functions(spark: SparkSession) -> None:
+    """Views may call what queries may not."""
+    query(spark, "SELECT 1", lambda *_: {})
+    assert spark.sql("SELECT xpath_string('<a>1</a>', 'a') AS x").collect()[0]["x"] == "1"

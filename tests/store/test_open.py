@@ -74,6 +74,18 @@ def test_a_new_storage(root: Path, reopen: Opener) -> None:
     storage.close()
 
 
+def test_a_new_storage_is_closed_to_other_users_until_its_owner_opens_it(root: Path, reopen: Opener) -> None:
+    before = os.umask(0o022)
+    try:
+        reopen(root).close()
+        assert root.stat().st_mode & 0o777 == 0o700
+        root.chmod(0o750)
+        reopen(root).close()
+        assert root.stat().st_mode & 0o777 == 0o750
+    finally:
+        os.umask(before)
+
+
 def test_opened_again_it_is_the_same(made: Path, reopen: Opener) -> None:
     for _ in range(2):
         storage = reopen(made)

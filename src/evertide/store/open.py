@@ -42,6 +42,8 @@ FORMAT_VERSION = 1
 
 _FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
 _POSTGRES = ("postgresql://", "postgres://")
+_OWNER_ONLY = 0o700
+"""Rows lie in it as they are. Whoever wants to share a storage may open it to others: what is made in it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ class Address:
     location: str
     meta: str | None = field(default=None, repr=False)
     """It may hold a password."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is reached by the network."""
+        return self.meta is not None or self.location.startswith("s3://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +136,10 @@ def _open_local(location: str | Path) -> tuple[Blob, str]:
             raise InvalidInput(where=str(root), why="the directory that it should lie in is not there")
     except OSError as error:
         raise refusal(root, error) from error
-    blob = LocalBlob(root)
+    blob, is_new = LocalBlob(root), not root.exists()
     blob.make_root()
+    if is_new:
+        root.chmod(_OWNER_ONLY)
     return blob, str(root)
 
 

@@ -4,9 +4,10 @@ Spark's driver and block manager read Java-serialized messages: a process that m
 
 1. With a local master the driver serves nobody else: it listens on loopback. So do the master and the workers of a
    `local-cluster`, and the UI if the user turns it on, by `SPARK_LOCAL_IP`.
-2. With any master, connections are authenticated and encrypted, unless Spark's own configuration says otherwise. Spark
-   makes the secret itself for local masters, YARN and Kubernetes; for a `local-cluster` this module asks for one. A
-   standalone master must know the secret, so the user sets `spark.authenticate.secret`. No secret is on a command line.
+2. With any master, connections are authenticated, and encrypted if they leave the machine, unless Spark's own
+   configuration says otherwise. Spark makes the secret itself for local masters, YARN and Kubernetes; for a
+   `local-cluster` this module asks for one. A standalone master must know the secret, so the user sets
+   `spark.authenticate.secret`. No secret is on a command line.
 3. XML in rows comes from anybody: the JVMs of a new session never fetch the DTD that a document names.
 """
 
@@ -31,7 +32,8 @@ _LOCAL_IP = "SPARK_LOCAL_IP"
 _LOCAL_CLUSTER = "local-cluster["
 _AUTHENTICATE = "spark.authenticate"
 _SECRET = "spark.authenticate.secret"  # noqa: S105 - the name of a setting
-_PROTECTED = {_AUTHENTICATE: "true", "spark.network.crypto.enabled": "true"}
+_AUTHENTICATED = {_AUTHENTICATE: "true"}
+_ENCRYPTED = {"spark.network.crypto.enabled": "true"}
 _BOUND = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
 _EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
 _EXTERNAL_DTD = "javax.xml.accessExternalDTD"
@@ -68,7 +70,8 @@ def network_settings(jvm: Any, master: str) -> dict[str, str]:
     for name, value in _XML.items():
         jvm.java.lang.System.setProperty(name, value)
     configured = jvm.org.apache.spark.SparkConf()
-    chosen = {name: value for name, value in _PROTECTED.items() if not configured.contains(name)}
+    wanted = _AUTHENTICATED if is_local(master) else _AUTHENTICATED | _ENCRYPTED
+    chosen = {name: value for name, value in wanted.items() if not configured.contains(name)}
     if is_local(master):
         chosen |= _BOUND
     if master.startswith(_LOCAL_CLUSTER) and not configured.contains(_SECRET):

@@ -44,6 +44,7 @@ from evertide.errors import (
 from evertide.store.blob import BlobEntry
 from evertide.store.files import Files, SystemFiles
 from evertide.store.keys import TEMPORARY, check_blob_key, check_blob_prefix, check_range, is_reserved
+from evertide.store.paths import FORMAT
 from evertide.store.turns import Turns
 
 __all__ = ["LocalBlob", "refusal"]
@@ -89,9 +90,13 @@ class LocalBlob:
         return str(self._root / key)
 
     def make_root(self) -> None:
-        """Make the root if it is not there, durably; its parent must be."""
+        """Make the root if it is not there, durably; its parent must be.
+
+        The root was durable before FORMAT was put into it. So a process that finds FORMAT need not reach the parent.
+        """
         try:
-            self._make(self._root)
+            if not self._files.exists(self._root / FORMAT):
+                self._make(self._root)
         except OSError as error:
             raise refusal(self._root, error) from error
 

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.cli.kit import ROOT
+from tests.servers.lure import Lure, running_lure
 from tests.servers.probe import has_endpoint
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 SCRIPT = """
 CREATE TABLE notes (id BIGINT NOT NULL, text STRING, PRIMARY KEY (id));
 CREATE MATERIALIZED VIEW lengths AS SELECT id, length(text) AS n FROM notes;
+CREATE TABLE documents (id BIGINT NOT NULL, xml STRING, PRIMARY KEY (id));
+CREATE MATERIALIZED VIEW read AS SELECT id, xpath_string(xml, 'a/b') AS b, from_xml(xml, 'b STRING').b AS c
+FROM documents;
 """
 TOKENS = {role: f"{role}-token-0123456789" for role in ("read", "write", "admin")}
 WAIT_S = 240.0
@@ -42,6 +46,39 @@ _PROGRAMS = {
 """The programs of a running pipeline, by a word of their command lines, and what each may listen for, on loopback."""
 
 
+ATTACKS = {
+    "spark": (
+        """SELECT xpath_string('<!DOCTYPE a SYSTEM "{url}"><a>1</a>', 'a') AS x""",
+        """SELECT xpath('<!DOCTYPE a SYSTEM "file://{file}"><a>1</a>', 'a') AS x""",
+        "SELECT identifier('xpath_' || 'int')('<!DOCTYPE a SYSTEM \"{url}\"><a>1</a>', 'a') AS x",
+        "SELECT from_protobuf(binary('x'), 'm', '{file}') AS x",
+        "SELECT from_avro(binary('x'), '\"int\"', map('avroSchemaUrl', '{url}')) AS x",
+        "SELECT from_xml('<a/>', 'b INT', map('rowValidationXSDPath', '{file}')) AS x",
+        "SELECT java_method('java.lang.System', 'getenv', 'EVERTIDE_TOKEN_ADMIN') AS x",
+        "SELECT count(*) OVER w FROM notes WINDOW w AS (ORDER BY reflect('java.lang.System', 'getenv', 'HOME'))",
+        "SELECT * FROM text.`{file}`",
+        "SELECT input_file_name() AS x FROM notes",
+        "SELECT current_user AS x",
+        "SELECT '${{env:EVERTIDE_TOKEN_ADMIN}}' AS x",
+    ),
+    "duckdb": (
+        "SELECT * FROM read_text('{file}')",
+        "SELECT * FROM read_csv('{url}')",
+        "SELECT * FROM '{file}'",
+        "SELECT * FROM glob('{file}')",
+        "SELECT * FROM sniff_csv('{file}')",
+        "SELECT * FROM query('SELECT * FROM read_text(''{file}'')')",
+        "SELECT getenv('EVERTIDE_TOKEN_ADMIN') AS x",
+        "SELECT current_setting('home_directory') AS x",
+        "SELECT * FROM duckdb_settings()",
+        "COPY notes TO '{file}.out'",
+        "ATTACH '{file}' AS x",
+        "LOAD httpfs",
+    ),
+}
+"""What a query must not do: each is tried as every role."""
+
+
 class Run:
     """`evertide run` with a token of every role, as a process of its own."""
 
@@ -51,7 +88,7 @@ class Run:
         env = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
         env |= {f"EVERTIDE_TOKEN_{role.upper()}": token for role, token in TOKENS.items()}
         self.storage = folder / "storage"
-        place = ["--storage", str(self.storage), "--listen", "127.0.0.1:0", "--json"]
+        place = ["--storage", str(self.storage), "--listen", "127.0.0.1:0", "--json", "--log-level", "info"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "evertide.cli", "run", str(script), *place],
             env={**env, "PYTHONPATH": str(ROOT)},
@@ -192,3 +229,56 @@ def test_the_probe_finds_an_endpoint_that_answers_anybody(spark: SparkSession) -
     """This session was made by the tests, without a secret."""
     port = int(spark.conf.get("spark.driver.port") or 0)
     assert has_endpoint(spark, port, "BlockManagerMaster")
+
+
+@pytest.fixture(scope="module")
+def lure() -> Iterator[Lure]:
+    with running_lure() as server:
+        yield server
+
+
+@pytest.mark.parametrize("engine", ["duckdb", "spark"])
+def test_x16_no_role_makes_a_query_reach_a_file_or_an_address(
+    run: Run, lure: Lure, tmp_path: Path, engine: str
+) -> None:
+    """Fails without the tables of functions. Whether a file is there is not told either."""
+    secret = tmp_path / "secret"
+    secret.write_text("file-secret")
+    for text in ATTACKS[engine]:
+        said = {}
+        for role in ("", "read", "write", "admin"):
+            status, answer = run.query(text.format(url=lure.url, file=secret), engine, role)
+            assert status == (400 if role else 401), (text, answer)
+            said[role] = str(answer)
+            for hidden in ("file-secret", str(run.storage), TOKENS["admin"]):
+                assert hidden not in said[role], (text, answer)
+        _, missing = run.query(text.format(url=lure.url, file=secret.with_name("nobody")), engine)
+        assert said["read"] == str(missing).replace("nobody", "secret")
+    assert lure.asked == []
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_x16_a_row_makes_no_view_fetch_anything(run: Run, lure: Lure) -> None:
+    """Fails if the JVM is started without `javax.xml.accessExternalDTD`: rows come from whoever may push."""
+    rows = [{"id": 1, "xml": "<a><b>1</b></a>"}]
+    assert run.ask("POST", "/v1/tables/documents/rows", "write", rows)[0] == 200
+    assert run.ask("GET", "/v1/views/read/rows", "read")[1]["rows"] == [[1, "1", "1"]]
+    rows = [{"id": 2, "xml": f'<!DOCTYPE a SYSTEM "{lure.url}"><a><b>1</b></a>'}]
+    assert run.ask("POST", "/v1/tables/documents/rows", "write", rows)[0] == 200
+    assert lure.asked == []
+    collections = run.ask("GET", "/v1/status", "read")[1]["collections"]
+    assert next(each["state"] for each in collections if each["name"] == "read") == "failed"
+    assert run.ask("POST", "/v1/tables/documents/rows?deletes=true", "write", [{"id": 2}])[0] == 200
+
+
+def test_x16_no_token_is_on_a_command_line_nor_with_a_process_that_answers_queries(run: Run) -> None:
+    for process in run.processes():
+        if process.status() == psutil.STATUS_ZOMBIE:
+            continue
+        assert not any(token in word for token in TOKENS.values() for word in process.cmdline())
+        if psutil.Process(process.pid).ppid() != run.process.pid and process.pid != run.process.pid:
+            continue
+        if program(process) == "query":
+            assert not any(token in process.environ().values() for token in TOKENS.values())
+            assert Path(process.cwd()).stat().st_mode & 0o077 == 0
+    assert any("isolation of queries by spark: " in line for line in run.errors)

@@ -1,4 +1,4 @@
-"""`ask`: how DuckDB answers a question, and over what. In a worker (`evertide.server.query.worker`).
+"""`ask`: how DuckDB answers a question, and over what. In a worker (`evertide.server.query.answering`).
 
 1. All collections are read at one time: the one asked for, or the last that all of them have. A view that failed is
    read as it was before.

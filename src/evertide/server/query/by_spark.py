@@ -123,7 +123,7 @@ def _readable_time(collections: Collections, question: Question, names: Sequence
 
 def _spark_settings(opening: Mapping[str, Any]) -> dict[str, str]:
     settings, scratch = Settings(**opening["settings"]), opening["scratch"]
-    java = f"-XX:+ExitOnOutOfMemoryError -Djava.io.tmpdir={scratch} -Dderby.system.home={scratch}"
+    java = f"-XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Djava.io.tmpdir={scratch} -Dderby.system.home={scratch}"
     return {
         "spark.driver.memory": f"{heap_bytes(settings) // _MIB}m",
         "spark.driver.defaultJavaOptions": java,

@@ -1,7 +1,7 @@
 """`Worker`: a process that answers queries (`evertide.server.query.worker`), as the server sees it.
 
-1. It is given the storage, the settings, and what of the environment opens a storage, by a pipe. Its command line and
-   its environment say nothing of them.
+1. It is given the storage, the settings, and what of the environment opens a remote storage, by a pipe. Its command
+   line and its environment say nothing of them.
 2. A question has `query_limit_s`, by the clock of the server. Then it is interrupted, and if that does not help within
    a moment, the process is killed, with all that it started.
 3. What it takes is looked at while it computes, where the kernel does not bound it: the memory of all processes that
@@ -49,6 +49,7 @@ _PLAIN = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT"),
         *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "JAVA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+        "EVERTIDE_QUERY_FILES",
     )
 )
 _PLAIN_PREFIXES = ("LC_", "SPARK_", "HADOOP_", "YARN_")
@@ -192,6 +193,7 @@ class Worker:
         self._is_ready, self._ready_bytes = True, memory_bytes(belonging(self.pid))
         took_s = self._runtime.monotonic_s() - self._began_s
         logger.info("a process that answers queries is ready: %s, pid %d, %.1f s", self.engine, self.pid, took_s)
+        _log_isolation(self.engine, found.told["isolation"])
 
     def _told_first(self) -> dict[str, Any]:
         opening = self._opening
@@ -199,7 +201,8 @@ class Worker:
             "engine": opening.engine,
             "location": opening.address.location,
             "meta": opening.address.meta,
-            "environment": {key: os.environ[key] for key in os.environ if key.startswith(_STORAGE_PREFIXES)},
+            "environment": _storage_environment() if opening.address.is_remote else {},
+            "is_remote": opening.address.is_remote,
             "settings": asdict(self._settings),
             "results": dict(opening.results),
             "scratch": str(self._scratch),
@@ -264,6 +267,16 @@ class _Patience:
         if self._is_start:
             return QueryEnded(path=self._worker.engine.value, why=f"it did not start within {self._limit_s:g} s")
         return LimitExceeded(where="query", why=f"it takes longer than {self._limit_s:g} s")
+
+
+def _log_isolation(engine: Chosen, isolation: Mapping[str, Mapping[str, str]]) -> None:
+    logger.info("isolation of queries by %s: %s", engine, ", ".join(f"{k} by {v}" for k, v in isolation["has"].items()))
+    for what, why in isolation["lacks"].items():
+        logger.warning("queries by %s run without isolation of %s: %s", engine, what, why)
+
+
+def _storage_environment() -> dict[str, str]:
+    return {key: os.environ[key] for key in os.environ if key.startswith(_STORAGE_PREFIXES)}
 
 
 def _environment(scratch: Path) -> dict[str, str]:

@@ -1,0 +1,191 @@
+"""`answer_questions`: what a process that answers queries does once it has started (`evertide.server.query.worker`).
+
+1. It opens the storage itself, as any reader does (`Reader`), and says that it is ready. Then questions come, one at a
+   time, and each gets one answer.
+2. DuckDB is bounded by the kernel: this process may take as much memory as it has when it is ready, and what a query
+   may take, and no more. Spark has a process of its own, with a heap that is bounded; the server looks at the rest.
+3. It ends when nobody asks it for long.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from evertide.errors import EvertideError, LimitExceeded
+from evertide.pipeline.question import Chosen, Question
+from evertide.pipeline.reader import Reader
+from evertide.plain import plain_error
+from evertide.server.query.asking import Given, as_now, ask
+from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.server.query.isolation import Isolation
+from evertide.server.query.wire import Frame, read_frame, write_frame
+from evertide.settings import Settings
+from evertide.threads import Watched
+
+__all__ = ["Engine", "answer_questions"]
+
+_IO_THREADS = 2
+_SPARE_BYTES = 128 * 1024 * 1024
+"""Beside what a query may take: stacks of threads, and what allocators keep."""
+_KEPT = 4
+"""Allocators keep more after larger queries: so large a share of what one may take is allowed for that."""
+
+
+class Engine(Protocol):
+    def answer(self, question: Question) -> Given: ...
+
+    def interrupt(self) -> None:
+        """End what is being answered, if it can be. From another thread."""
+        ...
+
+    def is_worn(self) -> bool:
+        """Whether a new process would do better from now on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ByDuckdb:
+    """In this process, within a bound that the kernel holds."""
+
+    reader: Reader
+    duck: Duck
+
+    @classmethod
+    def open(cls, reader: Reader, results: Mapping[str, str]) -> ByDuckdb:
+        pa.set_cpu_count(reader.settings.query_threads)
+        pa.set_io_thread_count(_IO_THREADS)
+        made = cls(reader, Duck(reader.settings, results.get("spark.sql.session.timeZone", "UTC")))
+        with suppress(NotUnderstood):  # said again to whoever asks
+            made.duck.answered("SELECT count(*) FROM range(100000)", {}, [], 1)
+        may_take = reader.settings.query_memory_bytes
+        _bound(_taken_bytes() + _SPARE_BYTES + may_take + may_take // _KEPT)
+        return made
+
+    def answer(self, question: Question) -> Given:
+        return ask(as_now(self.reader), question, self.duck)
+
+    def interrupt(self) -> None:
+        self.duck.interrupt()
+
+    def is_worn(self) -> bool:
+        """Allocators do not give back all that they took, and the next question would have less."""
+        most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        return most != resource.RLIM_INFINITY and most - _taken_bytes() < self.reader.settings.query_memory_bytes
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+class _Questions:
+    """From the pipe: a thread takes them in, as an interruption comes while a question is being answered."""
+
+    def __init__(self, at: int) -> None:
+        self.engine: Engine | None = None
+        self.now = -1
+        """The number of the question that is being answered."""
+        self._at = at
+        self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        Watched("evertide-questions", self._listen, died=lambda _: _end_all()).start()
+
+    def next(self, within_s: float) -> dict[str, Any] | None:
+        """None if none comes in time."""
+        try:
+            told = self._waiting.get(timeout=within_s).told
+        except queue.Empty:
+            return None
+        self.now = told["number"]
+        return told
+
+    def _listen(self) -> None:
+        while (frame := read_frame(self._at)) is not None:
+            if "interrupt" not in frame.told:
+                self._waiting.put(frame)
+            elif self.engine is not None and frame.told["interrupt"] == self.now:
+                self.engine.interrupt()
+        _end_all()  # the server is gone
+
+
+def _end_all() -> None:
+    """End this process and those that it started: no question can come any more."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def answer_questions(opening: Mapping[str, Any], isolation: Isolation, given: int, out: int) -> None:
+    """`given` and `out` are the pipes to the server."""
+    questions = _Questions(given)
+    settings = Settings(**opening["settings"])
+    try:
+        engine = _opened(opening, settings)
+    except EvertideError as error:
+        write_frame(out, {"error": plain_error(error)})
+        return
+    questions.engine = engine
+    write_frame(out, {"is_ready": True, "isolation": asdict(isolation)})
+    while (told := questions.next(settings.query_idle_s)) is not None:
+        if not _answered(engine, told, out, settings.query_memory_bytes):
+            break
+    engine.close()
+    os._exit(0)  # whatever threads of others are still at
+
+
+def _opened(opening: Mapping[str, Any], settings: Settings) -> Engine:
+    reader = Reader.open(opening["location"], opening["meta"], settings=settings)
+    if opening["engine"] == Chosen.duckdb:
+        return ByDuckdb.open(reader, opening["results"])
+    from evertide.server.query.by_spark import BySpark  # noqa: PLC0415 - pyspark, which DuckDB does without
+
+    return BySpark.open(reader, opening)
+
+
+def _answered(engine: Engine, told: dict[str, Any], out: int, memory_bytes: int) -> bool:
+    """Whether this process is good for another one."""
+    number = told.pop("number")
+    write_frame(out, {"is_begun": number})
+    question = Question(**{**told, "engine": Chosen(told["engine"])})
+    body = b""
+    try:
+        given = engine.answer(question)
+        body = _stream(given.rows)
+        facts: dict[str, Any] = {"time": given.time, "is_truncated": given.is_truncated}
+    except (MemoryError, pa.ArrowMemoryError):
+        over = LimitExceeded(where="query", why=f"it takes more than {memory_bytes} bytes of memory")
+        facts = {"error": plain_error(over)}
+    except EvertideError as error:
+        facts = {"error": plain_error(error), "is_declined": isinstance(error, NotUnderstood)}
+    is_last = engine.is_worn()
+    write_frame(out, {"number": number, "is_last": is_last, **facts}, body)
+    return not is_last
+
+
+def _stream(rows: pa.Table) -> Any:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return memoryview(sink.getvalue())
+
+
+def _taken_bytes() -> int:
+    """What counts for the bound: memory of its own that could be written. 0 if the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
+
+
+def _bound(most_bytes: int) -> None:
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))

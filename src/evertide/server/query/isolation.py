@@ -1,0 +1,231 @@
+"""What a process that answers queries may reach: its storage and its programs. The kernel holds it to that (Linux).
+
+The process gives up the rest itself, before it starts a thread or opens anything, for itself and for all that it
+starts. None of it can be taken back.
+
+1. Files, by Landlock: it may change its storage and its own directory, and read what programs need to run. Files that
+   its environment names count among those, and files below the paths in `EVERTIDE_QUERY_FILES`. The environment and the
+   memory of other processes are out of reach, too.
+2. Network, if the storage is a local directory: DuckDB's process may make no socket at all (seccomp). Spark's processes
+   speak to each other, so they get a network namespace of their own, with a loopback and nothing else in it.
+3. Privileges: a process of root keeps those of reading and changing files, within that.
+4. What the system does not allow is told with its reason (`Isolation.lacks`): an old kernel, a container that may make
+   no namespaces, another system. The functions that a query may call are the first wall, and stand without this one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import re
+import shutil
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Isolation", "Wanted", "isolate"]
+
+_NAMESPACE_USER, _NAMESPACE_NET = 0x10000000, 0x40000000
+_GET_FLAGS, _SET_FLAGS, _FLAG_UP = 0x8913, 0x8914, 0x1
+_NO_NEW_PRIVS, _SECCOMP, _SECCOMP_FILTER = 38, 22, 2
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""Landlock's calls, which have these numbers on every machine."""
+_EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
+_READING = _EXECUTE | _READ | _LIST
+_OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
+"""What may be allowed of what is no directory."""
+_RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: _TRUNCATE, 5: _IOCTL}
+"""Rights by the version of Landlock that they came with. Before version 2 no file can move to another directory."""
+_SCOPED = 0b11
+"""No signals to processes outside, nor abstract sockets of theirs: from version 6 on."""
+_LANDLOCK_MIN, _LANDLOCK_SCOPED = 2, 6
+_CAPABILITIES_VERSION = 0x20080522
+_KEPT_CAPABILITIES = 0b11111
+"""The first five: to change, read and search files of other users."""
+_EXTRA = "EVERTIDE_QUERY_FILES"
+_SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/opt/java", "/proc", "/sys", "/nix/store")
+_ETC = """
+alternatives ca-certificates crypto-policies gai.conf group host.conf hostname hosts java-11-openjdk java-17-openjdk
+java-21-openjdk java-25-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime mime.types nsswitch.conf
+os-release passwd pki protocols resolv.conf services ssl timezone
+"""
+"""Of `/etc`; not, for example, `shadow`."""
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_OF_USER = (".aws", ".pgpass", ".postgresql")
+"""Where clients of S3 and PostgreSQL look in a home directory."""
+_PATH = re.compile(r"/[^\s:=,;'\"]+")
+_ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+"""As seccomp numbers them, and the number of `socket`."""
+_IO_URING_SETUP = 425
+"""By which sockets could be made without that call."""
+_X32 = 0x40000000
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 13
+"""EACCES, as a firewall of the kernel says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    storage: str
+    """A directory, or a URL."""
+    scratch: str
+    has_network: bool
+    """Whether its storage, or its Spark, is elsewhere."""
+    has_processes: bool
+    """Whether it speaks to others that it starts."""
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(slots=True)
+class Isolation:
+    """What is in force, and what is not: 'files', 'network' and 'privileges', with how or why."""
+
+    has: dict[str, str] = field(default_factory=dict)
+    lacks: dict[str, str] = field(default_factory=dict)
+
+
+def isolate(wanted: Wanted) -> Isolation:
+    """For a process with one thread."""
+    made = Isolation()
+    if wanted.has_network:
+        made.lacks["network"] = "the storage, or Spark's master, is reached by it"
+    elif wanted.has_processes:
+        _try(made, "network", "namespace", _leave_network)
+    else:
+        _try(made, "network", "seccomp", _make_no_sockets)
+    _try(made, "files", "landlock", lambda: _restrict_files(wanted))
+    _try(made, "privileges", "capabilities", _drop_privileges)
+    return made
+
+
+def _try(made: Isolation, what: str, how: str, do: Callable[[], None]) -> None:
+    if sys.platform != "linux":
+        made.lacks[what] = f"{sys.platform} has no {how}"
+        return
+    try:
+        do()
+        made.has[what] = how
+    except OSError as error:
+        made.lacks[what] = f"{how}: {error.strerror or error}"
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _call(number: int, *arguments: object) -> int:
+    return _checked(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
+def _forgo_privileges() -> None:
+    """No program that it starts gets more rights than it has: the kernel wants that first."""
+    _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def _leave_network() -> None:
+    user, group = os.getuid(), os.getgid()
+    try:
+        _checked(_libc.unshare(_NAMESPACE_NET))
+    except PermissionError:  # whoever is not root may, as root of a namespace of users
+        _checked(_libc.unshare(_NAMESPACE_USER | _NAMESPACE_NET))
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh", b"lo", 0)
+        flags = struct.unpack("16sh", fcntl.ioctl(any_socket, _GET_FLAGS, request))[1]
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh", b"lo", flags | _FLAG_UP))
+
+
+def _make_no_sockets() -> None:
+    found = _ARCHITECTURES.get(platform.machine())
+    if found is None:
+        raise OSError(0, f"not known for {platform.machine()}")
+    architecture, make_socket = found
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    program = (
+        (load, 0, 0, 4),
+        (equal, 0, 5, architecture),
+        (load, 0, 0, 0),
+        (at_least, 3, 0, _X32),
+        (equal, 2, 0, make_socket),
+        (equal, 1, 0, _IO_URING_SETUP),
+        (give, 0, 0, _ALLOW),
+        (give, 0, 0, _REFUSE),
+    )
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+    _forgo_privileges()
+    _checked(_libc.prctl(_SECCOMP, _SECCOMP_FILTER, ctypes.byref(head), 0, 0))
+
+
+def _drop_privileges() -> None:
+    header = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
+    held = ctypes.create_string_buffer(struct.calcsize("6I"))
+    _checked(_libc.capget(header, held))
+    _, permitted, *_ = struct.unpack("6I", held.raw)
+    kept = permitted & _KEPT_CAPABILITIES
+    _checked(_libc.capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)))
+
+
+def _restrict_files(wanted: Wanted) -> None:
+    if len([*Path("/proc/self/task").iterdir()]) > 1:
+        raise OSError(0, "the process has other threads, which would keep their rights")
+    version = _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    if version < _LANDLOCK_MIN:
+        raise OSError(0, f"version {version} is too old")
+    rights = sum(right for since, right in _RIGHTS.items() if since <= version)
+    scoped = _SCOPED if version >= _LANDLOCK_SCOPED else 0
+    attributes = struct.pack("QQQ", rights, 0, scoped)
+    size = 24 if scoped else 8
+    rules = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
+    try:
+        for path in _readable(wanted):
+            _allow(rules, path, _READING)
+        for path in _DEVICES:
+            _allow(rules, path, (_READ | _WRITE | _IOCTL) & rights)
+        for path in (wanted.storage, wanted.scratch):
+            _allow(rules, path, rights & ~_EXECUTE)
+        _forgo_privileges()
+        _call(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
+    finally:
+        os.close(rules)
+
+
+def _readable(wanted: Wanted) -> Iterable[str]:
+    yield from _SYSTEM
+    yield from (f"/etc/{name}" for name in _ETC.split())
+    yield from filter(None, wanted.environment.get(_EXTRA, "").split(os.pathsep))
+    yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(__file__).parents[2]), *filter(None, sys.path))
+    if (java := shutil.which("java")) is not None:
+        yield str(Path(java).resolve().parents[1])
+    home = wanted.environment.get("HOME")
+    if wanted.has_network and home:
+        yield from (f"{home}/{name}" for name in _OF_USER)
+    for name, value in wanted.environment.items():
+        if name != "HOME":
+            yield from _PATH.findall(value)
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    """Nothing, if it is not there."""
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        is_directory = Path(path).is_dir()
+        rule = struct.pack("=Qi", rights if is_directory else rights & _OF_FILES, place)
+        _call(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint32(0))
+    finally:
+        os.close(place)

@@ -39,6 +39,6 @@ def test_a_pid_that_is_free_is_gone_in_the_same_namespace_only() -> None:
     assert not other(pid=pid, boot="another machine").has_ended()
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), 2**22 - 1])
+@pytest.mark.parametrize("pid", [os.getpid(), 2**22 - 1], ids=["lives", "free"])
 def test_of_a_record_that_says_no_more_than_host_and_pid_nothing_is_proven(pid: int) -> None:
     assert not Origin(this_process().host, pid).has_ended()

@@ -274,7 +274,9 @@ class Damaged(EvertideError):
     error_code = "damaged"
     exit_code = 8
     what = "Storage no longer holds what it acknowledged"
-    remedy = "Nothing was changed. Restore the file from a backup or repair the disk."
+    remedy = (
+        "Nothing was changed. `evertide fsck --repair` mends what it can, otherwise restore the file from a backup."
+    )
 
     path: str
     why: str

@@ -36,7 +36,7 @@ def test_fsck_names_what_is_damaged_and_ends_with_8(tmp_path: Path) -> None:
     said = evertide("fsck", "--storage", tmp_path / "s")
     assert said.exit_code == 8
     assert "blob_damaged" in said.stdout
-    assert "1 problems" in said.stdout
+    assert "1 problem: " in said.stdout
 
 
 def test_fsck_repairs_and_the_pipeline_goes_on(tmp_path: Path) -> None:

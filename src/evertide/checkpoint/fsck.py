@@ -11,7 +11,8 @@ In this order, so that a pipeline may run meanwhile; damage of one thing does no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from evertide.checkpoint.records import Catalog, Entry, Restoring, read_catalog,
 from evertide.checkpoint.revival import is_lost
 from evertide.checkpoint.verification import OnProgress, check_files, read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, InvalidInput, RecordDamaged, UnsupportedFormat
+from evertide.journal.log import TimeLog
 from evertide.journal.producers import Producer
 from evertide.journal.records import Bound, Committed, Staged
 from evertide.shard.hold import HoldRecord
@@ -36,6 +38,7 @@ from evertide.store.paths import (
     FORMAT,
     GENERATION,
     JOURNAL,
+    PIPELINE,
     STORAGE,
     Name,
     beat_key,
@@ -51,7 +54,7 @@ from evertide.store.paths import (
     state_prefix,
     writer_key,
 )
-from evertide.store.sealed import unseal
+from evertide.store.sealed import check_seal, unseal
 from evertide.store.writers import Beat, Generation, Registration, registered
 
 __all__ = ["LOST", "Problem", "Report", "check"]
@@ -77,9 +80,18 @@ _RECORDS: dict[str, type] = {
 _META = "`evertide fsck --repair` brings it back from the newest checkpoint that is intact."
 _CATALOG = "`evertide fsck --repair` makes it anew from the checkpoints that are intact."
 _CHECKPOINT = "`evertide fsck --repair` takes this checkpoint out of the catalog; another, or the tables, will do."
-_PART = "Bring the file back from a backup. What a view lost is computed anew if it is dropped and declared again."
+_PART = (
+    "`evertide fsck --repair` computes a view again, and takes a table's rows from a checkpoint if one still has them; "
+    "otherwise bring the file back from a backup."
+)
+_PASSING = "`evertide fsck --repair` removes the record: what it said is over, or is said again."
+_SHARD = (
+    "`evertide fsck --repair` computes a view again; of a table it makes the record again from a checkpoint and the "
+    "log, or goes back to a checkpoint and computes the transactions since from their input."
+)
 _STAGED = "Bring the file back from a backup: it holds input that is not in the tables yet and cannot be sent again."
-_FORMAT = f"Put the file back: it holds the format's version and a newline, as `{FORMAT_VERSION}`."
+_FORMAT = f"`evertide fsck --repair` puts it back; it holds the format's version and a newline, `{FORMAT_VERSION}`."
+_STORAGE = "`evertide fsck --repair` writes it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +121,47 @@ class Report:
     files: int
     bytes: int
     """Of all files that were read."""
+    damaged_records: Mapping[str, str] = field(default_factory=dict)
+    """By Meta key, why; without those of shards."""
+    damaged_shards: Mapping[str, str] = field(default_factory=dict)
+    """By shard, why: its log, roll-up or holds."""
+    damaged_parts: Mapping[str, str] = field(default_factory=dict)
+    """By shard, why."""
 
     @property
     def is_sound(self) -> bool:
         return not self.problems
 
 
-def check(place: Place, progress: OnProgress | None = None) -> Report:
-    """See the header. What looks wrong is looked at twice: a pipeline may move on between two looks."""
+def check(
+    place: Place, progress: OnProgress | None = None, collections: Mapping[str, tuple[str, str]] | None = None
+) -> Report:
+    """See the header. What looks wrong is looked at twice: a pipeline may move on between two looks.
+
+    `collections` tells per shard which kind of collection it is, and its name: problems name it. It is given for a
+    storage that a pipeline runs on: then the records of the pipeline must be there, and fit each other.
+    """
     listed = _listed(place)
-    found = _Check(place)
+    found = _Check(place, collections)
     found.look()
     if found.problems:
-        again = _Check(place)
+        again = _Check(place, collections)
         again.look()
         again.problems = [problem for problem in again.problems if problem in found.problems]
         again.needed |= found.keys()
         found = again
     damaged = {error.path: error for error in check_files(place, found.named, progress)}
     if damaged:
-        again = _Check(place)
+        again = _Check(place, collections)
         again.look()
         for file, remedy in found.named.items():
             error = damaged.get(place.blob.path(file.key))
             if error is not None and file in again.named:
-                found.add(error, remedy)
+                found.add(error, remedy, found.holders.get(file.key, ""))
+                if file.key in found.part_shards:
+                    is_part = file.key.startswith(part_prefix())
+                    into = found.damaged_parts if is_part else found.damaged_shards
+                    into[found.part_shards[file.key]] = str(error)
     return found.report(listed)
 
 
@@ -142,6 +170,7 @@ class _Check:
     """One look at everything that names files, and what was wrong with it."""
 
     place: Place
+    collections: Mapping[str, tuple[str, str]] | None
     problems: list[Problem] = field(default_factory=list)
     named: dict[StateFile, str] = field(default_factory=dict)
     """Every file that must be there, and what to do if it is not."""
@@ -150,6 +179,15 @@ class _Check:
     numbers: set[int] = field(default_factory=set)
     """Checkpoints whose directories are not orphans."""
     writers: set[str] = field(default_factory=set)
+    damaged_records: dict[str, str] = field(default_factory=dict)
+    damaged_shards: dict[str, str] = field(default_factory=dict)
+    damaged_parts: dict[str, str] = field(default_factory=dict)
+    part_shards: dict[str, str] = field(default_factory=dict)
+    """By the key of a part, the shard whose state names it."""
+    holders: dict[str, str] = field(default_factory=dict)
+    """By the key of a part, whose rows it holds: the collection and the transactions."""
+    uppers: dict[str, int] = field(default_factory=dict)
+    """Per shard that could be read and has not ended."""
     is_complete: bool = True
     shards: int = 0
     checkpoints: int = 0
@@ -165,9 +203,10 @@ class _Check:
             self._storage()
             self._records(heads)
             self._shards(heads)
-            self._tried(self._members, _META)
-            self._tried(self._journal, _META)
-            self._tried(self._catalog, _CATALOG)
+            self._tried(self._members, _META, GENERATION)
+            self._tried(self._journal, _META, JOURNAL)
+            self._tried(self._committed, _META, COMMITTED)
+            self._tried(self._catalog, _CATALOG, CHECKPOINTS)
 
     def keys(self) -> set[str]:
         return self.needed | {file.key for file in self.named}
@@ -182,21 +221,27 @@ class _Check:
             transactions=self.transactions,
             files=len(self.named),
             bytes=sum(file.bytes for file in self.named),
+            damaged_records=dict(self.damaged_records),
+            damaged_shards=dict(self.damaged_shards),
+            damaged_parts=dict(self.damaged_parts),
         )
 
-    def add(self, error: EvertideError, remedy: str) -> None:
+    def add(self, error: EvertideError, remedy: str, holds: str = "") -> None:
         facts = {name: value for name, value in error.facts.items() if name not in {"path", "where", "why"} and value}
         path = str(getattr(error, "path", "") or getattr(error, "where", ""))
         why = ", ".join([str(getattr(error, "why", error.what)), *(f"{name} {value}" for name, value in facts.items())])
+        why = f"{why}; {holds}" if holds else why
         self.problems.append(Problem(error.error_code, path, why, remedy or error.remedy))
 
-    def _tried(self, call: Callable[[], Any], remedy: str) -> Any:
-        """What the call returns, or None after adding what is wrong."""
+    def _tried(self, call: Callable[[], Any], remedy: str, key: str = "") -> Any:
+        """What the call returns, or None after adding what is wrong, with the record of a key if one is given."""
         try:
             return call()
         except (Damaged, UnsupportedFormat, InvalidInput) as error:
-            self.add(error, remedy)
+            self.add(error, "" if isinstance(error, UnsupportedFormat) else remedy)
             self.is_complete = False
+            if key and not isinstance(error, UnsupportedFormat):
+                self.damaged_records.setdefault(key, str(error))
             return None
 
     def _format(self) -> None:
@@ -215,15 +260,23 @@ class _Check:
             why = "Meta knows nothing of this storage: it was lost, or is another one's"
             self.add(RecordDamaged(path=meta.path(STORAGE), why=why), _META)
             self.is_complete = False
-        elif meta.head(STORAGE) is None:
-            self.add(RecordDamaged(path=meta.path(STORAGE), why="the record is missing, and shards are there"), "")
+        elif (head := meta.head(STORAGE)) is None or head.data != b"%d\n" % FORMAT_VERSION or head.seqno < 2:
+            why = "the record that Meta and FORMAT belong together is missing or damaged"
+            self.add(RecordDamaged(path=meta.path(STORAGE), why=why), _STORAGE)
 
     def _records(self, heads: dict[str, Record]) -> None:
+        """Of each key its newest record. Those of shards, journal and catalog are read on their own."""
         meta = self.place.meta
+        own = (shard_key(""), rollup_key(""), hold_key(""))
         for key, record in heads.items():
+            if key in {STORAGE, JOURNAL, CHECKPOINTS} or key.startswith(own):
+                continue
             kind = next((kind for prefix, kind in _RECORDS.items() if key == prefix or _is_below(key, prefix)), None)
-            if kind is not None and key not in {JOURNAL, CHECKPOINTS}:  # those are read on their own
-                self._tried(partial(unseal, record.data, kind, meta.path(key)), "")
+            remedy = _META if key in {GENERATION, COMMITTED, PIPELINE} else _PASSING
+            if kind is None and self.collections is not None:
+                self._tried(partial(check_seal, record.data, meta.path(key)), remedy, key)
+            elif kind is not None:
+                self._tried(partial(unseal, record.data, kind, meta.path(key)), remedy, key)
 
     def _shards(self, heads: dict[str, Record]) -> None:
         """Also those of which only the address of a roll-up, or the holds, are left."""
@@ -234,7 +287,14 @@ class _Check:
             if key.startswith(prefix)
         }
         for name in names:
-            self._tried(partial(self._shard, name), _META if is_lost(self.place.meta) else "")
+            try:
+                self._shard(name)
+            except (Damaged, UnsupportedFormat, InvalidInput) as error:
+                is_newer = isinstance(error, UnsupportedFormat)
+                self.add(error, "" if is_newer else _META if is_lost(self.place.meta) else _SHARD, self._whose(name))
+                self.is_complete = False
+                if not is_newer:
+                    self.damaged_shards[name] = str(error)
 
     def _shard(self, name: str) -> None:
         place = self.place
@@ -242,27 +302,67 @@ class _Check:
         version = log.reread()
         self.shards += 1
         self.named.update(dict.fromkeys(shard_parts(version.state), _PART))
+        for batch in version.state.batches:
+            for part in (one for one in batch.parts if one.key):
+                times = f"transactions {batch.lower} to {batch.upper - 1}, {part.rows} changes"
+                self.holders[part.key] = f"{self._whose(name)}, {times}"
+                self.part_shards[part.key] = name
         self.needed |= {key for record in place.meta.scan(log.key) for key in parts_removed(log.entry(record).diff)}
         rollup = log.newest_rollup()
         if rollup is not None:
-            self.named[StateFile(rollup[1].key, rollup[1].bytes, rollup[1].checksum)] = ""
-        if place.meta.head(hold_key(name)) is None:
+            self.named[StateFile(rollup[1].key, rollup[1].bytes, rollup[1].checksum)] = _SHARD
+            self.part_shards[rollup[1].key] = name
+        hold = place.meta.head(hold_key(name))
+        if hold is None:
             raise RecordDamaged(path=place.meta.path(hold_key(name)), why="since and holds of the shard are gone")
+        unseal(hold.data, HoldRecord, place.meta.path(hold_key(name)))
+        if not version.state.finalized:
+            self.uppers[name] = version.state.upper
+
+    def _whose(self, shard: str) -> str:
+        kind, name = (self.collections or {}).get(shard, ("", ""))
+        return f"{kind} {name!r}" if name else f"shard {shard!r}"
 
     def _members(self) -> None:
         meta = self.place.meta
         record = meta.head(GENERATION)
         members = unseal(record.data, Generation, meta.path(GENERATION)).members if record else ()
+        is_pipeline = self.collections is not None
+        if is_pipeline and record is None and meta.head(PIPELINE) is not None:
+            raise RecordDamaged(path=meta.path(GENERATION), why="the record is gone, and the pipeline has one")
+        if is_pipeline and members and meta.head(PIPELINE) is None:
+            self.damaged_records[PIPELINE] = "the record is gone"
+            self.add(RecordDamaged(path=meta.path(PIPELINE), why="the record is gone, and the pipeline has run"), _META)
         for name in members:
             if meta.head(shard_key(name)) is None:
-                self.add(RecordDamaged(path=meta.path(shard_key(name)), why="a member's log is gone"), "")
+                error = RecordDamaged(path=meta.path(shard_key(name)), why="a member's log is gone")
+                self.add(error, _SHARD, self._whose(name))
+                self.damaged_shards[name] = str(error)
+
+    def _committed(self) -> None:
+        """All records are readable and follow each other; and the member shards have reached the last one."""
+        place, meta = self.place, self.place.meta
+        found = TimeLog(COMMITTED, Committed, meta, place.runtime, place.settings).all()
+        record = meta.head(GENERATION)
+        members = unseal(record.data, Generation, meta.path(GENERATION)).members if record else ()
+        uppers = {self.uppers[name] for name in members if name in self.uppers}
+        upper = found[-1].value.time + 1 if found else 0
+        if self.collections is not None and uppers and uppers != {upper}:
+            why = f"it says that {upper} transactions are committed, and the shards hold {sorted(uppers)}"
+            raise RecordDamaged(path=meta.path(COMMITTED), why=why)
 
     def _journal(self) -> None:
-        meta = self.place.meta
-        outcome = meta.head(COMMITTED)
-        done = unseal(outcome.data, Committed, meta.path(COMMITTED)).time if outcome else -1
-        for record in self.place.reading(lambda: meta.scan(JOURNAL)):
-            bound = unseal(record.data, Bound, f"{meta.path(JOURNAL)} #{record.seqno}")
+        place, meta = self.place, self.place.meta
+        try:
+            outcome = meta.head(COMMITTED)
+            done = unseal(outcome.data, Committed, meta.path(COMMITTED)).time if outcome else -1
+        except Damaged:  # said on its own
+            done = max(self.uppers.values(), default=0) - 1
+        records = TimeLog(JOURNAL, Bound, meta, place.runtime, place.settings).all()
+        if self.collections is not None and (records[-1].value.time if records else -1) < done:
+            raise RecordDamaged(path=meta.path(JOURNAL), why=f"it lacks transaction {done}, which is committed")
+        for record in records:
+            bound = record.value
             self.transactions += 1
             for staged in _staged(bound):
                 self.needed.add(staged.key)
@@ -275,18 +375,32 @@ class _Check:
             return  # said already
         _, catalog = place.reading(lambda: read_catalog(place.blob, place.meta))
         self.numbers |= set(catalog.claims.values())
-        holds = [hold for _, hold in place.reading(lambda: read_holds(place.meta)).values()]
-        for entry in dict.fromkeys([*catalog.entries, *(entry for hold in holds for entry in hold.entries)]):
+        for entry in catalog.entries:
             self.numbers.add(entry.number)
             self._tried(partial(self._checkpoint, entry), _CHECKPOINT)
         self.checkpoints = len(catalog.entries)
+        for _, hold in place.reading(lambda: read_holds(place.meta)).values():
+            for entry in hold.entries:
+                self._held(entry, is_over=hold.writer not in self.writers)
 
     def _checkpoint(self, entry: Entry) -> None:
         place = self.place
         manifest = place.reading(lambda: read_manifest(place.blob, entry))
-        self.needed.add(entry.key)
-        for file in (*manifest.files, *manifest.shard_files):
+        self.needed |= set(manifest.names())
+        for file in manifest.files:
             self.named.setdefault(file, _CHECKPOINT)
+        for shard, files in manifest.shards.items():
+            # What only a view needs from a checkpoint is no loss: the view is computed again.
+            if self.collections is None or self.collections.get(shard, ("view",))[0] != "view":
+                self.named.update({file: _CHECKPOINT for file in files if file not in self.named})
+
+    def _held(self, entry: Entry, *, is_over: bool) -> None:
+        """What only a hold names is no orphan while its writer lives; that some of it is deleted is no damage."""
+        if is_over:
+            return
+        self.numbers.add(entry.number)
+        with suppress(Damaged):
+            self.needed |= set(self.place.reading(lambda: read_manifest(self.place.blob, entry)).names())
 
     def _still_there(self, orphans: list[str]) -> tuple[str, ...]:
         """Without what a collection deleted since it was listed."""

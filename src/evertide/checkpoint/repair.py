@@ -1,39 +1,87 @@
-"""`repair`: brings back what can be, says what cannot, and deletes nothing.
+"""`repair`: brings back what can be, says what cannot, and deletes nothing that holds data.
 
-1. Nobody else may be at work: a writer that is registered and not silent is a `Conflict`. The repair is one itself.
-2. If Meta is lost: it is brought back from the newest checkpoint of which every file is intact, those of the shards,
-   too (`evertide.checkpoint.revival`). What came after that checkpoint is lost, and said.
-3. If only the catalog is missing or damaged (C4): it is made anew from the directories that are intact. Left out is
-   what cannot be replayed from: a checkpoint whose time a member shard has not reached, or has forgotten.
-4. If checkpoints of the catalog are damaged: they are taken out of it.
-5. What nobody names then is moved below `lost+found/`, under its own name: first the copy, then the original goes. That
+1. Records that only say what a process does or did (leases, writers, heartbeats, health, and so on) are removed if they
+   are damaged. So are those of a sink or shape, which then begins again with the whole content.
+2. Nobody else may be at work: a writer that is registered and not silent is a `Conflict`. The repair is one itself.
+3. If Meta is lost: it is brought back from the newest checkpoint of which every file is intact, those of the tables'
+   shards, too (`evertide.checkpoint.revival`). What came after that checkpoint is lost, and said.
+4. FORMAT and the record `storage` are written again.
+5. A damaged generation is made again from the definition, a damaged definition from a checkpoint of its generation, a
+   damaged journal or `committed` from what the shards hold, as far as that is possible.
+6. A damaged view is marked so that it is computed again. A damaged table is made again from a checkpoint and its log
+   (`evertide.checkpoint.rebuilding`).
+7. What 5 and 6 cannot mend is mended by going back to the newest intact checkpoint: Meta is put aside as a file, and
+   brought back as in 3. As far as the journal is intact from there on, it stays, and the transactions since are
+   computed again from their input; what it lacks is lost, and said.
+8. If the catalog is missing or damaged (C4): it is made anew from the directories that are intact. Left out is what
+   cannot be replayed from: a checkpoint whose time a member shard has not reached, or has forgotten. If checkpoints of
+   the catalog are damaged: they are taken out of it.
+9. What nobody names then is moved below `lost+found/`, under its own name: first the copy, then the original goes. That
    is what collection would delete; a repair does not, as nobody knows what led to it.
 
-Each step is one commit, or may be done again, so a repair that is cut short is simply repeated.
+After each of these steps the storage is checked again, until nothing is left that can be mended. Each step is one
+commit, or may be done again, so a repair that is cut short is simply repeated. Records of a newer version are never
+touched.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from evertide.checkpoint.fsck import LOST, Report, check
 from evertide.checkpoint.manifest import Manifest, decode_manifest, manifest_key
 from evertide.checkpoint.place import Place
+from evertide.checkpoint.rebuilding import rebuild_shard
 from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
-from evertide.checkpoint.revival import bring_back, entry_of, is_lost
-from evertide.checkpoint.verification import OnProgress, read_manifest, verify_manifest
-from evertide.errors import CheckpointDamaged, Conflict, Damaged, EvertideError, RecordDamaged, UnsupportedFormat
+from evertide.checkpoint.revival import entry_of, is_lost, pipeline_of
+from evertide.checkpoint.rewind import FOLLOWING, Collections, Rewind, mend_producers, readable
+from evertide.checkpoint.verification import OnProgress, check_files, read_manifest, verify_manifest
+from evertide.errors import (
+    BlobMissing,
+    CheckpointDamaged,
+    Conflict,
+    Damaged,
+    EvertideError,
+    RecordDamaged,
+    UnsupportedFormat,
+)
+from evertide.journal.log import TimeLog
+from evertide.journal.records import Bound, Committed, Input
 from evertide.shard.log import ShardLog
 from evertide.store.meta import Write
-from evertide.store.paths import CHECKPOINTS, checkpoint_prefix
-from evertide.store.sealed import seal
-from evertide.store.writers import Writer, end_silent_writers, registered
+from evertide.store.open import FORMAT_VERSION
+from evertide.store.paths import (
+    CHECKPOINTS,
+    COMMITTED,
+    FORMAT,
+    GENERATION,
+    HEALTH,
+    JOURNAL,
+    LEADER,
+    PIPELINE,
+    SOURCES,
+    STORAGE,
+    beat_key,
+    checkpoint_prefix,
+    replica_key,
+    restoring_key,
+    writer_key,
+)
+from evertide.store.sealed import check_seal, seal, unseal
+from evertide.store.writers import Generation, Writer, end_silent_writers, registered
 
-__all__ = ["Repaired", "repair"]
+__all__ = ["Collections", "Repaired", "repair"]
 
 logger = logging.getLogger(__name__)
+
+_ROUNDS = 12
+"""More than there are steps."""
+
+_PASSING = (writer_key(""), beat_key(""), restoring_key(""), replica_key(""), "lease/", LEADER, HEALTH, SOURCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +94,68 @@ class Repaired:
     """What a check finds afterwards."""
 
 
-def repair(place: Place, progress: OnProgress | None = None) -> Repaired:
+def repair(place: Place, progress: OnProgress | None = None, declared: Collections | None = None) -> Repaired:
+    """See the header. Without `declared`, nothing is known of views, and they are treated like tables."""
+    done = [*_without_passing(place), *mend_producers(place)]
+    done += _renewed_generation(place, declared)
     _check_alone(place)
     writer = Writer.register(place.meta, runtime=place.runtime, settings=place.settings, label="repair")
     try:
-        done = _Repair(place, writer, progress).run()
-        for sentence in done:
-            logger.warning("repair: %s", sentence)
-        report = check(place, progress)
+        one = _Repair(place, writer, progress, declared)
+        for _ in range(_ROUNDS):
+            said = one.round()
+            for sentence in said:
+                logger.warning("repair: %s", sentence)
+            done += said
+            if not said:
+                break
+        report = check(place, progress, one.names())
         moved = tuple(_moved(place, key) for key in report.orphans)
     finally:
         writer.unregister()
     return Repaired(tuple(done), moved, replace(report, orphans=()))
+
+
+def _without_passing(place: Place) -> Iterator[str]:
+    """Step 1."""
+    for key, record in place.reading(lambda: place.meta.heads("")).items():
+        if not key.startswith((*_PASSING, *FOLLOWING)):
+            continue
+        try:
+            check_seal(record.data, place.meta.path(key))
+        except RecordDamaged as error:
+            place.commit([Write(key, record.seqno, None)])
+            if key.startswith(FOLLOWING):
+                yield f"the record {key} was removed, and what it was for begins again with the whole content: {error}"
+            else:
+                yield f"the record {key} was removed: {error}"
+    heads = place.meta.heads(writer_key(""))
+    for key, record in place.meta.heads(beat_key("")).items():
+        if writer_key(key.removeprefix(beat_key(""))) not in heads:
+            place.commit([Write(key, record.seqno, None)])
+    for key, record in heads.items():
+        if place.meta.head(beat_key(key.removeprefix(writer_key("")))) is None:
+            place.commit([Write(key, record.seqno, None)])
+
+
+def _renewed_generation(place: Place, declared: Collections | None) -> list[str]:
+    """Of step 5, before a writer registers: it adopts the generation."""
+    record = place.meta.head(GENERATION)
+    try:
+        if record is not None:
+            unseal(record.data, Generation, place.meta.path(GENERATION))
+        elif place.meta.head(PIPELINE) is None:
+            return []
+    except RecordDamaged:
+        pass
+    else:
+        if record is not None:
+            return []
+    if declared is not None and declared.renew_generation():
+        return ["the generation was made again from the definition"]
+    if record is not None:
+        place.commit([Write(GENERATION, record.seqno, None)])
+    return ["the generation was removed, as it is damaged, and the definition does not fit it"] if record else []
 
 
 def _check_alone(place: Place) -> None:
@@ -79,30 +177,211 @@ class _Repair:
     place: Place
     writer: Writer
     progress: OnProgress | None
+    declared: Collections | None
 
-    def run(self) -> list[str]:
-        numbers = directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
+    def names(self) -> Mapping[str, tuple[str, str]] | None:
+        return None if self.declared is None else self.declared.collections()
+
+    def round(self) -> list[str]:
+        """The first step that has something to do: what it did. Nothing, if none has."""
         if is_lost(self.place.meta):
-            return self._meta(numbers)
+            return self._meta()
+        said = self._format()
+        if said:
+            return said
+        report = check(self.place, self.progress, self.names())
+        return self._core(report) or self._shards(report) or self._catalog()
+
+    def _format(self) -> list[str]:
+        """Step 4. If Meta knows another version, FORMAT is not damaged, and nothing is touched."""
+        place, text = self.place, b"%d\n" % FORMAT_VERSION
+        said = []
+        head = place.meta.head(STORAGE)
+        if head is not None and head.data != text and head.data[:-1].isdigit() and int(head.data) > FORMAT_VERSION:
+            raise UnsupportedFormat(path=place.meta.path(STORAGE), found=int(head.data), supported=FORMAT_VERSION)
+        try:
+            found: bytes | None = place.reading(lambda: place.blob.get(FORMAT))
+        except BlobMissing:
+            found = None
+        if found != text:
+            if found is not None:
+                place.put(f"{LOST}{FORMAT}-{self.writer.id}", found)
+                place.blob.delete(FORMAT)
+            place.put(FORMAT, text)
+            said.append("FORMAT was written again")
+        number = head.seqno if head else 0
+        if head is None or head.data != text or number < 2:
+            for seqno in range(number, max(number + 1, 2)):
+                place.commit([Write(STORAGE, seqno, text)])
+            said.append("the record of the storage was written again")
+        return said
+
+    def _core(self, report: Report) -> list[str]:
+        """Step 5."""
+        damaged = report.damaged_records
+        for key, mend in ((PIPELINE, self._definition), (JOURNAL, self._journal), (COMMITTED, self._committed)):
+            if key in damaged:
+                return mend() or self._back(f"{key}: {damaged[key]}")
+        if GENERATION in damaged:
+            return self._back(f"{GENERATION}: {damaged[GENERATION]}")
+        return []
+
+    def _shards(self, report: Report) -> list[str]:
+        """Step 6."""
+        names = self.names() or {}
+        damaged = {**report.damaged_parts, **report.damaged_shards}
+        others = {name: why for name, why in damaged.items() if names.get(name, ("view",))[0] == "view"}
+        if others and names and self.declared is not None:
+            views = self.declared.recompute(others, self.writer)
+            return [f"computed again from the tables when the pipeline starts: the views {sorted(views)}"]
+        said = []
+        upper = self._committed_upper()
+        for name in damaged:
+            manifest = rebuild_shard(self.place, name, self._manifests(), upper, self.writer)
+            if manifest is not None:
+                kind, collection = names.get(name, ("shard", name))
+                said.append(f"{kind} {collection!r} was made again from checkpoint {manifest.number} and its log")
+        if said or not damaged:
+            return said
+        return self._back("; ".join(damaged.values()), must_be_lossless=not report.damaged_shards)
+
+    def _catalog(self) -> list[str]:
+        """Step 8."""
+        numbers = self._numbers()
         try:
             seqno, catalog = self.place.reading(lambda: read_catalog(self.place.blob, self.place.meta))
         except (CheckpointDamaged, RecordDamaged) as error:
             return self._made_anew(numbers, error)
         return self._without_damaged(seqno, catalog)
 
-    def _meta(self, numbers: Sequence[int]) -> list[str]:
-        """Step 2."""
+    def _meta(self) -> list[str]:
+        """Step 3."""
         problems: list[str] = []
+        numbers = self._numbers()
         for number in reversed(numbers):
             manifest = self._intact(number, problems, shards=True)
             if manifest is not None:
-                entry = bring_back(self.place, manifest, self.writer, last=max(numbers))
-                said = f"Meta was lost, and brought back from checkpoint {entry.number}"
-                lost = f"what came from transaction {entry.time} on is lost, and so are the holds of sinks and shapes"
-                sources = "sources that can be read again go on from where they stood then"
-                return [*problems, f"{said}: {lost}; {sources}"]
+                return [*problems, Rewind(self.place, self.writer, self.declared).revive(manifest)]
         why = f"Meta is lost, and none of {len(numbers)} checkpoints is intact"
         raise CheckpointDamaged(path=self.place.blob.path(checkpoint_prefix()), why=why, files="; ".join(problems))
+
+    def _back(self, reason: str, *, must_be_lossless: bool = False) -> list[str]:
+        """Step 7. Nothing, if no checkpoint is intact.
+
+        For a part of a table, which a backup may still have, nothing either if input would be lost, or would have to be
+        read from a source again, which may not have it any more.
+        """
+        place, problems = self.place, list[str]()
+        manifests = (self._intact(number, problems, shards=True) for number in reversed(self._numbers()))
+        manifest = next((one for one in manifests if one is not None), None)
+        rewind = Rewind(place, self.writer, self.declared)
+        left = rewind.journal_from(manifest) if manifest is not None else None
+        if manifest is None or (must_be_lossless and (left is None or not left.is_stored)):
+            return []
+        return [*problems, *rewind.to(manifest, reason)]
+
+    def _definition(self) -> list[str]:
+        """From a checkpoint of the same generation."""
+        place = self.place
+        record = place.meta.head(GENERATION)
+        if record is None:
+            return []
+        generation = unseal(record.data, Generation, place.meta.path(GENERATION)).number
+        for manifest in self._manifests():
+            if manifest.generation == generation:
+                head = place.meta.head(PIPELINE)
+                write = Write(PIPELINE, head.seqno if head else 0, pipeline_of(place, manifest))
+                place.commit([write], self.writer.guards())
+                return [f"the definition was brought back from checkpoint {manifest.number}"]
+        return []
+
+    def _committed(self) -> list[str]:
+        """What the member shards have reached. Their counts and digests are gone, so that nothing can be replayed."""
+        upper = self._member_upper()
+        if upper is None:
+            return []
+        said = self._forget_checkpoints(upper, "what transactions came to is not recorded any more")
+        head = self.place.meta.head(COMMITTED)
+        if head is not None:
+            self.place.commit([Write(COMMITTED, head.seqno, None)], self.writer.guards())
+        record = Committed(upper - 1, {}, {}, self.writer.id)
+        self.place.commit([Write(COMMITTED, 0, seal(record))], self.writer.guards())
+        return [*said, f"{COMMITTED} was made again from the shards, at transaction {upper - 1}"]
+
+    def _journal(self) -> list[str]:
+        """Without the records that are damaged, if where the sources stand is known."""
+        place, upper = self.place, self._member_upper()
+        if upper is None:
+            return []
+        records = place.reading(lambda: place.meta.scan(JOURNAL))
+        left = list(readable(place, records))
+        found = {bound.time: bound for _, bound in left}
+        base = found.get(upper - 1)
+        if base is None:
+            manifest = next((one for one in self._manifests() if one.time == upper), None)
+            if manifest is None:
+                return []
+            inputs = {source: Input(position, position) for source, position in manifest.positions.items()}
+            token, now_s = self.writer.new_token(), place.runtime.wall_s()
+            base = Bound(upper - 1, manifest.generation, inputs, self.writer.id, token, now_s)
+        kept = [base]
+        while (following := found.get(kept[-1].time + 1)) is not None:
+            kept.append(following)
+        last = kept[-1].time
+        if left:
+            last = records[-1].seqno - left[0][0].seqno + left[0][1].time
+        said = self._forget_checkpoints(upper, "the journal does not hold what came after it")
+        if records:
+            place.commit([Write(JOURNAL, records[-1].seqno, None)], self.writer.guards())
+        for number, bound in enumerate(kept):
+            place.commit([Write(JOURNAL, number, seal(bound))], self.writer.guards())
+        mend_producers(place, kept[-1].time)
+        said.append(f"the journal was made again from transaction {upper - 1} on")
+        if last > kept[-1].time:
+            lost = f"the input of the transactions {kept[-1].time + 1} to {last}"
+            said.append(f"{lost} is lost: it was bound, and in no table yet")
+        return said
+
+    def _forget_checkpoints(self, upper: int, why: str) -> list[str]:
+        """Those that would have to be replayed from."""
+        try:
+            seqno, catalog = self.place.reading(lambda: read_catalog(self.place.blob, self.place.meta))
+        except EvertideError:
+            return []  # a later step makes it
+        kept = tuple(entry for entry in catalog.entries if entry.time >= upper)
+        if kept == catalog.entries:
+            return []
+        self._commit(seqno, Catalog(kept, {}, catalog.last, self.place.runtime.new_id()))
+        return [f"the catalog holds {_listed(kept)} now, as {why}"]
+
+    def _member_upper(self) -> int | None:
+        """What all member shards have reached; None if that is not one time, or cannot be read."""
+        place = self.place
+        try:
+            record = place.meta.head(GENERATION)
+            members = unseal(record.data, Generation, place.meta.path(GENERATION)).members if record else ()
+            logs = [ShardLog(name, place.blob, place.meta, place.runtime, place.settings) for name in members]
+            uppers = {log.reread().state.upper for log in logs}
+        except EvertideError:
+            return None
+        return uppers.pop() if len(uppers) == 1 else None
+
+    def _committed_upper(self) -> int | None:
+        place = self.place
+        try:
+            return TimeLog(COMMITTED, Committed, place.meta, place.runtime, place.settings).upper()
+        except EvertideError:
+            return None
+
+    def _numbers(self) -> list[int]:
+        return directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
+
+    def _manifests(self) -> Iterator[Manifest]:
+        """The newest first, of those whose manifest and own files are intact."""
+        for number in reversed(self._numbers()):
+            manifest = self._decoded(number, [])
+            if manifest is not None and not check_files(self.place, manifest.own_files):
+                yield manifest
 
     def _made_anew(self, numbers: Sequence[int], error: EvertideError) -> list[str]:
         """Step 3."""
@@ -133,18 +412,39 @@ class _Repair:
             self.writer.check(stale)
             raise Conflict(where=self.place.meta.path(CHECKPOINTS), why="somebody else changed the catalog meanwhile")
 
-    def _intact(self, number: int, problems: list[str], *, shards: bool = False) -> Manifest | None:
-        """The manifest in a directory, if all is there that it names."""
+    def _decoded(self, number: int, problems: list[str]) -> Manifest | None:
         key = manifest_key(number)
         try:
             manifest = decode_manifest(self.place.reading(lambda: self.place.blob.get(key)), self.place.blob.path(key))
             if manifest.number != number:
                 raise RecordDamaged(path=self.place.blob.path(key), why=f"it is that of checkpoint {manifest.number}")
-            verify_manifest(self.place, manifest, self.progress, shards=shards)
         except (Damaged, UnsupportedFormat) as error:
             problems.append(f"checkpoint {number} is not used: {error}")
             return None
         return manifest
+
+    def _intact(self, number: int, problems: list[str], *, shards: bool = False) -> Manifest | None:
+        """The manifest in a directory, if all is there that it names; with `shards` also the parts of tables.
+
+        What a view's shard lacks does not matter: the view is computed again.
+        """
+        manifest = self._decoded(number, problems)
+        if manifest is None:
+            return None
+        try:
+            verify_manifest(self.place, self._without_views(manifest), self.progress, shards=shards)
+        except Damaged as error:
+            problems.append(f"checkpoint {number} is not used: {error}")
+            return None
+        return manifest
+
+    def _without_views(self, manifest: Manifest) -> Manifest:
+        try:
+            names = self.declared.collections(pipeline_of(self.place, manifest)) if self.declared is not None else {}
+        except Damaged:
+            return manifest  # it is found below
+        shards = {name: files for name, files in manifest.shards.items() if names.get(name, ("",))[0] != "view"}
+        return msgspec.structs.replace(manifest, shards=shards)
 
     def _is_sound(self, entry: Entry, problems: list[str]) -> bool:
         try:

@@ -15,7 +15,8 @@ Older checkpoints do not come back: the journal that they would be replayed from
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import xxhash
@@ -57,7 +58,7 @@ from evertide.store.paths import (
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Generation, Writer
 
-__all__ = ["bring_back", "entry_of", "is_lost"]
+__all__ = ["Kept", "bring_back", "entry_of", "is_lost", "pipeline_of"]
 
 
 def is_lost(meta: Meta) -> bool:
@@ -73,17 +74,33 @@ def entry_of(place: Place, manifest: Manifest) -> Entry:
     return Entry(manifest.number, manifest.time, key, len(content), digest, manifest.made_at_s)
 
 
-def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int) -> Entry:
-    """See the header. All files were verified; `last` is the highest number that any checkpoint there ever had."""
+@dataclass(frozen=True)
+class Kept:
+    """What is left of Meta, and stays as it is."""
+
+    generation: int
+    """At least that of the last transaction in the journal."""
+    pipeline: bytes
+    """The checkpoint's own record of the pipeline, as that of this generation."""
+    holds: Mapping[str, Mapping[str, int]]
+    """By shard."""
+
+
+def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int, kept: Kept | None = None) -> Entry:
+    """See the header. All files were verified; `last` is the highest number that any checkpoint there ever had.
+
+    With `kept`, the journal is there: the transactions from the checkpoint's time on are completed from it.
+    """
     entry = entry_of(place, manifest)
     states = {name: _state(place, manifest, name) for name in manifest.members}
-    pipeline = read_file(place, manifest.file(checkpoint_key(manifest.number, PIPELINE_FILE), entry.key))
-    _renew_generation(place, manifest, writer)
+    pipeline = kept.pipeline if kept else pipeline_of(place, manifest)
+    _renew_generation(place, manifest, kept.generation if kept else manifest.generation, writer)
     with writer.claim() as seq:
         writes = [
             Write(CHECKPOINTS, 0, seal(Catalog((entry,), {}, max(last, entry.number), place.runtime.new_id()))),
-            *_shards(place, states, writer, seq),
-            *_journal(place, manifest, writer),
+            *_shards(place, states, writer, seq, kept.holds if kept else {}),
+            *([] if kept else _journal(place, manifest, writer)),
+            Write(COMMITTED, 0, seal(Committed(manifest.time - 1, {}, {}, writer.id))),
             Write(PIPELINE, 0, pipeline),
             Write(STORAGE, 0, _FORMAT_TEXT),
         ]
@@ -99,6 +116,12 @@ def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int) -
 _FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
 
 
+def pipeline_of(place: Place, manifest: Manifest) -> bytes:
+    """The checkpoint's record of what the pipeline declares."""
+    path = place.blob.path(manifest_key(manifest.number))
+    return read_file(place, manifest.file(checkpoint_key(manifest.number, PIPELINE_FILE), path))
+
+
 def _state(place: Place, manifest: Manifest, shard: str) -> ShardState:
     key = shard_file_key(manifest.number, shard)
     path = place.blob.path(key)
@@ -110,9 +133,9 @@ def _state(place: Place, manifest: Manifest, shard: str) -> ShardState:
     return state
 
 
-def _renew_generation(place: Place, manifest: Manifest, writer: Writer) -> None:
+def _renew_generation(place: Place, manifest: Manifest, generation: int, writer: Writer) -> None:
     head = place.reading(lambda: place.meta.head(GENERATION))
-    for number in range(head.seqno if head else 0, manifest.generation):
+    for number in range(head.seqno if head else 0, generation):
         made = Generation(number + 1, manifest.members, writer.id)
         stale = place.commit([Write(GENERATION, number, seal(made))], writer.guards()[:1])
         if stale is not None:
@@ -121,7 +144,13 @@ def _renew_generation(place: Place, manifest: Manifest, writer: Writer) -> None:
     writer.adopt_generation()
 
 
-def _shards(place: Place, states: dict[str, ShardState], writer: Writer, seq: int) -> Iterator[Write]:
+def _shards(
+    place: Place,
+    states: dict[str, ShardState],
+    writer: Writer,
+    seq: int,
+    holds: Mapping[str, Mapping[str, int]],
+) -> Iterator[Write]:
     """The roll-up stands for the first record: whoever opens the shard begins with it."""
     for name, state in states.items():
         token = writer.new_token()
@@ -129,7 +158,7 @@ def _shards(place: Place, states: dict[str, ShardState], writer: Writer, seq: in
         put = place.put(rollup_blob_key(name, Name(writer.id, seq, "state")), seal(bare))
         yield Write(shard_key(name), 0, seal(ShardEntry(writer.id, token, Created(name, state.schema))))
         yield Write(rollup_key(name), 0, seal(Rollup(1, put.key, put.bytes, put.digest)))
-        yield Write(hold_key(name), 0, seal(HoldRecord(state.since, {}, f"{writer.id}-{token}")))
+        yield Write(hold_key(name), 0, seal(HoldRecord(state.since, dict(holds.get(name, {})), f"{writer.id}-{token}")))
 
 
 def _journal(place: Place, manifest: Manifest, writer: Writer) -> Iterator[Write]:
@@ -139,4 +168,3 @@ def _journal(place: Place, manifest: Manifest, writer: Writer) -> Iterator[Write
     yield Write(JOURNAL, 0, seal(bound))
     for key, record in place.reading(lambda: place.meta.heads(producer_key(""))).items():
         yield Write(key, record.seqno, None)  # of transactions that are lost; positions have those of the checkpoint
-    yield Write(COMMITTED, 0, seal(Committed(time, {}, {}, writer.id)))

@@ -17,6 +17,7 @@ from evertide.checkpoint.verification import Progress
 from evertide.cli.options import Json, Meta, Storage
 from evertide.cli.output import Bars, Output, bytes_text, error_plain, guarded, plain, table_of
 from evertide.errors import Damaged, InvalidInput
+from evertide.pipeline.mending import Declared
 from evertide.pipeline.reader import Reader, check_is_there
 from evertide.pipeline.sweep import sweep
 from evertide.runtime import SystemRuntime
@@ -48,16 +49,17 @@ def fsck(
     moved: tuple[str, ...] = ()
     try:
         place = Place(opened.blob, opened.meta, runtime, settings)
+        declared = Declared(opened.meta, runtime, settings)
         with Bars(output) as bars:
 
             def told(progress: Progress) -> None:
                 bars.told_bytes("verify", progress.bytes, progress.bytes_all)
 
             if repair:
-                found = repaired(place, told)
+                found = repaired(place, told, declared)
                 done, moved, report = found.done, found.moved, found.report
             else:
-                report = check(place, told)
+                report = check(place, told, declared.collections())
     finally:
         opened.close()
     if is_json:
@@ -70,7 +72,7 @@ def fsck(
 
 def _show(output: Output, report: Report, done: tuple[str, ...], moved: tuple[str, ...]) -> None:
     for sentence in done:
-        output.say(Text(f"repaired: {sentence}", "yellow"))
+        output.say(Text(f"repair: {sentence}", "yellow"))
     if moved:
         output.say(Text(f"moved {len(moved)} files that nobody names below lost+found/", "yellow"))
     if report.problems:
@@ -82,8 +84,14 @@ def _show(output: Output, report: Report, done: tuple[str, ...], moved: tuple[st
         output.say(Text("files that nobody names cannot be told, as not all of what names files can be read"))
     seen = f"{report.shards} shards, {report.checkpoints} checkpoints, {report.transactions} transactions, "
     seen += f"{report.files} files, {bytes_text(report.bytes)}"
-    word = Text("sound", "green") if report.is_sound else Text(f"{len(report.problems)} problems", "red")
+    word = Text("sound", "green") if report.is_sound else Text(_count(report, is_repaired=bool(done)), "red")
     output.say(Text.assemble(word, f": {seen}"))
+
+
+def _count(report: Report, *, is_repaired: bool) -> str:
+    count = len(report.problems)
+    word = "problem" if count == 1 else "problems"
+    return f"{count} {word} left, which could not be repaired" if is_repaired else f"{count} {word}"
 
 
 @guarded

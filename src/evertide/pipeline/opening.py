@@ -57,6 +57,7 @@ from evertide.pipeline.hydration import (
 from evertide.pipeline.leaving import fed_tables, feeding, is_fed_as_recorded, left_positions
 from evertide.pipeline.machine import Machine, MachineState
 from evertide.pipeline.members import Members
+from evertide.pipeline.mending import set_unreadable_views_aside
 from evertide.pipeline.portions import Pending
 from evertide.pipeline.runner import Runner
 from evertide.pipeline.sink_record import held_by_sinks
@@ -104,6 +105,11 @@ def open_runner(hosts: Hosts) -> Runner:
     """For the process that leads."""
     _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
     evolution = evolved(known, hosts.engine)  # refuses before anything is changed
+    if known is not None and set_unreadable_views_aside(
+        hosts.shards, known, hosts.writer, hosts.runtime, hosts.settings
+    ):
+        _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+        evolution = evolved(known, hosts.engine)
     runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution, leads=True)
     take_lead(runner, hosts.progress)
     return runner

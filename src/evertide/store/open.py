@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ from evertide.store.s3 import S3Blob
 from evertide.store.sqlite import SqliteMeta
 
 __all__ = ["FORMAT_VERSION", "Address", "Storage", "open_for_repair", "open_storage"]
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -95,17 +98,47 @@ def open_for_repair(
 ) -> Storage:
     """Open a storage as it is, damaged or empty: nothing is checked but that its format is not a newer one.
 
-    Without `change`, a `meta.db` that is not there is not made: an empty Meta in memory stands for it.
+    If `meta.db` is missing, or SQLite cannot read all of it: without `change`, an empty Meta in memory stands for it;
+    with `change`, its files are moved below `lost+found/`, and an empty one is made.
     """
     blob, root = _open_blob(location, meta)
     with suppress(RecordDamaged):  # what is wrong with FORMAT is for the one who asked to find
         _has_format(blob)
     if meta:
         return Storage(blob, PostgresMeta(meta, runtime, settings), root)
-    path = Path(root) / META_FILE
-    if not change and not (path.exists() and path.stat().st_size):
-        return Storage(blob, MemoryMeta(runtime), root)
-    return Storage(blob, SqliteMeta(path, runtime, settings), root)
+    return Storage(blob, _sqlite_for_repair(Path(root), runtime, settings, change=change), root)
+
+
+def _sqlite_for_repair(root: Path, runtime: Runtime, settings: Settings, *, change: bool) -> Meta:
+    path = root / META_FILE
+    is_there = path.exists() and path.stat().st_size > 0
+    if not change and not is_there:
+        return MemoryMeta(runtime)
+    try:
+        opened = SqliteMeta(path, runtime, settings)
+        try:
+            for key in opened.heads(""):
+                opened.scan(key)
+        except BaseException:
+            opened.close()
+            raise
+    except RecordDamaged as error:
+        logger.warning("%s cannot be read: %s", path, error)
+        if not change:
+            return MemoryMeta(runtime)
+        _set_aside(root, runtime.new_id())
+        return SqliteMeta(path, runtime, settings)
+    return opened
+
+
+def _set_aside(root: Path, name: str) -> None:
+    """The files of `meta.db`, under a name that no other repair uses."""
+    lost = root / "lost+found"
+    lost.mkdir(exist_ok=True)
+    for suffix in ("", "-wal", "-shm"):
+        path = root / f"{META_FILE}{suffix}"
+        if path.exists():
+            path.rename(lost / f"{META_FILE}{suffix}.{name}")
 
 
 def _open_blob(location: str | Path, meta: str | None) -> tuple[Blob, str]:

@@ -20,7 +20,7 @@ import xxhash
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
 
-__all__ = ["seal", "unseal"]
+__all__ = ["check_seal", "seal", "unseal"]
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ def seal(value: Any, version: int = 1) -> bytes:
     return bytes([version]) + xxhash.xxh64_intdigest(body).to_bytes(8, "little") + body
 
 
-def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:
-    """`path` is for the error: where the bytes lie."""
+def check_seal(data: bytes, path: str, version: int = 1) -> None:
+    """Whether version and checksum are right, whatever the kind of value. `path` is for the error."""
     if len(data) <= _HEADER_BYTES:
         raise RecordDamaged(path=path, why=f"{len(data)} bytes are too few for a record")
     if data[0] != version:
@@ -44,6 +44,12 @@ def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:
     body = data[_HEADER_BYTES:]
     if xxhash.xxh64_intdigest(body).to_bytes(8, "little") != data[1:_HEADER_BYTES]:
         raise RecordDamaged(path=path, why="the checksum does not fit the content")
+
+
+def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:
+    """`path` is for the error: where the bytes lie."""
+    check_seal(data, path, version)
+    body = data[_HEADER_BYTES:]
     try:
         found: T = (_decoders.get(kind) or _decoder(kind)).decode(body)
     except msgspec.MsgspecError as error:

@@ -1,0 +1,214 @@
+"""`Rewind`: Meta as of a checkpoint again, and the transactions since from what is left of the journal.
+
+1. All records of Meta are copied to a file below `lost+found/`, and removed in one commit, but for those that stay: the
+   journal, and with a complete journal also the records of sinks and shapes of shards that the checkpoint has. From now
+   on the storage is refused when it is opened, as Meta is lost. So a repair that is cut short is simply repeated.
+2. Meta is brought back from the checkpoint (`evertide.checkpoint.revival`). The transactions that the journal still has
+   are bound and not committed then: the pipeline completes them from their input when it starts.
+3. Numbers that sinks and shapes know would mean something else after a loss, so they begin again then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from evertide.checkpoint.fsck import LOST
+from evertide.checkpoint.manifest import Manifest, StateFile
+from evertide.checkpoint.place import Place
+from evertide.checkpoint.rebuilding import last_holds
+from evertide.checkpoint.records import directories
+from evertide.checkpoint.revival import Kept, bring_back, pipeline_of
+from evertide.checkpoint.verification import check_files
+from evertide.errors import EvertideError, RecordDamaged
+from evertide.journal.producers import Producer
+from evertide.journal.records import Bound, Staged
+from evertide.journal.staging import staged_of
+from evertide.store.meta import Record, Write
+from evertide.store.paths import (
+    JOURNAL,
+    SHAPES,
+    beat_key,
+    checkpoint_prefix,
+    producer_key,
+    shape_prefix,
+    sink_key,
+    writer_key,
+)
+from evertide.store.sealed import check_seal, seal, unseal
+from evertide.store.writers import Writer
+
+__all__ = ["FOLLOWING", "Collections", "Left", "Rewind", "mend_producers", "readable"]
+
+FOLLOWING = (sink_key(""), shape_prefix(), SHAPES)
+"""The records of those that follow collections by the numbers of transactions."""
+
+
+class Collections(Protocol):
+    """What the pipeline declares: this package knows shards only (`evertide.pipeline.mending`)."""
+
+    def collections(self, record: bytes | None = None) -> Mapping[str, tuple[str, str]]: ...
+
+    def renumbered(self, record: bytes, generation: int) -> bytes: ...
+
+    def renew_generation(self) -> bool: ...
+
+    def recompute(self, shards: Mapping[str, str], writer: Writer) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of the journal, from the transaction before a checkpoint on."""
+
+    records: tuple[Bound, ...]
+    is_complete: bool
+    """Whether all that was bound is there."""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether all of it is there, and no source has to be read again."""
+        fragments = [one for bound in self.records[1:] for given in bound.inputs.values() for one in given.fragments]
+        return self.is_complete and all(isinstance(one, Staged) for one in fragments)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    place: Place
+    writer: Writer
+    declared: Collections | None
+
+    def to(self, manifest: Manifest, reason: str) -> list[str]:
+        """What was done, in sentences."""
+        place, left = self.place, self.journal_from(manifest)
+        heads = place.reading(lambda: place.meta.heads(""))
+        copied = f"{LOST}meta-{place.runtime.new_id()}.msgpack"
+        place.put(copied, msgspec.msgpack.encode({key: _records(place, key) for key in heads}))
+        stays = {writer_key(self.writer.id), beat_key(self.writer.id)}
+        holds = {name: last_holds(place, name, 0) for name in manifest.members}
+        if left is not None:
+            stays |= {JOURNAL, *(key for key in heads if key.startswith(producer_key("")))}
+            if left.is_complete:
+                stays.update(key for key in heads if _is_kept(key, heads[key].data, manifest.members))
+        place.commit([Write(key, head.seqno, None) for key, head in heads.items() if key not in stays])
+        self.writer.adopt_generation()
+        said = f"the records of Meta were copied to {copied}, because of: {reason}"
+        return [said, self.revive(manifest, holds)]
+
+    def revive(self, manifest: Manifest, holds: Mapping[str, Mapping[str, int]] | None = None) -> str:
+        """Meta from a checkpoint, with the journal as far as it is there and intact."""
+        place = self.place
+        last = max(directories(entry.key for entry in place.blob.list(checkpoint_prefix())))
+        left = self.journal_from(manifest)
+        if left is None or self.declared is None:
+            self._remove([JOURNAL, *(key for key in place.meta.heads("") if key.startswith(FOLLOWING))])
+            entry = bring_back(place, manifest, self.writer, last=last)
+            said = f"Meta was lost, and brought back from checkpoint {entry.number}"
+            lost = f"what came from transaction {entry.time} on is lost, and so are the holds of sinks and shapes"
+            return f"{said}: {lost}; sources that can be read again go on from where they stood then"
+        if not left.is_complete:
+            self._remove([JOURNAL])
+            for number, bound in enumerate(left.records):
+                place.commit([Write(JOURNAL, number, seal(bound))], self.writer.guards())
+            mend_producers(place, left.records[-1].time)
+        generation = max([manifest.generation, *(one.generation for one in left.records)])
+        pipeline = self.declared.renumbered(pipeline_of(place, manifest), generation)
+        kept = Kept(generation, pipeline, holds if holds and left.is_complete else {})
+        entry = bring_back(place, manifest, self.writer, last=last, kept=kept)
+        reached = left.records[-1].time
+        said = f"Meta was brought back from checkpoint {entry.number}"
+        if reached >= entry.time:
+            said += f"; the transactions {entry.time} to {reached} are computed again when the pipeline starts"
+        if left.is_complete:
+            return f"{said}; nothing is lost"
+        lost = f"what came from transaction {reached + 1} on is lost, and so are the holds of sinks and shapes"
+        return f"{said}; {lost}; sources that can be read again go on from where they stood then"
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            head = self.place.meta.head(key)
+            if head is not None:
+                self.place.commit([Write(key, head.seqno, None)])
+
+    def journal_from(self, manifest: Manifest) -> Left | None:
+        """The records from the one before the checkpoint on, as far as they and what they name are intact.
+
+        None if the checkpoint cannot be gone on from.
+        """
+        place = self.place
+        found: list[Bound] = []
+        records = place.reading(lambda: place.meta.scan(JOURNAL))
+        for record, bound in readable(place, records):
+            staged = [StateFile(one.key, one.bytes, one.checksum) for one in staged_of(bound)]
+            if bound.time == manifest.time - 1:
+                found = [bound]
+            elif found and bound.time == found[-1].time + 1 and not check_files(place, staged):
+                found.append(bound)
+            elif found:
+                break
+            last = record.seqno
+        if not found or not manifest.positions.keys() <= found[0].inputs.keys():
+            return None
+        return Left(tuple(found), is_complete=last == records[-1].seqno)
+
+
+class _Follower(msgspec.Struct, frozen=True):
+    """What the records of sinks and shapes have in common, as far as it is needed here."""
+
+    shard: str
+    moving_to: str = ""
+
+
+def _is_kept(key: str, data: bytes, members: Sequence[str]) -> bool:
+    if key == SHAPES:
+        return True
+    if not key.startswith(FOLLOWING):
+        return False
+    follower = unseal(data, _Follower, key)
+    return {follower.shard, follower.moving_to} - {""} <= set(members)
+
+
+def mend_producers(place: Place, last: int | None = None) -> list[str]:
+    """Make records of producers again from the journal: damaged ones, missing ones, and those of times after `last`.
+
+    A producer of which the journal says nothing is forgotten: its numbers before are not repeated any more.
+    """
+    bound = [one for _, one in readable(place, place.reading(lambda: place.meta.scan(JOURNAL)))]
+    known: dict[str, Producer] = {}
+    for one in bound if last is None else [one for one in bound if one.time <= last]:
+        for given in one.inputs.values():
+            numbers = {} if isinstance(given.producers, msgspec.UnsetType) else given.producers
+            for name, number in numbers.items():
+                known[producer_key(name)] = Producer(name, number.number, number.time, one.bound_at_s)
+    said = []
+    heads = place.reading(lambda: place.meta.heads(producer_key("")))
+    for key in known.keys() - heads.keys():
+        place.commit([Write(key, 0, seal(known[key]))])
+        said.append(f"the record {key} was made again from the journal")
+    for key, record in heads.items():
+        try:
+            if last is None or unseal(record.data, Producer, key).time <= last:
+                check_seal(record.data, key)
+                continue
+        except RecordDamaged:
+            pass
+        found = known.get(key)
+        place.commit([Write(key, record.seqno, seal(found) if found else None)])
+        done = "made again from the journal" if found else "removed: a push that the producer repeats is taken as new"
+        said.append(f"the record {key} was {done}")
+    return said
+
+
+def _records(place: Place, key: str) -> list[tuple[int, bytes]]:
+    return [(record.seqno, record.data) for record in place.meta.scan(key)]
+
+
+def readable(place: Place, records: Sequence[Record]) -> Iterator[tuple[Record, Bound]]:
+    """Of the journal's records those that can be read."""
+    for record in records:
+        try:
+            yield record, unseal(record.data, Bound, place.meta.path(JOURNAL))
+        except EvertideError:
+            continue

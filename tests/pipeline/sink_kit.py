@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import SinkFailed
+from evertide.pipeline.deliveries import Deliveries
 from evertide.pipeline.pipeline import Pipeline
 from evertide.plan.properties import SinkProperties
 from evertide.settings import Settings
@@ -22,7 +23,27 @@ from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of
 
-__all__ = ["Bucket", "Killed", "Points", "die", "into", "is_right", "order", "shop", "sink", "told", "with_sink"]
+__all__ = [
+    "Bucket",
+    "Killed",
+    "Points",
+    "deliveries_of",
+    "die",
+    "into",
+    "is_right",
+    "order",
+    "shop",
+    "sink",
+    "told",
+    "with_sink",
+]
+
+
+def deliveries_of(pipeline: Pipeline) -> Deliveries:
+    """Of a process that leads."""
+    found = pipeline._duties.deliveries
+    assert found is not None
+    return found
 
 
 class Killed(BaseException):

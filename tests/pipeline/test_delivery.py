@@ -22,7 +22,7 @@ from evertide.store.paths import PIPELINE
 from evertide.testing import ManualRuntime
 from evertide.testing.small_engine import SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of, storage
-from tests.pipeline.sink_kit import Bucket, die, into, is_right, order, shop, sink, told, with_sink
+from tests.pipeline.sink_kit import Bucket, deliveries_of, die, into, is_right, order, shop, sink, told, with_sink
 
 REVENUE = with_sink(VIEWS["revenue"])
 
@@ -146,7 +146,7 @@ def test_a_changed_view_gives_new_minus_old() -> None:
         p.deliver_once()
         [status] = p.status().sinks
         assert bucket.numbers == [1]  # there is no number for it yet
-        assert "goes with the next transaction" in p._deliveries._lanes["lake"].delivery.waits_for
+        assert "goes with the next transaction" in deliveries_of(p)._lanes["lake"].delivery.waits_for
         assert not p._runner.members.shard(old).log.read().state.finalized
         told(p)
         p.deliver_once()
@@ -267,7 +267,7 @@ def test_a_target_ahead_of_the_pipeline_is_told() -> None:
     with into(lake=bucket), shop(storage()) as p:
         told(p, [order(1)])
         p.deliver_once()
-        p._deliveries._lanes["lake"].delivery._close()
+        deliveries_of(p)._lanes["lake"].delivery._close()
         bucket.got.append((7, bucket.got[0][1]))
         told(p, [order(2)])
         p.deliver_once()
@@ -395,8 +395,8 @@ def test_a_late_sink_is_told_with_how_long() -> None:
 def deliver_one(p: Pipeline, patch: pytest.MonkeyPatch) -> None:
     """A target that takes one transaction in the time in which others commit several."""
     patch.setattr("evertide.shard.state.ShardState.reach", lambda state, lower, _rows: min(lower + 1, state.upper))
-    for lane in p._deliveries._lanes.values():
-        p._deliveries._step(lane)
+    for lane in deliveries_of(p)._lanes.values():
+        deliveries_of(p)._step(lane)
 
 
 def test_a_sink_that_moves_but_falls_behind_is_lagging_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +416,7 @@ def test_a_sink_that_moves_but_falls_behind_is_lagging_by_age(monkeypatch: pytes
         assert status.problem is not None
         assert f"{status.behind} transactions behind" in status.problem.why
         since_s = status.problem.since_s
-        assert since_s == p._hosts.journal.read(p._deliveries._lanes["lake"].delivery.position + 1).bound_at_s
+        assert since_s == p._hosts.journal.read(deliveries_of(p)._lanes["lake"].delivery.position + 1).bound_at_s
         monkeypatch.undo()
     with into(lake=bucket), shop(kept, runtime=runtime) as p:  # the age is durable: a restart does not make it young
         problem = p.status().sinks[0].problem
@@ -544,8 +544,8 @@ def test_one_that_was_replaced_writes_no_more() -> None:
         with shop(kept) as p:
             told(p, [order(2)])
             p.deliver_once()
-            old._deliveries.once()
-            [status] = old._deliveries.statuses(2)
+            deliveries_of(old).once()
+            [status] = deliveries_of(old).statuses(2)
             assert (status.state, bucket.skipped) == ("failed", [2])
             told(p, [order(3)])
             p.deliver_once()
@@ -591,7 +591,7 @@ def test_a_record_that_somebody_else_wrote_is_a_conflict() -> None:
     with into(lake=bucket), shop(storage()) as p:
         told(p, [order(1)])
         p.deliver_once()
-        delivery = p._deliveries._lanes["lake"].delivery
+        delivery = deliveries_of(p)._lanes["lake"].delivery
         delivery._number -= 1
         told(p, [order(2)])
         with pytest.raises(Conflict, match="another process writes"):

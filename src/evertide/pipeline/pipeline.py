@@ -34,7 +34,7 @@ from evertide.observer import NOBODY, Observer
 from evertide.pipeline.advancing import Advancing, opened
 from evertide.pipeline.condition import Condition
 from evertide.pipeline.definition import Definition, read_definition, spelling
-from evertide.pipeline.deliveries import Deliveries, PreparedSinks
+from evertide.pipeline.deliveries import PreparedSinks
 from evertide.pipeline.duties import Duties
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.feeds import open_feeds
@@ -64,7 +64,6 @@ from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.shard import Shards
-from evertide.sources.contract import Numbering
 from evertide.sources.executors import SparkExecutors
 from evertide.steps import watching_steps
 from evertide.store.observed import observed
@@ -303,12 +302,9 @@ class Pipeline:
     def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
         """The answer of any query over tables and views, all at one time."""
         session = self._spark_engine().program.catalog.session  # with the settings of a project, too
+        at = self.collections.tables_at
         return query(
-            session,
-            text,
-            lambda asked, names: {
-                name: frame_of(asked, rows) for name, rows in self.collections.tables_at(names, as_of).items()
-            },
+            session, text, lambda on, names: {one: frame_of(on, rows) for one, rows in at(names, as_of).items()}
         )
 
     def arrangements(self) -> list[Arrangement]:
@@ -327,8 +323,7 @@ class Pipeline:
 
     def txid_of(self, time: int) -> int:
         """The number under which clients of live shapes can wait for a transaction that was pushed."""
-        has_upstream = any(isinstance(source, Numbering) for source in self._runner.sources.values())
-        return own_number(time, has_upstream=has_upstream)
+        return own_number(time, has_upstream=self._runner.has_upstream)
 
     def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
         """Name in the status, from now on, why live clients are not served where they are not."""
@@ -459,12 +454,6 @@ class Pipeline:
         if pushed.rows and pushed.time is not None:
             return pushed.time
         return self.time if made is None else made
-
-    @property
-    def _deliveries(self) -> Deliveries:
-        if self._duties.deliveries is None:
-            raise Conflict(where="sinks", why="another replica leads, and writes to them")
-        return self._duties.deliveries
 
     def _told_role(self) -> str:
         return "leads" if self._leading.is_ours else "read-only" if self._role is Role.READ_ONLY else "follows"

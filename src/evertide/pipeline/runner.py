@@ -120,6 +120,11 @@ class Runner:
         outcome = self.outcome  # once: other threads ask, too
         return self.machine.time if outcome is None else outcome.time
 
+    @property
+    def has_upstream(self) -> bool:
+        """Whether a source follows a database whose transactions have numbers."""
+        return any(isinstance(source, Numbering) for source in self.sources.values())
+
     def bind(self, inputs: Mapping[str, Input]) -> Bound:
         self.course.does(Phase.BIND, self.time)
         return self.journal.bind(inputs, self.definition.generation, self.writer)
@@ -448,6 +453,6 @@ class Runner:
     def _xids(self, bound: Bound) -> tuple[int, ...] | msgspec.UnsetType:
         """The upstream transactions in it; if there are none, it is said so in a pipeline that follows a database."""
         known = [one.xids for one in bound.inputs.values() if not isinstance(one.xids, msgspec.UnsetType)]
-        if not known and not any(isinstance(source, Numbering) for source in self.sources.values()):
+        if not known and not self.has_upstream:
             return msgspec.UNSET
         return tuple(xid for several in known for xid in several)

@@ -20,6 +20,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.shard.maintenance import Maintenance
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
+from evertide.store.paths import JOURNAL
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, into, is_right, order, shop, with_sink
 from tests.shard.test_log import LateMeta
@@ -151,11 +152,7 @@ def test_x6_an_answer_that_is_lost_at_some_calls(fault: Fault, count: int) -> No
 
 
 def test_x6_rows_whose_bind_was_in_doubt_are_bound_once() -> None:
-    """The bind happened, and rows that came after it were offered together with them: both are taken once.
-
-    Seen to fail with the record of our own writer taken for the one that was offered last, which lost the later rows;
-    and with what is in doubt offered again, which doubled the earlier ones.
-    """
+    """The bind happened, and rows that came after it are offered together with them. Seen to fail without look-back."""
     for is_later in (False, True):
         outage = Outage(Fault.DONE, 0)
         with opened(outage, "counts") as p:
@@ -169,8 +166,12 @@ def test_x6_rows_whose_bind_was_in_doubt_are_bound_once() -> None:
             assert rows_of(p, "notes") == [("early",), ("later",)][: 1 + is_later]
 
 
-def test_x6_a_bind_in_doubt_that_arrives_late() -> None:
-    """It is under way at the server while the next one is tried: only one of the two can be bound."""
+@pytest.mark.parametrize("is_last_moment", [False, True])
+def test_x6_a_bind_in_doubt_that_arrives_late(is_last_moment: bool) -> None:
+    """It is under way at the server while the next one, with more rows, is tried: only one of the two can be bound.
+
+    Seen to fail, by the rows that came later, with any record of our own writer taken for the one that was tried last.
+    """
     below = storage()
     late = LateMeta(below.meta)
     p = shop(_Kept(below.blob, late, "memory"), VIEWS["counts"], settings=QUICK)
@@ -181,14 +182,21 @@ def test_x6_a_bind_in_doubt_that_arrives_late() -> None:
     pushed = p.transaction()
     pushed.push("notes", [{"text": "later"}])
     p._pushes.offer_up(pushed)
-    real = p._runner.bind
+    bind, commit = p._runner.bind, late.commit
 
-    def bind(inputs: Any) -> Any:
-        p._runner.bind = real  # type: ignore[method-assign]
+    def arrives_before_the_bind(inputs: Any) -> Any:
         late.arrive()
-        return real(inputs)
+        return bind(inputs)
 
-    p._runner.bind = bind  # type: ignore[method-assign]
+    def arrives_before_the_commit(writes: Any, guards: Any = ()) -> Any:
+        if writes[0].key == JOURNAL:
+            late.arrive()
+        return commit(writes, guards)
+
+    if is_last_moment:
+        late.commit = arrives_before_the_commit  # type: ignore[method-assign]
+    else:
+        p._runner.bind = arrives_before_the_bind  # type: ignore[method-assign]
     while pushed.time is None or pushed.time > p.time:
         p.advance()
     assert rows_of(p, "notes") == [("early",), ("later",)]

@@ -653,7 +653,7 @@ CALLS: dict[str, Callable[[Pipeline], object]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("is_computed", [False, True])
-def test_a_process_that_was_fenced_meanwhile_says_so_whatever_it_finds(
+def test_x21_a_process_that_was_fenced_meanwhile_says_so_whatever_it_finds(
     call: str, is_computed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it needs may be forgotten by then: `time_compacted` or `blob_missing` would hide the reason."""
@@ -698,7 +698,7 @@ def register(meta: Meta, **origin: object) -> Registration:
     return other
 
 
-def test_a_container_that_is_restarted_with_its_pid_and_its_host_name_goes_on_at_once() -> None:
+def test_x20_a_container_that_is_restarted_with_its_pid_and_its_host_name_goes_on_at_once() -> None:
     """The one before is proven to be gone: the process with that pid started at another time."""
     kept = shared()
     before = register(kept.meta, start_ticks=this_process().start_ticks - 1)
@@ -708,7 +708,7 @@ def test_a_container_that_is_restarted_with_its_pid_and_its_host_name_goes_on_at
 
 
 @pytest.mark.parametrize("origin", [{"namespace": "pid:[1]"}, {"boot": "another"}, {"boot": "", "namespace": ""}])
-def test_containers_with_one_host_name_do_not_end_each_other(origin: dict[str, object]) -> None:
+def test_x20_containers_with_one_host_name_do_not_end_each_other(origin: dict[str, object]) -> None:
     """The pid of the other one is free here, which says nothing about it."""
     kept = shared()
     other = register(kept.meta, pid=2**22 - 1, **origin)

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.sources.chance import Chance
+from evertide.store.faulty import Fault
+from tests.pipeline.test_doubt import CALLS, Outage, calls_of
 from tests.pipeline.test_kill import check, run_and_kill
 from tests.pipeline.test_portions import large_transaction
 from tests.pipeline.test_replica_processes import Replica, killed_again_and_again
 from tests.pipeline.test_replica_processes import check as check_replicas
+from tests.pipeline.test_replica_spark import run as run_on_spark
 from tests.pipeline.test_x1 import churn
 from tests.soak.test_soak import soak
 
@@ -88,3 +91,35 @@ def test_t7_two_gib_of_changes_within_one_gib_of_memory(tmp_path: Path) -> None:
 def test_a_short_round(tmp_path: Path) -> None:
     """In every test run: views change, storage fails, the process is killed."""
     one_round(tmp_path / "s", "small", 4, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_replicas_on_spark(capsys: pytest.CaptureFixture[str], spark: SparkSession) -> None:
+    def once(number: int) -> str:
+        seed = os.getpid() * 1000 + number
+        try:
+            made = run_on_spark(spark, seed, 60)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        return f"seed {seed}: {made.pushed} pushes, {made.killed} kills"
+
+    soak("replicas on Spark", capsys, once)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_storage_in_doubt(capsys: pytest.CaptureFixture[str]) -> None:
+    def once(number: int) -> str:
+        chance = Chance(os.getpid() * 1000 + number)
+        fault = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED)[chance.below(3)]
+        at, count = 1 + chance.below(CALLS), 1 + chance.below(6)
+        try:
+            calls_of(Outage(fault, at, count))
+        except BaseException as error:
+            error.add_note(f"{fault}, from call {at} on, {count} of them")
+            raise
+        return f"{fault.name} at {at}, {count}"
+
+    soak("storage in doubt", capsys, once)

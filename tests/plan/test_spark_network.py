@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from evertide.errors import InvalidInput
 from evertide.pipeline.pipeline import Pipeline
 from evertide.plan import session as sessions
+from evertide.plan.program import Program
 from evertide.plan.spark_network import why_open
 
 if TYPE_CHECKING:
@@ -61,3 +63,16 @@ def test_a_standalone_master_without_a_secret_is_refused_with_what_to_set() -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "InvalidInput" in done.stderr
     assert "spark.authenticate.secret for its master and workers" in done.stderr
+
+
+def test_a_view_with_xpath_is_refused_where_a_row_could_make_the_jvm_fetch_a_dtd(spark: SparkSession) -> None:
+    script = "CREATE TABLE t (x STRING); CREATE MATERIALIZED VIEW v AS SELECT xpath_string(x, 'a') AS a FROM t"
+    Program(spark, script)
+    system, name = spark._jvm.java.lang.System, "javax.xml.accessExternalDTD"
+    system.clearProperty(name)
+    try:
+        with pytest.raises(InvalidInput, match=r"xpath_string\(\) fetches .* -Djavax.xml.accessExternalDTD= in spark"):
+            Program(spark, script)
+        Program(spark, script.replace("xpath_string(x, 'a')", "from_xml(x, 'a STRING')"))
+    finally:
+        system.setProperty(name, "")

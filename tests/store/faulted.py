@@ -8,13 +8,17 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from evertide.errors import EvertideError, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
+from evertide.store.meta import Write
 from evertide.store.open import open_storage
+from evertide.store.retry import reading
+from evertide.store.sqlite import SqliteMeta
 from tests.pipeline.kit import engine, rows_of
 
 SETTINGS = Settings(retry_limit_s=3, retry_wait_s=0.01, retry_wait_max_s=0.05, inline_bytes_max=1)
@@ -28,10 +32,10 @@ FAULTS = (
 )
 
 
-def main(root: Path, count: int) -> None:
+def main(root: Path) -> None:
     plan = Path(os.environ["FAULTS"])
     for number, (call, part, times) in enumerate(FAULTS):
-        where = root / f"{count}-{number}" / "storage"
+        where = root / str(number) / "storage"
         where.parent.mkdir()
         plan.write_text("")
         first = opened(where)
@@ -47,6 +51,24 @@ def main(root: Path, count: int) -> None:
         again = opened(where)
         print(call, part, is_hit, *said, rows_of(again, "revenue"), again.status().state, flush=True)
         again.close()
+
+
+def read_cold(root: Path) -> str:
+    """Pages that no connection has read yet, four of which cannot be read at once."""
+    runtime, plan = SystemRuntime(), Path(os.environ["FAULTS"])
+    first = SqliteMeta(root / "meta.db", runtime, SETTINGS)
+    for number in range(300):
+        first.commit([Write(f"key{number}", 0, b"x" * 300)])
+    first.close()
+    again = SqliteMeta(root / "meta.db", runtime, SETTINGS)
+    plan.write_text(f"pread meta.db 4 {errno.EIO}\n")
+    try:
+        heads = [reading(partial(again.head, f"key{number}"), runtime, SETTINGS) for number in range(300)]
+    except EvertideError as error:
+        return error.error_code
+    finally:
+        again.close()
+    return f"{sum(head is not None for head in heads)} read, {plan.read_text().split()[2]} faults left"
 
 
 def opened(where: Path) -> Pipeline:
@@ -77,4 +99,5 @@ def run(pipeline: Pipeline, number: int) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))
+    print(read_cold(Path(sys.argv[1])))

@@ -30,10 +30,11 @@ def test_x12_passing_io_errors_need_no_restart(shim: Path, tmp_path: Path) -> No
     """EIO of the system itself. Seen to fail: a directory's fsync stalled for good, four preads said `malformed`."""
     plan = tmp_path / "plan"
     plan.write_text("")
-    command = [sys.executable, "-m", "tests.store.faulted", str(tmp_path), "1"]
+    command = [sys.executable, "-m", "tests.store.faulted", str(tmp_path)]
     given = {**os.environ, "LD_PRELOAD": str(shim), "FAULTS": str(plan)}
     done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
+    assert lines.pop() == "300 read, 0 faults left"
     for (call, part, _), line in zip(FAULTS, lines, strict=True):
         assert line == f"{call} {part} True done done done [('a', 30)] running"

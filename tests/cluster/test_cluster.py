@@ -173,27 +173,30 @@ def test_a_worker_is_killed_in_the_middle_and_the_transaction_is_as_if_it_were_n
             assert digests(p, time) == found[time - 1]["digests"]
 
 
-def test_a_job_that_fails_for_lack_of_an_executor_fails_no_view_and_is_completed_later(
+def test_x15_a_job_that_fails_for_lack_of_an_executor_fails_no_view_and_is_completed(
     cluster: SparkCluster, driver: Driver
 ) -> None:
     """Spark gives up at once here, if the task is known to run: a moment after it was given, whose length depends on
-    the machine. The worker starts another executor by itself.
+    the machine. The step is then computed once more; if that fails, too, the transaction waits. The worker starts
+    another executor by itself.
     """
     runtime = SystemRuntime()
     driver.tell("small")
     said = driver.answer()
     first = time = said["time"]
-    while "error" not in said:
-        assert time < first + TRIES, "no executor was hit while it ran a task"
+    hit = 0
+    while "error" not in said and hit < 3 and time < first + TRIES:
         executor, own = driver.executor(cluster.workers[-1])
         driver.tell("large")
         said = driver.until(lambda said, own=own: has_task(own, said) or "time" in said)  # type: ignore[misc]
+        hit += "time" not in said
         runtime.sleep_s(0.05 * 2 ** ((time - first) % 6))
         executor.kill()
         said, time = said if "time" in said else driver.answer(), time + 1
-    assert said["error"] == "spark_away", said
-    assert said["why"].count("\n") == 0
+    assert hit, "no executor was hit while it ran a task"
     while "error" in said:
+        assert said["error"] == "spark_away", said
+        assert said["why"].count("\n") == 0
         driver.tell("advance")
         said = driver.answer()
     assert (said["time"], said["failed"]) == (time, [])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evertide.server.query import isolation
 from evertide.server.query.isolation import Wanted, isolate
 from tests.cli.kit import ROOT
 from tests.servers.lure import Lure, running_lure
@@ -60,5 +61,7 @@ def test_what_the_system_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch
     assert "storage" in found.lacks["network"]
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
+    monkeypatch.setattr(isolation, "_restrict_files", lambda _: None)  # or the tests that follow would be isolated
+    monkeypatch.setattr(isolation, "_drop_privileges", lambda: None)
     found = isolate(Wanted("/s", "/c", has_network=False, has_processes=False, environment={}))
     assert "pdp11" in found.lacks["network"]

@@ -29,7 +29,9 @@ def test_a_thread_that_dies_is_logged_with_its_traceback_and_says_why(caplog: py
     assert problem.since_s > 0
     assert problem.remedy
     assert [error.why for error in told] == ["MemoryError: no room"]
-    assert "in run" in caplog.text
+    [logged] = [record for record in caplog.records if record.name == "evertide.threads"]
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is MemoryError
 
 
 def test_a_thread_that_ends_has_no_problem() -> None:

@@ -174,7 +174,7 @@ def test_a_put_whose_outcome_is_unknown_is_written_anew(blob: LocalBlob, files: 
 
 
 def test_x12_a_directory_whose_name_could_not_be_synced_is_made_again(blob: LocalBlob, files: WatchedFiles) -> None:
-    """A second sync alone may do nothing for the name. Seen to fail when the directory was only synced again."""
+    """A second sync alone may do nothing for the name: the directory is removed, and made again by the next put."""
     files.fail = {"sync_directory": errno.EIO}
     with pytest.raises(Unavailable):
         blob.put("parts/a", b"1")

@@ -2,7 +2,7 @@
 
 # The Python that makes .venv; empty: the first of python3.13, 3.12, 3.11, python3 that is new enough.
 PYTHON ?=
-# How long `make soak` runs.
+# How long `make soak` runs: each of its tests gets an equal share.
 MINUTES ?= 10
 # How many processes `make test` spreads the tests over. Each has servers, and a Spark, of its own.
 WORKERS ?= 2
@@ -64,9 +64,9 @@ screenshots: setup ## Take the pictures of docs/console.md, of the demo; needs n
 	@sh tools/preflight.sh java
 	$(BIN)/python -m tools.screenshots $(ARGS)
 
-soak: setup ## Run the soak test for MINUTES
+soak: setup ## Run the soak tests for MINUTES in all; a failure prints its seed
 	@sh tools/preflight.sh java
-	EVERTIDE_SOAK_MINUTES="$(MINUTES)" $(BIN)/python -m pytest -m soak tests/soak tests/flow
+	EVERTIDE_SOAK_MINUTES="$(MINUTES)" $(BIN)/python -m pytest -m soak tests
 
 docs: setup ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

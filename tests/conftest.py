@@ -23,6 +23,7 @@ from tests.servers.spark import quick_sparks, running_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytest_plugins = ["tests.soak.rounds"]
 
 LONG = (
     "test_bench_replicas.py",

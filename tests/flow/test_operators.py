@@ -6,7 +6,6 @@ refused at creation, by name.
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ from pyspark.sql.functions import arrow_udf, udf
 
 from evertide.errors import InvalidInput
 from evertide.flow import Circuit
-from evertide.runtime import SystemRuntime
 from tests.flow.checked import TABLES, Views, check, read_views, views_of
+from tests.soak.rounds import Soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,17 +146,13 @@ def arrow_plus_two() -> Any:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_views_are_maintained_for_long(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a seed that nobody tried before, for a part of the time that the soak has."""
-    runtime = SystemRuntime()
-    begin_s, minutes = runtime.monotonic_s(), float(os.environ.get("EVERTIDE_SOAK_MINUTES", "10"))
-    seed = os.getpid() * 1000
-    while runtime.monotonic_s() < begin_s + minutes * 60 / 2:
+def test_views_are_maintained_for_long(spark: SparkSession, soak: Soak) -> None:
+    def run_round(seed: int) -> str:
         script = SCRIPTS[seed % len(SCRIPTS)]
         check_script(spark, script, seed, transactions=25, spark_every=1)
-        with capsys.disabled():
-            print(f"soak {runtime.monotonic_s() - begin_s:5.0f} s  {script}  seed {seed}", flush=True)
-        seed += 1
+        return script
+
+    soak.rounds("operators", run_round)
 
 
 @pytest.mark.parametrize("query", REFUSED)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from evertide.flow import Circuit
-from evertide.runtime import SystemRuntime
 from evertide.testing.queries import random_queries
 from tests.flow.checked import TABLES, Views, check
+from tests.soak.rounds import Soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,16 +33,12 @@ def test_random_queries_are_maintained(spark: SparkSession, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_many_random_queries_are_maintained(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a seed that nobody tried before, for a part of the time that the soak has."""
-    runtime = SystemRuntime()
-    begin_s, minutes = runtime.monotonic_s(), float(os.environ.get("EVERTIDE_SOAK_MINUTES", "10"))
-    seed = os.getpid() * 1000
-    while runtime.monotonic_s() < begin_s + minutes * 60 / 2:
+def test_many_random_queries_are_maintained(spark: SparkSession, soak: Soak) -> None:
+    def run_round(seed: int) -> str:
         check_random_queries(spark, seed, COUNT_LONG, 8)
-        with capsys.disabled():
-            print(f"soak {runtime.monotonic_s() - begin_s:5.0f} s  queries  seed {seed}", flush=True)
-        seed += 1
+        return f"{COUNT_LONG} queries"
+
+    soak.rounds("queries", run_round)
 
 
 def test_the_same_seed_gives_the_same_queries(spark: SparkSession) -> None:

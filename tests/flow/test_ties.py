@@ -3,7 +3,6 @@ the same view bit by bit, whatever the order and the way in which they came (I15
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +10,10 @@ import pytest
 from evertide.errors import InvalidInput
 from evertide.flow import Circuit
 from evertide.plan import fragment
-from evertide.runtime import SystemRuntime
 from evertide.testing.oracle import Reference, drive, drive_again
 from evertide.testing.queries import random_queries
 from evertide.testing.transactions import random_transactions
+from tests.soak.rounds import Soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,15 +129,12 @@ def check_random(spark: SparkSession, seed: int, count: int, transactions: int) 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_v1_many_random_queries_give_the_same_bits(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    runtime = SystemRuntime()
-    begin_s, minutes = runtime.monotonic_s(), float(os.environ.get("EVERTIDE_SOAK_MINUTES", "10"))
-    seed = os.getpid() * 1000
-    while runtime.monotonic_s() < begin_s + minutes * 60 / 4:
+def test_v1_many_random_queries_give_the_same_bits(spark: SparkSession, soak: Soak) -> None:
+    def run_round(seed: int) -> str:
         check_random(spark, seed, count=12, transactions=12)
-        with capsys.disabled():
-            print(f"soak {runtime.monotonic_s() - begin_s:5.0f} s  open queries  seed {seed}", flush=True)
-        seed += 1
+        return "12 queries"
+
+    soak.rounds("bits of queries", run_round)
 
 
 @pytest.mark.parametrize("query", REFUSED)

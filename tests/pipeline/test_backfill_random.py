@@ -7,7 +7,6 @@ is in the name of the test, and the soak prints it.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, crash, open_pipeline, rows_of
 from tests.pipeline.test_replicas import shared
-from tests.soak.test_soak import soak
+from tests.soak.rounds import Soak
 
 QUICK = replace(
     SETTINGS,
@@ -235,9 +234,5 @@ def test_x1_everything_meets_everything(seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_x1_everything_meets_everything_for_long(capsys: pytest.CaptureFixture[str]) -> None:
-    def once(number: int) -> str:
-        seed = os.getpid() * 1000 + number
-        return f"seed {seed}: {dict(survive(seed, 200).seen)}"
-
-    soak("backfills", capsys, once)
+def test_x1_everything_meets_everything_for_long(soak: Soak) -> None:
+    soak.rounds("backfills", lambda seed: str(dict(survive(seed, 200).seen)))

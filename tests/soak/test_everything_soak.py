@@ -6,7 +6,6 @@ Each round has a server and a storage of its own, and ends with a comparison of 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,25 +14,23 @@ from evertide.sources.chance import Chance
 from tests.pipeline.everything import World
 from tests.pipeline.test_everything import database, survive
 from tests.servers.kafka import KafkaBroker
-from tests.soak.test_soak import soak
+from tests.soak.rounds import Soak
 from tests.sources.kafka.kit import new_topic
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_everything_that_is_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kafka_broker: KafkaBroker, spark: object
-) -> None:
+def test_everything_that_is_killed(tmp_path: Path, soak: Soak, kafka_broker: KafkaBroker, spark: object) -> None:
     """The end of a round is looked at by the session that all tests share."""
 
-    def once(number: int) -> str:
-        kind, kills, rate = ("spark", 3, 100) if number % 2 else ("small", 12, 60)
-        chance = Chance(os.getpid() * 1000 + number)
-        directory = tmp_path / str(number)
+    def run_round(seed: int) -> str:
+        kind, kills, rate = ("spark", 3, 100) if seed % 2 else ("small", 12, 60)
+        chance = Chance(seed)
+        directory = tmp_path / str(seed)
         directory.mkdir()
-        with database(f"everything{number}") as db:
+        with database(f"everything{seed}") as db:
             topic = new_topic(kafka_broker, 2)
             world = World(kind, str(directory / "s"), db.dsn, db.slot, kafka_broker.brokers, topic)
             return survive(world, db, kafka_broker, chance, kills=kills, rate=rate)
 
-    soak("everything", capsys, once)
+    soak.rounds("everything", run_round)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.pipeline.test_fault_keys import KEYS, compare_with_model
-from tests.soak.test_soak import soak
+from tests.soak.rounds import Soak
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_faulty_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    def once(number: int) -> str:
-        seed = os.getpid() * 1000 + number
+def test_faulty_rows(soak: Soak) -> None:
+    def run_round(seed: int) -> str:
         for name in KEYS:
             compare_with_model(name, seed, 60)
-        return f"{len(KEYS)} types, seed {seed}"
+        return f"{len(KEYS)} types"
 
-    soak("faulty rows", capsys, once)
+    soak.rounds("faulty rows", run_round)

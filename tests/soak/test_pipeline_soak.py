@@ -6,7 +6,6 @@ again with other views, with or without faults; in the end all views are compare
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from tests.pipeline.test_replica_processes import Replica, killed_again_and_agai
 from tests.pipeline.test_replica_processes import check as check_replicas
 from tests.pipeline.test_replica_spark import run as run_on_spark
 from tests.pipeline.test_x1 import churn
-from tests.soak.test_soak import soak
+from tests.soak.rounds import Soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,39 +43,37 @@ def one_round(storage: Path, kind: str, kills: int, seed: int) -> str:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_pipelines_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: object) -> None:
-    def once(number: int) -> str:
-        kind, kills = ("spark", 3) if number % 5 == 0 else ("small", 12)
-        return one_round(tmp_path / str(number), kind, kills, os.getpid() * 1000 + number)
+def test_pipelines_that_are_killed(tmp_path: Path, soak: Soak, spark: object) -> None:
+    def run_round(seed: int) -> str:
+        kind, kills = ("spark", 3) if seed % 5 == 0 else ("small", 12)
+        return one_round(tmp_path / str(seed), kind, kills, seed)
 
-    soak("pipeline", capsys, once)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-def test_x1_views_that_come_and_go_beside_transactions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession
-) -> None:
-    def once(number: int) -> str:
-        seed, rows = os.getpid() * 1000 + number, (600, 3_000, 40_000)[number % 3]
-        beside = churn(spark, tmp_path / str(number), seed=seed, rounds=6, rows=rows)
-        return f"seed {seed}, {rows} rows, {beside} transactions beside backfills"
-
-    soak("x1", capsys, once)
+    soak.rounds("pipeline", run_round)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_replicas_that_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def once(number: int) -> str:
-        place = tmp_path / str(number)
+def test_x1_views_that_come_and_go_beside_transactions(tmp_path: Path, soak: Soak, spark: SparkSession) -> None:
+    def run_round(seed: int) -> str:
+        rows = (600, 3_000, 40_000)[seed % 3]
+        beside = churn(spark, tmp_path / str(seed), seed=seed, rounds=6, rows=rows)
+        return f"{rows} rows, {beside} transactions beside backfills"
+
+    soak.rounds("x1", run_round)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_replicas_that_are_killed(tmp_path: Path, soak: Soak) -> None:
+    def run_round(seed: int) -> str:
+        place = tmp_path / str(seed)
         place.mkdir()
-        faults = 0.01 if number % 2 else 0.0
-        reached = killed_again_and_again(lambda: Replica(place, faults=faults), 10, os.getpid() * 1000 + number)
+        faults = 0.01 if seed % 2 else 0.0
+        reached = killed_again_and_again(lambda: Replica(place, faults=faults), 10, seed)
         check_replicas(place, reached)
         return f"10 kills, {reached} transactions"
 
-    soak("replicas", capsys, once)
+    soak.rounds("replicas", run_round)
 
 
 @pytest.mark.soak
@@ -95,24 +92,19 @@ def test_a_short_round(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_replicas_on_spark(capsys: pytest.CaptureFixture[str], spark: SparkSession) -> None:
-    def once(number: int) -> str:
-        seed = os.getpid() * 1000 + number
-        try:
-            made = run_on_spark(spark, seed, 60)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        return f"seed {seed}: {made.pushed} pushes, {made.killed} kills"
+def test_replicas_on_spark(soak: Soak, spark: SparkSession) -> None:
+    def run_round(seed: int) -> str:
+        run = run_on_spark(spark, seed, 60)
+        return f"{run.pushed} pushes, {run.killed} kills"
 
-    soak("replicas on Spark", capsys, once)
+    soak.rounds("replicas on Spark", run_round)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_storage_in_doubt(capsys: pytest.CaptureFixture[str]) -> None:
-    def once(number: int) -> str:
-        chance = Chance(os.getpid() * 1000 + number)
+def test_storage_in_doubt(soak: Soak) -> None:
+    def run_round(seed: int) -> str:
+        chance = Chance(seed)
         fault = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED)[chance.below(3)]
         at, count = 1 + chance.below(CALLS), 1 + chance.below(6)
         try:
@@ -122,4 +114,4 @@ def test_storage_in_doubt(capsys: pytest.CaptureFixture[str]) -> None:
             raise
         return f"{fault.name} at {at}, {count}"
 
-    soak("storage in doubt", capsys, once)
+    soak.rounds("storage in doubt", run_round)

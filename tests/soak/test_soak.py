@@ -1,43 +1,26 @@
-"""The machine and the processes of `tests/shard`, for `EVERTIDE_SOAK_MINUTES` minutes: `make soak`."""
+"""The machine and the processes of `tests/shard`, for a share of `EVERTIDE_SOAK_MINUTES`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from evertide.runtime import SystemRuntime
 from tests.shard.test_machine import CROSSING, NARROW, cross_everywhere, run_machine
 from tests.shard.test_processes import run_processes
-
-RUNTIME = SystemRuntime()
-MINUTES = float(os.environ.get("EVERTIDE_SOAK_MINUTES", "10"))
-
-
-def soak(what: str, capsys: pytest.CaptureFixture[str], once: Callable[[int], str]) -> None:
-    """Again and again for half of the time, with a line for each round."""
-    begin_s = RUNTIME.monotonic_s()
-    number = 0
-    while RUNTIME.monotonic_s() < begin_s + MINUTES * 60 / 2:
-        number += 1
-        said = once(number)
-        with capsys.disabled():
-            passed_s = RUNTIME.monotonic_s() - begin_s
-            print(f"soak {passed_s:5.0f} s  {what} round {number}  {said}", flush=True)
+from tests.soak.rounds import Soak
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_machine(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_machine(soak: Soak, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "evertide")
 
-    def once(_number: int) -> str:
+    def run_round(_seed: int) -> str:
         run_machine(100, 60)
         return "100 examples of 60 steps"
 
-    soak("machine", capsys, once)
+    soak.rounds("machine", run_round)
 
 
 @pytest.mark.soak
@@ -52,10 +35,10 @@ def test_every_crossing(deed: str, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def once(number: int) -> str:
-        directory = tmp_path / str(number)
+def test_processes(tmp_path: Path, soak: Soak) -> None:
+    def run_round(seed: int) -> str:
+        directory = tmp_path / str(seed)
         directory.mkdir()
-        return run_processes(directory, 20.0, seed=os.getpid() * 1000 + number)
+        return run_processes(directory, 20.0, seed=seed)
 
-    soak("processes", capsys, once)
+    soak.rounds("processes", run_round)

@@ -94,6 +94,8 @@ def test_nothing_is_executed(spark: SparkSession) -> None:
             1,
             "STORED AS SCD TYPE 2 is not supported",
         ),
+        ("CREATE TABLE t (a INT, b ARRAY<VARCHAR(3)>)", 1, "declare STRING"),
+        ("CREATE TABLE t (a CHAR(3))", 1, "declare STRING"),
     ],
 )
 def test_what_a_pipeline_cannot_keep_is_refused_by_name(spark: SparkSession, script: str, line: int, why: str) -> None:

@@ -15,6 +15,8 @@ from evertide.errors import InvalidInput
 from evertide.flow import Circuit
 from evertide.plan.program import Program
 from evertide.plan.view_function import ViewFunction
+from evertide.testing.oracle import Reference, drive
+from evertide.testing.transactions import random_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +96,24 @@ def test_v2_limit_and_offset_of_a_frame_count_what_is_left_below(spark: SparkSes
     assert rows_of(found["v"]) == [(3, 1, -1), (5, 1, 1)]
 
 
+def test_v1_rows_without_duplicates_are_rows_of_the_table(spark: SparkSession) -> None:
+    """Whatever is left out of the columns: two readers of the same frame see the same rows."""
+
+    def v(session: SparkSession) -> DataFrame:
+        return session.table("tagged").dropDuplicates(["k"])
+
+    def halves(session: SparkSession) -> DataFrame:
+        whole = session.table("tagged").dropDuplicates(["k"])
+        return whole.select("k", "a").join(whole.select("k", "b"), "k")
+
+    script = "CREATE TABLE tagged (k BIGINT, a BIGINT, b DOUBLE, c STRING COLLATE UTF8_LCASE);"
+    circuit = Circuit(spark, script, functions=[ViewFunction("v", v), ViewFunction("halves", halves)])
+    first = "QUALIFY row_number() OVER (PARTITION BY k ORDER BY a, b, c, CAST(c AS BINARY)) = 1"
+    told = {"v": f"SELECT * FROM tagged {first}", "halves": f"SELECT k, a, b FROM tagged WHERE k IS NOT NULL {first}"}
+    rows = random_transactions(circuit.tables, 1, count=8, rows_each=8, rows_huge=30)
+    drive(circuit, Reference(spark, circuit.tables), told, rows)
+
+
 def test_python_functions_are_maps(spark: SparkSession) -> None:
     twice = F.udf(double, "long", useArrow=False)
     add_one = F.arrow_udf(lambda prices: pa.compute.add(prices, 1), "long")
@@ -144,6 +164,16 @@ class Twice:
         (lambda session: session.table("bid").select("missing"), "UNRESOLVED_COLUMN"),
         (lambda session: session.table("bid").select("price", "price"), "two columns are named 'price'"),
         (lambda session: session.table("bid").sample(0.5), "TABLESAMPLE takes rows by chance"),
+        (
+            lambda session: (
+                session.table("bid").withColumn("m", F.create_map("price", "price")).dropDuplicates(["price"])
+            ),
+            "dropDuplicates would have to choose among rows by 'm'",
+        ),
+        (
+            lambda session: session.table("bid").where(session.table("bid").dropDuplicates(["price"]).exists()),
+            "dropDuplicates stands in a subquery",
+        ),
         (lambda session: session.table("bid").limit(3), "LIMIT and OFFSET without ORDER BY"),
         (lambda session: session.table("bid").withColumn("at", F.current_timestamp()), "current_timestamp()"),
         (lambda session: session.createDataFrame([(1,)], "a int"), "which is no table or view of the pipeline"),

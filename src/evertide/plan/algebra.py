@@ -31,6 +31,7 @@ from evertide.plan.canonical import Canonical
 from evertide.plan.catalog import Catalog, Query
 from evertide.plan.catalyst import Catalyst
 from evertide.plan.conditions import all_equal, equal_keys, null_aware_key
+from evertide.plan.deduplicate import first_rows
 from evertide.plan.distinct import without_distinct_rewrite
 from evertide.plan.nodes import (
     Aggregate,
@@ -45,6 +46,7 @@ from evertide.plan.nodes import (
     TopK,
     Union,
     Window,
+    walk,
 )
 from evertide.plan.order import total_order
 from evertide.plan.scala import optional, sequence
@@ -86,10 +88,25 @@ class Algebra:
         """The plan of a view whose query was analyzed and not refused."""
         self._where = f"{query.where}, view {query.name!r}"
         self._sharing = Sharing(self._catalyst, Canonical(self._catalog.session, self._where))
-        return self._with_output(self._node(query.optimized), query.optimized)
+        chosen = first_rows(self._catalyst, query.analyzed, self._where)
+        optimized = query.optimized if chosen is None else self._catalyst.optimized(chosen)
+        made = self._with_output(self._node(optimized), optimized)
+        self._refuse_subqueries(made)
+        return made
+
+    def _refuse_subqueries(self, plan: Node) -> None:
+        """A subquery that is left in an expression would read its tables as they are here: empty."""
+        sums = [node for node in walk(plan) if isinstance(node, Aggregate) and node.is_additive]
+        tops = {id(node): node for node in (plan, *(node.children[0] for node in sums))}  # sums hide what is below
+        left = next((found for node in tops.values() for found in sequence(node.jvm.subqueriesAll())), None)
+        if left is not None:
+            why = f"a subquery stands where it cannot be maintained: {left.simpleString(80)}; write it as a join"
+            raise InvalidInput(where=self._where, why=why)
 
     def _node(self, jvm: Any) -> Node:
         name = kind(jvm)
+        if name == "Aggregate":
+            jvm = without_distinct_rewrite(self._catalyst, jvm)
         if name in _DROPPED:
             return self._node(jvm.child())
         if name in _LIMITS:
@@ -230,7 +247,6 @@ class Algebra:
         return map_node(self._catalyst, [*sequence(child.jvm.output()), *columns], child)
 
     def _aggregate(self, jvm: Any) -> Node:
-        jvm = without_distinct_rewrite(self._catalyst, jvm)
         session = session_key(jvm)
         if session is None:
             return aggregate_node(self._catalyst, jvm, self._node(jvm.child()), self._where)
@@ -300,10 +316,10 @@ class Algebra:
             below, columns = below.child(), sequence(below.projectList())
         if kind(below) != "Sort" or not any(kind(part) == "RowNumber" for part in self._functions(jvm)):
             return [], child
-        order = sequence(below.order())
-        inner = self._node(below.child())
+        order, inner = self._beside(sequence(below.order()), self._node(below.child()))
         if columns is None:
             return order, inner
+        columns, inner = self._beside(columns, inner)
         known = {column.exprId().id() for column in columns}
         needed = [part for by in order for part in within(by) if kind(part) == "AttributeReference"]
         missing = {part.exprId().id(): part for part in needed if part.exprId().id() not in known}
@@ -321,13 +337,15 @@ class Algebra:
             (between if kind(below) == "Project" else cuts).append(below)
             below = below.child()
         limit, offset = _shown_rows(reversed(cuts))
-        if kind(below) != "Sort":
-            return self._any_row(jvm, limit, offset)
-        child = self._node(below.child())
-        order = total_order(self._catalyst, sequence(below.order()), child.jvm, self._where)
-        node: Node = self._top_of(order, child, limit, offset)
+        order: list[Any] = []
+        if kind(below) == "Sort":  # otherwise the query's order is by constants, so that all rows tie
+            order, below = sequence(below.order()), below.child()
+        order, child = self._beside(order, self._node(below))
+        order = total_order(self._catalyst, order, child.jvm, self._where)
+        node = self._with_output(self._top_of(order, child, limit, offset), below)
         for project in reversed(between):
-            node = map_node(self._catalyst, sequence(project.projectList()), node)
+            columns, node = self._beside(sequence(project.projectList()), node)
+            node = map_node(self._catalyst, columns, node)
         return node
 
     def _top_of(self, order: list[Any], child: Node, limit: int | None, offset: int) -> TopK:
@@ -345,19 +363,18 @@ class Algebra:
         skipped = self._catalyst.offset(offset, ordered) if offset else ordered
         return TopK(jvm=self._catalyst.limit(limit, skipped), limit=limit, offset=offset, first=first, **made)
 
-    def _any_row(self, jvm: Any, limit: int | None, offset: int) -> Node:
-        """The one LIMIT without order that Spark makes itself: EXISTS as "is there one row", of constants."""
-        [output] = sequence(jvm.output())
-        below = jvm
-        while kind(below) in _LIMITS:
-            below = below.child()
-        if limit != 1 or offset or output.name() != "col":
-            raise InvalidInput(where=self._where, why="LIMIT without ORDER BY takes any rows: say which by ORDER BY")
+    def _is_there(self, jvm: Any) -> Any:
+        """Spark writes EXISTS without correlation as a scalar subquery: 1 of any one row. The greatest 1 is the same,
+        and is kept as a sum; its NULL where there are no rows is what a subquery without rows is."""
+        if kind(jvm) != "GlobalLimit" or kind(jvm.child()) != "LocalLimit":
+            return jvm
+        below, [output] = jvm.child().child(), sequence(jvm.output())
+        if int(jvm.limitExpr().eval(None)) != 1 or not _is_one(below, output):
+            return jvm
         one = self._catalyst.alias(self._catalyst.literal(1), "one")
-        child = map_node(self._catalyst, [one], self._node(below))
         greatest = self._catalyst.aggregate_expression(self._catalyst.expression("aggregate.Max", one.toAttribute()))
         column = self._catalyst.alias(greatest, output.name(), output.exprId())
-        return aggregate_node(self._catalyst, self._catalyst.aggregate([], [column], child.jvm), child, self._where)
+        return self._catalyst.aggregate([], [column], self._catalyst.project([one], below))
 
     def _with_subqueries(self, jvm: Any) -> Node:
         """Each scalar subquery in this operator's expressions becomes a column of its first input.
@@ -374,13 +391,26 @@ class Algebra:
         children = sequence(jvm.children())
         first = children[0]
         for plan in found.values():
-            rows = optional(plan.maxRows())
-            first = self._catalyst.join(first, plan, "LeftOuter" if rows in (0, 1) else "LeftSingle", None)
+            first = self._join_value(first, plan)
         return self._with_output(self._node(self._catalyst.with_children(swapped, [first, *children[1:]])), jvm)
+
+    def _beside(self, expressions: list[Any], node: Node) -> tuple[list[Any], Node]:
+        """Expressions over a node with a column for each scalar subquery in them, for an operator that is made here."""
+        found: dict[int, Any] = {}
+        swapped = [self._swap_subqueries(expression, found) for expression in expressions]
+        for plan in found.values():
+            joined = self._join_value(node.jvm, plan)
+            node = self._shared(self._joined(joined, node, self._node(plan)))
+        return swapped, node
+
+    def _join_value(self, left: Any, plan: Any) -> Any:
+        """Each row with the value of a scalar subquery: NULL if it has no row, and an error if it has several."""
+        rows = optional(plan.maxRows())
+        return self._catalyst.join(left, plan, "LeftOuter" if rows in (0, 1) else "LeftSingle", None)
 
     def _swap_subqueries(self, expression: Any, found: dict[int, Any]) -> Any:
         if kind(expression) == "ScalarSubquery":
-            plan = expression.plan()
+            plan = self._is_there(expression.plan())
             [output] = sequence(plan.output())
             found[output.exprId().id()] = plan
             return output.withNullability(True)  # noqa: FBT003 - a subquery without rows is NULL, whatever its column is
@@ -395,6 +425,19 @@ def _has_join(node: Node) -> bool:
     if isinstance(node, Aggregate) and node.is_additive:
         return False
     return isinstance(node, Join) or any(map(_has_join, node.children))
+
+
+def _is_one(jvm: Any, attribute: Any) -> bool:
+    """Whether a column of an operator is the number 1 in each row."""
+    name, outputs = kind(jvm), [output.exprId().id() for output in sequence(jvm.output())]
+    at = outputs.index(attribute.exprId().id())
+    if name == "Union":
+        return all(_is_one(child, sequence(child.output())[at]) for child in sequence(jvm.children()))
+    if name not in ("Project", "Aggregate"):
+        return False
+    column = sequence(jvm.projectList() if name == "Project" else jvm.aggregateExpressions())[at]
+    value = column.child() if kind(column) == "Alias" else column
+    return kind(value) == "Literal" and value.value() == 1
 
 
 def _shown_rows(cuts: Iterable[Any]) -> tuple[int | None, int]:

@@ -15,10 +15,12 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, SparkEnded
+from evertide.plan.failure import reason, told_of
 from evertide.plan.scala import sequence
 from evertide.plan.statements import TableStatement, ViewStatement
 from evertide.plan.walk import nodes
@@ -55,7 +57,16 @@ class Query:
 
     @property
     def optimized(self) -> Any:
-        return self.frame._jdf.queryExecution().optimizedPlan()
+        """`InvalidInput` where Spark's optimizer fails on what its analyzer takes."""
+        try:
+            return self.frame._jdf.queryExecution().optimizedPlan()
+        except (PySparkException, Py4JJavaError) as error:
+            told = told_of(self.frame.sparkSession.sparkContext, error)
+            if isinstance(told, SparkEnded):
+                raise told from error
+            why = "Spark's own optimizer fails on this query, so split it, for example into one subquery per aggregate"
+            why = f"{why} with DISTINCT or listagg: {reason(error)}"
+            raise InvalidInput(where=f"{self.where}, view {self.name!r}", why=why) from error
 
 
 class Framed(Protocol):

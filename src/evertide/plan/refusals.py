@@ -70,8 +70,16 @@ def _is_ordered(node: Any) -> bool:
     """Whether the rows come sorted as a whole: a Sort below, with nothing in between that could shuffle them."""
     below = node.children().apply(0)
     while kind(below) in ("GlobalLimit", "LocalLimit", "Offset", "Project", "SubqueryAlias"):
+        if any(map(_becomes_join, expressions(below))):
+            return False
         below = below.children().apply(0)
     return kind(below) == "Sort" and bool(getattr(below, "global")())  # SORT BY sorts each partition by itself
+
+
+def _becomes_join(expression: Any) -> bool:
+    """Whether Spark computes a subquery by a join, whose rows have no order."""
+    name = kind(expression)
+    return name == "ListQuery" or (name in ("ScalarSubquery", "Exists") and bool(expression.isCorrelated()))
 
 
 def _refused_expression(expression: Any) -> str | None:

@@ -16,6 +16,7 @@ over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -98,6 +99,9 @@ class AppendStatement:
     query: str
     where: str
 
+
+_SIZED_TEXT = re.compile(r'(?<!"name":)"(?:var)?char\(\d+\)"')
+"""CHAR and VARCHAR in Spark's JSON form of a type."""
 
 Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement | AppendStatement
 
@@ -196,6 +200,9 @@ def _column(column: Any, where: str) -> Column:
         "GENERATED AS IDENTITY": column.identityColumnSpec().isDefined(),
     }
     _refuse(f"{where}, column {column.name()!r}", given)
+    if _SIZED_TEXT.search(column.dataType().json()):
+        why = f"{column.dataType().sql()}: Spark itself keeps no lengths of texts in queries; declare STRING"
+        raise InvalidInput(where=f"{where}, column {column.name()!r}", why=why)
     default = optional(column.defaultValue())
     return Column(
         name=column.name(),

@@ -52,3 +52,18 @@ CREATE MATERIALIZED VIEW groups_of_constants AS
 SELECT w, count(DISTINCT c) AS n, (SELECT count(*) FROM r) AS r FROM
 (SELECT w, percentile(k, 0.5) AS p, count(DISTINCT k) AS c FROM VALUES (0, 'a'), (1, ''), (2, NULL) AS v(k, w) GROUP BY ROLLUP (w))
 GROUP BY w;
+
+CREATE MATERIALIZED VIEW ordered_by_a_constant AS
+SELECT id AS col FROM s ORDER BY 'x' LIMIT 1;
+CREATE VIEW ordered_by_a_constant_told AS SELECT min(id) AS col FROM s HAVING count(*) > 0;
+
+CREATE MATERIALIZED VIEW ordered_by_constants AS
+SELECT 5 AS k, id, b FROM s ORDER BY k LIMIT 3 OFFSET 1;
+CREATE VIEW ordered_by_constants_told AS SELECT 5 AS k, id, b FROM s ORDER BY id LIMIT 3 OFFSET 1;
+
+CREATE MATERIALIZED VIEW one_of_any AS
+SELECT 1 AS col FROM r ORDER BY 'x' LIMIT 1;
+
+CREATE MATERIALIZED VIEW scalar_by_a_constant AS
+SELECT k, (SELECT id AS col FROM (SELECT id FROM s) ORDER BY 'x' LIMIT 1) AS z FROM t;
+CREATE VIEW scalar_by_a_constant_told AS SELECT k, (SELECT min(id) FROM s) AS z FROM t;

@@ -1,0 +1,38 @@
+-- Scalar subqueries where Spark leaves them in an expression, in every clause.
+
+CREATE MATERIALIZED VIEW scalar_above_top AS
+SELECT a, (SELECT max(id) FROM s) AS m FROM (SELECT * FROM r ORDER BY a, b, c, d, x LIMIT 5) LIMIT 3;
+
+CREATE MATERIALIZED VIEW scalar_between_cuts AS
+SELECT id, z + (SELECT min(k) FROM t) AS y FROM (SELECT id, id + (SELECT max(k) FROM t) AS z FROM (SELECT id FROM s ORDER BY id DESC LIMIT 5) OFFSET 1) LIMIT 3;
+
+CREATE MATERIALIZED VIEW scalar_in_order AS
+SELECT id, (SELECT max(k) FROM t) AS m FROM s ORDER BY abs(id - (SELECT max(k) FROM t)), id LIMIT 3;
+
+CREATE MATERIALIZED VIEW scalar_in_order_of_rest AS
+SELECT id FROM s ORDER BY abs(id - (SELECT max(k) FROM t)), id OFFSET 2;
+
+CREATE MATERIALIZED VIEW scalar_in_order_per_row AS
+SELECT s.id, q.z FROM s, LATERAL
+(SELECT a + (SELECT max(k) FROM t) AS z FROM r WHERE r.b = s.b ORDER BY abs(a - (SELECT max(k) FROM t)), a, c, d, x LIMIT 2) q;
+
+CREATE MATERIALIZED VIEW scalar_in_distinct AS
+SELECT c, count(DISTINCT a + (SELECT max(k) FROM t)) AS p, count(DISTINCT b) AS q, sum(a) AS z FROM r GROUP BY c;
+
+CREATE MATERIALIZED VIEW scalar_in_filters AS
+SELECT count(DISTINCT a) FILTER (WHERE b < (SELECT max(k) FROM t)) AS p, count(DISTINCT b) AS q, sum(a) FILTER (WHERE b > (SELECT min(k) FROM t)) AS z FROM r;
+
+CREATE MATERIALIZED VIEW scalar_in_window AS
+SELECT id, row_number() OVER (PARTITION BY id % (SELECT count(*) + 1 FROM t) ORDER BY id + (SELECT max(k) FROM t)) AS n FROM s;
+
+CREATE MATERIALIZED VIEW scalar_in_join AS
+SELECT s.id, r.a FROM s FULL JOIN r ON s.b = r.b + (SELECT count(*) FROM t);
+
+CREATE MATERIALIZED VIEW scalar_in_sets AS
+SELECT b + (SELECT max(k) FROM t) AS g, c, count(*) AS n FROM r GROUP BY CUBE (b + (SELECT max(k) FROM t), c);
+
+CREATE MATERIALIZED VIEW scalar_in_explode AS
+SELECT id, explode(array(id, (SELECT max(k) FROM t))) AS z FROM s;
+
+CREATE MATERIALIZED VIEW correlated_as_key AS
+SELECT (SELECT max(k) FROM t WHERE t.v = r.b) AS g, count(*) AS n FROM r GROUP BY (SELECT max(k) FROM t WHERE t.v = r.b);

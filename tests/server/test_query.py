@@ -53,6 +53,8 @@ def test_a_query_is_answered_with_time_types_and_engine(client: Client) -> None:
     both = "SELECT o.id FROM orders o JOIN revenue r USING (customer) WHERE r.amount > 10 ORDER BY 1 DESC NULLS LAST"
     assert ask(client, both).body["rows"] == [[3], [2]]
     own = "WITH big AS (SELECT * FROM orders WHERE amount > 6) SELECT count(*) FROM big"
+    same = "WITH orders AS (SELECT * FROM orders WHERE amount > 6) SELECT count(*) FROM orders"
+    assert ask(client, same, engine="duckdb").body["rows"] == ask(client, own).body["rows"]
     assert ask(client, own).body["rows"] == [[2]]
     assert ask(client, "SELECT id, id FROM orders LIMIT 1").body["columns"][1]["name"] == "id_2"
 
@@ -198,6 +200,10 @@ HOSTILE = [
     "SUMMARIZE orders",
     'WITH "pg_catalog.pg_settings" AS (SELECT 1) SELECT name, setting FROM pg_catalog.pg_settings',
     'WITH "information_schema.tables" AS (SELECT 1) SELECT * FROM information_schema.tables',
+    "SELECT name, setting FROM pg_settings, (WITH pg_settings AS (SELECT 1) SELECT * FROM pg_settings) x",
+    "SELECT * FROM duckdb_databases WHERE EXISTS (WITH duckdb_databases AS (SELECT 1) SELECT * FROM duckdb_databases)",
+    'SELECT * FROM \'{0}\', (WITH "{0}" AS (SELECT 1) SELECT * FROM "{0}") x',
+    "WITH sqlite_master AS (SELECT * FROM sqlite_master) SELECT * FROM sqlite_master",
     "SELECT json_serialize_plan('SELECT current_setting(''secret_directory'')', optimize := true)",
     "SELECT " + "1+" * 3000 + "1",
     "SELECT 340282366920938463463374607431768211455::UHUGEINT",

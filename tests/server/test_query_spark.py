@@ -123,6 +123,8 @@ HOSTILE = [
     "SELECT * FROM orders JOIN text.`{0}` t ON true",
     "SELECT id FROM orders WHERE customer IN (SELECT value FROM text.`{0}`)",
     "WITH t AS (SELECT * FROM text.`{0}`) SELECT * FROM t",
+    "WITH `text.{0}` AS (SELECT 1) SELECT * FROM text.`{0}`",
+    "WITH `global_temp.hidden` AS (SELECT 1) SELECT * FROM global_temp.hidden",
     "SELECT * FROM IDENTIFIER('text.`{0}`')",
     "SELECT * FROM IDENTIFIER('te' || 'xt.`{0}`')",
     "SELECT * FROM read_files('{0}')",
@@ -182,11 +184,12 @@ HOSTILE = [
 ]
 
 
-def test_spark_does_nothing_but_read_collections(shop: Served, tmp_path: Path) -> None:
+def test_spark_does_nothing_but_read_collections(shop: Served, spark: SparkSession, tmp_path: Path) -> None:
     """By what Spark's own parser and analyzer make of the text. Fails, for some of these, if either is not looked at:
     without the first, TRANSFORM and EXECUTE IMMEDIATE; without the second, reflect()."""
     kept = tmp_path / "secret.csv"
     kept.write_text("file-secret\n")
+    spark.range(3).createOrReplaceGlobalTempView("hidden")
     for text in HOSTILE:
         with pytest.raises(InvalidInput) as refused:
             shop.pipeline.query(text.format(kept))

@@ -192,9 +192,9 @@ def _read(plan: Any, own: frozenset[str]) -> Iterator[str]:
                 yield from _read(pair._2(), own | named if plan.allowRecursion() else own)
                 own |= named
         case "UnresolvedRelation":
-            relation = ".".join(sequence(plan.multipartIdentifier()))
-            if relation.lower() not in own:
-                yield relation
+            path = sequence(plan.multipartIdentifier())
+            if len(path) > 1 or path[0].lower() not in own:  # a name with a point in it is never that of a WITH
+                yield ".".join(path)
         case "UnresolvedTableValuedFunction":
             function = ".".join(sequence(plan.name()))
             if function.lower() not in ALLOWED_IN_FROM:

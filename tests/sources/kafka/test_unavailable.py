@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,13 +16,16 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.tables import ERRORS
 from evertide.sources.contract import SAME, Rows, TableDeclaration
 from evertide.sources.kafka.formats import JsonFormat
+from evertide.sources.kafka.options import read_options
 from evertide.sources.kafka.place import Records
 from evertide.sources.kafka.rows import Envelope
 from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
+from evertide.sources.values import Number
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import ScriptedSource, open_pipeline, rows_of, storage, with_sources
 
 P = DEFAULT_PLACEHOLDER
+KAFKA = {"brokers": "localhost:9", "topic": "t", "format": "json"}
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
@@ -46,7 +51,8 @@ def decoded(*values: Any, key: tuple[str, ...] = ("id",), kind: str = "debezium"
     declaration = TableDeclaration("t", SCHEMA, key, "kafka", {}, "shop.sql, line 1")
     key_format = JsonFormat(SCHEMA) if kind == "upsert" else None
     envelope = Envelope(declaration, kind, JsonFormat(SCHEMA), key_format, placeholder=Placeholder(setting))
-    keys = [json.dumps({"id": (value.get("after") or value)["id"]}).encode() for value in values]
+    rows = [{name.lower(): one for name, one in (value.get("after") or value).items()} for value in values]
+    keys = [json.dumps({"id": each["id"]}).encode() for each in rows]
     content = [json.dumps(value).encode() for value in values]
     return envelope.rows(Records(0, [], list(range(len(values))), keys, content), "t-0")  # type: ignore[arg-type]
 
@@ -64,6 +70,12 @@ def held(*batches: Rows) -> tuple[list[tuple[Any, ...]], list[str]]:
         return rows_of(p, "t"), p.view(ERRORS).to_arrow()["reason"].to_pylist()
 
 
+def upper(told: dict[str, Any]) -> dict[str, Any]:
+    """The same change, of a database that writes names in upper case."""
+    rows = {name: {each.upper(): value for each, value in told[name].items()} for name in ("before", "after")}
+    return {**told, **rows}
+
+
 def row(number: int, n: int) -> tuple[Any, ...]:
     return number, n, "long", b"abc", ["a", "b"], [1, 2], [("a", "b")]
 
@@ -76,8 +88,27 @@ def test_values_that_are_unavailable_stay_as_they_are_under_the_key() -> None:
     moved = decoded(change("u", {"id": 7, "n": 4, **GONE}, {"id": 1, "n": 2, **GONE}))
     assert held(first, moved) == ([row(7, 4)], [])
     assert held(first, decoded(change("u", {"id": 1, "n": 5, **GONE}, {"id": 1, "n": 1, **FULL}))) == ([row(1, 5)], [])
+    part = decoded(change("u", {"id": 1, "n": 5, **GONE}, {"id": 1, "n": 2, **dict.fromkeys(GONE)}))
+    assert held(first, part) == ([row(1, 5)], []), "an identity that is an index has NULL for all other columns"
     flat = decoded({"id": 1, "n": 6, **GONE}, kind="upsert")
     assert held(first, flat) == ([row(1, 6)], [])
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, SCHEMA.remove(6).remove(5).remove(4).remove(3)], ids=["nested", "plain"])
+def test_a_row_whose_key_is_in_its_value(schema: pa.Schema) -> None:
+    """Plain columns are read many records at once."""
+    gone = {name: value for name, value in GONE.items() if name in schema.names}
+    given = {"unavailable_placeholder": P, "key_format": "none", "envelope": "upsert"}
+    declaration = TableDeclaration("t", schema, ("id",), "kafka", {**KAFKA, **given}, "shop.sql, line 1")
+    content: list[bytes | None] = [json.dumps({"id": 1, "n": 1, **gone}).encode()]
+    found = read_options(declaration, Path()).decoder.rows(Records(0, [], [0], [None], content), "t-0")
+    assert [json.loads(mark) for mark in found.rows[SAME].to_pylist()] == [[*gone]]
+
+
+def test_a_key_that_changes_in_columns_of_another_case() -> None:
+    first, then = {"ID": 1, "N": 1, **FULL}, {"ID": 2, "N": 1, **FULL}
+    found = decoded(change("c", {"id": 1, "n": 1, **FULL}), upper(change("u", then, first)))
+    assert held(found) == ([row(2, 1)], [])
 
 
 @pytest.mark.parametrize("op", ["c", "r", "u"])
@@ -123,7 +154,13 @@ def test_the_placeholder_is_a_setting(setting: str, text: str) -> None:
         {P: P},
         [P],
         [None, P.encode()],
+        ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
         list(P.encode()),
+        [float(each) for each in P.encode()],
+        [Number(f"{each}.0") for each in P.encode()],
+        [Decimal(each).scaleb(-2) for each in P.encode()],
+        [base64.b64encode(bytes([each])).decode() for each in P.encode()],
+        [{"scale": 0, "value": base64.b64encode(bytes([each])).decode()} for each in P.encode()],
     ],
 )
 def test_every_form_that_the_placeholder_has(value: Any) -> None:
@@ -131,6 +168,9 @@ def test_every_form_that_the_placeholder_has(value: Any) -> None:
     assert placeholder.stands_for(value)
 
 
-@pytest.mark.parametrize("value", [None, "", f"{P} ", 5, [], {}, [5], {P: "x"}, {"a": P}, b"", True])
+@pytest.mark.parametrize(
+    "value",
+    [None, "", f"{P} ", 5, [], {}, [5], {P: "x"}, {"a": P}, b"", True, [True] * len(P), ["Xw=="] * len(P), [{}]],
+)
 def test_values_that_are_no_placeholder(value: Any) -> None:
     assert not Placeholder().stands_for(value)

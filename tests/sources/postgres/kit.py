@@ -103,9 +103,11 @@ class Feeding:
             self.runtime.sleep_s(0.01)
 
     def until_streaming(self) -> None:
+        """And the journal says so: until then, a restart makes the slot anew."""
         query = "SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid"
         slot = self.source.name
         self.until(lambda: bool(self.db.rows(f"{query} WHERE s.slot_name = '{slot}' AND r.state = 'streaming'")))
+        self.until(lambda: self.position.at == "stream")
 
     def until_equal(self, query: str = "SELECT id, customer, amount FROM orders", name: str = "orders") -> None:
         self.until(lambda: self.rows(name) == sorted(self.db.rows(query), key=repr))

@@ -149,20 +149,34 @@ def _parsed(found: Mapping[str, Any]) -> Parsed:
         raise NotUnderstood(where="query", why=str(found["error_message"]))
     if len(found["statements"]) != 1:
         raise InvalidInput(where="query", why=f"{len(found['statements'])} statements; one SELECT is asked at a time")
-    own: set[str] = set()
-    names: dict[tuple[str, ...], None] = {}
     in_from = _makes_rows(found["statements"][0])
     for node in _nodes(found["statements"][0]):
-        own |= {each["key"].lower() for each in _ctes(node)}
         if (refused := _refused(node)) is not None:
             raise InvalidInput(where="query", why=refused)
         if id(node) not in in_from and (called := _called(node)) and called not in _KNOWN:
             raise NotUnderstood(where="query", why=f"{called}() is none of the functions that DuckDB may call here")
-        if node.get("type") == "BASE_TABLE":
-            names[tuple(node["qualified_name"]["path"])] = None
-    # A name with a point in it is never that of a WITH: DuckDB would find its own catalog under it.
-    read = tuple(".".join(path) for path in names if len(path) > 1 or path[0].lower() not in own)
-    return Parsed(read, found["statements"][0])
+    return Parsed(tuple(dict.fromkeys(_read(found["statements"][0]))), found["statements"][0])
+
+
+def _read(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The relations that are not of a WITH around them: outside of it, DuckDB finds its own catalog, or a file, under
+    the same name. A name with a point in it is never that of a WITH."""
+    waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
+    while waiting:
+        node, own = waiting.pop()
+        if isinstance(node, list):
+            waiting += [(each, own) for each in node]
+        elif isinstance(node, dict):
+            if node.get("type") == "BASE_TABLE":
+                path = node["qualified_name"]["path"]
+                if len(path) > 1 or path[0].lower() not in own:
+                    yield ".".join(path)
+            if node.get("type") == "RECURSIVE_CTE_NODE":
+                own |= {node["cte_name"].lower()}
+            for one in _ctes(node):  # each sees those before it
+                waiting.append((one["value"], own))
+                own |= {one["key"].lower()}
+            waiting += [(value, own) for name, value in node.items() if name != "cte_map"]
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,8 @@ times cannot be told, and are faults: let Debezium write them as texts, or with 
 1. c, r: the row is there. u: the old one is not, the new one is. d: the old one is not.
 2. In a table with a key, `before` counts only if its key is another one; so it may be missing.
 3. Without a key an update or a delete needs the whole `before`: in PostgreSQL, REPLICA IDENTITY FULL.
-4. A value that Debezium does not have (`evertide.sources.kafka.unavailable`) is `UNAVAILABLE`, unless `before` has it.
+4. A value that Debezium does not have (`evertide.sources.kafka.unavailable`) is `UNAVAILABLE`, unless `before` has it;
+   NULL in `before` does not count.
 5. m, a message, changes nothing. t, a truncation, cannot be said of single rows: `Truncated` stalls the source.
 """
 
@@ -60,7 +61,7 @@ def changes(
     op = inner["op"]
     before, after = _row(inner, "before", made, placeholder), _row(inner, "after", made, placeholder)
     if before is not None and after is not None:
-        after = {name: before.get(name, value) if value is UNAVAILABLE else value for name, value in after.items()}
+        after = {name: _known(before, name) if value is UNAVAILABLE else value for name, value in after.items()}
     if op in ("c", "r", "u"):
         if after is None:
             raise Unreadable(f"the operation {op!r} without 'after'")
@@ -80,12 +81,24 @@ def changes(
 def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaration: TableDeclaration) -> bool:
     """Whether the old row has to be taken away by itself."""
     if declaration.key:
-        return before is not None and any(
-            before.get(name) is not None and before[name] != after.get(name) for name in declaration.key
-        )
+        old, new = _by_name(before or {}), _by_name(after)
+        names = [name.lower() for name in declaration.key]
+        return any(old.get(name) is not None and old[name] != new.get(name) for name in names)
     if before is None:
         raise Unreadable("an update without 'before', in a table without a key: set REPLICA IDENTITY FULL")
     return True
+
+
+def _known(before: Mapping[str, Any], name: str) -> Any:
+    """What the old row has of a column that is unavailable. NULL is none: of an identity that is only some columns,
+    `before` has NULL for all others, and a value that is left out because it is large is never NULL."""
+    value = before.get(name)
+    return UNAVAILABLE if value is None else value
+
+
+def _by_name(row: Mapping[str, Any]) -> dict[str, Any]:
+    """By names in lower case, as columns are found whatever their case."""
+    return {name.lower(): value for name, value in row.items()}
 
 
 def _row(

@@ -105,11 +105,17 @@ class Envelope:
         """The usual case of JSON in one go."""
         if self.whole is None or not self._is_plain(records):
             return None
-        return self.whole.columns(records.values)  # type: ignore[arg-type]
+        found = self.whole.columns(records.values)  # type: ignore[arg-type]
+        if found is not None and self.kind == "upsert" and any(map(self._has_placeholder, found.values())):
+            return None
+        return found
+
+    def _has_placeholder(self, column: Column) -> bool:
+        return pa.types.is_string(column.array.type) and self.placeholder.is_among(column.array)
 
     def _plain(self, records: Records) -> _Entries | None:
-        """The usual case of other formats: all of them good."""
-        if not self._is_plain(records):
+        """The usual case of other formats: all of them good, and values, not placeholders."""
+        if self.kind != "append" or not self._is_plain(records):
             return None
         decode, own = self.value.decode, frozenset(self.declaration.schema.names)
         try:

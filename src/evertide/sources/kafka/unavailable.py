@@ -8,7 +8,10 @@ setting `unavailable.value.placeholder` in their place, written as the column's 
 | text, JSON | the text |
 | bytes | its bytes; in JSON as base64, or as its `binary.handling.mode` says |
 | hstore | a map of the text to itself, or that as JSON |
-| array | an array with the text or its bytes in it; of numbers: one number for each of its bytes |
+| array | an array with the text or its bytes in it; of UUIDs: one UUID, made of its bytes |
+| array of numbers | one number for each of its bytes; of decimals, the byte is the unscaled value |
+
+An array of truth values has no placeholder that can be told from a value.
 
 The placeholder is never a value. In a table with a key the column stays as it is under the key; without a key nobody
 knows which value it is.
@@ -17,12 +20,19 @@ knows which value it is.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+import binascii
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.sources.values import Number
 
 __all__ = ["DEFAULT_PLACEHOLDER", "UNAVAILABLE", "Placeholder"]
 
@@ -59,7 +69,14 @@ class Placeholder:
         pair = msgspec.json.encode({text: text}).decode()
         coded: tuple[Callable[[bytes], bytes], ...] = (base64.b64encode, base64.urlsafe_b64encode)
         return frozenset(
-            {text, pair, content.hex(), content.hex().upper(), *(code(content).decode() for code in coded)}
+            {
+                text,
+                pair,
+                content.hex(),
+                content.hex().upper(),
+                _uuid(content),
+                *(code(content).decode() for code in coded),
+            }
         )
 
     @cached_property
@@ -75,9 +92,45 @@ class Placeholder:
         if isinstance(value, Mapping):
             return len(value) == 1 and all(map(self.stands_for, (*value, *value.values())))
         if isinstance(value, list):
-            return any(map(self.stands_for, value)) or (bool(value) and value == self._numbers)
+            return any(map(self.stands_for, value)) or self._is_numbers(value)
         return False
+
+    def _is_numbers(self, values: Sequence[Any]) -> bool:
+        """Whether there is a number for each byte, as an array of any type of numbers has it."""
+        if not values or len(values) != len(self._numbers):
+            return False
+        return all(_whole(value) == number for value, number in zip(values, self._numbers, strict=True))
+
+    def is_among(self, texts: Any) -> bool:
+        """Whether an array of texts has the placeholder in it."""
+        return bool(pc.any(pc.is_in(texts, pa.array(sorted(self._texts), texts.type))).as_py())
 
     def marked(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row with `UNAVAILABLE` where the placeholder is."""
         return {name: UNAVAILABLE if self.stands_for(value) else value for name, value in row.items()}
+
+
+def _uuid(content: bytes) -> str:
+    """A UUID of version 3 without a namespace: `UUID.nameUUIDFromBytes` of Java."""
+    digits = bytearray(hashlib.md5(content, usedforsecurity=False).digest())
+    digits[6], digits[8] = digits[6] & 0x0F | 0x30, digits[8] & 0x3F | 0x80
+    text = digits.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _whole(value: Any) -> int | float | None:
+    """An element of an array as a number: of a decimal, its unscaled value, which JSON has as base64."""
+    if isinstance(value, Mapping):  # a decimal with a scale of its own
+        return _whole(value.get("value"))
+    if isinstance(value, Decimal):
+        return int(value.scaleb(-int(value.as_tuple().exponent))) if value.is_finite() else None
+    if isinstance(value, Number):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            value = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            return None
+    if isinstance(value, bytes | bytearray):
+        return int.from_bytes(value, "big", signed=True) if len(value) == 1 else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -24,7 +24,7 @@ from evertide.sources.postgres.partitions import Partition
 from evertide.sources.postgres.server import find_slot
 from evertide.sources.postgres.types import PgType, fits
 
-__all__ = ["RemoteColumn", "Target", "check_server", "checked_tables"]
+__all__ = ["RemoteColumn", "Target", "check_server", "checked_tables", "has_older_rows"]
 
 _UNLIKE_ARRAYS = ("int2vector", "oidvector")
 _COLUMNS = (
@@ -36,9 +36,19 @@ _TYPE = (
     " FROM pg_type WHERE oid = %s"
 )
 _PARTITIONS = (
-    "SELECT c.oid::bigint, c.relfilenode::bigint, c.oid::regclass::text"
-    " FROM pg_partition_tree(%s::oid::regclass) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf"
+    "WITH tree AS (SELECT relid, isleaf FROM pg_partition_tree(%(table)s::oid::regclass) WHERE relid <> %(table)s::oid)"
+    " SELECT c.oid::bigint, c.relfilenode::bigint, c.oid::regclass::text,"
+    " (SELECT i.xmin::text::bigint FROM pg_inherits i JOIN tree ON tree.relid = i.inhrelid"
+    " WHERE i.inhrelid IN (SELECT pg_partition_ancestors(c.oid)) ORDER BY age(i.xmin) LIMIT 1)"
+    " FROM tree t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf"
 )
+_MAY_READ = "SELECT has_table_privilege(%s::oid, 'SELECT')"
+_OLDER = (
+    "SELECT EXISTS (SELECT FROM ONLY {partition} r WHERE ctid < '(1024,0)'"
+    " AND (age(r.xmin) > age('{xid}'::xid) OR (r.xmin = '{xid}'::xid AND r.cmin::text::bigint <"
+    " (SELECT max(cmin::text::bigint) FROM pg_inherits WHERE inhrelid = {oid} AND xmin = '{xid}'::xid))))"
+)
+"""Whether a partition has rows from before it was attached: such rows lie at the beginning of its file."""
 _TABLE = (
     "SELECT c.oid::bigint, c.relkind, c.relpersistence, c.relreplident,"
     " has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT'),"
@@ -110,10 +120,20 @@ def checked_tables(
         columns = _columns(connection, declaration, table, name, where)
         _check_identity(connection, declaration, table, name, columns, where)
         _check_publication(connection, publication, table, name, columns, where)
-        found = connection.execute(_PARTITIONS, (table.oid,)).fetchall() if table.is_partitioned else ()
+        asked = {"table": table.oid}
+        found = connection.execute(_PARTITIONS, asked).fetchall() if table.is_partitioned else ()
         partitions = tuple(Partition(*row) for row in found)
         targets.append(Target(declaration, name, columns, table.is_partitioned, partitions))
     return targets
+
+
+def has_older_rows(connection: psycopg.Connection[Any], partition: Partition) -> bool | None:
+    """Whether a partition has rows that were written before it was attached; None if the user may not look."""
+    if not _one(connection, _MAY_READ, (partition.oid,))[0]:
+        return None
+    query = _OLDER.format(partition=partition.name, xid=partition.attached, oid=partition.oid)
+    row = connection.execute(query.encode()).fetchone()
+    return row is not None and bool(row[0])
 
 
 def _one(connection: psycopg.Connection[Any], query: str, values: Sequence[Any] = ()) -> Any:

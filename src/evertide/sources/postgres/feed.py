@@ -7,7 +7,7 @@ needs no second journey (`evertide.sources.postgres.follower`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,11 +18,11 @@ from evertide.postgres import TableName
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import Staging, TableDeclaration, problem_of
-from evertide.sources.postgres.catalog import Target, check_server, checked_tables
+from evertide.sources.postgres.catalog import Target, check_server, checked_tables, has_older_rows
 from evertide.sources.postgres.follower import Anew, FeedOptions, Follower
 from evertide.sources.postgres.gauge import Gauge
 from evertide.sources.postgres.messages import lsn_text
-from evertide.sources.postgres.partitions import compared, packed, unpacked
+from evertide.sources.postgres.partitions import compared, newly_attached, packed, unpacked
 from evertide.sources.postgres.positions import Position
 from evertide.sources.postgres.ready import Entry, Queue
 from evertide.sources.postgres.server import Server, check_slot, find_slot
@@ -41,6 +41,10 @@ _BACKOFF_S = (0.05, 5.0)
 _REMEDY_PARTITION = (
     "Compare the rows. If it was truncated, give the table another slot in the script to read it anew; if it was only"
     " rewritten, run once with the option partitions 'keep'."
+)
+_REMEDY_ATTACHED = (
+    "Give the table another slot in the script to read it anew. If nothing is missing, run once with the option"
+    " partitions 'keep'. A partition that is attached empty, and filled by way of the table, is sent."
 )
 _FAR = 1 << 64
 """No position is beyond it."""
@@ -62,7 +66,8 @@ class Feed:
         self._making_s: float | None = None
         self.gauge = Gauge(server, options.slot, runtime)
         self._partitions: dict[str, str] = {}
-        """Of the tables that are partitioned, as of the last look; for the positions to come."""
+        """Of the tables that are partitioned, their files as of the last look; for the positions to come."""
+        self._attached: dict[str, str] = {}
         self._partition_names: dict[int, str] = {}
         self._partition_problems: tuple[Problem, ...] = ()
         self.is_following = False
@@ -237,7 +242,9 @@ class Feed:
                 str(target.name): {column.remote: column.signature for column in target.columns} for target in targets
             }
             self._partitions = {str(target.name): _packed(target) for target in targets if target.is_partitioned}
-            at = Position("snapshot", lsn_text(snapshot.lsn), wanted.done, columns, self._partitions)
+            self._attached = {str(target.name): _attached(target) for target in targets if target.is_partitioned}
+            known = (columns, self._partitions, self._attached)
+            at = Position("snapshot", lsn_text(snapshot.lsn), wanted.done, *known)
             for target in targets if options.has_snapshot else ():
                 for rows in chunks(snapshot, target, options.room):
                     while not self._queue.has_room():
@@ -245,7 +252,7 @@ class Feed:
                         self._queue.wait(0.5)
                     self._check_epoch()
                     staged = self._staging.stage(target.declaration.name, rows)
-                    at = Position("snapshot", at.lsn, at.done + 1, columns, self._partitions)
+                    at = Position("snapshot", at.lsn, at.done + 1, *known)
                     self._put(Entry(at, (staged,), staged.rows, staged.bytes))
         self._put(Entry(at.streamed(snapshot.lsn), xids=snapshot.xids))
 
@@ -256,9 +263,9 @@ class Feed:
             check_server(connection, options.slot, self._server.address.where)
             slot = find_slot(connection, options.slot)
             targets = checked_tables(connection, self._tables, options.publication)
-        check_slot(self._server.address, slot, options.slot, self._queue.bound.confirmed or last.number)
-        self._check_columns(targets, last.columns)
-        self._check_partitions(targets, {**last.partitions, **self._partitions})
+            check_slot(self._server.address, slot, options.slot, self._queue.bound.confirmed or last.number)
+            self._check_columns(targets, last.columns)
+            self._check_partitions(connection, targets, last)
         return targets
 
     def _follow(self) -> None:
@@ -310,19 +317,24 @@ class Feed:
                     raise address.failed(f"{why}: {anew}")
 
     def streamed(self, lsn: int, columns: Columns | None = None) -> Position:
-        return msgspec.structs.replace(self._queue.last.streamed(lsn, columns), partitions=self._partitions)
+        last = self._queue.last.streamed(lsn, columns)
+        return msgspec.structs.replace(last, partitions=self._partitions, attached=self._attached)
 
-    def _check_partitions(self, targets: Sequence[Target], known: Mapping[str, str]) -> None:
+    def _check_partitions(self, connection: psycopg.Connection[Any], targets: Sequence[Target], last: Position) -> None:
         """Against what was seen last: what happens to one partition by itself is not in the stream."""
         address, made, rewritten = self._server.address, {}, []
+        known, joined = {**last.partitions, **self._partitions}, {**last.attached, **self._attached}
+        attached, older = {}, []
         for target in targets:
             name = str(target.name)
             if not target.is_partitioned:
                 continue
-            if name not in known or self._options.keeps_partitions:
-                made[name] = _packed(target)
+            if (name not in known and name not in joined) or self._options.keeps_partitions:
+                made[name], attached[name] = _packed(target), _attached(target)
                 continue
-            found = compared(unpacked(known[name]), target.partitions)
+            joins = unpacked(joined[name]) if name in joined else None
+            before = unpacked(known[name]) if name in known else {}  # it was truncated as a whole
+            found = compared(before, target.partitions)
             if found.gone:
                 gone = ", ".join(self._partition_names.get(oid, f"with the oid {oid}") for oid in found.gone)
                 why = (
@@ -331,27 +343,47 @@ class Feed:
                 anew = "attach it again, or give the table another slot in the script to read it anew"
                 raise address.failed(f"{why}: {anew}; with the option partitions 'keep' they stay")
             rewritten += [f"{one} of {name}" for one in found.rewritten]
-            made[name] = packed(found.known)
+            new = newly_attached(before or joins or {}, joins, target.partitions)
+            doubtful = [one for one in new if has_older_rows(connection, one) is not False]
+            older += [f"{one.name} of {name}" for one in doubtful]
+            left = {one.oid for one in doubtful}  # looked at again the next time
+            made[name] = packed({oid: file for oid, file in found.known.items() if oid in before or oid not in left})
+            now = {one.oid: one.attached for one in target.partitions if one.oid not in left}
+            attached[name] = packed(now | {oid: xid for oid, xid in (joins or {}).items() if oid in left})
         self._partition_names |= {one.oid: one.name for target in targets for one in target.partitions}
-        self._partitions = made
-        self._warn_of_partitions(rewritten)
+        self._partitions, self._attached = made, attached
+        self._warn_of_partitions(rewritten, older)
 
-    def _warn_of_partitions(self, rewritten: Sequence[str]) -> None:
-        if not rewritten:
-            self._partition_problems = ()
-            return
-        why = f"{self._server.address.where}: the partition {', '.join(rewritten)} was truncated or rewritten upstream"
-        why += "; the stream does not tell which, and of a TRUNCATE its rows are still here"
-        if not self._partition_problems or self._partition_problems[0].why != why:
-            logger.warning("source %r: %s", self._server.address.source, why)
-            problem = Problem("warning", "partition_rewritten", why, _REMEDY_PARTITION, self._runtime.wall_s())
-            self._partition_problems = (problem,)
+    def _warn_of_partitions(self, rewritten: Sequence[str], older: Sequence[str]) -> None:
+        where, found = self._server.address.where, []
+        if rewritten:
+            why = f"{where}: the partition {', '.join(rewritten)} was truncated or rewritten upstream"
+            why += "; the stream does not tell which, and of a TRUNCATE its rows are still here"
+            found.append(("partition_rewritten", why, _REMEDY_PARTITION))
+        if older:
+            why = f"{where}: the partition {', '.join(older)} was attached upstream with rows that the server does not"
+            why += " send, or this user may not read it to tell: those rows are missing here"
+            found.append(("partition_attached", why, _REMEDY_ATTACHED))
+        known = {problem.why: problem for problem in self._partition_problems}
+        for _, why, _ in found:
+            if why not in known:
+                logger.warning("source %r: %s", self._server.address.source, why)
+        self._partition_problems = tuple(
+            known.get(why) or Problem("warning", code, why, remedy, self._runtime.wall_s())
+            for code, why, remedy in found
+        )
 
     def _done(self, done: Done) -> None:
         self.goes_on(done.end_lsn)
+        if done.truncated:  # its partitions have other files now, and no look at them is older than that
+            self._partitions = {name: kept for name, kept in self._partitions.items() if name not in done.truncated}
         position = self.streamed(done.end_lsn, done.columns)
         self._put(Entry(position, done.fragments, done.rows, done.bytes, done.commit_s, done.xids))
 
 
 def _packed(target: Target) -> str:
     return packed({one.oid: one.file for one in target.partitions})
+
+
+def _attached(target: Target) -> str:
+    return packed({one.oid: one.attached for one in target.partitions})

@@ -28,7 +28,9 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fragments of snapshots that were taken, also of those that were interrupted."""
     columns: dict[str, dict[str, str]] = {}
     partitions: dict[str, str] = {}
-    """Of tables that are partitioned upstream (`evertide.sources.postgres.partitions`)."""
+    """Of tables that are partitioned upstream (`evertide.sources.postgres.partitions`): their files."""
+    attached: dict[str, str] = {}
+    """Of these, the transactions that attached them."""
 
     @property
     def number(self) -> int:
@@ -51,7 +53,8 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidInput(where=f"source {source!r}", why=f"{text!r} is no position of it: {error}") from error
 
     def streamed(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
-        return Position("stream", lsn_text(lsn), 0, self.columns if columns is None else columns, self.partitions)
+        known = self.columns if columns is None else columns
+        return Position("stream", lsn_text(lsn), 0, known, self.partitions, self.attached)
 
 
 START = Position("start")

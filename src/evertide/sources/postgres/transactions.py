@@ -74,6 +74,8 @@ class Done:
     columns: Columns
     xids: tuple[int, ...]
     """What they are called upstream."""
+    truncated: frozenset[str] = frozenset()
+    """Tables that were emptied, by their names upstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class _Streamed:
     layouts: dict[int, Layout | None] = field(default_factory=dict)
     columns: Columns = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
+    truncated: set[tuple[int, str]] = field(default_factory=set)
+    """Tables that it empties, each with the subtransaction that does so."""
     error: SourceFailed | None = None
 
 
@@ -199,6 +203,8 @@ class Transactions:
         self._batch = _Gathering(staging, room)
         self._batch_s = 0.0
         self._batch_xids: list[int] = []
+        self._truncated: set[str] = set()
+        """By the transactions of the batch."""
         self._begun: Begin | None = None
         self.commit_lsn = 0
         """Of the transaction that arrived last: if there is an error, it is one of it."""
@@ -270,7 +276,8 @@ class Transactions:
     def flush(self) -> None:
         """Publish what is gathered, between two transactions."""
         if self.has_batch:
-            self._published(self._batch.finish(), self._batch_s, tuple(self._batch_xids))
+            truncated, self._truncated = frozenset(self._truncated), set()
+            self._published(self._batch.finish(), self._batch_s, tuple(self._batch_xids), truncated)
             self._batch = _Gathering(self._staging, self._room)
             self._batch_xids = []
 
@@ -284,10 +291,12 @@ class Transactions:
             gathering.drop()
         self._streamed, self._stream, self._begun = {}, None, None
 
-    def _published(self, fragments: tuple[Staged, ...], commit_s: float, xids: tuple[int, ...]) -> None:
+    def _published(
+        self, fragments: tuple[Staged, ...], commit_s: float, xids: tuple[int, ...], truncated: frozenset[str]
+    ) -> None:
         rows, size = sum(each.rows for each in fragments), sum(each.bytes for each in fragments)
         columns = {name: dict(known) for name, known in self._columns.items()}
-        self._publish(Done(self._after, commit_s, fragments, rows, size, columns, xids))
+        self._publish(Done(self._after, commit_s, fragments, rows, size, columns, xids, truncated))
 
     def _rows(self) -> _Gathering | None:
         """Where rows go now; None: nowhere, as they were bound already."""
@@ -342,6 +351,11 @@ class Transactions:
             layout = self._layout(oid)
             if rows is not None and layout is not None:
                 rows.buffer(layout.target).truncate(message.xid)
+                name = str(layout.target.name)
+                if self._stream is None:
+                    self._truncated.add(name)
+                else:
+                    self._stream.truncated.add((message.xid, name))
 
     def _commit(self, commit: Commit) -> None:
         begun, self._begun = self._begun, None
@@ -372,7 +386,8 @@ class Transactions:
         fragments = streamed.rows.finish(streamed.aborted)
         self._after = commit.end_lsn
         if fragments:
-            self._published(fragments, commit.commit_s, (commit.xid,))
+            truncated = frozenset(name for xid, name in streamed.truncated if xid not in streamed.aborted)
+            self._published(fragments, commit.commit_s, (commit.xid,), truncated)
 
     def _stream_abort(self, abort: StreamAbort) -> None:
         streamed = self._streamed.get(abort.xid)

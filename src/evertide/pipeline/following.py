@@ -25,7 +25,7 @@ from evertide.errors import (
     Unavailable,
 )
 from evertide.journal.records import Committed
-from evertide.journal.replay import Found, check
+from evertide.journal.replay import Found, Stretch, check
 from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
 from evertide.pipeline.divergence import Backoff
 from evertide.pipeline.hydration import Digests, differing_contents, hydrated_cohort
@@ -47,6 +47,8 @@ class Following:
         self._backoff = Backoff(runner.settings.retry_view_s)
         self._taken = 0
         """The number of the generation whose views are those of the machine."""
+        self._stretch: Stretch | None = None
+        """What is being replayed: the machine may have taken a part of it."""
         self._differs: tuple[Evolution, tuple[str, ...]]
         """In what our script is another than the one that runs: in nothing, unless we only read."""
         self.restart()
@@ -57,13 +59,15 @@ class Following:
         if runner.outcome is not None:
             return 0  # ours is under way: its commit tells whether a peer was faster
         first = runner.time
+        if self._stretch is not None:  # storage or Spark was away in the middle of it: before anything else changes
+            self._replay(self._stretch)
         while True:
             # In this order: the generation is at least the one in which those were committed.
             committed = runner.journal.committed_upper
             self._adopt()
             self._recover()
             while runner.time < committed:
-                self._replay(committed)
+                self._replay(runner.stretch(committed))
                 self._recover()
             if self._taken == runner.writer.generation:
                 break
@@ -92,21 +96,29 @@ class Following:
         """The machine was restored anew, or the definition is ours now."""
         runner = self._runner
         self._taken = runner.writer.generation
+        self._stretch = None
+        runner.stop_replaying()
         self._differs = (evolved(runner.definition, runner.machine.engine), runner.definition.sources)
 
-    def _replay(self, upper: int) -> None:
-        """What comes next, below a time."""
+    def _replay(self, stretch: Stretch) -> None:
+        """What comes next. May be called again with the same if storage or Spark does not answer: see `Runner.replay`.
+
+        Views join and leave before it begins.
+        """
         runner = self._runner
-        stretch = runner.stretch(upper)
         try:
-            if self._taken != runner.writer.generation:
+            if self._stretch is None and self._taken != runner.writer.generation:
                 self._align(stretch.records[0].shards)
+            self._stretch = stretch
             found = runner.replay(stretch, is_peers=True)
             check(runner.without_diverged(found, stretch.recorded), stretch.recorded)
-            runner.replayed(stretch, "peer")
+        except (Unavailable, OutcomeUnknown):
+            raise
         except EvertideError as error:
             runner.machine.broken = error  # whatever it was, a part of it may be taken
             raise
+        self._stretch = None
+        runner.replayed(stretch, "peer")
 
     def _adopt(self) -> None:
         """Take over the generation that is in force, if a peer made another."""

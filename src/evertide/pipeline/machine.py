@@ -69,13 +69,13 @@ class Machine:
     """By the views of a cohort that was discarded, the keys of its parts: for the evidence."""
     _given: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
     """The cohorts that have taken the transaction under way, by identity, and what they gave."""
+    _failed: list[ViewFailed] = field(default_factory=list)
+    """Of the step under way: a view that has left its cohort does not fail once more if the step is made again."""
 
     def step(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int = 1) -> dict[str, pa.Table]:
         """Take so many transactions at once, or a portion that ends none: deltas of tables in, deltas of views out."""
         if self.broken is not None:
             raise Damaged(path="state of the pipeline", why=f"it was left by half: {self.broken}") from self.broken
-        if not self._given:
-            self.failures = []
         for cohort in self.cohorts:
             if id(cohort) not in self._given:
                 self._given[id(cohort)] = (cohort, self._taken(cohort, deltas))
@@ -86,6 +86,7 @@ class Machine:
             raise
         found = {name: delta for _, given in self._given.values() for name, delta in given.items()}
         self._given = {}
+        self.failures, self._failed = self._failed, []
         self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
         self.time += count
         return found
@@ -94,12 +95,12 @@ class Machine:
         self, cohort: Cohort, deltas: Mapping[str, pa.Table], time: int
     ) -> tuple[dict[str, pa.Table], list[ViewFailed]]:
         """Add a cohort that lacks a part of transaction `time`: what that comes to for its views, and what failed."""
-        before, self.failures = self.failures, []
+        before, self._failed = self._failed, []
         try:
             found = self._taken(cohort, deltas)
-            failures = [type(one)(views=one.views, time=time, why=one.why) for one in self.failures]
+            failures = [type(one)(views=one.views, time=time, why=one.why) for one in self._failed]
         finally:
-            self.failures = before
+            self._failed = before
         if cohort.views:
             self.cohorts.append(cohort)
         return found, failures
@@ -112,11 +113,11 @@ class Machine:
                 if not isinstance(error, Damaged) or not self.is_computable(cohort.views):
                     self.broken = error
                     raise
-                self.failures.append(self._lost(cohort, str(error)))
+                self._failed.append(self._lost(cohort, str(error)))
             except ViewFailed as error:
                 row = culprit(cohort.fails, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
-                self.failures.append(ViewFailed(views=error.views, time=self.time, why=why))
+                self._failed.append(ViewFailed(views=error.views, time=self.time, why=why))
                 cohort.drop(error.views)
         return {}
 

@@ -191,10 +191,13 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: b
     tables = {name: table for name, table in hosts.engine.tables.items() if name not in changed}
     stable = {name: view for name, view in known.live().items() if name not in evolution.views_gone}
     state = _state(hosts, known, tables, committed)
+    late = set() if state is None else _kept(known, tables) - state.shards.keys()
+    """Tables of which the checkpoint knows nothing: their shards say nothing of the time before they were declared."""
     if state is None:
         machine = _rebuilt(hosts, members, tables, stable, committed)
     else:
-        machine = _from_state(hosts, tables, stable, state)
+        before = {name: table for name, table in tables.items() if name not in late}
+        machine = _from_state(hosts, before, stable, state)
     runner = _runner(hosts, known, machine)
     replay = Replay(restored=machine.time, committed=committed, bound=bound, path=hosts.journal.path)
     began_s = told_s = hosts.runtime.monotonic_s()
@@ -213,6 +216,10 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: b
     if machine.time > first:
         took_s = hosts.runtime.monotonic_s() - began_s
         logger.info("replayed the transactions from %d to %d in %.1f s", first, machine.time - 1, took_s)
+    for name in sorted(late):
+        machine.tables.add(tables[name])
+        for piece in members.table_pieces(name, machine.time) if tables[name].key else ():
+            machine.tables.settle({name: piece}, None)
     if not leads:
         runner.lost = []  # computed in place
     _hydrate_missing(runner, stable, hosts.progress, leads=leads)
@@ -244,6 +251,10 @@ def _fitting(restored: Restored, known: Definition, tables: Mapping[str, Declare
         logger.warning("the tables %s were changed since the checkpoint: all state is computed anew", moved)
         return None
     return state
+
+
+def _kept(known: Definition, tables: Mapping[str, DeclaredTable]) -> set[str]:
+    return {name for name in tables if known.tables[name].shard}
 
 
 def _from_state(
@@ -316,17 +327,19 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
         check_computable(engine, evolution.views_new)
     for name in (*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back):
         tables[name] = _table(runner, engine.tables[name], tables.get(name))
-    runner.members = runner.members.moved(
-        msgspec.structs.replace(runner.definition, tables=tables, sources=tuple(runner.sources))
-    )
-    known = runner.definition.views
+    known = definition.views
     away = Away("hydrating", runner.time - 1, "it is computed from the tables", runner.runtime.wall_s())
     views = {name: known[name] for name in known if name not in evolution.views_gone}
     for name in evolution.views_keyed:
         views[name] = msgspec.structs.replace(views[name], key=stored_key(engine.views[name]))
     for name in evolution.views_new:
         views[name] = view_record(engine, name, known[name].shard if name in known else "", away)
-    runner.change(views={name: views[name] for name in engine.views}, fingerprint=engine.fingerprint)
+    runner.change(
+        tables=tables,
+        sources=tuple(runner.sources),
+        views={name: views[name] for name in engine.views},
+        fingerprint=engine.fingerprint,
+    )
     for name in evolution.views_gone:
         if name not in evolution.views_new and known[name].shard:
             runner.members.shard(known[name].shard).finalize(runner.writer)

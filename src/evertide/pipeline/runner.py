@@ -42,7 +42,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import Damaged, Diverged, EvertideError, StateDiverged, ViewFailed
+from evertide.errors import Damaged, Diverged, EvertideError, OutcomeUnknown, StateDiverged, Unavailable, ViewFailed
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import Found, Stretch, differing
@@ -101,6 +101,10 @@ class Runner:
         """Of the transaction that is under way."""
         self._stored: dict[str, Written] = {}
         """What its commit holds, by shard."""
+        self._replaying: tuple[Outcome, Contents] | None = None
+        """A transaction that is replayed in portions: what its tables and views have come to so far."""
+        self._homes: list[tuple[str, ...]] = []
+        """The views by cohort, before the step of a replay that is under way."""
         self.lost: list[ViewFailed] = []
         """Members without state, as it was discarded or could not be computed: they are settled before any commit."""
         self.changed: dict[str, int] = {}
@@ -209,14 +213,17 @@ class Runner:
 
         The tables' deltas are what their shards say (I1). Those of a transaction that went through in portions are made
         of its input once more, in portions as well, if the journal has it: the digests tell if they are the same.
+
+        If storage or Spark does not answer, the same stretch may be replayed again, with nothing in between: what the
+        machine has taken of it is not taken twice.
         """
         self.course.does(Phase.REPLAY, stretch.time)
         bound, recorded = stretch.bound[0], stretch.records[0]
         if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
             return self._replayed_in_portions(stretch, is_peers=is_peers)
-        deltas = self.members.table_changes(stretch.time, stretch.upper)
+        tables = [name for name in self.definition.tables if self.machine.tables.has(name)]
+        deltas = self.members.table_changes(stretch.time, stretch.upper, tables)
         errors = self.members.dead_letter_changes(stretch.time, stretch.upper)
-        deltas = {name: delta for name, delta in deltas.items() if self.machine.tables.has(name)}
         unkept = {name for name, table in self.definition.tables.items() if table.is_declared and not table.shard}
         given: Mapping[str, Content] = {}
         if unkept:
@@ -229,19 +236,34 @@ class Runner:
 
     def _replayed_in_portions(self, stretch: Stretch, *, is_peers: bool) -> Found:
         bound = stretch.bound[0]
-        batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
-        outcome = Outcome(bound, Portions(batches, self.settings), self.writer)
-        views = Contents()
+        if self._replaying is None or self._replaying[0].bound != bound:
+            batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
+            self._replaying = Outcome(bound, Portions(batches, self.settings), self.writer), Contents()
+        outcome, views = self._replaying
         try:
+            outcome.keep(self.members)  # of a portion that an earlier call has taken
             while not outcome.is_complete:
                 deltas = self.machine.tables.deltas(outcome.portions.current(), self._content(outcome))
                 found = self._stepped(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
                 views.take({name: content_of(delta) for name, delta in found.items()})
                 outcome.take(self._without_key(deltas.tables), deltas)
                 outcome.keep(self.members)
-        finally:
-            outcome.drop(self.members)
+        except (Unavailable, OutcomeUnknown):
+            if not is_peers:  # opening begins anew
+                self.stop_replaying()
+            raise
+        except BaseException:
+            self.stop_replaying()
+            raise
+        self.stop_replaying()
         return self._found(stretch, views.all, outcome.sources.all, is_peers=is_peers)
+
+    def stop_replaying(self) -> None:
+        """It is done, or the machine that has taken a part of it is discarded."""
+        replaying, self._replaying = self._replaying, None
+        self._homes = []
+        if replaying is not None:
+            replaying[0].drop(self.members)
 
     def _without_key(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """By shard: what a later portion may have to know, as no state holds it."""
@@ -255,8 +277,9 @@ class Runner:
 
     def _stepped(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int) -> dict[str, pa.Table]:
         """Of a replay: a view that fails in a transaction that is committed with it has diverged."""
-        homes = [tuple(cohort.views) for cohort in self.machine.cohorts]
+        self._homes = self._homes or [tuple(cohort.views) for cohort in self.machine.cohorts]
         found = self.machine.step(deltas, errors, count=count)
+        homes, self._homes = self._homes, []
         for failure in self.machine.failures:
             if not self.machine.is_computable(failure.views):
                 raise failure

@@ -1,0 +1,198 @@
+"""X23: storage or Spark goes away in the middle of a step, of a replay or of a promotion. It is done again, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pytest
+
+from evertide.errors import OutcomeUnknown, SparkAway, Unavailable
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.leading import promote
+from evertide.pipeline.ownership import Role
+from evertide.pipeline.pipeline import Pipeline
+from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from evertide.store.open import Storage
+from evertide.testing.small_engine import SmallCohort
+from tests.pipeline.kit import NOTES, ORDERS, Row, crash, engine, open_pipeline, rows_of, storage
+from tests.pipeline.test_backfill import check
+from tests.pipeline.test_replicas import QUICK, Shared, caught_up, replica, shared
+
+EXTRA = DeclaredTable("extra", pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())]), key=("id",))
+AT_ONCE = replace(QUICK, retry_limit_s=1e-9, retry_wait_max_s=1e-6, inline_bytes_max=1)
+"""Every fault reaches the caller, as after `retry_limit_s`."""
+
+
+def order(number: int, amount: int = 10) -> Row:
+    return {"id": number, "customer": "ann", "amount": amount}
+
+
+@contextmanager
+def stepping(before: Callable[[SmallCohort, Mapping[str, pa.Table]], None]) -> Iterator[None]:
+    """`before` is called before each step of a cohort, and may raise."""
+    step = SmallCohort.step
+
+    def stepped(self: SmallCohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        before(self, deltas)
+        return step(self, deltas)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SmallCohort, "step", stepped)
+        yield
+
+
+@dataclass
+class Outage:
+    """One call fails: the n-th from now on that reads, or that writes."""
+
+    fault: Fault = Fault.DONE
+    left: int = -1
+    is_read: bool = False
+
+    def seen(self, kept: Storage) -> Storage:
+        some = Faults(lambda *_: self._next(is_read=False), lambda *_: self._next(is_read=True))
+        return Shared(FaultyBlob(kept.blob, some), FaultyMeta(kept.meta, some), "memory")
+
+    def _next(self, *, is_read: bool) -> Fault:
+        if is_read is not self.is_read:
+            return Fault.DONE
+        self.left -= 1
+        return self.fault if self.left == 0 else Fault.DONE
+
+
+def until(p: Pipeline, holds: Callable[[], bool]) -> int:
+    """Advance as the loop does: how many tries failed."""
+    failed = 0
+    for _ in range(100):
+        if holds():
+            return failed
+        try:
+            p.advance()
+        except (Unavailable, OutcomeUnknown):
+            failed += 1
+    pytest.fail(f"it does not get on: {p.status()}")
+
+
+def test_x23_spark_goes_away_after_a_view_has_failed_in_the_same_step() -> None:
+    """The view had left its cohort, and was never sent away: the pipeline ended with `it lacks the views`."""
+    is_away = [False]
+
+    def before(cohort: SmallCohort, _: Mapping[str, pa.Table]) -> None:
+        if is_away[0] and "share" not in cohort.views:
+            is_away[0] = False
+            raise SparkAway(path="local", why="executors were lost")
+
+    with stepping(before), open_pipeline(storage(), engine("revenue", "share")) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+        is_away[0] = True
+        p.push("orders", [order(2, 0)])
+        with pytest.raises(SparkAway):
+            p.commit()
+        p.advance()
+        assert rows_of(p, "revenue") == [("ann", 10)]
+        assert p.definition.away("failed") == ["share"]
+        p.push("orders", [order(2, 5)])
+        p.commit()
+        p.advance()
+        check(p, "revenue", "share")
+
+
+@pytest.mark.parametrize("portion_rows_max", [100_000, 1])
+def test_x23_a_follower_whose_storage_does_not_answer_in_a_replay(portion_rows_max: int) -> None:
+    """At each call in turn. It ended: whatever failed in a replay counted as state that was left by half."""
+    settings = replace(AT_ONCE, portion_rows_max=portion_rows_max)
+    kept, outage = shared(), Outage(Fault.REFUSED)
+    first = replica(kept, settings=settings)
+    second = replica(outage.seen(kept), settings=settings)
+    for is_read in (True, False):
+        calls, at = 0, 1
+        while at <= calls + 1:
+            with first.transaction() as pushed:
+                pushed.push("orders", [order(at)])
+                pushed.push("notes", [{"text": "x"}])
+                pushed.push("orders", deletes=[at - 3])
+            first.take(pushed)
+            outage.is_read, outage.left = is_read, at
+            until(second, lambda: second.time == first.time)
+            calls, outage.left = max(calls, at - outage.left), -1
+            at += 1
+        assert calls > 5 or not is_read
+    check(second, "revenue", "counts")
+    assert rows_of(second, "orders") == rows_of(first, "orders")
+    for p in (first, second):
+        p.close(checkpoint=False)
+
+
+def test_x23_a_follower_whose_spark_goes_away_in_a_replay_after_a_view_has_failed() -> None:
+    """What one try found out about a view counts for the next."""
+    kept = shared()
+    first, second = replica(kept, engine("revenue", "share")), replica(kept, engine("revenue", "share"))
+    first.push("orders", [order(1)])
+    first.commit()
+    caught_up(second)
+    state = {"fails": True, "away": True}
+
+    def before(cohort: SmallCohort, _: Mapping[str, pa.Table]) -> None:
+        if cohort not in second._runner.machine.cohorts:
+            return
+        if "share" in cohort.views and state.pop("fails", False):
+            cohort._views["share"].function({"orders": [order(1, 0)]})
+        if "share" not in cohort.views and state.pop("away", False):
+            raise SparkAway(path="local", why="executors were lost")
+
+    def failing(cohort: SmallCohort, deltas: Mapping[str, pa.Table]) -> None:
+        try:
+            before(cohort, deltas)
+        except ZeroDivisionError:
+            cohort._rows(cohort._views["share"], {"orders": with_zero(deltas["orders"])})
+
+    def with_zero(delta: pa.Table) -> pa.Table:
+        return delta.set_column(2, delta.schema.field(2), pa.array([0] * delta.num_rows, pa.int64()))
+
+    with stepping(failing):
+        first.push("orders", [order(2)])
+        first.commit()
+        with pytest.raises(SparkAway):
+            second.advance()
+        until(second, lambda: second.time == first.time)
+    assert not state
+    first.push("orders", [order(3)])
+    first.commit()
+    caught_up(second)
+    for p in (first, second):
+        check(p, "revenue", "share")
+        p.close(checkpoint=False)
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.DONE_LOST])
+def test_x23_storage_does_not_answer_while_another_script_is_promoted(fault: Fault) -> None:
+    """At each write in turn. The table that was new was committed to, and in no definition: nothing opened any more."""
+    at = 0
+    while True:
+        at += 1
+        kept, outage = shared(), Outage(fault)
+        first = replica(kept, settings=AT_ONCE)
+        first.push("orders", [order(1)])
+        first.commit()
+        other = engine("revenue", tables=(ORDERS, NOTES, EXTRA)) if at % 2 else engine(tables=(ORDERS, NOTES, EXTRA))
+        second = replica(outage.seen(kept), other, role=Role.READ_ONLY, settings=AT_ONCE)
+        second.advance()
+        promote(kept.meta, second._writer.id, runtime=second._runtime, settings=AT_ONCE)
+        outage.left = at
+        until(second, lambda: second.leads)  # noqa: B023 - called at once
+        is_over = outage.left > 0
+        outage.left = -1
+        second.push("extra", [{"id": 7, "v": 7}])
+        until(second, lambda: second.commit() > 0)  # noqa: B023
+        crash(second)
+        with replica(kept, other) as p:
+            assert rows_of(p, "extra") == [(7, 7)]
+            p.advance()
+            check(p, *p.definition.views)
+        if is_over:
+            break
+    assert at > 5

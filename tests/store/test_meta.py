@@ -128,9 +128,22 @@ def test_rule_1_a_key_may_be_guarded_and_written(meta: Meta) -> None:
     assert numbers(meta) == {KEY: 2}
 
 
+def test_rule_1_several_records_of_a_key_are_appended_at_once(meta: Meta) -> None:
+    meta.commit([Write("a", 0, b"1")])
+    following = [Write("a", 1, b"2"), Write("b", 0, b"x"), Write("a", 2, b"3")]
+    stale = meta.commit([Write("a", 0, b"2"), Write("a", 1, b"3")])
+    assert stale is not None
+    assert (stale.key, stale.expected, stale.found) == ("a", 0, 1)
+    assert meta.commit(following) is None
+    assert [(record.seqno, record.data) for record in meta.scan("a")] == [(1, b"1"), (2, b"2"), (3, b"3")]
+    for others in ([Write("a", 3, b"4"), Write("a", 5, b"5")], [Write("a", 3, b"4"), Write("a", 4, None)]):
+        with pytest.raises(InvalidInput, match="twice"):
+            meta.commit(others)
+
+
 def test_rule_1_no_key_is_written_twice(meta: Meta) -> None:
     with pytest.raises(InvalidInput, match="twice"):
-        meta.commit([Write("a", 0, b"1"), Write(KEY, 0, b"1"), Write(KEY, 1, b"2")])
+        meta.commit([Write("a", 0, b"1"), Write(KEY, 0, b"1"), Write(KEY, 0, b"2")])
     assert meta.heads("") == {}
 
 

@@ -1,8 +1,8 @@
 """`repair`: brings back what can be, says what cannot, and deletes nothing that holds data.
 
-1. Records that only say what a process does or did (leases, writers, heartbeats, health, and so on) are removed if they
+1. The repair is alone (`evertide.checkpoint.alone`): a writer that is registered and not silent is a `Conflict`.
+2. Records that only say what a process does or did (leases, writers, heartbeats, health, and so on) are removed if they
    are damaged. So are those of a sink or shape, which then begins again with the whole content.
-2. Nobody else may be at work: a writer that is registered and not silent is a `Conflict`. The repair is one itself.
 3. If Meta is lost: it is brought back from the newest checkpoint of which every file is intact, those of the tables'
    shards, too (`evertide.checkpoint.revival`). What came after that checkpoint is lost, and said.
 4. FORMAT and the record `storage` are written again.
@@ -32,18 +32,27 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from evertide.checkpoint.alone import change, check_alone, registered_for_repair
 from evertide.checkpoint.fsck import LOST, Report, check
 from evertide.checkpoint.manifest import Manifest, decode_manifest, manifest_key
 from evertide.checkpoint.place import Place
 from evertide.checkpoint.rebuilding import rebuild_shard
 from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
 from evertide.checkpoint.revival import entry_of, is_lost, pipeline_of
-from evertide.checkpoint.rewind import FOLLOWING, Collections, Rewind, mend_producers, readable
+from evertide.checkpoint.rewind import (
+    FOLLOWING,
+    Collections,
+    Rewind,
+    forget_before,
+    journal_writes,
+    last_time,
+    mend_producers,
+    readable,
+)
 from evertide.checkpoint.verification import OnProgress, check_files, read_manifest, verify_manifest
 from evertide.errors import (
     BlobMissing,
     CheckpointDamaged,
-    Conflict,
     Damaged,
     EvertideError,
     RecordDamaged,
@@ -72,7 +81,7 @@ from evertide.store.paths import (
     writer_key,
 )
 from evertide.store.sealed import check_seal, seal, unseal
-from evertide.store.writers import Generation, Writer, end_silent_writers, registered
+from evertide.store.writers import Generation, Writer
 
 __all__ = ["Collections", "Repaired", "repair"]
 
@@ -96,11 +105,10 @@ class Repaired:
 
 def repair(place: Place, progress: OnProgress | None = None, declared: Collections | None = None) -> Repaired:
     """See the header. Without `declared`, nothing is known of views, and they are treated like tables."""
+    check_alone(place)
     done = [*_without_passing(place), *mend_producers(place)]
     done += _renewed_generation(place, declared)
-    _check_alone(place)
-    writer = Writer.register(place.meta, runtime=place.runtime, settings=place.settings, label="repair")
-    try:
+    with registered_for_repair(place) as writer:
         one = _Repair(place, writer, progress, declared)
         for _ in range(_ROUNDS):
             said = one.round()
@@ -111,13 +119,11 @@ def repair(place: Place, progress: OnProgress | None = None, declared: Collectio
                 break
         report = check(place, progress, one.names())
         moved = tuple(_moved(place, key) for key in report.orphans)
-    finally:
-        writer.unregister()
     return Repaired(tuple(done), moved, replace(report, orphans=()))
 
 
 def _without_passing(place: Place) -> Iterator[str]:
-    """Step 1."""
+    """Step 2."""
     for key, record in place.reading(lambda: place.meta.heads("")).items():
         if not key.startswith((*_PASSING, *FOLLOWING)):
             continue
@@ -156,14 +162,6 @@ def _renewed_generation(place: Place, declared: Collections | None) -> list[str]
     if record is not None:
         place.commit([Write(GENERATION, record.seqno, None)])
     return ["the generation was removed, as it is damaged, and the definition does not fit it"] if record else []
-
-
-def _check_alone(place: Place) -> None:
-    end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings)
-    for writer in place.reading(lambda: registered(place.meta)).values():
-        why = f"writer {writer.writer} ({writer.label or 'no label'}, {writer.host}, pid {writer.pid}) is registered: "
-        why += f"stop it, or wait until it was silent for {writer.ttl_s:.0f} s"
-        raise Conflict(where=place.meta.path(CHECKPOINTS), why=why)
 
 
 def _moved(place: Place, key: str) -> str:
@@ -212,7 +210,7 @@ class _Repair:
         number = head.seqno if head else 0
         if head is None or head.data != text or number < 2:
             for seqno in range(number, max(number + 1, 2)):
-                place.commit([Write(STORAGE, seqno, text)])
+                change(place, self.writer, [Write(STORAGE, seqno, text)])
             said.append("the record of the storage was written again")
         return said
 
@@ -291,7 +289,7 @@ class _Repair:
             if manifest.generation == generation:
                 head = place.meta.head(PIPELINE)
                 write = Write(PIPELINE, head.seqno if head else 0, pipeline_of(place, manifest))
-                place.commit([write], self.writer.guards())
+                change(place, self.writer, [write])
                 return [f"the definition was brought back from checkpoint {manifest.number}"]
         return []
 
@@ -301,11 +299,10 @@ class _Repair:
         if upper is None:
             return []
         said = self._forget_checkpoints(upper, "what transactions came to is not recorded any more")
-        head = self.place.meta.head(COMMITTED)
-        if head is not None:
-            self.place.commit([Write(COMMITTED, head.seqno, None)], self.writer.guards())
-        record = Committed(upper - 1, {}, {}, self.writer.id)
-        self.place.commit([Write(COMMITTED, 0, seal(record))], self.writer.guards())
+        place, head = self.place, self.place.meta.head(COMMITTED)
+        number = head.seqno if head else 0
+        change(place, self.writer, [Write(COMMITTED, number, seal(Committed(upper - 1, {}, {}, self.writer.id)))])
+        place.reading(lambda: place.meta.truncate(COMMITTED, number + 1))
         return [*said, f"{COMMITTED} was made again from the shards, at transaction {upper - 1}"]
 
     def _journal(self) -> list[str]:
@@ -316,31 +313,42 @@ class _Repair:
         records = place.reading(lambda: place.meta.scan(JOURNAL))
         left = list(readable(place, records))
         found = {bound.time: bound for _, bound in left}
-        base = found.get(upper - 1)
+        base = found.get(upper - 1) or self._base(upper, found.get(upper))
         if base is None:
-            manifest = next((one for one in self._manifests() if one.time == upper), None)
-            if manifest is None:
-                return []
-            inputs = {source: Input(position, position) for source, position in manifest.positions.items()}
-            token, now_s = self.writer.new_token(), place.runtime.wall_s()
-            base = Bound(upper - 1, manifest.generation, inputs, self.writer.id, token, now_s)
+            return []
         kept = [base]
         while (following := found.get(kept[-1].time + 1)) is not None:
             kept.append(following)
-        last = kept[-1].time
-        if left:
-            last = records[-1].seqno - left[0][0].seqno + left[0][1].time
         said = self._forget_checkpoints(upper, "the journal does not hold what came after it")
-        if records:
-            place.commit([Write(JOURNAL, records[-1].seqno, None)], self.writer.guards())
-        for number, bound in enumerate(kept):
-            place.commit([Write(JOURNAL, number, seal(bound))], self.writer.guards())
         mend_producers(place, kept[-1].time)
+        writes = journal_writes(place, kept)
+        change(place, self.writer, writes)
+        forget_before(place, writes)
         said.append(f"the journal was made again from transaction {upper - 1} on")
-        if last > kept[-1].time:
+        last = last_time(records, left)
+        if records and not left:
+            said.append("no record of it could be read: if input was bound and in no table yet, it is lost")
+        elif last > kept[-1].time:
             lost = f"the input of the transactions {kept[-1].time + 1} to {last}"
             said.append(f"{lost} is lost: it was bound, and in no table yet")
         return said
+
+    def _base(self, upper: int, following: Bound | None) -> Bound | None:
+        """A record of the last committed transaction that says where the sources stand after it.
+
+        The record of the next one says so, which begins there, or a checkpoint at that time.
+        """
+        if following is not None:
+            generation = following.generation
+            positions = {source: given.before for source, given in following.inputs.items()}
+        else:
+            manifest = next((one for one in self._manifests() if one.time == upper), None)
+            if manifest is None:
+                return None
+            generation, positions = manifest.generation, manifest.positions
+        inputs = {source: Input(position, position) for source, position in positions.items()}
+        token, now_s = self.writer.new_token(), self.place.runtime.wall_s()
+        return Bound(upper - 1, generation, inputs, self.writer.id, token, now_s)
 
     def _forget_checkpoints(self, upper: int, why: str) -> list[str]:
         """Those that would have to be replayed from."""
@@ -407,10 +415,7 @@ class _Repair:
         return [*problems, f"the catalog holds {_listed(kept)} now"]
 
     def _commit(self, seqno: int, catalog: Catalog) -> None:
-        stale = self.place.commit([Write(CHECKPOINTS, seqno, seal(catalog))], self.writer.guards())
-        if stale is not None:
-            self.writer.check(stale)
-            raise Conflict(where=self.place.meta.path(CHECKPOINTS), why="somebody else changed the catalog meanwhile")
+        change(self.place, self.writer, [Write(CHECKPOINTS, seqno, seal(catalog))])
 
     def _decoded(self, number: int, problems: list[str]) -> Manifest | None:
         key = manifest_key(number)

@@ -84,6 +84,8 @@ class Kept:
     """The checkpoint's own record of the pipeline, as that of this generation."""
     holds: Mapping[str, Mapping[str, int]]
     """By shard."""
+    journal: tuple[Write, ...] = ()
+    """Records of the journal that replace those that are there; none if those stay."""
 
 
 def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int, kept: Kept | None = None) -> Entry:
@@ -99,7 +101,7 @@ def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int, k
         writes = [
             Write(CHECKPOINTS, 0, seal(Catalog((entry,), {}, max(last, entry.number), place.runtime.new_id()))),
             *_shards(place, states, writer, seq, kept.holds if kept else {}),
-            *([] if kept else _journal(place, manifest, writer)),
+            *(kept.journal if kept else _journal(place, manifest, writer)),
             Write(COMMITTED, 0, seal(Committed(manifest.time - 1, {}, {}, writer.id))),
             Write(PIPELINE, 0, pipeline),
             Write(STORAGE, 0, _FORMAT_TEXT),

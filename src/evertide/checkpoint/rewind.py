@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 import msgspec
 
+from evertide.checkpoint.alone import change
 from evertide.checkpoint.fsck import LOST
 from evertide.checkpoint.manifest import Manifest, StateFile
 from evertide.checkpoint.place import Place
@@ -41,7 +43,17 @@ from evertide.store.paths import (
 from evertide.store.sealed import check_seal, seal, unseal
 from evertide.store.writers import Writer
 
-__all__ = ["FOLLOWING", "Collections", "Left", "Rewind", "mend_producers", "readable"]
+__all__ = [
+    "FOLLOWING",
+    "Collections",
+    "Left",
+    "Rewind",
+    "forget_before",
+    "journal_writes",
+    "last_time",
+    "mend_producers",
+    "readable",
+]
 
 FOLLOWING = (sink_key(""), shape_prefix(), SHAPES)
 """The records of those that follow collections by the numbers of transactions."""
@@ -92,7 +104,7 @@ class Rewind:
             stays |= {JOURNAL, *(key for key in heads if key.startswith(producer_key("")))}
             if left.is_complete:
                 stays.update(key for key in heads if _is_kept(key, heads[key].data, manifest.members))
-        place.commit([Write(key, head.seqno, None) for key, head in heads.items() if key not in stays])
+        change(place, self.writer, [Write(key, head.seqno, None) for key, head in heads.items() if key not in stays])
         self.writer.adopt_generation()
         said = f"the records of Meta were copied to {copied}, because of: {reason}"
         return [said, self.revive(manifest, holds)]
@@ -109,14 +121,13 @@ class Rewind:
             lost = f"what came from transaction {entry.time} on is lost, and so are the holds of sinks and shapes"
             return f"{said}: {lost}; sources that can be read again go on from where they stood then"
         if not left.is_complete:
-            self._remove([JOURNAL])
-            for number, bound in enumerate(left.records):
-                place.commit([Write(JOURNAL, number, seal(bound))], self.writer.guards())
             mend_producers(place, left.records[-1].time)
+        writes = [] if left.is_complete else journal_writes(place, left.records)
         generation = max([manifest.generation, *(one.generation for one in left.records)])
         pipeline = self.declared.renumbered(pipeline_of(place, manifest), generation)
-        kept = Kept(generation, pipeline, holds if holds and left.is_complete else {})
+        kept = Kept(generation, pipeline, holds if holds and left.is_complete else {}, tuple(writes))
         entry = bring_back(place, manifest, self.writer, last=last, kept=kept)
+        forget_before(place, writes)
         reached = left.records[-1].time
         said = f"Meta was brought back from checkpoint {entry.number}"
         if reached >= entry.time:
@@ -130,7 +141,7 @@ class Rewind:
         for key in keys:
             head = self.place.meta.head(key)
             if head is not None:
-                self.place.commit([Write(key, head.seqno, None)])
+                change(self.place, self.writer, [Write(key, head.seqno, None)])
 
     def journal_from(self, manifest: Manifest) -> Left | None:
         """The records from the one before the checkpoint on, as far as they and what they name are intact.
@@ -138,20 +149,18 @@ class Rewind:
         None if the checkpoint cannot be gone on from.
         """
         place = self.place
-        found: list[Bound] = []
         records = place.reading(lambda: place.meta.scan(JOURNAL))
-        for record, bound in readable(place, records):
-            staged = [StateFile(one.key, one.bytes, one.checksum) for one in staged_of(bound)]
-            if bound.time == manifest.time - 1:
-                found = [bound]
-            elif found and bound.time == found[-1].time + 1 and not check_files(place, staged):
-                found.append(bound)
-            elif found:
+        left = list(readable(place, records))
+        known = {bound.time: bound for _, bound in left}
+        found: list[Bound] = []
+        for time in count(manifest.time - 1):
+            bound = known.get(time)
+            if bound is None or (found and check_files(place, _staged(bound))):
                 break
-            last = record.seqno
+            found.append(bound)
         if not found or not manifest.positions.keys() <= found[0].inputs.keys():
             return None
-        return Left(tuple(found), is_complete=last == records[-1].seqno)
+        return Left(tuple(found), is_complete=found[-1].time == last_time(records, left))
 
 
 class _Follower(msgspec.Struct, frozen=True):
@@ -199,6 +208,37 @@ def mend_producers(place: Place, last: int | None = None) -> list[str]:
         done = "made again from the journal" if found else "removed: a push that the producer repeats is taken as new"
         said.append(f"the record {key} was {done}")
     return said
+
+
+def journal_writes(place: Place, kept: Sequence[Bound]) -> list[Write]:
+    """For the commit that makes these the whole journal: they go behind what is there, which counts no more.
+
+    Afterwards `forget_before` forgets that. Until then the journal is damaged as it was before, and a repair that is
+    cut short finds all records again.
+    """
+    head = place.reading(lambda: place.meta.head(JOURNAL))
+    return [Write(JOURNAL, number, seal(bound)) for number, bound in enumerate(kept, head.seqno if head else 0)]
+
+
+def forget_before(place: Place, writes: Sequence[Write]) -> None:
+    """Forget the records of the journal before those that `journal_writes` made."""
+    if writes:
+        first = writes[0].expected + 1
+        place.reading(lambda: place.meta.truncate(JOURNAL, first))
+
+
+def last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound]]) -> int:
+    """The last transaction that the journal has a record of. `left` are the readable ones; others follow on those."""
+    times = {record.seqno: bound.time for record, bound in left}
+    time = last = -1
+    for record in records:
+        time = times.get(record.seqno, time + 1)
+        last = max(last, time)
+    return last
+
+
+def _staged(bound: Bound) -> list[StateFile]:
+    return [StateFile(one.key, one.bytes, one.checksum) for one in staged_of(bound)]
 
 
 def _records(place: Place, key: str) -> list[tuple[int, bytes]]:

@@ -1,10 +1,10 @@
 """Who runs the pipeline of a storage: one process, or several replicas of it (`evertide.pipeline.leading`).
 
 A process that runs a pipeline is a registered writer with a label that says so. Who asks to run it alone is refused as
-long as another one does, and told who. If that one is gone (it is proven that its process has ended, see
-`evertide.store.process`, or it was silent for longer than it promised), its registration is ended by compare-and-set:
-should it come back, it finds itself fenced (I16). A replica ends no silent writer when it starts: after
-storage was away for all of them, the others are about to beat again (`evertide.pipeline.leading`).
+long as another one does, or a repair is under way, and told who. If that one is gone (it is proven that its process has
+ended, see `evertide.store.process`, or it was silent for longer than it promised), its registration is ended by
+compare-and-set: should it come back, it finds itself fenced (I16). A replica ends no silent writer when it starts:
+after storage was away for all of them, the others are about to beat again (`evertide.pipeline.leading`).
 
 Where it lies: registrations are those of writers; the Meta key `leader`, version 1, names the replica that leads.
 """
@@ -15,6 +15,7 @@ import enum
 
 import msgspec
 
+from evertide.checkpoint.alone import REPAIRING
 from evertide.errors import Conflict
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -70,14 +71,14 @@ def read_leader(meta: Meta) -> tuple[int, Leader | None]:
 def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
     """Register as the one that runs the pipeline. `Conflict` if somebody does."""
     reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
-    for other in _running(meta, runtime, settings):
+    for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
         if not other.origin.has_ended():
             raise _held(meta, other)
         end(meta, other, runtime, settings)
     writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING, instance=instance)
     others = [
         other
-        for other in _running(meta, runtime, settings)
+        for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings))
         if other.writer != writer.id and not _is_same(other, instance)
     ]
     if others:  # two at the same moment: neither goes on unless it was first, which the one that sees nobody was
@@ -98,7 +99,12 @@ def registered_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Setting
     if role is Role.ALONE:
         return take_over(meta, runtime=runtime, settings=settings, instance=instance)
     label = FOLLOWING if role is Role.READ_ONLY else RUNNING
-    return Writer.register(meta, runtime=runtime, settings=settings, label=label, instance=instance)
+    writer = Writer.register(meta, runtime=runtime, settings=settings, label=label, instance=instance)
+    for other in _repairing(meta, runtime, settings):
+        if not is_gone(meta, other, runtime, settings):
+            writer.unregister()
+            raise _held(meta, other)
+    return writer
 
 
 def _is_same(other: Registration, instance: str) -> bool:
@@ -107,7 +113,7 @@ def _is_same(other: Registration, instance: str) -> bool:
 
 def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
     """`Conflict` if somebody runs it: the same that `take_over` would say, before anything is begun."""
-    for other in _running(meta, runtime, settings):
+    for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
         if not is_gone(meta, other, runtime, settings):
             raise _held(meta, other)
 
@@ -138,7 +144,8 @@ def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Setting
 
 
 def _held(meta: Meta, other: Registration) -> Conflict:
-    why = f"process {other.pid} on {other.host} runs it (writer {other.writer}): stop that one first"
+    does, then = ("repairs", "wait until it has ended") if other.label == REPAIRING else ("runs", "stop that one first")
+    why = f"process {other.pid} on {other.host} {does} it (writer {other.writer}): {then}"
     return Conflict(where=meta.path(writer_key(other.writer)), why=why)
 
 
@@ -147,6 +154,11 @@ def _running(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registrat
     _, leader = reading(lambda: read_leader(meta), runtime, settings)
     leads = leader.writer if leader is not None else ""  # one that was promoted is still labelled as read-only
     return [other for other in known.values() if other.label == RUNNING or other.writer == leads]
+
+
+def _repairing(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
+    known = reading(lambda: registered(meta), runtime, settings)
+    return [other for other in known.values() if other.label == REPAIRING]
 
 
 def end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:

@@ -75,11 +75,17 @@ def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write
     checks: list[Write | Guard] = [*writes, *guards]
     for check in checks:
         check_meta_key(check.key)
-    if len({write.key for write in writes}) != len(writes):
-        keys = [write.key for write in writes]
-        twice = min(key for key in keys if keys.count(key) > 1)
-        raise InvalidInput(where=f"Meta key {twice!r}", why="written twice in one commit")
-    return sorted(checks, key=lambda check: check.key)
+    last: dict[str, Write] = {}
+    following: set[int] = set()
+    for number, write in enumerate(writes):
+        before = last.get(write.key)
+        if before is not None:
+            if before.data is None or write.data is None or write.expected != before.expected + 1:
+                raise InvalidInput(where=f"Meta key {write.key!r}", why="written twice in one commit")
+            following.add(number)
+        last[write.key] = write
+    firsts = [check for number, check in enumerate(checks) if number not in following]
+    return sorted(firsts, key=lambda check: check.key)
 
 
 def key_end(prefix: str) -> str:

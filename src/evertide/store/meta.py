@@ -7,7 +7,8 @@ Contract, checked for every implementation by `tests/store/test_meta.py`:
 
 1. `commit(writes, guards)` happens if and only if every written and every guarded key's head has the expected number
    (0: the key has no record). A write appends record `expected + 1`; a write without data removes the key with all its
-   records. All of it is durable on return, or none of it ever is. No key may be written twice in one commit.
+   records. All of it is durable on return, or none of it ever is. Several writes of one key append records that
+   follow each other, each of which expects the one before; otherwise no key may be written twice in one commit.
 2. If a number differs nothing is written and the answer is a `Stale`, naming the first such key in order of keys. It is
    a value, not an error: losing a race is ordinary. None is the answer of a commit that happened.
 3. A removed key starts again at 0, so only keys with a never-reused id in their name may be removed: otherwise a guard

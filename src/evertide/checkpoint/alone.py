@@ -1,0 +1,96 @@
+"""`alone`: a repair works alone on its storage, and every process that wants to run the pipeline sees it.
+
+1. A process that is registered and lives is a `Conflict`, before anything is changed. It lives as long as it is not
+   proven that it has ended (`evertide.store.process`), and its heartbeat is not older than its time to live. Damaged
+   records of a process prove nothing: its heartbeat decides.
+2. The repair registers as a writer with the label `REPAIRING` and beats. Who wants to run the pipeline is refused
+   meanwhile (`evertide.pipeline.ownership`). Both sides look at the others again after they registered, so that of two
+   that begin at the same moment at most one goes on.
+3. Each change guards the registration. A change that another process got in before of is an error, never skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from evertide.checkpoint.place import Place
+from evertide.errors import Conflict, EvertideError
+from evertide.shard.ticker import Ticker
+from evertide.store.meta import Record, Write
+from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
+from evertide.store.sealed import unseal
+from evertide.store.writers import Beat, Registration, Writer
+
+__all__ = ["REPAIRING", "change", "check_alone", "registered_for_repair"]
+
+logger = logging.getLogger(__name__)
+
+REPAIRING = "repair"
+"""The label of a repair's registration."""
+
+T = TypeVar("T")
+
+
+class _Beats(Ticker):
+    def __init__(self, writer: Writer, interval_s: float) -> None:
+        super().__init__("evertide-repair", interval_s)
+        self._writer = writer
+
+    def tick(self) -> bool:
+        try:
+            self._writer.beat()
+        except EvertideError as error:  # the next change is refused, if it was ended
+            logger.warning("no heartbeat: %s", error)
+        return True
+
+
+@contextmanager
+def registered_for_repair(place: Place) -> Iterator[Writer]:
+    settings = place.settings
+    writer = Writer.register(place.meta, runtime=place.runtime, settings=settings, label=REPAIRING)
+    try:
+        check_alone(place, writer.id)
+        with _Beats(writer, settings.beat_interval_s):
+            yield writer
+    finally:
+        writer.unregister()
+
+
+def check_alone(place: Place, own: str = "") -> None:
+    """`Conflict` if another process lives. The registrations of others are ended."""
+    meta = place.meta
+    for key, record in place.reading(lambda: meta.heads(writer_key(""))).items():
+        writer = key.removeprefix(writer_key(""))
+        if writer == own:
+            continue
+        last = place.reading(lambda writer=writer: meta.head(beat_key(writer)))  # type: ignore[misc]
+        known, beat = _read(record, Registration), _read(last, Beat)
+        ttl_s = known.ttl_s if known is not None else place.settings.writer_ttl_s
+        is_silent = beat is None or place.runtime.wall_s() - beat.beat_at_s > ttl_s
+        if not is_silent and not (known is not None and known.origin.has_ended()):
+            who = f"{known.label or 'no label'}, {known.host}, pid {known.pid}" if known else "its record is damaged"
+            why = f"writer {writer} ({who}) is registered: stop it, or wait until it was silent for {ttl_s:.0f} s"
+            raise Conflict(where=meta.path(CHECKPOINTS), why=why)
+        writes = [Write(key, record.seqno, None)]
+        if last is not None:
+            writes.append(Write(beat_key(writer), last.seqno, None))
+        if place.commit(writes) is not None:
+            raise Conflict(where=meta.path(key), why="this process has just said that it lives: stop it first")
+
+
+def change(place: Place, writer: Writer, writes: Sequence[Write]) -> None:
+    """Commit changes of a repair. `Fenced` if its registration was ended, `Conflict` if another process was first."""
+    stale = place.commit(writes, writer.guards())
+    if stale is not None:
+        writer.check(stale)
+        raise Conflict(where=place.meta.path(stale.key), why="another process changed it during the repair")
+
+
+def _read(record: Record | None, kind: type[T]) -> T | None:
+    try:
+        return unseal(record.data, kind, "") if record is not None else None
+    except EvertideError:
+        return None

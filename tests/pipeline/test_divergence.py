@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Diverged
+from evertide.errors import Diverged, Recomputing
 from evertide.pipeline.divergence import Backoff, Evidence
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status import divergences
@@ -33,7 +33,7 @@ from tests.pipeline.kit import (
     with_sources,
 )
 from tests.pipeline.test_backfill import check
-from tests.pipeline.test_replicas import caught_up, pair, shared
+from tests.pipeline.test_replicas import advance_all, caught_up, pair, replica, shared
 
 
 def order(number: int, amount: int = 10) -> Row:
@@ -190,3 +190,119 @@ def test_x7_a_view_that_diverges_again_and_again_waits_longer_each_time() -> Non
         assert set(p.definition.diverged()) == {"revenue", "counts"}
         assert all(one.wait_s for one in p.status().problems if one.error_code == "state_diverged")
     assert len(evidence(kept)) == 2
+
+
+def lose_key(p: Pipeline, row: Row) -> None:
+    """Take a row from what the state knows of a table by key."""
+    schema = pa.schema([*ORDERS.schema, pa.field(DIFF, pa.int64(), nullable=False)])
+    p._runner.machine.tables._by_key["orders"].apply(pa.Table.from_pylist([{**row, DIFF: -1}], schema))
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_x7_rows_by_key_that_differ_from_what_a_peer_committed(is_leader: bool) -> None:
+    """Both compute the transaction, and one of them lacks a row by key. It ended with `diverged`."""
+    kept = shared()
+    with pair(kept) as (first, second):
+        first.push("orders", [order(1), order(2)])
+        first.commit()
+        caught_up(first, second)
+        lose_key(first if is_leader else second, order(1))
+        commits = {p: p._runner.commit for p in (first, second)}
+
+        def later() -> None:
+            """The follower has computed what it bound: now the leader computes and commits it, or tries to."""
+            if second._runner.outcome is not None and second._runner.outcome.is_complete:
+                second._runner.commit = commits[second]  # type: ignore[method-assign]
+                if is_leader:
+                    first._runner.commit = too_late  # type: ignore[method-assign]
+                first.advance()
+            commits[second]()
+
+        def too_late() -> None:
+            if first._runner.outcome is not None and first._runner.outcome.is_complete:
+                first._runner.commit = commits[first]  # type: ignore[method-assign]
+                second._runner.commit()
+            commits[first]()
+
+        second._runner.commit = later  # type: ignore[method-assign]
+        second.push("orders", [order(1, 7)])
+        second.commit()
+        caught_up(first, second)
+        for _ in range(3):
+            first.advance()
+        for number in (1, 2, 3):
+            second.push("orders", [order(number, 20 + number)])
+            second.commit()
+            caught_up(first, second)
+        first.push("orders", deletes=[1])
+        first.commit()
+        caught_up(first, second)
+        for p in (first, second):
+            assert rows_of(p, "orders") == [(2, "ann", 22), (3, "ann", 23)]
+            check(p, "revenue", "counts")
+            assert p.status().state == "running"
+    assert any("table 'orders'" in one.why for one in evidence(kept))
+
+
+def test_x7_a_follower_that_computes_something_else_while_it_opens() -> None:
+    """It ended with `diverged`, at each start; now it waits, and goes on when what it computes is right."""
+    kept, is_wrong = shared(), [True]
+
+    def wrong(tables: Mapping[str, list[Row]]) -> Sequence[Row]:
+        found = VIEWS["revenue"].function(tables)
+        return [{**row, "amount": row["amount"] + 1} for row in found] if is_wrong[0] else found
+
+    first = replica(kept)
+    first.push("orders", [order(1)])
+    first.commit()
+    made = SmallEngine([ORDERS, NOTES], [replace(VIEWS["revenue"], function=wrong), VIEWS["counts"]])
+    second = replica(kept, made)
+    for _ in range(2):
+        with pytest.raises(Recomputing, match="revenue"):
+            second.advance()
+    first.push("orders", [order(2)])
+    assert first.commit() == 2
+    is_wrong[0] = False
+    while second.time < first.time:
+        with suppress(Recomputing):
+            second.advance()
+    for p in (first, second):
+        check(p, "revenue", "counts")
+    second.close()
+    first.close()
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_x7_a_follower_that_cannot_compute_a_view_of_its_peers(is_open: bool) -> None:
+    """While it opens, and when the view joins. It ended with `view_failed`."""
+    kept, is_failing = shared(), [False]
+
+    def failing(tables: Mapping[str, list[Row]]) -> Sequence[Row]:
+        return [{"id": 1 // 0, "share": 1}] if is_failing[0] else VIEWS["share"].function(tables)
+
+    first = replica(kept, engine("revenue", "share"))
+    first.push("orders", [order(1)])
+    first.commit()
+    made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], replace(VIEWS["share"], function=failing)])
+    is_failing[0] = not is_open
+    second = replica(kept, made)
+    if is_open:
+        caught_up(first, second)
+        for amount in (0, 5):  # the view leaves, and joins
+            first.push("orders", [order(2, amount)])
+            first.commit()
+        first.advance()
+        is_failing[0] = True
+    with pytest.raises(Recomputing, match="ZeroDivisionError"):
+        advance_all(second)
+    assert first.definition.away("failed") == []
+    is_failing[0] = False
+    first.push("orders", [order(3)])
+    first.commit()
+    while second.time < first.time:
+        with suppress(Recomputing):
+            second.advance()
+    for p in (first, second):
+        check(p, "revenue", "share")
+    second.close()
+    first.close()

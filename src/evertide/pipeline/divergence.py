@@ -7,7 +7,10 @@ than what is recorded (I8), or which contradicts itself, is discarded and comput
 2. The evidence is stored as a file of its own in the storage, `evidence/<writer>-<id>.json`, which is never deleted.
 3. In the process that leads, the views leave the generation as `hydrating`, and a backfill computes them into new
    shards. A process that follows computes them in place, and they must come to what the shards hold.
-4. Each further time within an hour waits twice as long as the one before (`Backoff`).
+   So does one that opens: what it cannot compute, or computes otherwise, keeps it waiting, and not its peers.
+4. Rows by key of a table that are not what a peer committed are read again from the tables' shards, and the views over
+   the table are computed again.
+5. Each further time within an hour waits twice as long as the one before (`Backoff`).
 
 A table that is not kept cannot be read again: a view over one stays an error (`Diverged`), as does a source that gives
 other rows than those recorded (J4).

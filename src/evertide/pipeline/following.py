@@ -23,6 +23,7 @@ from evertide.errors import (
     Recomputing,
     StateDiverged,
     Unavailable,
+    ViewFailed,
 )
 from evertide.journal.records import Committed
 from evertide.journal.replay import Found, Stretch, check
@@ -74,6 +75,7 @@ class Following:
             if runner.journal.committed_upper == committed and self._number_in_force() == runner.writer.generation:
                 self._align(runner.definition.members())  # nothing was committed since the generation was made
                 self._taken = runner.writer.generation
+                self._recover()
         return runner.time - first
 
     def together(self, call: Callable[[], object]) -> bool:
@@ -170,13 +172,29 @@ class Following:
         """As of the first transaction that is not committed here; they get what is computed of it already."""
         runner = self._runner
         machine, outcome = runner.machine, runner.outcome
-        cohort = hydrated_cohort(machine, runner.members, views, runner.time, Digests())
         runner.stands |= {name: runner.definition.views[name].shard for name in views}
+        try:
+            cohort = hydrated_cohort(machine, runner.members, views, runner.time, Digests())
+        except ViewFailed as error:
+            self._fails(error)
+            left = [name for name in views if name not in error.views]
+            if left:
+                self._take_in(left)
+            return
         if outcome is None or not outcome.count:
             machine.cohorts.append(cohort)
             return
         found, failures = machine.take_in(cohort, outcome.table_deltas(runner.members), outcome.time)
         outcome.add({runner.stands[name]: delta for name, delta in found.items()}, failures)
+
+    def _fails(self, error: ViewFailed) -> None:
+        """A view that a peer has computed cannot be computed here."""
+        runner = self._runner
+        logger.error("a peer has computed what cannot be computed here: %s", error)
+        if runner.outcome is None:
+            runner.lost.append(ViewFailed(views=error.views, time=runner.time - 1, why=error.why))
+        else:
+            runner.outcome.add({}, [ViewFailed(views=error.views, time=runner.outcome.time, why=error.why)])
 
     def _settle(self) -> bool:
         """A peer moved on beside us. True if what we computed was committed by it."""
@@ -238,11 +256,17 @@ class Following:
         left = [name for name in views if name in live and live[name].shard == runner.stands.get(name)]
         if left:
             digests = Digests()
-            cohort = hydrated_cohort(runner.machine, runner.members, left, runner.time, digests)
+            try:
+                cohort = hydrated_cohort(runner.machine, runner.members, left, runner.time, digests)
+            except ViewFailed as error:
+                raise self._lost_again(views, error.why) from error
             for wrong in differing_contents(runner.members, digests.all, left, runner.time).values():
-                why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
                 runner.machine.store.given_up.extend(part.key for part in cohort.parts())
-                runner.lost = [StateDiverged(views=tuple(views), time=wrong.time, why=why)]
-                raise Recomputing(path=f"state of the views {views}", why=why)
+                why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
+                raise self._lost_again(views, why)
             runner.machine.cohorts.append(cohort)
         runner.lost = []
+
+    def _lost_again(self, views: Sequence[str], why: str) -> Recomputing:
+        self._runner.lost = [StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)]
+        return Recomputing(path=f"state of the views {list(views)}", why=why)

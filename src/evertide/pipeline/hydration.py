@@ -30,6 +30,7 @@ __all__ = [
     "Digests",
     "check_computable",
     "differing_contents",
+    "hydrate_tables_again",
     "hydrated_cohort",
     "hydrated_tables",
     "view_record",
@@ -149,6 +150,17 @@ def hydrated_tables(declared: Mapping[str, DeclaredTable], store: StateStore, me
         with members.shard(members.definition.errors).snapshot(time - 1) as letters:
             tables.settle({}, letters.to_arrow())
     return tables
+
+
+def hydrate_tables_again(machine: Machine, members: Members) -> bool:
+    """Discard what a machine knows of its tables, and read it again. False if a table is not kept."""
+    declared = {name: table for name, table in machine.engine.tables.items() if machine.tables.has(name)}
+    if not all(table.is_kept for table in declared.values()):
+        return False
+    before, machine.tables = machine.tables, hydrated_tables(declared, machine.store, members, machine.time)
+    machine.lost_parts[()] = tuple(part.key for kept in before.kept() for part in kept.parts())
+    machine.store.given_up.extend(machine.lost_parts[()])
+    return True
 
 
 def differing_contents(

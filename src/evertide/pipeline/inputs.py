@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
+
 from evertide.errors import SourceChanged
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Staged
@@ -11,7 +13,7 @@ from evertide.sources.contract import Rows, Source
 from evertide.sources.staged import unpacked
 from evertide.steps import stepping
 
-__all__ = ["read_input"]
+__all__ = ["read_input", "xids_of"]
 
 
 def read_input(
@@ -45,3 +47,11 @@ def _known(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
         why = f"transaction {bound.time} holds input of it, and the pipeline has no such source any more"
         raise SourceChanged(source=name, where=f"sources {sorted(sources)}", why=why)
     return source
+
+
+def xids_of(bound: Bound, *, has_upstream: bool) -> tuple[int, ...] | msgspec.UnsetType:
+    """The upstream transactions in it; if there are none, it is said so in a pipeline that follows a database."""
+    known = [one.xids for one in bound.inputs.values() if not isinstance(one.xids, msgspec.UnsetType)]
+    if not known and not has_upstream:
+        return msgspec.UNSET
+    return tuple(xid for several in known for xid in several)

@@ -222,7 +222,7 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: b
             machine.tables.settle({name: piece}, None)
     if not leads:
         runner.lost = []  # computed in place
-    _hydrate_missing(runner, stable, hosts.progress, leads=leads)
+    _hydrate_missing(runner, stable, hosts.progress)
     return runner
 
 
@@ -283,11 +283,11 @@ def _rebuilt(
     return Machine(engine, store, Tables(tables, store), cohorts, 0)
 
 
-def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress, *, leads: bool) -> None:
+def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress) -> None:
     """Members of which no state was found: it is computed, and must come to what their shards hold.
 
-    If it does not, one that leads computes them into new shards, beside the transactions, and goes on without a view
-    that fails. For one that follows it is an error, as it computes something else than its peers.
+    If it does not, or if a view fails, one that leads goes on without it, and computes it into a new shard beside the
+    transactions. One that follows tries again, and does not go on meanwhile (`Following`).
     """
     machine = runner.machine
     here = {name for cohort in machine.cohorts for name in cohort.views} | runner.lost_views()
@@ -301,16 +301,12 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
         try:
             cohort = hydrated_cohort(machine, runner.members, left, machine.time, digests)
         except ViewFailed as error:
-            if not leads:
-                raise
             runner.lost.append(ViewFailed(views=error.views, time=machine.time - 1, why=error.why))
             left = [name for name in left if name not in error.views]
     if cohort is not None:
         machine.cohorts.append(cohort)
     wrong = differing_contents(runner.members, digests.all, left, machine.time) if machine.time else {}
     for name, diverged in wrong.items():
-        if not leads:
-            raise diverged
         runner.lose(name, diverged)
     progress("rebuild", len(missing), len(missing))
 

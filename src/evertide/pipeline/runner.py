@@ -49,11 +49,13 @@ from evertide.journal.replay import Found, Stretch, differing
 from evertide.journal.staging import staged_of
 from evertide.observer import NOBODY, Fault, Observer, Written
 from evertide.pipeline.course import Course, Phase
-from evertide.pipeline.definition import Away, Definition, definition_write, read_definition
+from evertide.pipeline.definition import Away, Definition, definition_write, read_definition, tables_under
 from evertide.pipeline.divergence import Evidence, keep_evidence, versions, with_evidence
-from evertide.pipeline.inputs import read_input
+from evertide.pipeline.hydration import hydrate_tables_again
+from evertide.pipeline.inputs import read_input, xids_of
 from evertide.pipeline.machine import Machine
 from evertide.pipeline.members import Members
+from evertide.pipeline.names import ERRORS
 from evertide.pipeline.portions import Contents, Outcome, Portions, content_of
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -319,14 +321,34 @@ class Runner:
         A view that cannot be computed again stays in it.
         """
         views = {shard: name for name, shard in self.stands.items()}
-        for shard, error in differing(found, recorded).items():
+        differ = differing(found, recorded)
+        tables = self._lose_tables(differ)
+        for shard, error in differ.items():
             name = views.get(shard)
             if name is None or not self.machine.is_computable([name]):
                 continue
             self.lose(name, error)
-        gone = {self.stands[name] for name in self.lost_views() if name in self.stands}
+        gone = tables | {self.stands[name] for name in self.lost_views() if name in self.stands}
         shards = {shard: None if shard in gone else content for shard, content in found.shards.items()}
         return replace(found, shards=shards)
+
+    def _lose_tables(self, differ: Mapping[str, Diverged]) -> set[str]:
+        """Read rows by key again from the tables' shards, if they are not what a peer committed: those shards.
+
+        The views over these tables lose their state, as they took something else. Not if a table is not kept.
+        """
+        machine, definition = self.machine, self.definition
+        names = {**{table.shard: name for name, table in definition.tables.items()}, definition.errors: ERRORS}
+        wrong = {names[shard]: error for shard, error in differ.items() if shard in names}
+        if not wrong or not hydrate_tables_again(machine, self.members):
+            return set()
+        for name, error in wrong.items():
+            why = f"the state of table {name!r} came to {error.found}, and {error.expected} is recorded"
+            logger.error("%s", self._with_evidence(StateDiverged(views=(), time=error.time, why=why)))
+            for view in [view for view in self.stands if name in tables_under(machine.engine.views, view)]:
+                if (lost := machine.discard(view, why)) is not None:
+                    self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
+        return {shard for shard in differ if shard in names}
 
     def _found(
         self, stretch: Stretch, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
@@ -410,7 +432,6 @@ class Runner:
         return with_evidence(failure, keep_evidence(evidence, self.members.shards.blob, self.runtime))
 
     def _leave(self, outcome: Outcome) -> None:
-        """Make the generation without the views that failed in the transaction."""
         self._send_away(outcome.failures)
         views = self.definition.views
         outcome.left({views[name].shard for failure in outcome.failures for name in failure.views}, self.members)
@@ -467,15 +488,8 @@ class Runner:
                 name: Written(contents[name].rows, sum(part.bytes for part in parts))
                 for name, parts in zip(names, stored, strict=True)
             }
-            given, xids = outcome.sources.all, self._xids(outcome.bound)
+            given, xids = outcome.sources.all, xids_of(outcome.bound, has_upstream=self.has_upstream)
             record = Committed(outcome.time, given, contents, self.writer.id, outcome.count, xids)
             return [self.journal.commit_write(record)]
 
         return made
-
-    def _xids(self, bound: Bound) -> tuple[int, ...] | msgspec.UnsetType:
-        """The upstream transactions in it; if there are none, it is said so in a pipeline that follows a database."""
-        known = [one.xids for one in bound.inputs.values() if not isinstance(one.xids, msgspec.UnsetType)]
-        if not known and not self.has_upstream:
-            return msgspec.UNSET
-        return tuple(xid for several in known for xid in several)

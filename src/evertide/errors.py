@@ -14,6 +14,7 @@ Kinds differ only where a caller would act differently; the classes below a kind
     │   ├── StorageFull         no room: make some
     │   ├── StorageForbidden    read-only or no permission
     │   ├── ScratchUnavailable  temporary files cannot be written or read: make room
+    │   ├── SystemRefused       the operating system refused a call of a transaction: it is tried again
     │   ├── SparkAway           Spark lost executors, or could not finish a job for another reason than a row
     │   ├── Recomputing         state has diverged several times, and waits before it is computed again
     │   └── QueryEnded          the process that answered a query ended before it did: ask again
@@ -75,6 +76,7 @@ __all__ = [
     "StateDiverged",
     "StorageForbidden",
     "StorageFull",
+    "SystemRefused",
     "TimeCompacted",
     "Unauthorized",
     "Unavailable",
@@ -226,6 +228,15 @@ class ScratchUnavailable(Unavailable):
     error_code = "scratch_unavailable"
     what = "Temporary files cannot be written or read, and nothing happened"
     remedy = "Make room there, or name another directory by TMPDIR; what failed is tried again by itself."
+
+
+@dataclass(eq=False, repr=False)
+class SystemRefused(Unavailable):
+    """`path` names the transaction. No row is to blame, so no view fails for it."""
+
+    error_code = "system_refused"
+    what = "The operating system refused a call, and the transaction waits"
+    remedy = "It is tried again by itself; if it lasts, look at open files, memory and disks. The log has the call."
 
 
 @dataclass(eq=False, repr=False)

@@ -2,8 +2,9 @@
 
 1. Each file has a name that no other computation has, so computations in several threads never see each other's rows.
 2. A file is removed when its block ends, however it ends. If the removal fails, the file stays behind, and that is all.
-3. Any other error of the file system means that there is no room or that the directory is broken. It is raised as
+3. Any other error of such a file means that there is no room or that the directory is broken. It is raised as
    `ScratchUnavailable`: the computation is tried again later, and goes on by itself when there is room.
+4. What the system refuses elsewhere in a transaction is raised as `SystemRefused`, and tried again in the same way.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from evertide.errors import ScratchUnavailable
+from evertide.errors import ScratchUnavailable, SystemRefused
 
-__all__ = ["scratch_directory", "scratch_file", "using_scratch"]
+__all__ = ["scratch_directory", "scratch_file", "using_scratch", "using_system"]
 
 
 @contextmanager
@@ -26,6 +27,17 @@ def using_scratch() -> Iterator[None]:
         yield
     except OSError as error:
         raise ScratchUnavailable(path=scratch_directory(), why=str(error)) from error
+
+
+@contextmanager
+def using_system(where: str) -> Iterator[None]:
+    """Raise `SystemRefused` for an error of the system in the block. A connection that is lost is none."""
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise SystemRefused(path=where, why=f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -48,6 +48,7 @@ CAUSES = {
     "storage_full": "The disk or the quota is used up.",
     "storage_forbidden": "Another user owns the files, the disk is mounted read-only, or credentials do not suffice.",
     "scratch_unavailable": "The disk of temporary files (TMPDIR, or Spark's local directories) is full or broken.",
+    "system_refused": "No files, memory or room are left to this process or this machine, or a disk fails.",
     "spark_away": "Executors were lost, or have too little memory.",
     "recomputing": "A replica computes another content than the one that leads: they run different versions, perhaps.",
     "query_ended": "Somebody killed it, the machine had no memory left, or an engine has a bug.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from evertide.errors import OutcomeUnknown, SparkAway, Unavailable
+from evertide.errors import OutcomeUnknown, SparkAway, SystemRefused, Unavailable
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.leading import promote
 from evertide.pipeline.ownership import Role
@@ -196,3 +198,59 @@ def test_x23_storage_does_not_answer_while_another_script_is_promoted(fault: Fau
         if is_over:
             break
     assert at > 5
+
+
+def refusing(number: int, left: list[int]) -> Callable[[SmallCohort, Mapping[str, pa.Table]], None]:
+    def before(*_: object) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+
+    return before
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_x12_the_system_refuses_a_call_of_a_transaction(number: int) -> None:
+    """The pipeline ended with `unexpected`. It waits, and what was pushed is known to be bound."""
+    left = [0]
+    with stepping(refusing(number, left)), open_pipeline(storage(), engine("revenue", "share")) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+        left[0] = 2
+        with p.transaction() as pushed:
+            pushed.push("orders", [order(2)])
+        with pytest.raises(SystemRefused, match=os.strerror(number)):
+            p.take(pushed)
+        assert pushed.time == 2, "it is bound"
+        with pytest.raises(SystemRefused):
+            p.advance()
+        p.advance()
+        assert p.time == 2
+        check(p, "revenue", "share")
+        assert p.status().state == "running"
+
+
+def test_x12_the_system_refuses_a_call_of_a_replay() -> None:
+    kept = shared()
+    settings = replace(QUICK, portion_rows_max=1)
+    first, second = replica(kept, settings=settings), replica(kept, settings=settings)
+    with first.transaction() as pushed:
+        pushed.push("orders", [order(1)])
+        pushed.push("notes", [{"text": "x"}])
+        pushed.push("orders", [order(2)])
+    first.take(pushed)
+    calls = [0]
+
+    def before(*_: object) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with stepping(before):
+        with pytest.raises(SystemRefused):
+            caught_up(second)
+        caught_up(second)
+    assert calls[0] > 2
+    check(second, "revenue", "counts")
+    for p in (first, second):
+        p.close(checkpoint=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import ArithmeticException
 
-from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, ViewFailed
+from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused, ViewFailed
 from evertide.flow import Circuit
 from evertide.plan.failure import told_apart
 from evertide.plan.fragment import Fragment, Term
@@ -160,4 +161,26 @@ def test_x12_without_room_for_scratch_files_a_step_may_be_made_again(
             circuit.step(delta(1))
     assert len(made) == 2
     assert not [*tmp_path.iterdir()]
+    assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+
+
+def test_x12_no_row_is_blamed_for_what_the_system_refuses_each_time(
+    circuit: Circuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any row failed, so the first that was tried by itself was taken for the one to blame."""
+
+    def refused() -> OSError:
+        return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def run(*_: object, **__: object) -> None:
+        raise refused()
+
+    def unconnected(*_: object, **__: object) -> None:
+        raise Py4JNetworkError("An error occurred while trying to connect to the Java server") from refused()
+
+    for failing in (run, unconnected):
+        with monkeypatch.context() as patch:
+            patch.setattr(Fragment, "run", failing)
+            with pytest.raises(SystemRefused, match=os.strerror(errno.EMFILE)):
+                circuit.step(delta(1, 2))
     assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]

@@ -34,6 +34,7 @@ EXPECTED = {
     "storage_full": 507,
     "storage_forbidden": 503,
     "scratch_unavailable": 503,
+    "system_refused": 503,
     "spark_away": 503,
     "query_ended": 503,
     "recomputing": 503,

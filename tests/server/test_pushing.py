@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evertide.errors import OutcomeUnknown, StorageFull, Unavailable
+from evertide.errors import OutcomeUnknown, StorageFull, SystemRefused, Unavailable
 from evertide.journal.journal import Journal
 from evertide.pipeline.intake import Intake
 from evertide.pipeline.runner import Runner
@@ -284,16 +284,28 @@ def test_x12_what_is_bound_is_taken_also_if_a_system_call_fails_afterwards(
     place: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if it is answered with 500, after which clients send rows again that are there."""
-    store = storage()
-    with open_pipeline(store) as p, served(p) as client:
-        monkeypatch.setattr(place, method, raising(OSError(errno.ENOSPC, "No space left on device")))
-        answer = client.post("/v1/tables/notes/rows", [{"text": "a"}])
-        assert (answer.status, answer.body["time"], answer.body["rows"]) == (202, 1, 1)
-        assert answer.body["problem"]["error_code"] == "unexpected"
-        monkeypatch.undo()
-        crash(p)
-    with shop(store) as (p, client):
+    with shop() as (p, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, method, raising(OSError(errno.ENOSPC, "No space left on device")))
+            answer = client.post("/v1/tables/notes/rows", [{"text": "a"}])
+            assert (answer.status, answer.body["time"], answer.body["rows"]) == (202, 1, 1)
+            assert answer.body["problem"]["error_code"] == "system_refused"
         assert client.post("/v1/tables/notes/rows", [{"text": "b"}]).status == 200
+        assert rows_of(p, "notes") == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize(("place", "method"), [(Runner, "complete"), (Intake, "acknowledge")])
+def test_x12_rows_that_wait_in_the_process_are_bound_once_if_a_system_call_fails(
+    place: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop() as (p, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, method, raising(OSError(errno.ENOSPC, "No space left on device")))
+            p.push("notes", [{"text": "a"}])
+            with pytest.raises(SystemRefused):
+                p.commit()
+        p.push("notes", [{"text": "b"}])
+        p.commit()
         assert rows_of(p, "notes") == [("a",), ("b",)]
 
 

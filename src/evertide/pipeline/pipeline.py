@@ -5,8 +5,7 @@
         t = p.commit()
         p.view("revenue").to_arrow()
 
-This is the face of the package. What it rests on, a module each: docs/architecture.md lists them.
-
+What it rests on, a module each, is listed in docs/architecture.md.
 One thread at a time makes transactions, checkpoints and changes (`_turn`); reading needs no turn. Beside it run the
 heartbeat, the maintenance of shards, and the upkeep of state.
 """
@@ -61,6 +60,7 @@ from evertide.plan.spark_network import REMEDY
 from evertide.plan.view_function import ViewFunction
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
+from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.shard.heart import Heart
 from evertide.shard.shard import Shards
@@ -424,7 +424,7 @@ class Pipeline:
     def _going(self, call: Callable[[], _T]) -> _T:
         """An error that the pipeline cannot go on from stays as its condition."""
         try:
-            with watching_steps(self.pulse.moves):
+            with watching_steps(self.pulse.moves), using_system(f"transaction {self.time + 1}"):
                 return call()
         except EvertideError as error:
             # If storage is away or in doubt, what was computed waits; the next step reads back what is there.

@@ -58,6 +58,7 @@ from evertide.pipeline.members import Members
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.portions import Contents, Outcome, Portions, content_of
 from evertide.runtime import Runtime
+from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.shard.append import Append, append_together
 from evertide.shard.digest import ZERO, add
@@ -280,7 +281,8 @@ class Runner:
     def _stepped(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int) -> dict[str, pa.Table]:
         """Of a replay: a view that fails in a transaction that is committed with it has diverged."""
         self._homes = self._homes or [tuple(cohort.views) for cohort in self.machine.cohorts]
-        found = self.machine.step(deltas, errors, count=count)
+        with using_system(f"transaction {self.machine.time}"):
+            found = self.machine.step(deltas, errors, count=count)
         homes, self._homes = self._homes, []
         for failure in self.machine.failures:
             if not self.machine.is_computable(failure.views):
@@ -397,7 +399,8 @@ class Runner:
         by_shard[self.definition.errors] = deltas.errors
         outcome.store_ahead(by_shard, self.members)
         try:
-            found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
+            with using_system(f"transaction {outcome.time}"):
+                found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
             by_shard |= {self.definition.views[name].shard: delta for name, delta in found.items()}
             outcome.take(by_shard, deltas, self.machine.failures)
         except EvertideError:  # the machine knows what it has taken, and does not take it twice

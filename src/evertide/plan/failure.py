@@ -21,16 +21,16 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
-from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded
+from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused
 from evertide.scratch import scratch_directory
 
 __all__ = ["check_spark", "reason", "told_apart", "told_of", "without_traces"]
 
 _is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CAUSES_MAX = 20
-_REFUSALS = tuple(
-    os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
-)
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""What the system says if it has no room, no files or no memory left; never because of a row."""
+_REFUSALS = tuple(map(os.strerror, _NUMBERS))
 """As the JVM says them, too, which has them from the same library."""
 _LOGGER = "SQLQueryContextLogger"
 """By which PySpark prints the JVM's whole stack for every error of an expression, whoever handles it."""
@@ -56,8 +56,18 @@ def told_apart(context: SparkContext) -> Iterator[None]:
         raise told from error
 
 
-def told_of(context: SparkContext, error: Exception) -> SparkAway | SparkEnded | ScratchUnavailable | None:
-    """What an error of py4j means; None for any other. `SparkAway` may be a row's fault all the same."""
+def told_of(
+    context: SparkContext, error: Exception
+) -> SparkAway | SparkEnded | ScratchUnavailable | SystemRefused | None:
+    """What an error of py4j or of the system means; None for any other. `SparkAway` may be a row's fault all the same.
+
+    Without files or memory there is no new connection to the JVM either: py4j raises what the system said.
+    """
+    refused: BaseException | None = error
+    while isinstance(refused, Py4JNetworkError):
+        refused = refused.__cause__ or refused.__context__
+    if isinstance(refused, OSError) and refused.errno in _NUMBERS:
+        return SystemRefused(path=str(context.master), why=f"{type(refused).__name__}: {refused}")
     if not isinstance(error, Py4JJavaError):
         is_broken = isinstance(error, Py4JNetworkError | ConnectionError)
         why = f"{type(error).__name__}: {reason(error)}"

@@ -195,7 +195,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_is_told(browser: Page) -> None:
         guarded.push(rows=[order(1)])
         browser.do(go=address(guarded))
         browser.see('[role="dialog"]', "A token, please")
-        assert browser.ask("document.activeElement.name") == "token"
+        browser.see('input[name="token"]:focus')
         browser.do(fill='input[name="token"]', value=WRONG)
         browser.do(press="Enter")
         browser.see('[role="dialog"]', "does not know that token")

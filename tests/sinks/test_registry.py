@@ -74,9 +74,11 @@ def test_sinks_of_a_script_are_found_with_their_place(spark: SparkSession) -> No
         Program(spark, VIEW.format(listed.replace("sink.lake", "sink.pond")), "shop.sql")
 
 
-def test_each_connector_can_be_found() -> None:
-    for name, place in CONNECTORS.items():
-        assert place.startswith("evertide.sinks."), name
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_each_connector_is_found_and_names_the_option_that_it_lacks(tmp_path: Path, name: str) -> None:
+    declaration = replace(declared(tmp_path, name), options={})
+    with pytest.raises(InvalidInput, match=r"the option '\w+' is missing"):
+        prepare_sinks([declaration])
 
 
 def test_connector_key_and_name_are_checked(tmp_path: Path) -> None:

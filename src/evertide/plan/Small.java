@@ -329,8 +329,8 @@ public final class Small {
             below.add(this.bound(
                     (LogicalPlan) children.next(), leaves, isPlanned, isBelowJoin || tree instanceof Join));
         }
-        if (below.isEmpty()) {
-            return tree;
+        if (below.isEmpty()) { // constants, which Spark would spread over partitions
+            return isPlanned ? new Repartition(1, false, tree) : tree;
         }
         if (tree instanceof RepartitionByExpression) {
             return (LogicalPlan) below.get(0);

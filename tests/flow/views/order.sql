@@ -20,3 +20,5 @@ CREATE MATERIALIZED VIEW first_of_distinct AS SELECT b, count(DISTINCT a) AS da,
 CREATE VIEW first_of_distinct_told AS SELECT b, count(DISTINCT a) AS da, min(struct(c)).c AS fc, sort_array(collect_set(a)) AS la FROM r GROUP BY b;
 CREATE MATERIALIZED VIEW first_of_all AS SELECT first(a) AS fa, collect_list(c) AS lc FROM r;
 CREATE VIEW first_of_all_told AS SELECT min(struct(a)).a AS fa, sort_array(collect_list(c)) AS lc FROM r;
+CREATE MATERIALIZED VIEW constants_skipped AS SELECT k, w FROM VALUES (0, 'a'), (1, ''), (2, NULL), (NULL, 'b') AS v(k, w) ORDER BY k OFFSET 1;
+CREATE MATERIALIZED VIEW constants_limited_and_skipped AS SELECT * FROM (SELECT k FROM VALUES (3), (0), (2), (1), (NULL) AS v(k) ORDER BY k LIMIT 9) OFFSET 2;

@@ -132,7 +132,7 @@ def test_f7_a_commit_between_look_and_sleep_is_not_slept_over() -> None:
     Taken out once (the comparison of `bell.rings`): it slept.
     """
     wake = Wake(SleeplessRuntime())
-    looks = []
+    looks: list[int] = []
 
     def look() -> bool:
         looks.append(len(looks))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from evertide.errors import OutcomeUnknown, SparkAway, SystemRefused, Unavailable
+from evertide.errors import BlobMissing, OutcomeUnknown, SparkAway, SystemRefused, Unavailable
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.leading import promote
 from evertide.pipeline.ownership import Role
@@ -254,3 +254,32 @@ def test_x12_the_system_refuses_a_call_of_a_replay() -> None:
     check(second, "revenue", "counts")
     for p in (first, second):
         p.close(checkpoint=False)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_x7_damage_that_only_a_backfill_meets(threads: bool) -> None:
+    """The pipeline ended with `damaged`, and again after each start."""
+    kept, is_damaged = shared(), [True]
+    with open_pipeline(kept, engine("revenue")) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+
+    def before(cohort: SmallCohort, _: Mapping[str, pa.Table]) -> None:
+        if [*cohort.views] == ["share"] and is_damaged[0]:
+            raise BlobMissing(path="parts/orders", why="it is not there")
+
+    with stepping(before), open_pipeline(kept, engine("revenue", "share"), threads=threads) as p:
+        p.hydrated()
+        p.push("orders", [order(2)])
+        p.commit()
+        p.hydrated()
+        assert rows_of(p, "revenue") == [("ann", 20)]
+        assert p.status().state == "running"
+        [found] = [one for one in p.status().problems if one.error_code == "blob_missing"]
+        assert "view 'share'" in found.why
+        is_damaged[0] = False
+        while p.definition.away("hydrating"):
+            p.advance()
+            p.hydrated()
+        check(p, "revenue", "share")
+        assert not p.status().problems

@@ -6,6 +6,8 @@ and all that are due at once, as one may read another. A view over a table that 
 A view whose state has diverged is computed again at once, and if that happens again, after waits that double.
 One backfill runs at a time, in a thread of its own; without threads it runs in line.
 If it dies of an error that nothing expects, its views are due again; status shows the error until another one runs.
+If a file that it needs is damaged, or its own state contradicts itself, it begins again after waits that double; the
+transactions go on, and status says so.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from evertide.errors import (
+    Damaged,
     EvertideError,
     GenerationMoved,
     InvalidInput,
@@ -72,7 +75,9 @@ class Backfills:
         self._due: set[str] = set()
         self._tried_s: dict[str, float] = {}
         self._backoffs: dict[str, Backoff] = {}
-        """Of views whose state has diverged."""
+        """Of views whose state has diverged, or which are stuck."""
+        self._stuck: dict[str, Problem] = {}
+        """Views that could not be computed because something is damaged."""
         self._seen: set[str] = set()
         """Views that failed, and were looked at."""
 
@@ -103,14 +108,14 @@ class Backfills:
         """Until it may be tried again."""
         wait_s = self._tried_s.get(view, -1e9) + self._runner.settings.retry_view_s - now_s
         backoff = self._backoffs.get(view)
-        if backoff is not None and view in self._runner.definition.diverged():
+        if backoff is not None and (view in self._stuck or view in self._runner.definition.diverged()):
             wait_s = backoff.wait_s(now_s)
         return max(0.0, wait_s)
 
     def problems(self) -> list[Problem]:
-        """The views whose state has diverged, until they are back."""
+        """The views whose state has diverged, or which damage keeps from being computed, until they are back."""
         now_s = self._runner.runtime.monotonic_s()
-        found = divergences(self._runner.definition)
+        found = {**divergences(self._runner.definition), **self._stuck}
         return [replace(one, wait_s=self._wait_s(name, now_s) or None) for name, one in found.items()]
 
     def _touched(self, failed: Iterable[str]) -> list[str]:
@@ -184,8 +189,17 @@ class Backfills:
         """Storage that is away or in doubt, and a generation that moved, are found out by the next try."""
         try:
             self._run(views)
+            self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
         except _PASSING as error:
             logger.warning("the views %s are tried again later: %s", views, error)
+            self._due.update(views)
+        except Damaged as error:
+            logger.exception("the views %s could not be computed, and are tried again", views)
+            runtime, settings = self._runner.runtime, self._runner.settings
+            for name in views:
+                why = f"view {name!r} cannot be computed from the tables: {error}"
+                self._stuck[name] = Problem("warning", error.error_code, why, error.remedy, runtime.wall_s())
+                self._backoffs.setdefault(name, Backoff(settings.retry_view_s)).tried(runtime.monotonic_s())
             self._due.update(views)
 
     def _run(self, views: Collection[str]) -> None:

@@ -103,6 +103,11 @@ def test_a_subset_by_post() -> None:
         assert post([1]).body == {"error": "Request body must be a JSON object"}
         broken = post(b"{")
         assert (broken.status, broken.body["error"]) == (400, "Invalid JSON in request body")
+        twice = post(rb'{"where": "id = 4", "\u0077here": "id = 2"}')
+        assert (twice.status, "twice" in twice.body["details"]) == (400, True)
+        assert (
+            s.ask(table="orders", offset="now", subset__where="id = $1", subset__params='{"1":4,"1":2}').status == 400
+        )
         assert post(b"[" * 100_000).status == 400
         assert post(b'"' + b"x" * 2_000_000 + b'"').status == 413
 

@@ -143,6 +143,13 @@ def test_what_is_wrong_is_said_and_the_secret_is_not(tmp_path: Path, content: An
     assert TEXT not in str(caught.value)
 
 
+def test_a_line_that_has_a_field_twice_is_refused(tmp_path: Path) -> None:
+    """Fails if the last one counts: the role that somebody reads first would not be the token's."""
+    twice = f'{{"name": "a", "role": "read", "token": "{TEXT}", "role": "admin"}}'
+    with pytest.raises(InvalidInput, match=r"line 1.*has the name 'role' twice"):
+        loaded(written(tmp_path / "t", twice))
+
+
 def test_who_else_may_read_or_write_the_file_is_looked_at(tmp_path: Path) -> None:
     """Fails if the mode is not looked at."""
     digests = [{"name": "a", "role": "read", "token_sha256": DIGEST}]

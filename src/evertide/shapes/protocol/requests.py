@@ -18,6 +18,7 @@ import msgspec
 from evertide.shapes.protocol.offsets import BEFORE_ALL, BEFORE_LOG, Offset, parse_offset
 from evertide.shapes.protocol.refusals import Refusal, invalid
 from evertide.shapes.where.restriction import UNRESTRICTED, Restriction
+from evertide.sources.strict_json import RepeatedName, decode_json
 
 __all__ = ["Identifier", "ShapeRequest", "SubsetRequest", "identifiers", "parse_request", "subset_of_body"]
 
@@ -119,8 +120,8 @@ def subset_of_body(content: bytes) -> SubsetRequest | None:
     if not content.strip():
         return None
     try:
-        value = msgspec.json.decode(content)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        value = decode_json(msgspec.json.Decoder(), content)
+    except (RepeatedName, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Refusal(400, {"error": "Invalid JSON in request body", "details": str(error)}) from error
     if not isinstance(value, dict):
         raise Refusal(400, {"error": "Request body must be a JSON object"})
@@ -214,8 +215,8 @@ def _subset_of_query(query: Mapping[str, str], errors: Errors) -> SubsetRequest 
     wrong: Errors = {}
     if "params" in given:
         try:
-            given["params"] = msgspec.json.decode(given["params"].encode())
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            given["params"] = decode_json(msgspec.json.Decoder(), given["params"].encode())
+        except (RepeatedName, msgspec.MsgspecError, UnicodeError, RecursionError):
             wrong["params"] = ["must be a JSON object"]
             given["params"] = {}
     found = _subset(given, wrong)

@@ -1,0 +1,67 @@
+"""A process that fills a storage, or delivers what it holds to a sink, within a bound on memory that the kernel holds.
+
+python -m tests.sinks.large fill STORAGE BATCHES
+python -m tests.sinks.large deliver STORAGE CONNECTOR OPTIONS BYTES [PORTION_BYTES]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.pipeline.engine import DeclaredTable
+from evertide.runtime import SystemRuntime
+from evertide.store.open import open_storage
+from evertide.testing.small_engine import SmallEngine
+from tests.pipeline.kit import SETTINGS, open_pipeline
+from tests.pipeline.sink_kit import sink
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+ROWS = 8_000
+TEXT_BYTES = 1_000
+MIB = 1024 * 1024
+PIECES = replace(SETTINGS, portion_bytes_max=4 * MIB, portion_rows_max=10_000)
+
+
+def taken_bytes() -> int:
+    """Memory of its own; pages of files are not counted, as the kernel may drop them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+
+
+def rows(batch: int) -> pa.Table:
+    """Texts that no codec makes smaller."""
+    content = np.random.default_rng(batch).bytes(ROWS * TEXT_BYTES // 2).hex()
+    texts = [content[at : at + TEXT_BYTES] for at in range(0, len(content), TEXT_BYTES)]
+    return pa.table({"id": pa.array(range(batch * ROWS, (batch + 1) * ROWS)), "text": texts}, SCHEMA)
+
+
+def main(what: str, where: str, *given: str) -> None:
+    table = DeclaredTable("texts", SCHEMA, ("id",))
+    if what == "deliver":
+        table = replace(table, sinks=(sink(connector=given[0], **json.loads(given[1])),))
+    settings = PIECES if len(given) < 4 else replace(PIECES, portion_bytes_max=int(given[3]), portion_rows_max=10**9)
+    store = open_storage(where, runtime=SystemRuntime(), settings=settings)
+    with open_pipeline(store, SmallEngine([table], []), settings=settings, base=Path(where).parent) as p:
+        if what == "fill":
+            for batch in range(int(given[0])):
+                p.push("texts", rows(batch))
+                p.commit()
+            return
+        most = taken_bytes() + int(given[2])
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        p.deliver_once()
+        [status] = p.status().sinks
+        print(json.dumps({"state": status.state, "behind": status.behind}), flush=True)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

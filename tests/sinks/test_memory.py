@@ -1,0 +1,41 @@
+"""The memory of a process that delivers a large content: it follows the piece, not the content."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.kit import ROOT
+from tests.sinks.large import MIB, ROWS, TEXT_BYTES
+
+BATCHES = 30
+BOUND = 192 * MIB
+ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+"""Others reserve more than they use, and the bound counts that."""
+
+
+def large(*given: object) -> Any:
+    command = [sys.executable, "-m", "tests.sinks.large", *map(str, given)]
+    env = {**os.environ, **ALLOCATING, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) if done.stdout else None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
+def test_a_content_is_delivered_with_less_memory_than_it_takes(tmp_path: Path) -> None:
+    """As one piece it does not fit, so the bound is one. The sink stalls then, and the process goes on."""
+    assert BATCHES * ROWS * TEXT_BYTES > 1.15 * BOUND
+    large("fill", tmp_path / "storage", BATCHES)
+    shutil.copytree(tmp_path / "storage", tmp_path / "same")
+    whole = large("deliver", tmp_path / "same", "files", json.dumps({"path": "whole"}), BOUND, 10**12)
+    assert whole == {"state": "stalled", "behind": BATCHES + 1}
+    pieces = large("deliver", tmp_path / "storage", "files", json.dumps({"path": "pieces"}), BOUND)
+    assert pieces == {"state": "running", "behind": 0}

@@ -148,7 +148,13 @@ def _is_one_leaf(cut: Cut, node: Node, attributes: Iterable[int]) -> bool:
 
 
 def _make_leaf(cut: Cut, node: Node) -> None:
-    """Constants are no leaves: they never change, so that nothing is ever looked up in them. But their sums are."""
+    """Constants are no leaves: they never change, so that nothing is ever looked up in them. But their sums are.
+
+    Nor are nodes without columns, but what they read: a table of Arrow without columns has no rows."""
+    if not node.output:
+        for child in node.children:
+            _make_leaf(cut, child)
+        return
     if not cut.is_leaf(node) and any(isinstance(below, Scan) or _is_own_collection(below) for below in walk(node)):
         cut.leaves.append(node)
 

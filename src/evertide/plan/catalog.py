@@ -31,15 +31,22 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.cbo.enabled": "false",
     "spark.sql.optimizer.excludedRules": ",".join(
-        f"org.apache.spark.sql.catalyst.optimizer.{rule}"
-        for rule in ("InferWindowGroupLimit", "LimitPushDown", "LimitPushDownThroughWindow")
+        f"org.apache.spark.sql.{rule}"
+        for rule in (
+            "catalyst.optimizer.InferWindowGroupLimit",
+            "catalyst.optimizer.LimitPushDown",
+            "catalyst.optimizer.LimitPushDownThroughWindow",
+            "execution.planmerging.MergeSubplans",
+        )
     ),
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.shuffle.partitions": "1",
 }
 """What makes plans depend on more than the query, as a plan must be the same in every session; and what makes small
-jobs of many stages where one does."""
+jobs of many stages where one does. MergeSubplans puts the values of several scalar subqueries into one struct, in which
+two fields may have the same name, as no column of Arrow can have them; parts that are equal are shared here anyway
+(`evertide.plan.sharing`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,10 @@ class Sharing:
         """All that was hashed: the prints know nodes by their ids."""
 
     def share(self, node: Node) -> Node:
-        """The node itself, or a copy of an earlier one that has the same rows."""
-        if not any(isinstance(below, Scan) for below in walk(node)):
+        """The node itself, or a copy of an earlier one that has the same rows. One without columns, of which only the
+        number of rows is asked, stays what it is: as a collection of its own it would be empty, as tables of Arrow are.
+        """
+        if not node.output or not any(isinstance(below, Scan) for below in walk(node)):
             return node
         self._alive.append(node)
         found = self._prints.of(node)

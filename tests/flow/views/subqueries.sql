@@ -36,3 +36,18 @@ SELECT id, explode(array(id, (SELECT max(k) FROM t))) AS z FROM s;
 
 CREATE MATERIALIZED VIEW correlated_as_key AS
 SELECT (SELECT max(k) FROM t WHERE t.v = r.b) AS g, count(*) AS n FROM r GROUP BY (SELECT max(k) FROM t WHERE t.v = r.b);
+
+CREATE MATERIALIZED VIEW scalars_of_one_name AS
+SELECT a, (SELECT count(*) FROM s) AS n, (SELECT count(*) FROM s WHERE b > 1) AS m FROM r;
+
+CREATE MATERIALIZED VIEW scalars_of_one_name_and_null AS
+SELECT a, (SELECT max(b) FROM s) AS n, (SELECT max(b) FROM s WHERE b < 2) AS m FROM r;
+
+CREATE MATERIALIZED VIEW shared_without_columns AS
+WITH w AS (SELECT s.id, r.x FROM s CROSS JOIN r) SELECT k, (SELECT count(*) FROM w) AS n, EXISTS (SELECT 1 FROM w) AS e FROM t;
+
+CREATE MATERIALIZED VIEW joined_without_columns AS
+SELECT r.a FROM r CROSS JOIN (SELECT max(id) AS c FROM s HAVING count(*) > 2);
+
+CREATE MATERIALIZED VIEW counted_without_columns AS
+SELECT count(*) AS n FROM (SELECT count(*) AS c FROM s) CROSS JOIN r;

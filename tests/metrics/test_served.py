@@ -105,6 +105,7 @@ def test_entries_of_shapes_are_counted() -> None:
         p.push("orders", [order(1), order(2)])
         p.commit()
         wait_for(lambda: value(scrape(metrics), "evertide_shape_log_entries_total") == before + 2)
+        assert value(scrape(metrics), "evertide_shape_feeds_standing") == 0
         assert value(scrape(metrics), "evertide_shape_log_bytes") > 0
 
 

@@ -8,8 +8,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import manifest_key
+from evertide.journal.journal import Journal
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.status import Status, read_status
+from evertide.runtime import SystemRuntime
+from evertide.shard.shard import Shards
 from evertide.store.open import Storage
 from evertide.store.paths import checkpoint_key
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, crash, engine, open_pipeline, rows_of, storage
@@ -106,13 +111,26 @@ def test_x8_damage_that_garbage_collection_finds_is_told_and_healed() -> None:
     assert [problem.error_code for problem in told] == ["checkpoint_damaged", "record_damaged"]
     assert "garbage collection" in told[1].why
     assert all(problem.state == "warning" and problem.since_s > 0 for problem in told)
+    pipeline._duties._telling.once()
+    assert [problem.why for problem in seen_by_others(kept).problems] == [problem.why for problem in told]
     assert pipeline._duties.checkpointing.is_due()
     pipeline.run(until_idle=True)
     assert numbers(pipeline) == [new + 1, new], "at once, and not after the interval"
     assert pipeline._duties.checkpointing.collect().refused is None
     assert [problem.error_code for problem in pipeline.status().problems] == ["checkpoint_damaged"]
     assert "a newer one has replaced it" in pipeline.status().problems[0].why
+    pipeline._duties._telling.once()
+    assert [problem.error_code for problem in seen_by_others(kept).problems] == ["checkpoint_damaged"]
     crash(pipeline)
+    assert seen_by_others(kept).problems == (), "what a process that ended said is over"
+
+
+def seen_by_others(kept: Storage) -> Status:
+    """As `evertide status --storage` tells it."""
+    runtime = SystemRuntime()
+    shards = Shards(kept.blob, kept.meta, runtime=runtime, settings=SETTINGS)
+    journal = Journal(kept.blob, kept.meta, runtime=runtime, settings=SETTINGS)
+    return read_status(kept, shards, journal, Checkpoints(kept.blob, kept.meta, runtime=runtime, settings=SETTINGS))
 
 
 def test_x8_the_older_checkpoint_is_from_before_a_table_was_added_and_another_got_a_column() -> None:

@@ -120,6 +120,13 @@ RECORDS: dict[str, msgspec.Struct] = {
         sources={},
         feeds=(Problem("frozen", "blob_missing", "why", "what to do", 1.25),),
     ),
+    "sources-warnings": SourceRecords(
+        writer="0123456789abcdef",
+        told_at_s=1.5,
+        change="fedcba9876543210",
+        sources={},
+        warnings=(Problem("warning", "record_damaged", "why", "what to do", 1.25),),
+    ),
     "machine-state": MachineState(
         time=2**40,
         cohorts=(CohortState({"revenue": "revenue.89abcdef"}, b"state"),),

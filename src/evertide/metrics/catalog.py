@@ -110,6 +110,7 @@ ALL: tuple[Metric, ...] = (
     _gauge("shapes", "Shapes that this process follows."),
     _gauge("shape_clients", "Clients that wait for a change."),
     _gauge("shape_log_bytes", "What their logs take in memory."),
+    _gauge("shape_feeds_standing", "Collections whose live clients get an error, as their changes cannot be read."),
     _seen("shape_log_entries", "Entries that were appended to the logs of shapes."),
 )
 

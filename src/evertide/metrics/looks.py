@@ -45,6 +45,8 @@ class ShapesUse:
     log_bytes: int
     log_entries: int
     """That were ever appended."""
+    standing: int
+    """Collections whose clients get an error instead of changes."""
 
 
 Look = Callable[[], Seen]
@@ -81,4 +83,4 @@ def shapes_use(shapes: Shapes) -> ShapesUse:
     """From memory only."""
     live = shapes.live()
     clients, size = sum(len(shape.waiters) for shape in live), sum(shape.bytes for shape in live)
-    return ShapesUse(len(live), clients, size, shapes.appended)
+    return ShapesUse(len(live), clients, size, shapes.appended, len(shapes.problems()))

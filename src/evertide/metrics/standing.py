@@ -145,6 +145,7 @@ def _tell_shapes(told: _Told, use: ShapesUse) -> None:
     told.add("shape_clients", use.clients)
     told.add("shape_log_bytes", use.log_bytes)
     told.add("shape_log_entries_total", use.log_entries)
+    told.add("shape_feeds_standing", use.standing)
 
 
 def _tell_process(told: _Told, seen: Seen) -> None:

@@ -72,6 +72,7 @@ class Duties:
             self.checkpointing.look()
         self.deliveries = deliveries
         self._telling.watch_sinks(lambda: deliveries.healths(self._runner.time - 1))
+        self._telling.watch_warnings(lambda: [*self._failures(), *self.troubles()])
         self._telling.begun(threads=self._has_threads)
         if self._has_threads:
             self._maintenance = Maintenance(hosts.shards, hosts.writer, hosts.checkpoints.pinned).start()
@@ -122,9 +123,13 @@ class Duties:
 
     def warnings(self) -> list[Problem]:
         """What is wrong, and stops no transaction."""
+        return [*self.backfills.problems(), *self._failures(), *self._feeds()]
+
+    def _failures(self) -> list[Problem]:
+        """Of checkpoints, garbage collection and maintenance."""
         checkpointing = self.checkpointing
-        found = [*self.backfills.problems(), *([] if checkpointing.problem is None else [checkpointing.problem])]
-        found += [*self._hosts.checkpoints.damage.problems(), *checkpointing.failing.problems(), *self._feeds()]
+        found = [] if checkpointing.problem is None else [checkpointing.problem]
+        found += [*self._hosts.checkpoints.damage.problems(), *checkpointing.failing.problems()]
         return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 
     def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:

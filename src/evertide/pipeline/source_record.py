@@ -63,6 +63,8 @@ class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
     sinks: dict[str, SinkHealth] = {}
     feeds: tuple[Problem, ...] = ()
     """Why live clients of a collection are not served, where they are not."""
+    warnings: tuple[Problem, ...] = ()
+    """What fails beside the transactions, which go on: garbage collection, maintenance, checkpoints, threads."""
 
 
 class SourceTelling(Ticker):
@@ -83,6 +85,7 @@ class SourceTelling(Ticker):
         self._settings = settings
         self._look_at_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
         self._look_at_feeds: Callable[[], Iterable[Problem]] = tuple
+        self._look_at_warnings: Callable[[], Iterable[Problem]] = tuple
         self._told: _All | None = None
         self._told_s = 0.0
 
@@ -93,6 +96,10 @@ class SourceTelling(Ticker):
     def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
         """Report the feeds of live clients, too, from now on. `look` is called in the thread, and does not wait."""
         self._look_at_feeds = look
+
+    def watch_warnings(self, look: Callable[[], Iterable[Problem]]) -> None:
+        """Report what fails beside the transactions, too, from now on. `look` is called in the thread."""
+        self._look_at_warnings = look
 
     def begun(self, *, threads: bool) -> Self:
         """Told once; and on, if there are to be threads."""
@@ -112,11 +119,13 @@ class SourceTelling(Ticker):
         """Write how they fare, if it is news."""
         found = {name: _lasting(record) for name, record in self._look().items()}
         sinks, feeds = dict(self._look_at_sinks()), tuple(self._look_at_feeds())
+        warnings = tuple(replace(one, wait_s=None) for one in self._look_at_warnings())
         now_s = self._runtime.monotonic_s()
-        if self._told is not None and not _is_news(self._told, (found, sinks, feeds), now_s - self._told_s):
+        if self._told is not None and not _is_news(self._told, (found, sinks, feeds, warnings), now_s - self._told_s):
             return
-        self._told, self._told_s = (found, sinks, feeds), now_s
-        records = SourceRecords(self._writer, self._runtime.wall_s(), self._runtime.new_id(), found, sinks, feeds)
+        self._told, self._told_s = (found, sinks, feeds, warnings), now_s
+        told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
+        records = SourceRecords(self._writer, told_at_s, change, found, sinks, feeds, warnings)
         registered = (Guard(writer_key(self._writer), 1),)  # whoever came after us tells of its own sources
         tell(self._meta, SOURCES, records, self._runtime, self._settings, guards=registered)
 
@@ -132,13 +141,13 @@ def _lasting(record: SourceRecord) -> SourceRecord:
     return msgspec.structs.replace(record, problems=problems)
 
 
-_All = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth], tuple[Problem, ...]]
+_All = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth], tuple[Problem, ...], tuple[Problem, ...]]
 
 
 def _is_news(told: _All, found: _All, since_s: float) -> bool:
     if _each(told[0], _kind) != _each(found[0], _kind) or _sink_kinds(told[1]) != _sink_kinds(found[1]):
         return True
-    if _feed_kinds(told[2]) != _feed_kinds(found[2]):
+    if _kinds(told[2]) != _kinds(found[2]) or _kinds(told[3]) != _kinds(found[3]):
         return True
     if _each(told[0], _size) != _each(found[0], _size):
         return since_s >= _LAG_S
@@ -149,8 +158,8 @@ def _sink_kinds(sinks: Mapping[str, SinkHealth]) -> dict[str, object]:
     return {name: (one.state, one.problem.error_code if one.problem else "") for name, one in sinks.items()}
 
 
-def _feed_kinds(feeds: Iterable[Problem]) -> list[tuple[str, str]]:
-    return sorted((one.state, one.error_code) for one in feeds)
+def _kinds(problems: Iterable[Problem]) -> list[tuple[str, str]]:
+    return sorted((one.state, one.error_code) for one in problems)
 
 
 def _each(records: Mapping[str, SourceRecord], what: Callable[[SourceRecord], Iterable[object]]) -> dict[str, object]:

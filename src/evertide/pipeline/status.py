@@ -186,7 +186,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
         first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
     told = reading(lambda: read_source_records(meta), runtime, settings)
-    feeds = told.feeds if told is not None and held is not None and lives and told.writer == held.writer else ()
+    is_so = told is not None and held is not None and lives and told.writer == held.writer
     time = journal.committed_upper - 1
     sinks = sink_statuses(meta, told, held if lives else None, time, runtime, settings)
     return Status(
@@ -204,7 +204,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         problems=(
             *((first,) if first.error_code else ()),
             *(divergences(definition).values() if definition else ()),
-            *feeds,
+            *(told.feeds + told.warnings if told is not None and is_so else ()),
         ),
         host=held.host if held and lives else "",
         pid=held.pid if held and lives else 0,

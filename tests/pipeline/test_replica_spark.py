@@ -213,5 +213,5 @@ def run(spark: SparkSession, seed: int, steps: int) -> Replicas:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1])
 def test_u1_two_replicas_with_views_on_spark(spark: SparkSession, seed: int) -> None:
-    made = run(spark, seed, 25)
+    made = run(spark, seed, 40)
     assert {*ALL} <= {kind for some in made.faults for kind in some.injected}

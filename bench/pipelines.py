@@ -27,7 +27,7 @@ from bench.views import bench_spark, deltas_of
 from evertide.flow import Circuit
 from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
-from evertide.store.local import LocalBlob
+from evertide.store.blobs.local import LocalBlob
 from evertide.testing.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["PipelineSize", "pipeline"]
@@ -158,7 +158,7 @@ def _restart(place: Path, size: PipelineSize) -> list[Figure]:
     """Two processes: one that starts Spark and ends, one that opens the pipeline and ends."""
     script = place / "pipeline.sql"
     script.write_text(_script())
-    nothing = "from evertide.plan.session import open_session; open_session().close()"
+    nothing = "from evertide.plan.catalyst.session import open_session; open_session().close()"
     opening = (
         "from evertide.pipeline.pipeline import Pipeline; "
         f"Pipeline.open({str(script)!r}, {str(place / 'pipeline')!r}).close()"

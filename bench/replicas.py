@@ -32,8 +32,8 @@ import pyspark
 
 from bench.measure import Figure, Timing, own_spark
 from bench.shards import Progress
-from evertide.pipeline.reader import Reader
-from evertide.pipeline.replica_record import ReplicaStatus, replica_statuses
+from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
 from evertide.runtime import SystemRuntime
 
 __all__ = ["ReplicaSize", "replicas"]

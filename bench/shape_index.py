@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from bench.measure import Figure
-from evertide.shapes.where.clause import parse_where
-from evertide.shapes.where.index import ShapeIndex
+from evertide.pgexpr.clause import parse_where
+from evertide.shapes.log.index import ShapeIndex
 
 __all__ = ["ShapeIndexSize", "shape_index"]
 

@@ -35,9 +35,9 @@ from bench.shards import Progress
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.server.app import make_app
-from evertide.server.garbage import collect_seldom
-from evertide.server.serving import Server
+from evertide.server.http.app import make_app
+from evertide.server.http.garbage import collect_seldom
+from evertide.server.http.server import Server
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.requests import parse_request

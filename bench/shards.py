@@ -22,8 +22,8 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.maintenance import Maintenance
 from evertide.shard.shard import Shard, Shards
-from evertide.store.local import LocalBlob
-from evertide.store.sqlite import SqliteMeta
+from evertide.store.blobs.local import LocalBlob
+from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.writers import Writer
 
 __all__ = ["BENCHMARKS", "Progress", "Size"]

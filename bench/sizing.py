@@ -24,7 +24,7 @@ from bench.shards import Progress
 from bench.views import bench_spark
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.plan.session import Session
+from evertide.plan.catalyst.session import Session
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Record, Stale, Write

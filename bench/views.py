@@ -31,8 +31,8 @@ from bench.measure import Figure
 from bench.shards import Progress
 from evertide.flow import Circuit
 from evertide.flow.upkeep import Upkeep
-from evertide.shard.changes import DIFF
-from evertide.store.local import LocalBlob
+from evertide.rows.changes import DIFF
+from evertide.store.blobs.local import LocalBlob
 from evertide.testing.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["VIEWS", "ViewSize", "bench_spark", "deltas_of", "refresh"]

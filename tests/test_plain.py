@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from evertide.cli.asking import rows_table
-from evertide.plain import plain, python_rows
+from evertide.cli.commands.query import rows_table
+from evertide.json_values import plain, python_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from evertide.errors import Unexpected
-from evertide.shard.ticker import Ticker
-from evertide.threads import Watched
+from evertide.threads.ticker import Ticker
+from evertide.threads.watched import Watched
 
 LIMIT_S = 30.0
 
@@ -29,7 +29,7 @@ def test_a_thread_that_dies_is_logged_with_its_traceback_and_says_why(caplog: py
     assert problem.since_s > 0
     assert problem.remedy
     assert [error.why for error in told] == ["MemoryError: no room"]
-    [logged] = [record for record in caplog.records if record.name == "evertide.threads"]
+    [logged] = [record for record in caplog.records if record.name == "evertide.threads.watched"]
     assert logged.exc_info is not None
     assert logged.exc_info[0] is MemoryError
 

@@ -65,7 +65,7 @@ THREADS = {"threading.Thread", "threading.Timer", "_thread.start_new_thread", "m
 POOLS = {"concurrent.futures.ThreadPoolExecutor", "concurrent.futures.ProcessPoolExecutor"}
 RESULTS_TAKEN = {
     "evertide/checkpoint/verification.py": "the caller, by map",
-    "evertide/pipeline/portions.py": "the commit, which stores what was not stored ahead",
+    "evertide/pipeline/transaction/portions.py": "the commit, which stores what was not stored ahead",
     "evertide/shapes/log/snapshot.py": "the chunks: whoever reads them gets the error",
     "evertide/shard/read.py": "the caller, by map",
     "evertide/sources/kafka/source.py": "the caller, by map",
@@ -153,7 +153,7 @@ def caught_all(module: Module) -> Iterator[str]:
 
 def unwatched_thread(module: Module) -> Iterator[str]:
     """A thread that nothing watches may die unseen. Of a pool, whoever gave it work must take the result."""
-    if module.path == "evertide/threads.py":
+    if module.path == "evertide/threads/watched.py":
         return
     aliases = {alias: name for _, alias, name in imported(module.tree)}
     for node in ast.walk(module.tree):
@@ -161,7 +161,9 @@ def unwatched_thread(module: Module) -> Iterator[str]:
             continue
         used = full_name(node.func, aliases)
         if used in THREADS or (used in POOLS and module.path not in RESULTS_TAKEN):
-            yield module.at(node.lineno, f"{used}: start an evertide.threads.Watched, or name who takes the result")
+            yield module.at(
+                node.lineno, f"{used}: start an evertide.threads.watched.Watched, or name who takes the result"
+            )
 
 
 def exported(module: Module) -> list[str] | None:

@@ -16,8 +16,8 @@ from bench.peers import nexmark
 from bench.peers.jobs import TWO_THREADS, Job
 from bench.views import bench_spark
 from evertide.pipeline.pipeline import Pipeline
+from evertide.rows.changes import DIFF, expand, net
 from evertide.settings import Settings
-from evertide.shard.changes import DIFF, expand, net
 from evertide.testing.ledger import Transaction
 from evertide.testing.nexmark import WORKLOAD
 from evertide.testing.oracle import Content

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evertide.errors import EvertideError
     from evertide.pipeline.pipeline import Pipeline
-    from evertide.plan.view_function import materialized_view, temporary_view
+    from evertide.plan.program.view_function import materialized_view, temporary_view
     from evertide.settings import Settings
 
 __all__ = ["EvertideError", "Pipeline", "Settings", "__version__", "materialized_view", "temporary_view"]
@@ -29,8 +29,8 @@ _WHERE = {
     "EvertideError": "evertide.errors",
     "Pipeline": "evertide.pipeline.pipeline",
     "Settings": "evertide.settings",
-    "materialized_view": "evertide.plan.view_function",
-    "temporary_view": "evertide.plan.view_function",
+    "materialized_view": "evertide.plan.program.view_function",
+    "temporary_view": "evertide.plan.program.view_function",
 }
 
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.plain import one_line
+from evertide.json_values import one_line
 from evertide.secrets import hide
 
 __all__ = ["ROOT", "TRANSACTION", "JsonLines", "LogLine", "Ring", "line_of"]

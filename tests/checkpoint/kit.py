@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.draft import Draft, Restored
 from evertide.checkpoint.manifest import StateFile, file_of
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Entry
 from evertide.runtime import Runtime
 from evertide.settings import Settings

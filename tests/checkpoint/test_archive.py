@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from evertide.checkpoint.archive import export, import_archive
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.fsck import check
 from evertide.checkpoint.manifest import Manifest, manifest_key
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import read_holds
 from evertide.errors import (
     BlobDamaged,

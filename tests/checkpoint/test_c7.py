@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evertide.checkpoint.place import Place
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.repair import repair
 from evertide.checkpoint.revival import is_lost
 from evertide.store import LocalBlob
@@ -102,7 +102,7 @@ def test_c7_a_commit_before_its_files_would_be_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_c7_leftovers_that_nobody_collects_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evertide.checkpoint.collection._is_over", lambda *_: False)
+    monkeypatch.setattr("evertide.checkpoint.garbage._is_over", lambda *_: False)
     with pytest.raises(CutsFailed, match="leaked, or lost"):
         every_cut(build, workload, check, survivors=["none"], every=40)
 

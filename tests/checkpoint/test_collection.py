@@ -281,7 +281,7 @@ def collect_shards(process: Process) -> set[str]:
 
 
 def test_parts_that_a_checkpoint_names_stay(memory: Memory) -> None:
-    """Seen to fail without `pinned` for removed parts in `evertide.shard.collection`."""
+    """Seen to fail without `pinned` for removed parts in `evertide.shard.garbage`."""
     process = memory.started()
     process.publish()
     old = compacted(process)

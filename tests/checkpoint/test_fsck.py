@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.fsck import Report, check
 from evertide.checkpoint.manifest import manifest_key
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.verification import Progress
 from evertide.errors import RecordDamaged, UnsupportedFormat
 from evertide.journal.records import Bound, Committed, Input, Staged

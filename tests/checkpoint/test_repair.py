@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.fsck import LOST, check
 from evertide.checkpoint.manifest import manifest_key
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import read_catalog
 from evertide.checkpoint.repair import Repaired, repair
 from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evertide.cli.live import Watch
-from evertide.cli.output import Output
+from evertide.cli.output.live import Watch
+from evertide.cli.output.output import Output
 from evertide.errors import TimeCompacted
 from tests.cli.kit import open_small, order
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from evertide.cli import main as command
-from evertide.cli.live import Watch
-from evertide.cli.output import Output
+from evertide.cli.output.live import Watch
+from evertide.cli.output.output import Output
 from evertide.journal.records import Input
-from evertide.pipeline.opening import positions
-from evertide.pipeline.reader import Reader
+from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.recovery.opening import positions
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings

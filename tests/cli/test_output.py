@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 import typer
 
-from evertide.cli.demonstration import demo_script
-from evertide.cli.output import bytes_text, guarded, lag_text, plain, seconds_text, value_text
+from evertide.cli.commands.demo import demo_script
+from evertide.cli.output.output import bytes_text, guarded, lag_text, plain, seconds_text, value_text
 from evertide.cli.recompute import compared
 from evertide.errors import CheckpointDamaged, Conflict, EvertideError, Fenced
 from evertide.sources.contract import Lag

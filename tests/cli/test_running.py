@@ -135,7 +135,7 @@ def test_a_second_one_is_refused_before_spark_starts_and_told_who_runs_it(
     tmp_path: Path, shop: tuple[str | Path, ...], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the look before, whoever is refused waits for a Spark first."""
-    monkeypatch.setattr("evertide.cli.opened.spark_session", _no_spark)
+    monkeypatch.setattr("evertide.cli.running.open_pipeline.spark_session", _no_spark)
     args = {
         "push": ("orders", tmp_path / "a.csv", *shop),
         "checkpoint": shop,
@@ -150,7 +150,7 @@ def test_a_second_one_is_refused_before_spark_starts_and_told_who_runs_it(
 def test_what_is_wrong_with_the_command_is_said_at_once(
     tmp_path: Path, shop: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertide.cli.opened.spark_session", _no_spark)
+    monkeypatch.setattr("evertide.cli.running.open_pipeline.spark_session", _no_spark)
     made(tmp_path / "s")
     assert "cannot be read" in one_error(evertide("run", tmp_path / "none.sql", *shop[:2]), 2)
     assert "no such directory" in one_error(evertide("checkpoint", "--storage", tmp_path / "x", *shop[2:]), 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.cli.setting import settings_of
+from evertide.cli.settings import settings_of
 from evertide.errors import InvalidInput
 from evertide.settings import Settings
 from tests.cli.kit import SHOP, evertide, one_error

@@ -23,7 +23,7 @@ from evertide.errors import EvertideError
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 
 __all__ = ["LARGE", "SCRIPT", "Shop", "digests", "settings"]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from evertide.cli.demonstration import demo_script
+from evertide.cli.commands.demo import demo_script
 from evertide.logs import Ring
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.app import make_app
-from evertide.server.serving import Server
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
 from evertide.settings import Settings
 from evertide.shapes.service import ShapeService
 from tests.servers.browser import Page, browser_folder, opened

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from evertide import errors
 from evertide.errors import EvertideError, InvalidInput
-from evertide.server.answers import STATUS
+from evertide.server.http.answers import STATUS
 from tests.docs.examples import MAINTAINED, REFUSED, TABLES, Example
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from evertide.flow.explanation import Operator, ViewExplanation
+    from evertide.flow.explanation.explanation import Operator, ViewExplanation
 
 __all__ = ["DOCS", "TABLES_OF_PAGES", "error_table", "generated", "sql_table", "written"]
 
@@ -130,7 +130,7 @@ def _row(example: Example, operator: Operator) -> str:
 
 
 def _refusal(spark: SparkSession, example: Example) -> str:
-    from evertide.plan.program import Program  # noqa: PLC0415 - pyspark
+    from evertide.plan.program.program import Program  # noqa: PLC0415 - pyspark
 
     try:
         Program(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS {example.query};")

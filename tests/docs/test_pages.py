@@ -108,8 +108,8 @@ def test_code_on_other_pages_is_code(spark: SparkSession, name: str) -> None:
 
 def _check_sql(spark: SparkSession, block: Block) -> None:
     """A whole script is planned. One that reads tables that another block declares is only parsed."""
-    from evertide.plan.program import Program  # noqa: PLC0415 - pyspark
-    from evertide.plan.statements import parse_script  # noqa: PLC0415 - pyspark
+    from evertide.plan.program.program import Program  # noqa: PLC0415 - pyspark
+    from evertide.plan.program.statements import parse_script  # noqa: PLC0415 - pyspark
 
     try:
         statements = parse_script(spark, block.text, block.where)

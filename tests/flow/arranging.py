@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.manifest import Manifest
-from evertide.flow.row_groups import RowGroupCache
-from evertide.flow.spine import ArrangementSettings
-from evertide.shard.changes import DIFF
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.row_groups import RowGroupCache
+from evertide.flow.state.spine import ArrangementSettings
+from evertide.rows.changes import DIFF
 from evertide.store import Blob, MemoryBlob
 from evertide.store.paths import Name
 from evertide.testing.arrow import canonical_rows

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evertide.flow import Circuit
-from evertide.plan.statements import ViewStatement, parse_script
+from evertide.plan.program.statements import ViewStatement, parse_script
 from evertide.testing.ledger import Transaction
 from evertide.testing.oracle import Reference, drive
 from evertide.testing.transactions import random_transactions

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from evertide.flow import Circuit
-from evertide.flow.explain import explain
+from evertide.flow.explanation.explain import explain
 
 __all__ = ["check_maintenance"]
 

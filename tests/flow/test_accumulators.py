@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import Damaged, InvalidInput
-from evertide.flow.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
+from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
 from evertide.testing.arrow import values
 
 EXAMPLES = settings(max_examples=12, deadline=None)

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.flow.accumulators import Mode, Rows, accumulator
-from evertide.plan.scala import sequence
-from evertide.plan.walk import expressions, kind, nodes
+from evertide.flow.aggregates.accumulators import Mode, Rows, accumulator
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.walk import expressions, kind, nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

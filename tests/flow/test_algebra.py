@@ -16,7 +16,7 @@ import pytest
 
 from evertide.errors import EvertideError
 from evertide.flow import Circuit
-from evertide.shard.changes import DIFF, net
+from evertide.rows.changes import DIFF, net
 from evertide.testing.compare import compare
 from evertide.testing.ledger import Transaction, delta_of
 from evertide.testing.oracle import Content

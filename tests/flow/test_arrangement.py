@@ -14,16 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import Damaged, InvalidInput, UnsupportedFormat
-from evertide.flow import block as block_module
-from evertide.flow import intake, wanted
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.intake import arranged
-from evertide.flow.manifest import Manifest
-from evertide.flow.spine import ArrangementSettings
-from evertide.flow.state_part import write_part
-from evertide.shard.changes import DIFF
-from evertide.shard.columns import Longs
-from evertide.shard.digest import RowHashes
+from evertide.flow.state import block as block_module
+from evertide.flow.state import lookup as wanted
+from evertide.flow.state import table_blocks as intake
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.spine import ArrangementSettings
+from evertide.flow.state.state_part import write_part
+from evertide.flow.state.table_blocks import arranged
+from evertide.rows.changes import DIFF
+from evertide.rows.columns import Longs
+from evertide.rows.digest import RowHashes
 from evertide.testing.arrow import canonical_rows, reencoded, schemas, tables
 from evertide.testing.runtime import Chance
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, grouped, keys

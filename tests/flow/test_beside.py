@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from evertide.flow import arrangement
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.intake import table_of
-from evertide.flow.manifest import Manifest
-from evertide.flow.merge import merge
-from evertide.flow.spine import ArrangementSettings, Runs, Spine
+from evertide.flow.state import arrangement
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.merge import merge
+from evertide.flow.state.spine import ArrangementSettings, Runs, Spine
+from evertide.flow.state.table_blocks import table_of
 from evertide.testing.runtime import Chance
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, keys
 from tests.store.race import together

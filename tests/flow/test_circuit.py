@@ -11,11 +11,12 @@ import pytest
 
 from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, StorageFull, ViewFailed
 from evertide.flow import Circuit, CircuitState, collection, explain
-from evertide.flow.arrangement import Arrangement
 from evertide.flow.circuit import new_names
+from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.upkeep import Upkeep
-from evertide.plan import algebra, fragment
-from evertide.shard.changes import DIFF
+from evertide.plan.algebra import algebra
+from evertide.plan.fragment import fragment
+from evertide.rows.changes import DIFF
 from evertide.store.memory import MemoryBlob
 from evertide.testing.oracle import Reference, drive
 from evertide.testing.transactions import random_transactions

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from evertide.flow import exact, limbs
-from evertide.flow.exact import Numbers, add, decode, encode, gather, integers, is_zero, ratio, zeros
-from evertide.flow.limbs import Rows, sum_longs, sum_products, sum_wide
+from evertide.flow.aggregates import exact, limbs
+from evertide.flow.aggregates.exact import Numbers, add, decode, encode, gather, integers, is_zero, ratio, zeros
+from evertide.flow.aggregates.limbs import Rows, sum_longs, sum_products, sum_wide
 
 EXAMPLES = settings(max_examples=150, deadline=None)
 LARGEST = 1.7976931348623157e308

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from evertide.flow import Circuit
-from evertide.flow.diagrams import dot, mermaid
-from evertide.flow.explain import explain
-from evertide.flow.explanation import Explanation, Operator
+from evertide.flow.explanation.diagrams import dot, mermaid
+from evertide.flow.explanation.explain import explain
+from evertide.flow.explanation.explanation import Explanation, Operator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.flow import groups as module
-from evertide.flow.groups import group_rows
-from evertide.shard.digest import RowHashes
+from evertide.flow.aggregates import groups as module
+from evertide.flow.aggregates.groups import group_rows
+from evertide.rows.digest import RowHashes
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=150, deadline=None)

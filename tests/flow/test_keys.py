@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.flow.keys import SHARED_WORD, canonical, equal_keys, is_exact, key_words
+from evertide.flow.state.keys import SHARED_WORD, canonical, equal_keys, is_exact, key_words
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 from tests.flow.arranging import grouped
 

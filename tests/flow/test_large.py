@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from evertide.flow import Circuit
-from evertide.flow.runs import DeltaRun
-from evertide.plan import fragment
-from evertide.plan.catalyst import Catalyst
-from evertide.shard.digest import row_hashes
+from evertide.flow.state.runs import DeltaRun
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.fragment import fragment
+from evertide.rows.digest import row_hashes
 from evertide.testing.oracle import Reference, drive
 from evertide.testing.transactions import random_transactions
 

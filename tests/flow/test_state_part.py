@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import BlobDamaged, BlobMissing, EvertideError, InvalidInput, OutcomeUnknown, Unavailable
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.row_groups import RowGroupCache
-from evertide.flow.spine import ArrangementSettings
-from evertide.flow.state_part import PartEntry
-from evertide.shard.changes import DIFF
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.row_groups import RowGroupCache
+from evertide.flow.state.spine import ArrangementSettings
+from evertide.flow.state.state_part import PartEntry
+from evertide.rows.changes import DIFF
 from evertide.store import Blob, Fault, Faults, FaultyBlob, MemoryBlob
 from tests.flow.arranging import World, content, delta, keys
 from tests.shard.kit import PassingBlob

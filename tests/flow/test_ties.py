@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.flow import Circuit
-from evertide.plan import fragment
+from evertide.plan.fragment import fragment
 from evertide.testing.oracle import Reference, drive, drive_again
 from evertide.testing.queries import random_queries
 from evertide.testing.transactions import random_transactions

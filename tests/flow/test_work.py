@@ -13,9 +13,9 @@ import pytest
 
 from evertide.flow import Circuit
 from evertide.flow.stage import Stage
-from evertide.plan import fragment
-from evertide.plan.fragment import Fragment
-from evertide.plan.small import Small
+from evertide.plan.fragment import fragment
+from evertide.plan.fragment.fragment import Fragment
+from evertide.plan.fragment.small import Small
 from evertide.testing.ledger import Ledger, Transaction
 from evertide.testing.oracle import Reference, drive
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evertide.journal.collection import truncate
+from evertide.journal.garbage import truncate
 from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Committed, Staged
 from evertide.journal.staging import staged_of
@@ -190,7 +190,7 @@ def test_fragments_deleted_before_their_records_would_be_seen(monkeypatch: pytes
                 blob.delete(fragment.key)
         return truncate(blob, bound, committed, below, writer)
 
-    monkeypatch.setattr("evertide.journal.collection.truncate", hasty)
+    monkeypatch.setattr("evertide.journal.garbage.truncate", hasty)
     with pytest.raises(CutsFailed, match="A blob is missing"):
         every_cut(build, workload, check, survivors=["all"])
 

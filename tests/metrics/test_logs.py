@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from evertide.cli.logs import LogFormat, LogLevel, LogOptions, log_to
-from evertide.cli.output import Output
+from evertide.cli.output.logs import LogFormat, LogLevel, LogOptions, log_to
+from evertide.cli.output.output import Output
 from evertide.errors import SourceFailed, Unavailable
 from evertide.logs import TRANSACTION, JsonLines, Ring, line_of
 from evertide.secrets import Secrets, hide

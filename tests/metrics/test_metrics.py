@@ -14,12 +14,12 @@ from evertide.errors import SourceAway, Unavailable
 from evertide.metrics import Metrics, watch_pipeline
 from evertide.metrics.catalog import ALL, BY_NAME
 from evertide.metrics.endpoint import scraped
-from evertide.metrics.looks import Look, Seen
-from evertide.metrics.standing import Glance
+from evertide.metrics.gauges import Glance
+from evertide.metrics.samples import Look, Seen
 from evertide.observer import Lap, Transacted, Written
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replica_record import ReplicaTelling
+from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.replica_record import ReplicaTelling
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.sources.contract import Lag

@@ -11,13 +11,13 @@ import pytest
 
 from evertide.errors import Unavailable
 from evertide.observer import NOBODY
-from evertide.pipeline.course import Course, Phase
-from evertide.pipeline.machine import Machine
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.pulse import Pulse
+from evertide.pipeline.replicas.liveness import Pulse
+from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.transaction.phases import Course, Phase
 from evertide.runtime import SystemRuntime
-from evertide.shard.ticker import Ticker
-from evertide.steps import step_done, watching_steps
+from evertide.threads.steps import step_done, watching_steps
+from evertide.threads.ticker import Ticker
 from tests.metrics.kit import order, wait_for
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
 from tests.server.kit import served

@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from evertide.logs import Ring
 from evertide.metrics import Metrics, watch_pipeline, watch_reader
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reader import Reader
-from evertide.server.app import make_app
-from evertide.server.serving import Server
-from evertide.server.shapes_app import make_shapes_app
+from evertide.pipeline.reading.reader import Reader
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
+from evertide.server.http.shapes_app import make_shapes_app
 from evertide.shapes.service import ShapeService
 from tests.cli.kit import made
 from tests.metrics.kit import order, scrape, value, wait_for

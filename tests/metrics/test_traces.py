@@ -96,7 +96,7 @@ def test_a_transaction_that_fails_is_a_span_with_its_error(monkeypatch: pytest.M
         exporter.clear()
         p.push("orders", [order(1)])
         with monkeypatch.context() as patch:
-            patch.setattr("evertide.pipeline.runner.append_together", away)
+            patch.setattr("evertide.pipeline.transaction.runner.append_together", away)
             with pytest.raises(Unavailable):
                 p.commit()
         found = spans(exporter)
@@ -131,8 +131,7 @@ def test_an_exporter_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_of_it_is_imported_without_being_asked_for() -> None:
-    program = (
-        "import sys, evertide.cli.main, evertide.metrics, evertide.server.app; print('opentelemetry' in sys.modules)"
-    )
+    modules = "evertide.cli.main, evertide.metrics, evertide.server.http.app"
+    program = f"import sys, {modules}; print('opentelemetry' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
     assert told.stdout.strip() == "False"

@@ -31,10 +31,10 @@ import pyarrow as pa
 from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.plan.session import open_session
+from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage

@@ -19,8 +19,8 @@ from evertide.errors import EvertideError
 from evertide.pipeline.engine import DeclaredTable, Engine
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.plan.properties import SinkProperties
-from evertide.plan.session import open_session
+from evertide.plan.catalyst.session import open_session
+from evertide.plan.program.properties import SinkProperties
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage

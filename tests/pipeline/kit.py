@@ -15,9 +15,9 @@ import pytest
 from evertide.errors import SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.opening import OnProgress
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.recovery.opening import OnProgress
+from evertide.pipeline.replicas.ownership import Role
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
@@ -181,5 +181,5 @@ def batch(table: DeclaredTable, rows: list[Row], faults: Sequence[Fault] = (), d
 def with_sources(*sources: ScriptedSource) -> Iterator[None]:
     """Pipelines that are opened in the block have these sources."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evertide.pipeline.feeds.open_sources", lambda *_, **__: list(sources))
+        patch.setattr("evertide.pipeline.input.open_sources.open_sources", lambda *_, **__: list(sources))
         yield

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from evertide.errors import EvertideError
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
-from evertide.plan.properties import SinkProperties
+from evertide.pipeline.replicas.ownership import Role
+from evertide.plan.program.properties import SinkProperties
 from evertide.runtime import SystemRuntime
 from evertide.store.faulty import Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import open_storage

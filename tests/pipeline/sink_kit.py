@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from evertide.errors import SinkFailed
-from evertide.pipeline.deliveries import Deliveries
 from evertide.pipeline.pipeline import Pipeline
-from evertide.plan.properties import SinkProperties
+from evertide.pipeline.sinks.deliveries import Deliveries
+from evertide.plan.program.properties import SinkProperties
+from evertide.rows.changes import DIFF
 from evertide.settings import Settings
-from evertide.shard.changes import DIFF
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
@@ -161,7 +161,7 @@ def into(**buckets: Bucket) -> Iterator[None]:
         return {one.name: Prepared(buckets[one.name].open) for one in declarations}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evertide.pipeline.deliveries.prepare_sinks", prepare)
+        patch.setattr("evertide.pipeline.sinks.deliveries.prepare_sinks", prepare)
         yield
 
 

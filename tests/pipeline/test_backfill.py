@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable, ViewFailed
-from evertide.pipeline.backfill import Backfill
+from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.engine import Cohort
-from evertide.pipeline.machine import Machine
-from evertide.pipeline.members import Members
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.runner import Runner
+from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shard
 from evertide.store.memory import MemoryMeta

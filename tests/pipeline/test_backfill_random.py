@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import OutcomeUnknown, Unavailable
-from evertide.pipeline.backfill import Backfill
-from evertide.pipeline.members import Members
+from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.pipeline import Pipeline
-from evertide.shard.stopping import IsStopping
-from evertide.sources.chance import Chance
+from evertide.pipeline.transaction.members import Members
+from evertide.sources.generated.seeded import Chance
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
+from evertide.threads.stopping import IsStopping
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, crash, open_pipeline, rows_of
 from tests.pipeline.test_replicas import shared
 from tests.soak.rounds import Soak

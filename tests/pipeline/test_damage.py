@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.fsck import Report, check
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import read_holds
 from evertide.checkpoint.repair import Repaired, repair
 from evertide.errors import Damaged, EvertideError
-from evertide.pipeline.mending import Declared
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.sink_record import SinkRecord
-from evertide.pipeline.source_record import SourceRecords
+from evertide.pipeline.recovery.damaged_views import Declared
+from evertide.pipeline.sinks.sink_record import SinkRecord
+from evertide.pipeline.status.source_record import SourceRecords
 from evertide.runtime import SystemRuntime
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.maintenance import Maintenance

@@ -12,7 +12,7 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import manifest_key
 from evertide.journal.journal import Journal
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.status import Status, read_status
+from evertide.pipeline.status.status import Status, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.store.open import Storage

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from evertide.errors import Conflict, InvalidInput, SinkFailed
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.sink_record import read_sinks
-from evertide.pipeline.status import SinkStatus, read_status
+from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.sinks.sink_record import read_sinks
+from evertide.pipeline.status.status import SinkStatus, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.sinks.contract import Changes

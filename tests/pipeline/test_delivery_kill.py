@@ -23,7 +23,7 @@ from tests.pipeline.kit import SETTINGS, VIEWS, Row, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, Killed, Points, die, into, is_right, order, shop, sink, told, with_sink
 
 OURS = (
-    "evertide.pipeline.sink_record.SinkRecords.write",
+    "evertide.pipeline.sinks.sink_record.SinkRecords.write",
     "evertide.shard.shard.Shard.hold",
     "evertide.shard.shard.Shard.release",
     "evertide.shard.shard.Shard.finalize",

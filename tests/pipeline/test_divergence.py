@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import Diverged, Recomputing
-from evertide.pipeline.divergence import Backoff, Evidence
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.status import divergences
-from evertide.shard.changes import DIFF
+from evertide.pipeline.recovery.divergence import Backoff, Evidence
+from evertide.pipeline.status.status import divergences
+from evertide.rows.changes import DIFF
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallCohort, SmallEngine
 from tests.pipeline.kit import (
@@ -93,7 +93,7 @@ def test_x7_status_says_so_until_the_views_are_back() -> None:
     kept = shared()
     with_wrong_checkpoints(kept)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("evertide.pipeline.backfills.Backfills._start", lambda *_: None)
+        patched.setattr("evertide.pipeline.backfill.scheduler.Backfills._start", lambda *_: None)
         with open_pipeline(kept) as p:
             found = [one for one in p.status().problems if one.error_code == "state_diverged"]
             assert [one.state for one in found] == ["warning", "warning"]

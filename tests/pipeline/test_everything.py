@@ -16,9 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.sink_record import read_sinks
+from evertide.pipeline.sinks.sink_record import read_sinks
 from evertide.runtime import SystemRuntime
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.open import open_storage
 from tests.pipeline.everything import QUERIES, SETTINGS, World, open_world
 from tests.pipeline.kit import rows_of

@@ -13,9 +13,9 @@ import pytest
 from evertide.errors import InvalidInput, TimeCompacted
 from evertide.pipeline.definition import Away
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.hydration import view_record
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.tables import ERRORS
+from evertide.pipeline.recovery.hydration import view_record
+from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import (

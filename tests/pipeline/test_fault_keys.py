@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.flow.groups import group_rows
+from evertide.flow.aggregates.groups import group_rows
 from evertide.journal.records import Input
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.tables import ERRORS
+from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows
 from evertide.sources.staged import FAULT
 from evertide.testing.small_engine import SmallEngine, SmallView

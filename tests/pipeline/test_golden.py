@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evertide.flow.manifest import Manifest
-from evertide.flow.state_part import PartEntry
+from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import Away, Definition, Left, TableRecord, ViewRecord
-from evertide.pipeline.health import Health
-from evertide.pipeline.machine import CohortState, MachineState
-from evertide.pipeline.ownership import Leader
-from evertide.pipeline.replica_record import LongWork, ReplicaRecord
-from evertide.pipeline.source_record import SinkHealth, SourceRecord, SourceRecords
+from evertide.pipeline.replicas.ownership import Leader
+from evertide.pipeline.replicas.replica_record import LongWork, ReplicaRecord
+from evertide.pipeline.status.health_record import Health
+from evertide.pipeline.status.source_record import SinkHealth, SourceRecord, SourceRecords
+from evertide.pipeline.transaction.machine import CohortState, MachineState
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
 from evertide.store.sealed import seal, unseal

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from evertide.errors import EvertideError, Fenced
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.replicas.ownership import Role
 from evertide.sources.contract import Limit, Offer, Rows
 from evertide.store.open import Storage
 from tests.metrics.kit import wait_for

@@ -12,10 +12,10 @@ import pytest
 
 from evertide.checkpoint.verification import read_manifest
 from evertide.errors import InvalidInput, Recomputing, Unavailable
-from evertide.pipeline import hydration
-from evertide.pipeline.members import Members
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.recovery import hydration
+from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.transaction.members import Members
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallCohort, SmallEngine, SmallView

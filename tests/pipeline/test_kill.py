@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import rows_of
 from tests.pipeline.worker import DEFAULT, SMALL, open_worker

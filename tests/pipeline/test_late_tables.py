@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from evertide.pipeline.duties import Duties
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.replicas.leader_tasks import Duties
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import NOTES, ORDERS, crash, engine, open_pipeline, rows_of
 from tests.pipeline.test_backfill import check

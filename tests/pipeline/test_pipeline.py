@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import Conflict, InvalidInput
-from evertide.pipeline.tables import ERRORS
+from evertide.pipeline.transaction.table_deltas import ERRORS
 from tests.pipeline.kit import ORDERS, Row, engine, open_pipeline, rows_of, storage
 
 

@@ -18,9 +18,9 @@ import pytest
 from evertide.errors import StorageFull, Unavailable
 from evertide.journal.journal import Journal
 from evertide.journal.records import Committed
-from evertide.pipeline.machine import Machine
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.portions import Portions
+from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.transaction.portions import Portions
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.contract import Rows

@@ -19,7 +19,7 @@ import pytest
 
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.plan.session import Session
+from evertide.plan.catalyst.session import Session
 from evertide.store import LocalBlob
 from evertide.store.open import Storage
 from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.checkpoint.place import Place
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.repair import repair
 from evertide.journal.producers import Known, Producers
 from evertide.journal.records import Input
+from evertide.pipeline.input.pushes import PUSH
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.pushes import PUSH
 from evertide.runtime import SystemRuntime
 from evertide.store.memory import MemoryMeta
 from evertide.store.open import Storage

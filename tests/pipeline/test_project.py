@@ -14,7 +14,7 @@ from evertide.errors import InvalidInput
 from evertide.flow import Circuit, explain
 from evertide.pipeline.project import read_project
 from evertide.pipeline.script import read_script
-from evertide.plan.program import Program
+from evertide.plan.program.program import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from evertide.errors import (
     StorageFull,
     UnsupportedFormat,
 )
-from evertide.pipeline.opening import _fitting
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.recovery.opening import _fitting
 from evertide.store.faulty import Fault, Faults, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Guard, Stale, Write

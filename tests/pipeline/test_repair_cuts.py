@@ -10,9 +10,9 @@ import pytest
 from evertide.checkpoint.alone import REPAIRING
 from evertide.checkpoint.repair import Repaired, _Repair
 from evertide.errors import Conflict
-from evertide.pipeline.ownership import Role, registered_as
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.runner import Runner
+from evertide.pipeline.replicas.ownership import Role, registered_as
+from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Record

@@ -13,9 +13,9 @@ import pytest
 
 from evertide.errors import BlobMissing, OutcomeUnknown, SparkAway, SystemRefused, Unavailable
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.leading import promote
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.replicas.lead import promote
+from evertide.pipeline.replicas.ownership import Role
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallCohort

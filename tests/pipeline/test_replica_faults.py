@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from evertide.errors import OutcomeUnknown, Unavailable
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
-from evertide.sources.chance import Chance
+from evertide.pipeline.replicas.ownership import Role
+from evertide.sources.generated.seeded import Chance
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, rows_of, storage

@@ -19,9 +19,9 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from evertide.pipeline.ownership import Role
+from evertide.pipeline.replicas.ownership import Role
 from evertide.runtime import SystemRuntime
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.process import Origin, this_process
 from tests.pipeline.kit import rows_of
 from tests.pipeline.replica import open_replica

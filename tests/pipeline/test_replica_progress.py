@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from evertide.errors import GenerationMoved
-from evertide.pipeline.ownership import Role
+from evertide.json_values import plain
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reader import Reader
-from evertide.pipeline.replica_record import LongWork, ReplicaStatus
-from evertide.pipeline.runner import Runner
-from evertide.plain import plain
+from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.replica_record import LongWork, ReplicaStatus
+from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
 from tests.cli.kit import document, evertide, order

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from evertide.pipeline.ownership import Role, end
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.replicas.ownership import Role, end
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.plan.session import open_session
+from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime
 from evertide.shard.maintenance import Maintenance
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.store.writers import registered

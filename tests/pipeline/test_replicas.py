@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, Recomputing, TimeCompacted, Unavailable
-from evertide.pipeline.checkpointing import Checkpointing
-from evertide.pipeline.leading import Leading, promote
-from evertide.pipeline.machine import Machine
-from evertide.pipeline.ownership import RUNNING, Leader, Role, end
+from evertide.pipeline.input.pushes import PushTransaction
+from evertide.pipeline.maintenance.checkpoints import Checkpointing
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.pushes import PushTransaction
-from evertide.pipeline.runner import Runner
+from evertide.pipeline.replicas.lead import Leading, promote
+from evertide.pipeline.replicas.ownership import RUNNING, Leader, Role, end
+from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.maintenance import Maintenance
@@ -669,7 +669,7 @@ def test_x21_a_process_that_was_fenced_meanwhile_says_so_whatever_it_finds(
         first.push("orders", [order(9)])
         if is_computed:  # and waits for its commit
             with monkeypatch.context() as patched:
-                patched.setattr("evertide.pipeline.runner.append_together", away)
+                patched.setattr("evertide.pipeline.transaction.runner.append_together", away)
                 with pytest.raises(Unavailable):
                     first.commit()
         replaced(first, second)
@@ -772,7 +772,7 @@ def test_u1_a_transaction_that_waits_below_an_upper_that_a_peer_moved(monkeypatc
         caught_up(first, second)
         second.push("orders", [order(5)])
         with monkeypatch.context() as patched:
-            patched.setattr("evertide.pipeline.runner.append_together", away)
+            patched.setattr("evertide.pipeline.transaction.runner.append_together", away)
             with pytest.raises(Unavailable):
                 second.commit()
         assert second.time == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from evertide.pipeline.sink_record import SinkRecord
+from evertide.pipeline.sinks.sink_record import SinkRecord
 from evertide.store.sealed import seal, unseal
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "record-sink-v1.bin"

@@ -8,8 +8,8 @@ import pytest
 
 from evertide.errors import SourceAway, SourceFailed
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.source_record import SourceTelling, read_source_records
-from evertide.pipeline.status import SourceStatus, Status, read_status
+from evertide.pipeline.status.source_record import SourceTelling, read_source_records
+from evertide.pipeline.status.status import SourceStatus, Status, read_status
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.shard.shard import Shards
@@ -135,7 +135,7 @@ def test_what_a_process_said_that_is_over_is_not_so_any_more(monkeypatch: pytest
         old.advance()
         assert one(there(store, old)).state == "reconnecting"
         with monkeypatch.context() as patch:
-            patch.setattr("evertide.pipeline.status.is_gone", lambda *_: True)
+            patch.setattr("evertide.pipeline.status.status.is_gone", lambda *_: True)
             found = one(there(store, old))
         assert (found.state, found.lag, found.problems, found.tables) == ("stopped", None, (), ("orders",))
         crash(old)
@@ -155,7 +155,7 @@ def test_storage_of_an_older_version_has_no_such_record() -> None:
         told = one(there(store, p), "notes")
         assert (told.state, told.tables) == ("running", ("notes",))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evertide.pipeline.status.read_source_records", lambda _: None)
+            patch.setattr("evertide.pipeline.status.status.read_source_records", lambda _: None)
             told = one(there(store, p), "notes")
         assert (told.state, told.tables, told.lag) == ("", ("notes",), None)
 

@@ -15,7 +15,7 @@ import pytest
 
 import evertide as et
 from evertide.errors import InvalidInput, ScratchUnavailable
-from evertide.pipeline.reading import View
+from evertide.pipeline.reading.collections import View
 from evertide.runtime import SystemRuntime
 from tests.pipeline.kit import crash
 

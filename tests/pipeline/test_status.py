@@ -6,7 +6,7 @@ import pytest
 
 from evertide.errors import BlobMissing
 from evertide.journal.journal import Journal
-from evertide.pipeline.status import Status, read_status
+from evertide.pipeline.status.status import Status, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.testing import ManualRuntime

@@ -10,11 +10,11 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.definition import read_definition
-from evertide.pipeline.duties import Duties
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.leading import promote
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.replicas.lead import promote
+from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.replicas.ownership import Role
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView

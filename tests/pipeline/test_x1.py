@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 import evertide as et
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import evertide as et
-from evertide.plan.fragment import ROWS_SMALL_MAX
+from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evertide.plan.fingerprint import Fingerprints
-from evertide.plan.program import Program
-from evertide.plan.view_function import ViewFunction
+from evertide.plan.algebra.fingerprint import Fingerprints
+from evertide.plan.program.program import Program
+from evertide.plan.program.view_function import ViewFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

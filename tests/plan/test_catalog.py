@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.catalog import Catalog, Query
-from evertide.plan.refusals import refuse_unmaintainable
-from evertide.plan.statements import FlowStatement, TableStatement, ViewStatement, parse_script
-from evertide.plan.walk import kind, nodes
+from evertide.plan.algebra.refusals import refuse_unmaintainable
+from evertide.plan.catalyst.walk import kind, nodes
+from evertide.plan.program.catalog import Catalog, Query
+from evertide.plan.program.statements import FlowStatement, TableStatement, ViewStatement, parse_script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from pyspark.errors import ArithmeticException
 
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused, ViewFailed
 from evertide.flow import Circuit
-from evertide.plan.failure import told_apart
-from evertide.plan.fragment import Fragment, Term
+from evertide.plan.catalyst.failure import told_apart
+from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.testing.ledger import delta_of
 
 if TYPE_CHECKING:

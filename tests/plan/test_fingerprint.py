@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.fingerprint import Fingerprints, fingerprint, pipeline_fingerprint
-from evertide.plan.nodes import Function, walk
-from evertide.plan.program import Program
-from evertide.plan.python_function import described
-from evertide.plan.result_settings import RESULT_PREFIX, RESULT_SETTINGS, result_settings
+from evertide.plan.algebra.fingerprint import Fingerprints, fingerprint, pipeline_fingerprint
+from evertide.plan.algebra.nodes import Function, walk
+from evertide.plan.catalyst.python_function import described
+from evertide.plan.catalyst.result_settings import RESULT_PREFIX, RESULT_SETTINGS, result_settings
+from evertide.plan.program.program import Program
 from tests.plan.fingerprinted import QUERIES, TABLES, fingerprints
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def test_operators_and_pipelines_have_one_too(spark: SparkSession) -> None:
 
 
 def test_all_of_a_function_is_hashed() -> None:
-    """Whoever adds a field says in `evertide.plan.fingerprint` how it counts."""
+    """Whoever adds a field says in `evertide.plan.algebra.fingerprint` how it counts."""
     fields = {field.name for field in dataclasses.fields(Function)}
     assert fields == {"name", "arguments", "condition", "mode", "buffer"}
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.program import Program
+from evertide.plan.program.program import Program
 
 TABLES = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, day DATE, PRIMARY KEY (id));

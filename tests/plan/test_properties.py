@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.program import Program
-from evertide.plan.properties import check_properties
+from evertide.plan.program.program import Program
+from evertide.plan.program.properties import check_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.script import Piece, split_script
+from evertide.plan.program.script import Piece, split_script
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from evertide.errors import ViewFailed
 from evertide.flow import Circuit
-from evertide.plan.catalyst import Catalyst
-from evertide.plan.small import Small
-from evertide.shard.changes import DIFF
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.fragment.small import Small
+from evertide.rows.changes import DIFF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,9 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.pipeline import Pipeline
-from evertide.plan import session as sessions
-from evertide.plan.program import Program
-from evertide.plan.spark_network import why_open
+from evertide.plan.catalyst import session as sessions
+from evertide.plan.catalyst.network import why_open
+from evertide.plan.program.program import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ def test_status_warns_of_a_session_that_answers_anybody(
 
 def test_a_standalone_master_without_a_secret_is_refused_with_what_to_set() -> None:
     """Fails without `spark.authenticate`: Spark would wait for that master."""
-    code = "from evertide.plan.session import open_session; open_session(None, 'spark://127.0.0.1:1')"
+    code = "from evertide.plan.catalyst.session import open_session; open_session(None, 'spark://127.0.0.1:1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "InvalidInput" in done.stderr
     assert "spark.authenticate.secret for its master and workers" in done.stderr

@@ -13,8 +13,8 @@ from pyspark.sql.types import DoubleType
 
 from evertide.errors import InvalidInput
 from evertide.flow import Circuit
-from evertide.plan.program import Program
-from evertide.plan.view_function import ViewFunction
+from evertide.plan.program.program import Program
+from evertide.plan.program.view_function import ViewFunction
 from evertide.testing.oracle import Reference, drive
 from evertide.testing.transactions import random_transactions
 

@@ -65,7 +65,7 @@ def by_duckdb(secret: str) -> dict[str, Callable[[], Any]]:
 
 
 def by_spark(scratch: str, secret: str, url: str) -> dict[str, Callable[[], Any]]:
-    from evertide.plan.session import open_session  # noqa: PLC0415
+    from evertide.plan.catalyst.session import open_session  # noqa: PLC0415
 
     settings = {"spark.driver.defaultJavaOptions": f"-Djava.io.tmpdir={scratch}", "spark.local.dir": scratch}
     spark = open_session(None, "local[1]", settings).spark

@@ -18,8 +18,8 @@ from typing import Any
 import uvicorn
 
 from evertide.runtime import SystemRuntime
-from evertide.server import serving
 from evertide.server.access.connections import protocol_of
+from evertide.server.http import server as serving
 from evertide.settings import Settings
 from evertide.store.open import open_storage
 from tests.shapes.kit import order, shop

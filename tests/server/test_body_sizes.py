@@ -13,9 +13,9 @@ import pytest
 
 from evertide.media import ARROW, PARQUET
 from evertide.pipeline.engine import DeclaredTable
-from evertide.server.arrow_size import plain_bytes
-from evertide.server.bodies import decoded_bytes
-from evertide.server.parquet_size import parquet_bytes
+from evertide.server.bodies.arrow_size import plain_bytes
+from evertide.server.bodies.bodies import decoded_bytes
+from evertide.server.bodies.parquet_size import parquet_bytes
 from evertide.settings import Settings
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import open_pipeline, rows_of, storage

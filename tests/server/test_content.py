@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import Damaged
-from evertide.server import content
-from evertide.server.content import Content
+from evertide.pgexpr.clause import parse_where
+from evertide.rows import changes as shard_changes
+from evertide.rows.changes import DIFF, TIME, changes_schema, expanded
+from evertide.server.endpoints import content
+from evertide.server.endpoints.content import Content
 from evertide.settings import Settings
-from evertide.shapes.where.clause import parse_where
-from evertide.shard import changes as shard_changes
-from evertide.shard.changes import DIFF, TIME, changes_schema, expanded
-from evertide.shard.part import Part
+from evertide.shard.parts.part import Part
+from evertide.shard.parts.split import Group, split
 from evertide.shard.shard import Shard
-from evertide.shard.split import Group, split
 from tests.shard.kit import make_shards, make_writer
 
 SCHEMA = pa.schema([("id", pa.int64()), ("f", pa.float64()), ("name", pa.string()), ("amount", pa.int32())])

@@ -11,11 +11,11 @@ import pytest
 import typer
 
 from evertide import errors
-from evertide.cli.output import guarded
+from evertide.cli.output.output import guarded
 from evertide.errors import EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.answers import STATUS, status_of
+from evertide.server.http.answers import STATUS, status_of
 from tests.server.kit import Client, order, shop
 
 ROWS = "/v1/tables/orders/rows"
@@ -95,7 +95,7 @@ def test_s3_an_error_reaches_log_status_http_and_exit_code(
             patch.setattr(Journal, "bind", raising(error))
             answer = client.post(ROWS, [order(1)])
         check_answer(answer.status, answer.body, error)
-        logged = [record for record in caplog.records if record.name == "evertide.server.answers"]
+        logged = [record for record in caplog.records if record.name == "evertide.server.http.answers"]
         assert [error.error_code in record.getMessage() for record in logged] == [True]
         assert logged[0].levelno == (logging.ERROR if answer.status >= 500 else logging.INFO)
         check_status(p, client, error)

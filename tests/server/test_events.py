@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from evertide.errors import SourceFailed
-from evertide.server import events, serving
 from evertide.server.access import Access, Listening, Role, Token
-from evertide.server.app import make_app
-from evertide.server.serving import Server
+from evertide.server.endpoints import events
+from evertide.server.http import server as serving
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
 from evertide.testing.runtime import ManualRuntime
 from tests.pipeline.kit import ScriptedSource, open_pipeline, storage, with_sources
 from tests.server.kit import Client, order, served, shop, until

@@ -9,7 +9,7 @@ import sys
 CODE = """
 import gc, json
 import duckdb
-from evertide.server.garbage import collect_seldom
+from evertide.server.http.garbage import collect_seldom
 before = gc.get_threshold()
 collect_seldom()
 cycle = []

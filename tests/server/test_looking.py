@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from evertide.errors import SourceAway, SourceFailed
+from evertide.json_values import plain
 from evertide.pipeline.definition import Away
 from evertide.pipeline.pipeline import Pipeline
-from evertide.plain import plain
 from evertide.problem import Problem
-from evertide.server import looking, pushing
+from evertide.server.endpoints import health as looking
+from evertide.server.endpoints import push as pushing
 from evertide.sources.contract import Lag
 from tests.pipeline.kit import (
     ORDERS,

@@ -16,11 +16,11 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, StorageFull, SystemRefused, Unavailable
 from evertide.journal.journal import Journal
-from evertide.pipeline.intake import Intake
-from evertide.pipeline.runner import Runner
-from evertide.server.bodies import whole_json
+from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.transaction.runner import Runner
+from evertide.server.bodies.bodies import whole_json
 from evertide.settings import Settings
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from tests.pipeline.kit import crash, open_pipeline, rows_of, storage
 from tests.server.kit import Client, numbered, order, served, shop
 

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.pipeline.question import Chosen, Question
+from evertide.pipeline.reading.query import Chosen, Question
 from evertide.server.query.agreeing import agreed
-from evertide.server.query.asking import ask
 from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.server.query.duck_query import ask
 from evertide.settings import Settings
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.agreeing_queries import DASHBOARD, DIFFERENT, FAILING, UNSURE, ZONED, Words

@@ -8,8 +8,8 @@ import duckdb
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan import query_functions as of_spark
-from evertide.plan.query import keep_allowed, query
+from evertide.plan.query import functions as of_spark
+from evertide.plan.query.query import keep_allowed, query
 from evertide.server.query import duck_functions as of_duckdb
 from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.settings import Settings

@@ -14,7 +14,7 @@ import pytest
 from evertide.errors import InvalidInput
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.server.query.by_spark import BySpark
+from evertide.server.query.spark_query import BySpark
 from evertide.server.query.usage import belonging
 from evertide.settings import Settings
 from tests.server.kit import Answer, Client, limited, order, served
@@ -23,8 +23,8 @@ from tests.server.test_query_workers import workers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from evertide.pipeline.reader import Reader
-    from evertide.plan.session import Session
+    from evertide.pipeline.reading.reader import Reader
+    from evertide.plan.catalyst.session import Session
 
 SCRIPT = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, more VARIANT, PRIMARY KEY (id))

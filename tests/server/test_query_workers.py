@@ -19,13 +19,13 @@ import pytest
 
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.question import Chosen, Question
+from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import SystemRuntime
-from evertide.server.app import make_app
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
 from evertide.server.query.process import Opening, Worker
 from evertide.server.query.usage import belonging, disk_bytes
 from evertide.server.query.workers import Workers
-from evertide.server.serving import Server
 from evertide.settings import Settings
 from evertide.store.open import Address
 from tests.pipeline.kit import open_pipeline
@@ -174,7 +174,7 @@ _BUSY: dict[int, int] = {}
 PARENT = """
 import sys, threading
 from pathlib import Path
-from evertide.pipeline.question import Chosen, Question
+from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import SystemRuntime
 from evertide.server.query.workers import Workers
 from evertide.settings import Settings

@@ -10,9 +10,9 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 
+from evertide.json_values import _numbered
 from evertide.pipeline.engine import DeclaredTable
-from evertide.plain import _numbered
-from evertide.server import content
+from evertide.server.endpoints import content
 from evertide.settings import Settings
 from evertide.shard.shard import Shard
 from evertide.testing.small_engine import SmallEngine

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from evertide.cli import running
-from evertide.cli.opened import opened
-from evertide.server.serving import Server
+from evertide.cli.commands import run as running
+from evertide.cli.running.open_pipeline import opened
+from evertide.server.http.server import Server
 from tests.cli.kit import SHOP, evertide, lines, one_error, order
 from tests.server.kit import Answer, Client
 

@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from evertide.errors import EvertideError, InvalidInput
 from evertide.server.access import Access, Listening, Role, Token
-from evertide.server.app import make_app
-from evertide.server.serving import LOOPBACK, Server
-from evertide.sources.chance import Chance
+from evertide.server.http.app import make_app
+from evertide.server.http.server import LOOPBACK, Server
+from evertide.sources.generated.seeded import Chance
 from tests.cli.kit import open_small
 from tests.pipeline.kit import open_pipeline, rows_of, storage
 from tests.server.kit import Client, numbered, order, served

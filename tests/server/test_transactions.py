@@ -10,10 +10,10 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
-from evertide.pipeline.reader import Reader
+from evertide.pipeline.reading.reader import Reader
 from evertide.runtime import SystemRuntime
-from evertide.server.app import make_app
-from evertide.server.serving import Server
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
 from evertide.settings import Settings
 from evertide.store.open import open_storage
 from evertide.testing.runtime import ManualRuntime

@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from evertide.shapes.values.texts import column_type, texts
+from evertide.pgexpr.types.texts import column_type, texts
 from tests.servers.postgres import PostgresServer
 
 UTC = pa.timestamp("us", "UTC")

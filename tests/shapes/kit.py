@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.replicas.ownership import Role
 from evertide.server.access import Access, Listening
-from evertide.server.app import make_app
-from evertide.server.serving import Server
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.service import ShapeService

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.ownership import Role
+from evertide.pipeline.replicas.ownership import Role
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage, open_storage
 from evertide.testing.small_engine import SmallEngine

@@ -13,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import EvertideError, InvalidInput
+from evertide.pgexpr import clause, expressions
+from evertide.pgexpr.clause import Where, parse_where
+from evertide.pgexpr.operators import patterns
 from evertide.runtime import SystemRuntime
 from evertide.shapes.http.admission import Admission
 from evertide.shapes.http.subset import _order, _sorted
@@ -24,8 +27,6 @@ from evertide.shapes.log.registry import Shapes
 from evertide.shapes.log.snapshot import Snapshots
 from evertide.shapes.protocol.refusals import Refusal
 from evertide.shapes.protocol.requests import Identifier, identifiers, parse_request
-from evertide.shapes.where import clause, expressions, patterns
-from evertide.shapes.where.clause import Where, parse_where
 from tests.servers.postgres import PostgresServer
 from tests.shapes.kit import OPTIONS, Follower, order, shop
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.shard import changes, read
+from evertide.rows import changes
+from evertide.shard import read
 from evertide.shard.shard import Shard
 from evertide.testing.small_engine import SmallEngine
 from tests.shapes.kit import OPTIONS, Shop, ids, order, shop

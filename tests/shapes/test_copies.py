@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from evertide.rows.changes import DIFF
+from evertide.rows.digest import row_hashes
 from evertide.shapes.log import copies as module
 from evertide.shapes.log.copies import Copies, copies_before
-from evertide.shard.changes import DIFF
-from evertide.shard.digest import row_hashes
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 
 SCHEMA = pa.schema([("a", pa.int64()), (DIFF, pa.int64())])
 

@@ -11,7 +11,7 @@ import pytest
 from evertide.settings import Settings
 from evertide.shapes.log import registry
 from evertide.shapes.protocol.offsets import INF, Offset, SnapshotChunk, parse_offset
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from tests.pipeline.kit import SETTINGS, rows_of, storage
 from tests.shapes.kit import OPTIONS, Follower, Shop, order, shop
 

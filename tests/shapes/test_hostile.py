@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
 from evertide.shapes.options import ShapeOptions
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.testing.small_engine import SmallEngine
 from tests.shapes.kit import Follower, Shop, order, shop
 

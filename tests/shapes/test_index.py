@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import Conflict, InvalidInput
-from evertide.shapes.where.clause import Where, parse_where
-from evertide.shapes.where.index import ShapeIndex
+from evertide.pgexpr.clause import Where, parse_where
+from evertide.shapes.log.index import ShapeIndex
 from tests.shapes.clauses import CLAUSES, ROWS, SCHEMA
 
 MANY = settings(max_examples=150, deadline=None, derandomize=True)

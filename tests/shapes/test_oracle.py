@@ -10,7 +10,7 @@ import pytest
 
 from evertide.runtime import SystemRuntime
 from evertide.shapes.log.follower import keep
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage
 from tests.pipeline.kit import crash

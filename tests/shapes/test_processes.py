@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evertide.runtime import SystemRuntime
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.open import open_storage
 from tests.cli.kit import evertide, one_error, spawned
 from tests.pipeline.kit import SETTINGS, open_pipeline

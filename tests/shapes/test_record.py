@@ -13,7 +13,7 @@ import pytest
 from evertide.shapes.log.numbers import Visible
 from evertide.shapes.log.record import Ended, ShapeRecord, log_rows
 from evertide.shapes.log.record import _key as key_of
-from evertide.shard.part import Part
+from evertide.shard.parts.part import Part
 from evertide.shard.state import Batch, ShardState
 from evertide.store.sealed import seal, unseal
 from tests.shapes.kit import OPTIONS, order, shop

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from evertide.errors import TimeCompacted
-from evertide.pipeline.reader import Reader
+from evertide.pipeline.reading.reader import Reader
 from evertide.runtime import SystemRuntime
-from evertide.server.serving import Server
-from evertide.server.shapes_app import make_shapes_app
+from evertide.server.http.server import Server
+from evertide.server.http.shapes_app import make_shapes_app
 from evertide.settings import Settings
 from evertide.shapes.log.follower import keep
 from evertide.shapes.log.live import LiveShape, Span

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from evertide.rows.changes import DIFF
 from evertide.shapes.log.contents import Contents
-from evertide.shard.changes import DIFF
 from tests.shapes.kit import Shop, ids, order, shop
 
 

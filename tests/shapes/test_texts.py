@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import VariantVal
 
 from evertide.errors import InvalidInput
-from evertide.shapes.values.calendar import date_of, days_of
-from evertide.shapes.values.texts import column_type, texts
+from evertide.pgexpr.types.calendar import date_of, days_of
+from evertide.pgexpr.types.texts import column_type, texts
 from tests.servers.postgres import PostgresServer
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import BlobMissing, Unavailable
-from evertide.metrics.looks import shapes_use
+from evertide.metrics.samples import shapes_use
 from evertide.shapes.options import ShapeOptions
 from evertide.shard.shard import Shard
 from tests.pipeline.kit import storage

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from evertide.journal import collection
+from evertide.journal import garbage as collection
 from evertide.journal.records import Committed, Content
 from evertide.journal.xids import Xids, own_number
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.ownership import Role
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.replicas.ownership import Role
 from evertide.runtime import SystemRuntime
 from evertide.shapes.log.numbers import Numbers, Visible
 from evertide.sources.postgres.snapshot import _last_xids as last_xids

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.shapes.where.clause import PARAMS_MAX, Where, parse_where
-from evertide.shapes.where.syntax import DEPTH_MAX
-from evertide.shapes.where.tokens import TEXT_MAX
+from evertide.pgexpr.clause import PARAMS_MAX, Where, parse_where
+from evertide.pgexpr.syntax import DEPTH_MAX
+from evertide.pgexpr.tokens import TEXT_MAX
 
 SCHEMA = pa.schema(
     [

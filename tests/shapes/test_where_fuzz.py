@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import InvalidInput
-from evertide.shapes.where.clause import Where, parse_where
+from evertide.pgexpr.clause import Where, parse_where
 from tests.shapes.clauses import CLAUSES, ROWS, SCHEMA
 
 MANY = settings(max_examples=300, deadline=None, derandomize=True)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.shapes.values.output import text_of
-from evertide.shapes.values.sqltypes import TYPE_NAMES, SqlType
-from evertide.shapes.where.literals import Misread, read_uuid, read_value
+from evertide.pgexpr.literals import Misread, read_uuid, read_value
+from evertide.pgexpr.types.output import text_of
+from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
 from tests.servers.postgres import PostgresServer
 
 MANY = settings(max_examples=100, deadline=None, derandomize=True)

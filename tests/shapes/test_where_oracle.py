@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import InvalidInput
-from evertide.shapes.where.clause import Where, parse_where
+from evertide.pgexpr.clause import Where, parse_where
 from tests.servers.postgres import PostgresServer
 from tests.shapes.clauses import CLAUSES, ROWS, SCHEMA, oracle
 

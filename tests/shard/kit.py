@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from evertide.rows.changes import DIFF, TIME, changes_schema
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
-from evertide.shard.changes import DIFF, TIME, changes_schema
 from evertide.shard.read import Listing, Window, fetch
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.source import Event, ShardSource

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from evertide.shard.changes import DIFF, TIME, changes_schema
+from evertide.rows.changes import DIFF, TIME, changes_schema
 
 Row: TypeAlias = tuple[int, str]
 Change: TypeAlias = tuple[Row, int, int]

@@ -13,7 +13,7 @@ import pytest
 
 from evertide.errors import Fenced, LeaseLost, OutcomeUnknown
 from evertide.shard.append import store_parts
-from evertide.shard.part import Part
+from evertide.shard.parts.part import Part
 from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard
 from evertide.store import Blob, Meta

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import Damaged, InvalidInput
-from evertide.shard import changes as module
-from evertide.shard.changes import (
+from evertide.rows import changes as module
+from evertide.rows.changes import (
     DIFF,
     TIME,
     advance,
@@ -26,7 +26,7 @@ from evertide.shard.changes import (
     expand,
     lowest,
 )
-from evertide.shard.digest import RowHashes, row_hashes
+from evertide.rows.digest import RowHashes, row_hashes
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=50, deadline=None)

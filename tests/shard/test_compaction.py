@@ -11,12 +11,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from evertide.errors import BlobDamaged, Conflict
+from evertide.rows.changes import DIFF, TIME, advance
+from evertide.rows.digest import row_hashes
 from evertide.settings import Settings
 from evertide.shard import compaction
-from evertide.shard.changes import DIFF, TIME, advance
 from evertide.shard.compaction import choose
-from evertide.shard.digest import row_hashes
-from evertide.shard.part import Part
+from evertide.shard.parts.part import Part
 from evertide.shard.shard import Shard
 from evertide.shard.state import Batch, ShardState
 from evertide.store.writers import Writer

@@ -24,7 +24,7 @@ from evertide.errors import (
     Unavailable,
 )
 from evertide.shard.append import store_parts
-from evertide.shard.part import Part
+from evertide.shard.parts.part import Part
 from evertide.shard.shard import Shard
 from evertide.store import LocalBlob, Storage, Write, open_storage
 from evertide.store.paths import beat_key, hold_key, lease_key, writer_key

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import InvalidInput
-from evertide.shard import digest as module
-from evertide.shard.digest import ZERO, RowHashes, add, digest, from_hex, negate, row_hashes, to_hex
+from evertide.rows import digest as module
+from evertide.rows.digest import ZERO, RowHashes, add, digest, from_hex, negate, row_hashes, to_hex
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=50, deadline=None)
@@ -224,7 +224,7 @@ def test_a_column_too_large_for_small_offsets(monkeypatch: pytest.MonkeyPatch) -
     lists = pa.chunked_array([pa.array([[1], None]), pa.array([[2, 3]])])
     table = pa.table({"s": chunks, "l": lists})
     expected = hashes(table)
-    monkeypatch.setattr("evertide.shard.columns._SMALL_OFFSETS_BYTES_MAX", 0)
+    monkeypatch.setattr("evertide.rows.columns._SMALL_OFFSETS_BYTES_MAX", 0)
     assert hashes(table) == expected
 
 

@@ -13,10 +13,10 @@ import pytest
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.append import store_parts
-from evertide.shard.part import Part
+from evertide.shard.parts.part import Part
 from evertide.shard.shard import Shards
-from evertide.store.local import LocalBlob
-from evertide.store.sqlite import SqliteMeta
+from evertide.store.blobs.local import LocalBlob
+from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.writers import Writer
 
 if TYPE_CHECKING:

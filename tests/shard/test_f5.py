@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import BlobMissing, LeaseLost, RecordDamaged, StorageForbidden, TimeCompacted
-from evertide.shard.changes import TIME
+from evertide.rows.changes import TIME
 from evertide.shard.shard import Shards
 from evertide.shard.source import Delivered, Event, Frozen, Progressed, Restarted, ShardSource
 from evertide.store import Guard, MemoryBlob, MemoryMeta, Meta, Record, Stale, Write

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from evertide.errors import EvertideError, TimeCompacted
+from evertide.rows.changes import DIFF, TIME
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
-from evertide.shard.changes import DIFF, TIME
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.source import Delivered, Progressed, Restarted, ShardSource
 from evertide.store import Blob

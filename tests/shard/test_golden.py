@@ -24,11 +24,11 @@ import pytest
 import xxhash
 
 from evertide.errors import UnsupportedFormat
-from evertide.shard.changes import changes_schema
+from evertide.rows.changes import changes_schema
 from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.log import Rollup
-from evertide.shard.part import Part, Range
+from evertide.shard.parts.part import Part, Range
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import (
     Appended,

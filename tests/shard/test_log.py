@@ -25,9 +25,9 @@ from evertide.errors import (
     Unavailable,
     UpperMismatch,
 )
+from evertide.rows.changes import changes_schema
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.changes import changes_schema
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import Appended, Diff, SinceAdvanced

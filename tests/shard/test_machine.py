@@ -39,17 +39,17 @@ from evertide.errors import (
     Unavailable,
     UpperMismatch,
 )
+from evertide.rows import changes as changes_module
 from evertide.settings import Settings
-from evertide.shard import changes as changes_module
 from evertide.shard import compaction
 from evertide.shard.append import Append, append_together, store_parts
 from evertide.shard.compaction import choose, compact
 from evertide.shard.frontier import Frontier
-from evertide.shard.heart import Heart
+from evertide.shard.heartbeat import Heart
 from evertide.shard.hold import read_holds
 from evertide.shard.lease import Lease, LeaseRecord
 from evertide.shard.log import ShardLog, Version
-from evertide.shard.part import Part, decode_part
+from evertide.shard.parts.part import Part, decode_part
 from evertide.shard.read import Lister, Listing, Snapshot, Window, fetch
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import Appended, Entry, Finalized, Forgotten, SinceAdvanced

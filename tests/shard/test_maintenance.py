@@ -10,7 +10,7 @@ import pytest
 
 from evertide.errors import Fenced, RecordDamaged, Unavailable
 from evertide.runtime import SystemRuntime
-from evertide.shard.heart import Heart
+from evertide.shard.heartbeat import Heart
 from evertide.shard.maintenance import Maintenance
 from evertide.shard.shard import Shard, Shards
 from evertide.store import MemoryBlob, MemoryMeta, Write

@@ -23,11 +23,11 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from evertide.errors import BlobDamaged, InvalidInput, UnsupportedFormat
+from evertide.rows.changes import DIFF, TIME, changes_schema, check_changes
+from evertide.rows.digest import ZERO, digest, to_hex
 from evertide.settings import Settings
-from evertide.shard.changes import DIFF, TIME, changes_schema, check_changes
-from evertide.shard.digest import ZERO, digest, to_hex
-from evertide.shard.part import Part, Predicate, Range, decode_part, encode_parts, may_match, verify_rows
-from evertide.shard.statistics import column_range
+from evertide.shard.parts.part import Part, Predicate, Range, decode_part, encode_parts, may_match, verify_rows
+from evertide.shard.parts.statistics import column_range
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = examples(max_examples=50, deadline=None)
@@ -154,7 +154,7 @@ def test_only_the_columns_asked_for(settings: Settings) -> None:
 def test_damage_is_found_before_anything_is_decoded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     part, content = one(sample(), settings)
     for reader in ("_read_parquet", "_read_inline"):
-        monkeypatch.setattr(f"evertide.shard.part.{reader}", lambda *_: pytest.fail("decoded"))
+        monkeypatch.setattr(f"evertide.shard.parts.part.{reader}", lambda *_: pytest.fail("decoded"))
     for cut in (0, 1, len(content) - 1):
         with pytest.raises(BlobDamaged, match=f"{PATH}.*length.*expected='{part.bytes}' found='{cut}'"):
             decode_part(part, content[:cut], SCHEMA, PATH)
@@ -180,7 +180,7 @@ def test_other_formats_and_contents_are_refused(settings: Settings, monkeypatch:
             decode_part(resealed(part, garbage), garbage, SCHEMA, PATH)
     for version, number in ((b"2", 2), (b"?", 0)):
         with monkeypatch.context() as patch:
-            patch.setattr("evertide.shard.part._METADATA", {b"evertide.format": version})
+            patch.setattr("evertide.shard.parts.part._METADATA", {b"evertide.format": version})
             newer, newer_content = one(sample(), settings)
         with pytest.raises(UnsupportedFormat, match=f"{PATH}.*found={number} supported=1"):
             decode_part(newer, newer_content, SCHEMA, PATH)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import ScratchUnavailable
-from evertide.shard.changes import DIFF, changes_schema, net
-from evertide.shard.pieces import pieces
+from evertide.rows.changes import DIFF, changes_schema, net
+from evertide.shard.parts.pieces import pieces
 from evertide.shard.shard import Shard
 from tests.shard.kit import BLOBS, make_shards, make_writer
 

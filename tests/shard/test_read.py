@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import Conflict, InvalidInput, TimeCompacted, Unavailable
-from evertide.shard.changes import DIFF
-from evertide.shard.part import Predicate
+from evertide.rows.changes import DIFF
+from evertide.shard.parts.part import Predicate
 from evertide.shard.shard import Shard, Shards
 from evertide.store.writers import Writer
 from tests.shard.kit import BLOBS, SCHEMA, changes, make_shards, make_writer, rows_at

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from evertide.rows.changes import changes_schema
 from evertide.settings import Settings
-from evertide.shard.changes import changes_schema
-from evertide.shard.groups import inside
-from evertide.shard.part import Part, encode_parts
+from evertide.shard.parts.groups import inside
+from evertide.shard.parts.part import Part, encode_parts
+from evertide.shard.parts.split import Group, Span, by_time, split
 from evertide.shard.read import Window
-from evertide.shard.split import Group, Span, by_time, split
 
 BLOBS = Settings(inline_bytes_max=1)
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

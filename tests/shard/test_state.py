@@ -15,7 +15,7 @@ import re
 import pytest
 
 from evertide.errors import RecordDamaged
-from evertide.shard.part import Part
+from evertide.shard.parts.part import Part
 from evertide.shard.state import (
     Appended,
     Batch,

@@ -17,7 +17,7 @@ from typing import Any
 from evertide.errors import Fenced, LeaseLost, OutcomeUnknown, TimeCompacted, Unavailable, UpperMismatch
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.shard.heart import Heart
+from evertide.shard.heartbeat import Heart
 from evertide.shard.shard import Shard, Shards
 from evertide.store import Blob, LocalBlob, SqliteMeta
 from evertide.store.writers import Writer

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evertide.rows.changes import DIFF, expand, net
+from evertide.rows.slices import Slices, by_columns
 from evertide.runtime import Runtime
-from evertide.shard.changes import DIFF, expand, net
-from evertide.shard.dealing import Slices, by_columns
 from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
 from evertide.testing import ManualRuntime

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from evertide.errors import SinkFailed
-from evertide.shard.changes import net
+from evertide.rows.changes import net
 from tests.sinks.kit import changes, declared, in_pieces, prepared, row
 
 CONNECTORS = ["delta", "files"]

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.shard.changes import net
+from evertide.rows.changes import net
 from tests.sinks.kit import SCHEMA, changes, declared, in_pieces, next_changes, prepared, row, same
 
 

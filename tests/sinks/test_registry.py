@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.program import Program
-from evertide.plan.properties import SinkProperties, check_properties, sink_properties
+from evertide.plan.program.program import Program
+from evertide.plan.program.properties import SinkProperties, check_properties, sink_properties
 from evertide.secrets import Secrets
 from evertide.sinks.contract import SinkDeclaration
 from evertide.sinks.registry import CONNECTORS, prepare_sinks

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from tests.pipeline.everything import World
 from tests.pipeline.test_everything import database, survive
 from tests.servers.kafka import KafkaBroker

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.faulty import Fault
 from tests.pipeline.test_doubt import CALLS, Outage, calls_of
 from tests.pipeline.test_kill import check, run_and_kill

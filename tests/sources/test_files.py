@@ -10,8 +10,8 @@ import pytest
 from evertide.errors import InvalidInput, RecordDamaged, SourceChanged, SourceFailed, UnsupportedFormat
 from evertide.journal.records import Place, Staged
 from evertide.sources.contract import Candid, Lag, Limit, Source
-from evertide.sources.files import FilesSource
-from evertide.sources.watched import read_files, written
+from evertide.sources.files.directory import read_files, written
+from evertide.sources.files.source import FilesSource
 from evertide.testing import ManualRuntime
 from tests.sources.kit import LIMIT, batches, ids, offered, opened, put, rows_in, table
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from evertide.errors import InvalidInput
 from evertide.journal.records import Place
 from evertide.sources.contract import OP, Limit, Source
-from evertide.sources.nexmark_events import SCHEMAS, Nexmark
+from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
 from evertide.sources.registry import open_sources
 from evertide.testing import ManualRuntime
 from tests.sources.kit import KINDS, LIMIT, batches, every_kind, offered, opened, rows_in, table

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from evertide.errors import SourceChanged, SourceFailed
 from evertide.sources.contract import OP, Limit, Source
-from evertide.sources.rows import rows_of
+from evertide.sources.values.rows import rows_of
 from tests.sources.kit import (
     LIMIT,
     batches,

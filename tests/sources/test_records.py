@@ -10,8 +10,8 @@ from unittest import mock
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from evertide.sources import records
-from evertide.sources.records import Layout, blocks
+from evertide.sources.files import records
+from evertide.sources.files.records import Layout, blocks
 
 WILD = st.text('",\n\ra', max_size=40).map(str.encode)
 

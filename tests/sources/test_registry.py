@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.sources.contract import TableDeclaration
-from evertide.sources.nexmark_events import SCHEMAS
+from evertide.sources.generated.nexmark_events import SCHEMAS
 from evertide.sources.registry import CONNECTORS, open_sources
 from evertide.testing import ManualRuntime
 from tests.sources.kit import LIMIT, ids, offered, opened, put, table

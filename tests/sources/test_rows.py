@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 from evertide.errors import InvalidInput
 from evertide.sources.contract import OP
-from evertide.sources.rows import rows_of
-from evertide.sources.values import fitted
+from evertide.sources.values.rows import rows_of
+from evertide.sources.values.values import fitted
 from tests.sources.kit import ORDERS, every_kind, table, written_rows
 
 

@@ -17,8 +17,8 @@ from evertide.sources.kafka.formats import JsonFormat
 from evertide.sources.kafka.place import Records
 from evertide.sources.kafka.rows import Envelope
 from evertide.sources.kafka.whole_json import WholeJson
-from evertide.sources.strict_json import RepeatedName, decode_json
-from evertide.sources.values import Misfit, parsed
+from evertide.sources.values.strict_json import RepeatedName, decode_json
+from evertide.sources.values.values import Misfit, parsed
 from tests.sources.kit import faults_in, offered, opened, put, rows_in, table
 
 DECODER = msgspec.json.Decoder()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from evertide.errors import InvalidInput, SourceFailed
 from evertide.sources.contract import OP, Fault, Limit
-from evertide.sources.rows import rows_of
+from evertide.sources.values.rows import rows_of
 from tests.sources.kit import (
     LIMIT,
     batches,

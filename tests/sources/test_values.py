@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.plan.columns import arrow_type
-from evertide.sources.columns import from_arrow, from_texts, from_values, widens
-from evertide.sources.values import Misfit, Number, fitted, parsed
+from evertide.plan.catalyst.columns import arrow_type
+from evertide.sources.values.columns import from_arrow, from_texts, from_values, widens
+from evertide.sources.values.values import Misfit, Number, fitted, parsed
 from tests.sources.kit import KINDS, VALUES
 
 PRICE = pa.decimal128(10, 2)

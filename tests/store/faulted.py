@@ -16,9 +16,9 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.meta import Write
+from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.open import open_storage
 from evertide.store.retry import reading
-from evertide.store.sqlite import SqliteMeta
 from tests.pipeline.kit import engine, rows_of
 
 SETTINGS = Settings(retry_limit_s=3, retry_wait_s=0.01, retry_wait_max_s=0.05, inline_bytes_max=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evertide.errors import InvalidInput, OutcomeUnknown, StorageFull
-from evertide.store.files import Files, SystemFiles
+from evertide.store.blobs.files import Files, SystemFiles
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
 from evertide.testing import Chance, ManualRuntime, PowerCut, SimulatedDisk, Survivors

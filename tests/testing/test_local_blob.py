@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from evertide.errors import BlobMissing, EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
-from evertide.store.local import LocalBlob
+from evertide.store.blobs.local import LocalBlob
 from evertide.store.meta import Write
 from evertide.testing import ManualRuntime, PowerCut, SimulatedDisk, Survivors, every_cut
 from evertide.testing.cuts import SURVIVORS

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from evertide.plan.statements import TableStatement, ViewStatement, parse_script
+from evertide.plan.program.statements import TableStatement, ViewStatement, parse_script
 from evertide.testing.compare import compare
 from evertide.testing.nexmark import SCHEMAS, WORKLOAD, Nexmark, transactions
 from evertide.testing.oracle import Reference

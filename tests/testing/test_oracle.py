@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.shard.changes import net
+from evertide.rows.changes import net
 from evertide.testing.compare import Differs, compare
 from evertide.testing.ledger import Transaction, delta_of, delta_schema
 from evertide.testing.oracle import Content, Reference, drive

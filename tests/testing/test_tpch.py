@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.statements import TableStatement, ViewStatement, parse_script
+from evertide.plan.program.statements import TableStatement, ViewStatement, parse_script
 from evertide.testing.compare import compare
 from evertide.testing.oracle import Reference
 from evertide.testing.tpch import WORKLOAD, generated, refreshes, rows

@@ -4,8 +4,8 @@
    proven that it has ended (`evertide.store.process`), and its heartbeat is not older than its time to live. Damaged
    records of a process prove nothing: its heartbeat decides.
 2. The repair registers as a writer with the label `REPAIRING` and beats. Who wants to run the pipeline is refused
-   meanwhile (`evertide.pipeline.ownership`). Both sides look at the others again after they registered, so that of two
-   that begin at the same moment at most one goes on.
+   meanwhile (`evertide.pipeline.replicas.ownership`). Both sides look at the others again after they registered, so
+   that of two that begin at the same moment at most one goes on.
 3. Each change guards the registration. A change that another process got in before of is an error, never skipped.
 """
 
@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from evertide.checkpoint.place import Place
+from evertide.checkpoint.context import Place
 from evertide.errors import Conflict, EvertideError
-from evertide.shard.ticker import Ticker
 from evertide.store.meta import Record, Write
 from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
 from evertide.store.sealed import unseal
 from evertide.store.writers import Beat, Registration, Writer
+from evertide.threads.ticker import Ticker
 
 __all__ = ["REPAIRING", "change", "check_alone", "registered_for_repair"]
 

@@ -23,16 +23,16 @@ from pathlib import Path
 import xxhash
 
 from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, number_of
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Entry
 from evertide.checkpoint.revival import bring_back
 from evertide.checkpoint.verification import read_file
 from evertide.errors import BlobDamaged, CheckpointDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.files import SystemFiles
-from evertide.store.local import refusal
+from evertide.store.blobs.files import SystemFiles
+from evertide.store.blobs.local import refusal
 from evertide.store.open import FORMAT_VERSION, Storage, open_for_repair
 from evertide.store.paths import FORMAT
 from evertide.store.writers import Writer

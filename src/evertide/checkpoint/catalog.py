@@ -28,11 +28,11 @@ import threading
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
-from evertide.checkpoint.collection import Collected, Live, Pins, collect, pinned
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.damage import KnownDamage
 from evertide.checkpoint.draft import Draft, Restored, Skipped
+from evertide.checkpoint.garbage import Collected, Live, Pins, collect, pinned
 from evertide.checkpoint.manifest import PIPELINE_FILE, STATE_FILE, Manifest
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.publication import KEEP_MIN, Publication
 from evertide.checkpoint.records import Catalog, Entry, Restoring, read_catalog
 from evertide.checkpoint.verification import OnProgress, read_file, read_manifest, verify_manifest
@@ -185,7 +185,7 @@ class Checkpoints:
             raise
 
     def collect(self, live: Live, writer: Writer) -> Collected:
-        """Delete state parts and checkpoints that nobody needs; see `evertide.checkpoint.collection`."""
+        """Delete state parts and checkpoints that nobody needs; see `evertide.checkpoint.garbage`."""
         found = collect(self.place, live, writer, lambda: dict(self._drafts))
         if found.is_hold_over:
             self.release(writer)

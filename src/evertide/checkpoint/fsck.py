@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.manifest import StateFile, number_of, shard_parts
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Catalog, Entry, Restoring, read_catalog, read_holds
 from evertide.checkpoint.revival import is_lost
 from evertide.checkpoint.verification import OnProgress, check_files, read_manifest

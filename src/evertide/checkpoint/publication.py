@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import (
     PIPELINE_FILE,
@@ -32,7 +33,6 @@ from evertide.checkpoint.manifest import (
     shard_file_key,
     shard_parts,
 )
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
 from evertide.errors import Conflict, EvertideError
 from evertide.store.meta import Write

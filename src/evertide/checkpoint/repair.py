@@ -9,7 +9,7 @@
 5. A damaged generation is made again from the definition, a damaged definition from a checkpoint of its generation, a
    damaged journal or `committed` from what the shards hold, as far as that is possible.
 6. A damaged view is marked so that it is computed again. A damaged table is made again from a checkpoint and its log
-   (`evertide.checkpoint.rebuilding`).
+   (`evertide.checkpoint.rebuild`).
 7. What 5 and 6 cannot mend is mended by going back to the newest intact checkpoint: Meta is put aside as a file, and
    brought back as in 3. As far as the journal is intact from there on, it stays, and the transactions since are
    computed again from their input; what it lacks is lost, and said.
@@ -33,10 +33,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from evertide.checkpoint.alone import change, check_alone, registered_for_repair
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.fsck import LOST, Report, check
 from evertide.checkpoint.manifest import Manifest, decode_manifest, manifest_key
-from evertide.checkpoint.place import Place
-from evertide.checkpoint.rebuilding import rebuild_shard
+from evertide.checkpoint.rebuild import rebuild_shard
 from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
 from evertide.checkpoint.revival import entry_of, is_lost, pipeline_of
 from evertide.checkpoint.rewind import (

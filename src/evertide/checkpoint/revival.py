@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.manifest import (
     PIPELINE_FILE,
     Manifest,
@@ -28,7 +29,6 @@ from evertide.checkpoint.manifest import (
     shard_file_key,
     shard_parts,
 )
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Catalog, Entry
 from evertide.checkpoint.verification import read_file
 from evertide.errors import Conflict, RecordDamaged

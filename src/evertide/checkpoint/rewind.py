@@ -18,10 +18,10 @@ from typing import Protocol
 import msgspec
 
 from evertide.checkpoint.alone import change
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.fsck import LOST
 from evertide.checkpoint.manifest import Manifest, StateFile
-from evertide.checkpoint.place import Place
-from evertide.checkpoint.rebuilding import last_holds
+from evertide.checkpoint.rebuild import last_holds
 from evertide.checkpoint.records import directories
 from evertide.checkpoint.revival import Kept, bring_back, pipeline_of
 from evertide.checkpoint.verification import check_files
@@ -60,7 +60,7 @@ FOLLOWING = (sink_key(""), shape_prefix(), SHAPES)
 
 
 class Collections(Protocol):
-    """What the pipeline declares: this package knows shards only (`evertide.pipeline.mending`)."""
+    """What the pipeline declares: this package knows shards only (`evertide.pipeline.recovery.damaged_views`)."""
 
     def collections(self, record: bytes | None = None) -> Mapping[str, tuple[str, str]]: ...
 

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import xxhash
 
+from evertide.checkpoint.context import Place
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, manifest_key
-from evertide.checkpoint.place import Place
 from evertide.checkpoint.records import Entry
 from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged, UnsupportedFormat
 from evertide.store.blob import Blob

@@ -17,8 +17,14 @@ import typer
 from typer.exceptions import TyperException
 
 from evertide import __version__
-from evertide.cli import asking, demonstration, keeping, looking, replicas, running, shapes
-from evertide.cli.places import Remote
+from evertide.cli.commands import demo as demonstration
+from evertide.cli.commands import promote as replicas
+from evertide.cli.commands import query as asking
+from evertide.cli.commands import run as running
+from evertide.cli.commands import shapes
+from evertide.cli.commands import status as looking
+from evertide.cli.commands import storage as keeping
+from evertide.cli.target.target import Remote
 
 __all__ = ["app", "main"]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evertide.cli.logs import LogFormat, LogLevel
+from evertide.cli.output.logs import LogFormat, LogLevel
 
 __all__ = [
     "AllowDeletion",

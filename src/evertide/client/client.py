@@ -7,7 +7,7 @@
             ...
 
 1. Rows go and come as Arrow: every type as it is.
-2. What goes wrong is raised as the pipeline itself raises it (`evertide.client.refusals`).
+2. What goes wrong is raised as the pipeline itself raises it (`evertide.client.errors`).
 3. A client may be shared between threads.
 """
 
@@ -26,14 +26,14 @@ import httpx
 import msgspec
 import pyarrow as pa
 
-from evertide.client.reading import batches_of, table_of
-from evertide.client.refusals import check, told
+from evertide.client.arrow_stream import batches_of, table_of
+from evertide.client.errors import check, told
 from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
+from evertide.json_values import plain
 from evertide.media import ARROW, EVENTS, FORMATS, JSON, TIME_HEADER
-from evertide.pipeline.question import Answer, Chosen
-from evertide.plain import plain
-from evertide.shard.changes import DIFF, TIME
+from evertide.pipeline.reading.query import Answer, Chosen
+from evertide.rows.changes import DIFF, TIME
 from evertide.sinks.json_rows import spans
 
 __all__ = ["Client"]

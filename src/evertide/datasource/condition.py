@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
-from evertide.shard.part import Part, Predicate, may_match
+from evertide.shard.parts.part import Part, Predicate, may_match
 
 __all__ = ["Condition", "mask", "may_hold", "parse"]
 

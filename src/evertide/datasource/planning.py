@@ -22,12 +22,12 @@ import pyarrow as pa
 from evertide.datasource.condition import Condition, may_hold, parse
 from evertide.datasource.request import Request, checked_names
 from evertide.errors import InvalidInput
-from evertide.pipeline.reader import Reader
-from evertide.shard.changes import DIFF, TIME, changes_schema
+from evertide.pipeline.reading.reader import Reader
+from evertide.rows.changes import DIFF, TIME, changes_schema
 from evertide.shard.lease import end, renew
+from evertide.shard.parts.split import Group, by_time, split
 from evertide.shard.read import Window, listing
 from evertide.shard.shard import Shard
-from evertide.shard.split import Group, by_time, split
 
 __all__ = ["Pin", "Task", "columns_of", "pin", "plan"]
 

@@ -21,7 +21,7 @@ from evertide.datasource.planning import Pin, Task, columns_of, pin, plan
 from evertide.datasource.request import FORMAT, Request
 from evertide.datasource.task import read
 from evertide.errors import EvertideError, InvalidInput
-from evertide.shard.conform import conform
+from evertide.rows.conform import conform
 
 __all__ = ["EvertideReader", "EvertideSource"]
 

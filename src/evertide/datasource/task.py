@@ -1,4 +1,4 @@
-"""Reading one task, on an executor: its parts, cut to its rows, as Arrow (`evertide.shard.groups`).
+"""Reading one task, on an executor: its parts, cut to its rows, as Arrow (`evertide.shard.parts.groups`).
 
 1. Columns and rows that were not asked for are left out before: that is done alike to what was added and to what was
    taken away, so it changes nothing.
@@ -15,15 +15,15 @@ from evertide.datasource.condition import mask
 from evertide.datasource.planning import Task, columns_of
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, LeaseLost
-from evertide.pipeline.reader import check_is_there
+from evertide.pipeline.reading.reader import check_is_there
+from evertide.rows.changes import DIFF, TIME, consolidate
 from evertide.runtime import SystemRuntime
-from evertide.shard.changes import DIFF, TIME, consolidate
-from evertide.shard.groups import content_rows, inside
 from evertide.shard.lease import renew
 from evertide.shard.log import ShardLog
-from evertide.shard.part import Part
+from evertide.shard.parts.groups import content_rows, inside
+from evertide.shard.parts.part import Part
+from evertide.shard.parts.split import is_ordered
 from evertide.shard.read import Listing, fetch
-from evertide.shard.split import is_ordered
 from evertide.store.open import open_storage
 
 __all__ = ["read"]

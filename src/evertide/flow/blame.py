@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import EvertideError, SparkEnded, Unavailable, ViewFailed
-from evertide.plan.fragment import ROWS_SMALL_MAX
-from evertide.shard.columns import Longs
+from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
+from evertide.rows.columns import Longs
 
 __all__ = ["Suspected", "culprit", "tried_again"]
 

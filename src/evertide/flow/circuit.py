@@ -32,29 +32,29 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from evertide.errors import Damaged, EvertideError, InvalidInput, SparkAway, ViewFailed
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.bags import settled
+from evertide.flow.aggregates.top import Top
+from evertide.flow.aggregates.totals import Totals
 from evertide.flow.blame import Suspected, tried_again
 from evertide.flow.collection import Collection, Leaf
-from evertide.flow.manifest import Manifest
-from evertide.flow.row_groups import RowGroupCache
+from evertide.flow.leaf_rows import settled
 from evertide.flow.stage import Stage, demands
-from evertide.flow.top import Top
-from evertide.flow.totals import Totals
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.trace import cut_plan, shared_nodes
-from evertide.plan.columns import arrow_schema
-from evertide.plan.failure import check_spark, reason, told_of, without_traces
-from evertide.plan.fragment import Fragment
-from evertide.plan.nodes import Aggregate, Attribute, Node, Scan, TopK
-from evertide.plan.program import Program
-from evertide.plan.project import Project
-from evertide.plan.view_function import ViewFunction
-from evertide.shard.changes import DIFF, check_column, net
-from evertide.shard.stopping import IsStopping, never
-from evertide.steps import step_done
+from evertide.plan.algebra.nodes import Aggregate, Attribute, Node, Scan, TopK
+from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.catalyst.failure import check_spark, reason, told_of, without_traces
+from evertide.plan.fragment.fragment import Fragment
+from evertide.plan.program.program import Program
+from evertide.plan.program.project import Project
+from evertide.plan.program.view_function import ViewFunction
+from evertide.rows.changes import DIFF, check_column, net
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
+from evertide.threads.steps import step_done
+from evertide.threads.stopping import IsStopping, never
 
 __all__ = ["Circuit", "CircuitState", "new_names"]
 

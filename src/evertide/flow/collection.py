@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.bags import settled
-from evertide.flow.groups import group_rows
-from evertide.plan.columns import column_name
-from evertide.plan.nodes import Attribute, Node
-from evertide.shard.changes import DIFF
+from evertide.flow.aggregates.groups import group_rows
+from evertide.flow.leaf_rows import settled
+from evertide.flow.state.arrangement import Arrangement
+from evertide.plan.algebra.nodes import Attribute, Node
+from evertide.plan.catalyst.columns import column_name
+from evertide.rows.changes import DIFF
 
 __all__ = ["Arrange", "Collection", "Leaf"]
 

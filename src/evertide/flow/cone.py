@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.flow.trace import Cut, JoinKeys, has_constant, has_leaf
-from evertide.plan.nodes import Aggregate, Join, Node, TopK, Union, Window
-from evertide.shard.changes import DIFF
+from evertide.plan.algebra.nodes import Aggregate, Join, Node, TopK, Union, Window
+from evertide.rows.changes import DIFF
 
 __all__ = ["Cone", "LeafRows"]
 

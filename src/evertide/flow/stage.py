@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from evertide.flow.bags import before_and_after, settled
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
+from evertide.flow.leaf_rows import before_and_after, settled
 from evertide.flow.trace import Cut, has_constant, has_leaf, trace
-from evertide.plan.fragment import Fragment
-from evertide.plan.nodes import Aggregate, Constant, Expand, Generate, Join, Node, TopK, Union, Window
-from evertide.shard.changes import DIFF
+from evertide.plan.algebra.nodes import Aggregate, Constant, Expand, Generate, Join, Node, TopK, Union, Window
+from evertide.plan.fragment.fragment import Fragment
+from evertide.rows.changes import DIFF
 
 __all__ = ["Stage", "demands", "own_demands"]
 

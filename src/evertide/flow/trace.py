@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from evertide.plan.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
+from evertide.plan.algebra.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
 
 __all__ = ["Cut", "JoinKeys", "cut_plan", "has_constant", "has_leaf", "shared_nodes", "trace"]
 
@@ -90,7 +90,8 @@ def cut_plan(root: Node, shared: Set[int] = frozenset()) -> Cut:
 
 
 def shared_nodes(plan: Node) -> Set[int]:
-    """What copies stand for (`evertide.plan.sharing`), by identity; without what keeps its own state already."""
+    """What copies stand for (`evertide.plan.algebra.sharing`), by identity; without what keeps its own state
+    already."""
     found: set[int] = set()
     seen: set[int] = set()
     waiting = [plan]

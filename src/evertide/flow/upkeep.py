@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evertide.flow.circuit import Circuit
-from evertide.shard.ticker import Ticker
+from evertide.threads.ticker import Ticker
 
 __all__ = ["Upkeep"]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from evertide.errors import Conflict, InvalidInput, TimeCompacted
-from evertide.journal import collection
+from evertide.journal import garbage as collection
 from evertide.journal.binding import check_inputs
 from evertide.journal.log import TimeLog
 from evertide.journal.producers import Producers, with_before

@@ -71,7 +71,7 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """How many changes, and their digest (`evertide.shard.digest`)."""
+    """How many changes, and their digest (`evertide.rows.digest`)."""
 
     rows: int
     digest: str

@@ -36,7 +36,7 @@ import msgspec
 
 from evertide.errors import Damaged, Diverged, EvertideError, InvalidInput
 from evertide.journal.records import Bound, Committed, Content
-from evertide.shard.digest import add
+from evertide.rows.digest import add
 
 __all__ = ["Found", "Progress", "Replay", "State", "Stretch", "check", "differing"]
 

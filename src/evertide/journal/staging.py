@@ -1,7 +1,7 @@
 """Staged rows: input that its source cannot send again, made durable before a transaction names it.
 
 Where it lies: blobs `journal/<source>/<writer>-<seq>.arrow`. Version 1, written as `evertide.format` into the metadata
-of the schema. The process that owns the source stages; truncation and `drop_unbound` (`evertide.journal.collection`)
+of the schema. The process that owns the source stages; truncation and `drop_unbound` (`evertide.journal.garbage`)
 delete.
 
 Layout: an Arrow IPC stream, compressed with lz4, of the columns as they were given.

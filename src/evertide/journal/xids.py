@@ -28,7 +28,7 @@ from evertide.store.sealed import unseal
 __all__ = ["PUSH", "Xids", "own_number"]
 
 PUSH = "push"
-"""The source of rows that are pushed (`evertide.pipeline.pushes`)."""
+"""The source of rows that are pushed (`evertide.pipeline.input.pushes`)."""
 _OWN = 1 << 32
 
 _TIMES_MAX = 10_000

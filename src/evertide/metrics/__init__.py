@@ -5,8 +5,8 @@
 """
 
 from evertide.metrics.endpoint import metrics_route
-from evertide.metrics.measured import Measured
 from evertide.metrics.metrics import Metrics
-from evertide.metrics.watching import watch_pipeline, watch_reader
+from evertide.metrics.request_times import Measured
+from evertide.metrics.watch import watch_pipeline, watch_reader
 
 __all__ = ["Measured", "Metrics", "metrics_route", "watch_pipeline", "watch_reader"]

@@ -9,7 +9,7 @@ are declared again); views that are new, changed or gone. Whatever else differs 
 else, and is refused with the reason.
 
 A table that a source stops feeding records where that source stood (`Left`), so that it goes on from there when the
-table is declared again (`evertide.pipeline.leaving`).
+table is declared again (`evertide.pipeline.input.source_positions`).
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.manifest import Manifest
-from evertide.flow.row_groups import RowGroupCache
-from evertide.plan.properties import SinkProperties
-from evertide.shard.stopping import IsStopping, never
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.row_groups import RowGroupCache
+from evertide.plan.program.properties import SinkProperties
 from evertide.store.blob import Blob
 from evertide.store.paths import Name
+from evertide.threads.stopping import IsStopping, never
 
 __all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StatePart", "StateStore", "parts_of", "taken"]
 

@@ -26,49 +26,49 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
 from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, OutcomeUnknown, Unavailable
-from evertide.flow.arrangement import Arrangement
+from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.journal.xids import own_number
 from evertide.observer import NOBODY, Observer
-from evertide.pipeline.advancing import Advancing, opened
-from evertide.pipeline.condition import Condition
 from evertide.pipeline.definition import Definition, read_definition, spelling
-from evertide.pipeline.deliveries import PreparedSinks
-from evertide.pipeline.duties import Duties
 from evertide.pipeline.engine import Engine
-from evertide.pipeline.feeds import open_feeds
-from evertide.pipeline.intake import Intake
-from evertide.pipeline.leading import Leading
-from evertide.pipeline.loop import Loop
-from evertide.pipeline.machine import state_store
-from evertide.pipeline.opening import Hosts, OnProgress
-from evertide.pipeline.ownership import Role
-from evertide.pipeline.pulse import Pulse, Withholding
-from evertide.pipeline.pushes import PushTransaction
-from evertide.pipeline.reading import Collections, View
-from evertide.pipeline.replica_record import ReplicaTelling
+from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.input.open_sources import open_feeds
+from evertide.pipeline.input.pushes import PushTransaction
+from evertide.pipeline.maintenance.state_merging import Upkeep
+from evertide.pipeline.reading.collections import Collections, View
+from evertide.pipeline.recovery.opening import Hosts, OnProgress
+from evertide.pipeline.recovery.storage_wait import Waiting, register_patiently
+from evertide.pipeline.replicas.lead import Leading
+from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.replicas.liveness import Pulse, Withholding
+from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.replica_record import ReplicaTelling
 from evertide.pipeline.script import read_script
-from evertide.pipeline.sink_record import SinkRecords
-from evertide.pipeline.source_record import SourceTelling
+from evertide.pipeline.sinks.deliveries import PreparedSinks
+from evertide.pipeline.sinks.sink_record import SinkRecords
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.pipeline.status import Status
-from evertide.pipeline.upkeep import Upkeep
-from evertide.pipeline.waiting import Waiting, register_patiently
-from evertide.plan.query import frame_of, query
-from evertide.plan.session import SparkSession, open_session
-from evertide.plan.spark_network import REMEDY
-from evertide.plan.view_function import ViewFunction
+from evertide.pipeline.status.process_state import Condition
+from evertide.pipeline.status.source_record import SourceTelling
+from evertide.pipeline.status.status import Status
+from evertide.pipeline.transaction.advance import Advancing, opened
+from evertide.pipeline.transaction.loop import Loop
+from evertide.pipeline.transaction.machine import state_store
+from evertide.plan.catalyst.network import REMEDY
+from evertide.plan.catalyst.session import SparkSession, open_session
+from evertide.plan.program.view_function import ViewFunction
+from evertide.plan.query.query import frame_of, query
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.scratch import using_system
 from evertide.settings import Settings
-from evertide.shard.heart import Heart
+from evertide.shard.heartbeat import Heart
 from evertide.shard.shard import Shards
 from evertide.sources.executors import SparkExecutors
-from evertide.steps import watching_steps
 from evertide.store.observed import observed
 from evertide.store.open import Storage, open_storage
-from evertide.threads import unexpected
+from evertide.threads.steps import watching_steps
+from evertide.threads.watched import unexpected
 
 __all__ = ["Pipeline"]
 
@@ -227,8 +227,8 @@ class Pipeline:
         """Make transactions as sources bring input, and checkpoints now and then, until `stop` is called.
 
         It ends by itself after so many transactions; or, if asked to, when there is no more input, or all is taken that
-        a server had when it began, and sinks have it (`evertide.pipeline.loop`). `told` gets the number of each
-        transaction, and how many seconds it took.
+        a server had when it began, and sinks have it (`evertide.pipeline.transaction.loop`). `told` gets the number of
+        each transaction, and how many seconds it took.
         """
         self._loop.run(transactions, told, until_idle=until_idle)
 

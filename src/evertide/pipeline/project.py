@@ -9,7 +9,7 @@
 
 1. A project is given by its directory or by its spec. As Spark does, a glob is a path, or a directory and `/**`.
 2. Files are taken in the order of their names, whatever order the disk has them in; what they declare is put in order
-   by what reads what (`evertide.plan.program`).
+   by what reads what (`evertide.plan.program.program`).
 3. A field, a file or a value that is not known is refused, with what is known. Nothing is passed over.
 4. Reading needs no Spark, so that what is wrong is said at once."""
 
@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from evertide.errors import InvalidInput
-from evertide.plan.project import Project, ProjectFile
+from evertide.plan.program.project import Project, ProjectFile
 
 __all__ = ["SPEC_NAMES", "is_project", "read_project", "read_text"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evertide.pipeline.project import is_project, read_project, read_text
-from evertide.plan.project import Project
+from evertide.plan.program.project import Project
 
 __all__ = ["read_script"]
 

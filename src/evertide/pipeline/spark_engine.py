@@ -8,21 +8,21 @@ import msgspec
 import pyarrow as pa
 
 from evertide.flow import Circuit, CircuitState
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.explain import explain
-from evertide.flow.explanation import Explanation
+from evertide.flow.explanation.explain import explain
+from evertide.flow.explanation.explanation import Explanation
+from evertide.flow.state.arrangement import Arrangement
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
-from evertide.plan.activity import activity
-from evertide.plan.columns import arrow_schema
-from evertide.plan.fingerprint import Fingerprints
-from evertide.plan.nodes import Attribute
-from evertide.plan.program import Program
-from evertide.plan.project import Project
-from evertide.plan.result_settings import result_settings
-from evertide.plan.session import Session
-from evertide.plan.statements import ViewStatement
-from evertide.plan.view_function import ViewFunction
-from evertide.shard.stopping import IsStopping, never
+from evertide.plan.algebra.fingerprint import Fingerprints
+from evertide.plan.algebra.nodes import Attribute
+from evertide.plan.catalyst.activity import activity
+from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.catalyst.result_settings import result_settings
+from evertide.plan.catalyst.session import Session
+from evertide.plan.program.program import Program
+from evertide.plan.program.project import Project
+from evertide.plan.program.statements import ViewStatement
+from evertide.plan.program.view_function import ViewFunction
+from evertide.threads.stopping import IsStopping, never
 
 __all__ = ["SparkCohort", "SparkEngine"]
 

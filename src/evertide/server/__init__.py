@@ -1,1 +1,2 @@
-"""HTTP in front of a pipeline. `evertide.server.app` lists the addresses, `evertide.server.serving` runs it."""
+"""HTTP in front of a pipeline. `evertide.server.http.app` lists the addresses, `evertide.server.http.server` runs
+it."""

@@ -7,7 +7,7 @@ from typing import Self
 
 from starlette.routing import Route
 
-from evertide.pipeline.reading import Collections
+from evertide.pipeline.reading.collections import Collections
 from evertide.problem import Problem
 from evertide.shapes.http.endpoint import ShapeEndpoint
 from evertide.shapes.log.follower import Follower

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknown, UpperMismatch
+from evertide.rows.changes import TIME, check_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.changes import TIME, check_changes
 from evertide.shard.log import Proposal, ShardLog, commit
-from evertide.shard.part import Part, encode_parts
+from evertide.shard.parts.part import Part, encode_parts
 from evertide.shard.state import Appended, ShardState
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Write

@@ -10,7 +10,7 @@ Runs beside the appends, in whatever process likes to; several may try at once. 
 3. Swap by compare-and-set. If the inputs are not all in the state any more a peer was faster: our parts are
    withdrawn, and the work is lost politely.
 
-A merge of more rows than memory should hold goes slice by slice (`evertide.shard.dealing`). Parts remember their slice:
+A merge of more rows than memory should hold goes slice by slice (`evertide.rows.slices`). Parts remember their slice:
 the next merge reads those that lie in one of its own when it is their turn.
 
 Where nothing is taken away, nothing sums up to less. So parts that are large already go into the new batch as they are:
@@ -27,17 +27,17 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import BlobDamaged, BlobMissing, Conflict
+from evertide.rows.changes import advance, changes_schema, consolidate
+from evertide.rows.digest import add
+from evertide.rows.slices import SLICES_MAX, Slices, slice_count
 from evertide.settings import Settings
 from evertide.shard.append import store_parts, withdraw
-from evertide.shard.changes import advance, changes_schema, consolidate
-from evertide.shard.dealing import SLICES_MAX, Slices, slice_count
-from evertide.shard.digest import add
 from evertide.shard.log import Proposal, ShardLog, commit
-from evertide.shard.part import Part, decode_part, verify_rows
+from evertide.shard.parts.part import Part, decode_part, verify_rows
 from evertide.shard.state import Batch, Compacted, ShardState
-from evertide.shard.stopping import IsStopping, Stopped, check_going, never
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
+from evertide.threads.stopping import IsStopping, Stopped, check_going, never
 
 __all__ = ["Compaction", "choose", "compact"]
 

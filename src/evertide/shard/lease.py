@@ -83,7 +83,8 @@ class Lease:
 
 
 class Leases:
-    """All leases of this process. `beat` is called on a timer (`evertide.shard.heart`), or by who holds the clock."""
+    """All leases of this process. `beat` is called on a timer (`evertide.shard.heartbeat`), or by who holds the
+    clock."""
 
     def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, reader: str = "") -> None:
         self._meta = meta

@@ -44,13 +44,13 @@ from evertide.errors import (
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.state import Diff, Entry, ShardState, apply
-from evertide.steps import step_done
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.paths import Name, check_shard, rollup_blob_key, rollup_key, shard_key
 from evertide.store.retry import Patience, commit_settled, put_settled, reading
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
+from evertide.threads.steps import step_done
 
 __all__ = ["Proposal", "Rollup", "ShardLog", "Version", "commit"]
 

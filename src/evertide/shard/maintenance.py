@@ -8,12 +8,12 @@ named in `failing` until it works, and tried again after a wait that doubles; th
 from __future__ import annotations
 
 from evertide.errors import EvertideError, Fenced, GenerationMoved
-from evertide.shard.collection import Pinned, nothing_pinned
-from evertide.shard.failing import Failing
+from evertide.shard.garbage import Pinned, nothing_pinned
 from evertide.shard.shard import Shard, Shards
-from evertide.shard.ticker import Ticker
 from evertide.store.paths import shard_key
 from evertide.store.writers import Writer
+from evertide.threads.failures import Failing
+from evertide.threads.ticker import Ticker
 
 __all__ = ["Maintenance"]
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import BlobMissing, Conflict, TimeCompacted, Unavailable
-from evertide.shard.changes import TIME, changes_schema, content
+from evertide.rows.changes import TIME, changes_schema, content
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog, Version
-from evertide.shard.part import Part, Predicate, decode_part, may_match
+from evertide.shard.parts.part import Part, Predicate, decode_part, may_match
 from evertide.shard.state import ShardState
 from evertide.store.retry import reading
 

@@ -23,27 +23,27 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from evertide.errors import Conflict, InvalidInput
+from evertide.rows.changes import DIFF, TIME, consolidate, empty
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, Outcome, append_missing, append_together
-from evertide.shard.changes import DIFF, TIME, consolidate, empty
-from evertide.shard.collection import Collected, Pinned, collect, nothing_pinned
 from evertide.shard.compaction import Compaction, compact
+from evertide.shard.garbage import Collected, Pinned, collect, nothing_pinned
 from evertide.shard.hold import advance_since, first_holds, read_holds, release_hold, set_hold
 from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
 from evertide.shard.log import Proposal, ShardLog, commit
-from evertide.shard.part import Predicate
+from evertide.shard.parts.part import Predicate
 from evertide.shard.read import Snapshot, inline_changes, take_changes, take_snapshot, wait_for_upper
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Entry, Finalized, ShardState
-from evertide.shard.stopping import IsStopping, never
 from evertide.store.blob import Blob
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import check_shard, hold_key, shard_key
 from evertide.store.retry import commit_settled, reading
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
+from evertide.threads.stopping import IsStopping, never
 
 __all__ = ["Shard", "Shards"]
 

@@ -32,9 +32,9 @@ from evertide.errors import BlobMissing, EvertideError, LeaseLost, OutcomeUnknow
 from evertide.shard.frontier import Frontier
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog
-from evertide.shard.part import Part, Predicate
+from evertide.shard.parts.part import Part, Predicate
 from evertide.shard.read import Lister, Listing, Window, fetch
-from evertide.threads import Watched
+from evertide.threads.watched import Watched
 
 __all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSource"]
 

@@ -28,8 +28,8 @@ from typing import TypeAlias
 import msgspec
 
 from evertide.errors import RecordDamaged
-from evertide.shard.digest import add
-from evertide.shard.part import Part
+from evertide.rows.digest import add
+from evertide.shard.parts.part import Part
 
 __all__ = [
     "Appended",

@@ -37,9 +37,9 @@ from deltalake.exceptions import TableNotFoundError
 from pyarrow import ipc
 
 from evertide.errors import InvalidInput, SinkFailed
+from evertide.rows.changes import DIFF, expanded, net
 from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
-from evertide.shard.changes import DIFF, expanded, net
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 
 __all__ = ["DeltaSink", "prepare_delta"]

@@ -30,13 +30,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evertide.errors import BlobMissing, EvertideError, SinkFailed
+from evertide.rows.changes import DIFF, TIME
 from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
-from evertide.shard.changes import DIFF, TIME
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.store.blob import Blob
-from evertide.store.local import LocalBlob
-from evertide.store.s3 import S3Blob
+from evertide.store.blobs.local import LocalBlob
+from evertide.store.blobs.s3 import S3Blob
 
 __all__ = ["FilesSink", "prepare_files"]
 

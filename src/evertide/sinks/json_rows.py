@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.plain import is_variant, plain, python_rows
+from evertide.json_values import is_variant, plain, python_rows
 
 __all__ = ["json_rows", "spans"]
 

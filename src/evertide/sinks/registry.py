@@ -12,7 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from evertide.errors import InvalidInput
-from evertide.shard.changes import DIFF
+from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Prepared, SinkDeclaration
 
 __all__ = ["CONNECTORS", "prepare_sinks"]

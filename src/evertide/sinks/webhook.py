@@ -28,10 +28,10 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import SinkFailed
-from evertide.plain import plain, python_rows
+from evertide.json_values import plain, python_rows
+from evertide.rows.changes import DIFF
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
-from evertide.shard.changes import DIFF
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 
 __all__ = ["WebhookSink", "prepare_webhook"]

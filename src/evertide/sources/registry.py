@@ -15,9 +15,9 @@ from types import MappingProxyType
 from evertide.errors import InvalidInput
 from evertide.runtime import Runtime
 from evertide.sources.contract import OP, Source, Staging, TableDeclaration
-from evertide.sources.datagen import open_datagen
-from evertide.sources.files import FORMATS, open_files
-from evertide.sources.nexmark import nexmark_name, open_nexmark
+from evertide.sources.files.source import FORMATS, open_files
+from evertide.sources.generated.datagen import open_datagen
+from evertide.sources.generated.nexmark import nexmark_name, open_nexmark
 from evertide.sources.postgres.connector import open_postgres, postgres_name
 
 __all__ = ["CONNECTORS", "PUSHED", "Connector", "family", "open_sources"]

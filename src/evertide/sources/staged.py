@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from evertide.plain import plain, python_rows
+from evertide.json_values import plain, python_rows
 from evertide.sources.contract import OP, SAME, Fault, Rows
-from evertide.sources.fit import key_of
+from evertide.sources.values.fit import key_of
 
 __all__ = ["FAULT", "fault_text", "unpacked"]
 

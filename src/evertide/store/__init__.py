@@ -6,15 +6,15 @@ Importing this does not import obstore or psycopg: `S3Blob` and `PostgresMeta` d
 from __future__ import annotations
 
 from evertide.store.blob import Blob, BlobEntry
+from evertide.store.blobs.files import Entry, Files, SystemFiles
+from evertide.store.blobs.local import LocalBlob
+from evertide.store.blobs.s3 import S3Blob
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
-from evertide.store.files import Entry, Files, SystemFiles
-from evertide.store.local import LocalBlob
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
+from evertide.store.metas.postgres import PostgresMeta
+from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.open import FORMAT_VERSION, Storage, open_storage
-from evertide.store.postgres import PostgresMeta
-from evertide.store.s3 import S3Blob
-from evertide.store.sqlite import SqliteMeta
 
 __all__ = [
     "FORMAT_VERSION",

@@ -28,14 +28,14 @@ from evertide.errors import BlobMissing, InvalidInput, RecordDamaged, Unsupporte
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
-from evertide.store.local import LocalBlob, refusal
+from evertide.store.blobs.local import LocalBlob, refusal
+from evertide.store.blobs.s3 import S3Blob
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Meta, Write
+from evertide.store.metas.postgres import PostgresMeta
+from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.paths import FORMAT, META_FILE, STORAGE
-from evertide.store.postgres import PostgresMeta
 from evertide.store.retry import reading
-from evertide.store.s3 import S3Blob
-from evertide.store.sqlite import SqliteMeta
 
 __all__ = ["FORMAT_VERSION", "Address", "Storage", "open_for_repair", "open_storage"]
 

@@ -16,9 +16,9 @@ from typing import TypeVar
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.steps import step_done
 from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Stale, Write
+from evertide.threads.steps import step_done
 
 __all__ = [
     "Patience",

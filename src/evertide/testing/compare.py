@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.shard.changes import DIFF, expand, net
+from evertide.rows.changes import DIFF, expand, net
 from evertide.testing.ledger import delta_of
 
 __all__ = ["Differs", "compare", "compare_bits", "plain"]

@@ -37,7 +37,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from evertide.errors import StorageFull
-from evertide.store.files import Entry
+from evertide.store.blobs.files import Entry
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.wake import Wake

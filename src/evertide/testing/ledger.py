@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.shard.changes import DIFF
+from evertide.rows.changes import DIFF
 from evertide.testing.runtime import Chance
 
 __all__ = ["Ledger", "Transaction", "changed", "delta_of", "delta_schema", "sample"]

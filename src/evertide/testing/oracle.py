@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
-from evertide.shard.changes import DIFF, expand, net
+from evertide.rows.changes import DIFF, expand, net
 from evertide.testing.compare import Differs, compare, compare_bits
 from evertide.testing.ledger import Transaction, delta_of, delta_schema
 

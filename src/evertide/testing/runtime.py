@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 
 __all__ = ["Chance", "ManualRuntime"]
 

@@ -16,13 +16,13 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import ViewFailed
-from evertide.flow.arrangement import Arrangement
-from evertide.flow.manifest import Manifest
-from evertide.flow.spine import ArrangementSettings
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.spine import ArrangementSettings
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
-from evertide.plan.properties import SinkProperties
-from evertide.shard.changes import DIFF, expand, net
-from evertide.shard.stopping import IsStopping, never
+from evertide.plan.program.properties import SinkProperties
+from evertide.rows.changes import DIFF, expand, net
+from evertide.threads.stopping import IsStopping, never
 
 __all__ = ["SmallCohort", "SmallEngine", "SmallView"]
 

@@ -12,11 +12,11 @@ import anyio
 import httpx
 from starlette.types import ASGIApp
 
+from evertide.pgexpr.restriction import Restriction
 from evertide.server.access import Access, Listening, Role, Token
-from evertide.server.app import make_app
-from evertide.server.serving import Server
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
 from evertide.shapes.service import ShapeService
-from evertide.shapes.where.restriction import Restriction
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.kit import Client
 from tests.shapes.kit import OPTIONS, Shop, engine, order

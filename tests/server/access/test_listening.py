@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from evertide.errors import InvalidInput
 from evertide.server.access import Access, Listening, Tls
-from evertide.server.serving import Server
+from evertide.server.http.server import Server
 from evertide.settings import Settings
 from tests.cli.kit import evertide, made, one_error
 from tests.server.access.kit import ACCESS, Guarded, bearer, guarded, raw

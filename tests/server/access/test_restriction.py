@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import Forbidden, InvalidInput
+from evertide.pgexpr.restriction import NOTHING, UNRESTRICTED, Restriction
 from evertide.server.access import Access, Role, Token
-from evertide.shapes.where.restriction import NOTHING, UNRESTRICTED, Restriction
 from tests.server.access.kit import ACCESS, TEXTS, Guarded, bearer, guarded
 from tests.shapes.kit import Follower, ids, order
 

@@ -13,12 +13,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from evertide.metrics.metrics import Metrics
-from evertide.pipeline.reader import Reader
+from evertide.pgexpr.restriction import restriction_in
+from evertide.pipeline.reading.reader import Reader
 from evertide.server.access import ROLES, Access, Gate, Role, Rule, Token
-from evertide.server.app import make_app
-from evertide.server.shapes_app import make_shapes_app
+from evertide.server.http.app import make_app
+from evertide.server.http.shapes_app import make_shapes_app
 from evertide.shapes.service import ShapeService
-from evertide.shapes.where.restriction import restriction_in
 from tests.cli.kit import made
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.access.kit import ACCESS, ENDED, RESTRICTIONS, TEXTS, WRONG, Asker, bearer

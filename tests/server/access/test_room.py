@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from evertide.server.access import Listening
-from evertide.server.access.room import Room, held_in
-from evertide.server.app import make_app
-from evertide.server.serving import Server
+from evertide.server.access.body_memory import Room, held_in
+from evertide.server.http.app import make_app
+from evertide.server.http.server import Server
 from evertide.settings import Settings
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.kit import Client, order, until

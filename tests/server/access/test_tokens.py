@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from evertide.errors import InvalidInput
+from evertide.pgexpr.restriction import Restriction
 from evertide.server.access import Access, Role, Token
-from evertide.shapes.where.restriction import Restriction
 
 TEXT = "a-secret-that-nobody-says"
 DIGEST = hashlib.sha256(TEXT.encode()).hexdigest()

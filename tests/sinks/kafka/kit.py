@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from evertide.rows.changes import DIFF
 from evertide.runtime import SystemRuntime
-from evertide.shard.changes import DIFF
 from evertide.sinks.contract import Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
 from tests.servers.kafka import KafkaBroker

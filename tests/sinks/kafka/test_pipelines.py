@@ -18,7 +18,7 @@ from evertide.errors import SourceChanged
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.sinks.kafka.sink import KafkaSink
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from tests.pipeline.kit import crash, rows_of
 from tests.processes import running
 from tests.servers.kafka import KafkaBroker

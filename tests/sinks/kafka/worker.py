@@ -18,7 +18,7 @@ import pyarrow as pa
 from evertide.errors import EvertideError
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.plan.properties import SinkProperties
+from evertide.plan.program.properties import SinkProperties
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage

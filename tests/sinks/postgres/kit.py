@@ -10,7 +10,7 @@ from typing import Any, cast
 import psycopg
 import pyarrow as pa
 
-from evertide.shard.changes import DIFF
+from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.postgres.sink import PostgresSink
 from tests.sinks.kit import SCHEMA, declared, prepared

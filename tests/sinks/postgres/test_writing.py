@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import SinkFailed
-from evertide.shard.changes import net
+from evertide.rows.changes import net
 from tests.servers.postgres import BINARIES
 from tests.sinks.kit import SCHEMA, changes, in_pieces, next_changes, same
 from tests.sinks.postgres.kit import ITEMS, Place, content, items

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from evertide.errors import SourceFailed
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.status import SourceStatus, read_status
+from evertide.pipeline.status.status import SourceStatus, read_status
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
 from evertide.sources.contract import Candid, Lag, Limit, Source

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.tables import ERRORS
+from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.sources.contract import SAME, Rows, TableDeclaration
 from evertide.sources.kafka.formats import JsonFormat
 from evertide.sources.kafka.options import read_options
 from evertide.sources.kafka.place import Records
 from evertide.sources.kafka.rows import Envelope
 from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
-from evertide.sources.values import Number
+from evertide.sources.values.values import Number
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import ScriptedSource, open_pipeline, rows_of, storage, with_sources
 

@@ -14,8 +14,8 @@ import pytest
 from evertide.journal.journal import Journal
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.status import SourceStatus
-from evertide.pipeline.tables import ERRORS
+from evertide.pipeline.status.status import SourceStatus
+from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.postgres.feed import Feed

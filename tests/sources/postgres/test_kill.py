@@ -10,7 +10,7 @@ import pytest
 from evertide.journal.journal import Journal
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.sources.chance import Chance
+from evertide.sources.generated.seeded import Chance
 from evertide.store.open import open_storage
 from tests.pipeline.kit import rows_of
 from tests.sources.postgres.kit import bound_lsn, check_confirmed, worker

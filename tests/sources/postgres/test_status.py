@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from evertide.pipeline.source_record import SourceTelling
-from evertide.pipeline.status import SourceStatus, read_status
+from evertide.pipeline.status.source_record import SourceTelling
+from evertide.pipeline.status.status import SourceStatus, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.sources.contract import Candid, Lag

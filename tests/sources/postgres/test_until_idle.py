@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from evertide.pipeline.ownership import Role
+from evertide.pipeline.replicas.ownership import Role
 from evertide.sources.postgres.gauge import Gauge
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.testing.small_engine import SmallEngine

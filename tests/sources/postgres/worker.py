@@ -20,9 +20,9 @@ import pyarrow as pa
 from evertide.errors import EvertideError
 from evertide.journal.records import Bound
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.intake import Intake
+from evertide.pipeline.input.offers import Intake
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.runner import Runner
+from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.postgres.positions import Position

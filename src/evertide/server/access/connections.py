@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from evertide.errors import EvertideError, OutcomeUnknown
-from evertide.plain import plain_error
+from evertide.json_values import plain_error
 from evertide.settings import Settings
 
 __all__ = ["Patience", "protocol_of"]

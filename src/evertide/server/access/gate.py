@@ -24,13 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evertide.errors import EvertideError, Forbidden, Unauthorized
 from evertide.media import EVENTS
+from evertide.pgexpr.restriction import NOTHING, UNRESTRICTED
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access.access import Access
 from evertide.server.access.roles import ROLES, SHAPE, Rule, rule_of
 from evertide.server.access.token import Token
-from evertide.server.answers import refused
+from evertide.server.http.answers import refused
 from evertide.shapes.http.answers import cors
-from evertide.shapes.where.restriction import NOTHING, UNRESTRICTED
 
 __all__ = ["Gate"]
 

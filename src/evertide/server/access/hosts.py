@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evertide.errors import Forbidden
-from evertide.server.answers import refused
+from evertide.server.http.answers import refused
 
 __all__ = ["Hosts", "is_loopback"]
 

@@ -12,9 +12,9 @@ from starlette.types import ASGIApp
 
 from evertide.errors import InvalidInput
 from evertide.server.access.access import Access
+from evertide.server.access.body_memory import Room
 from evertide.server.access.connections import Patience
 from evertide.server.access.hosts import Hosts, is_loopback
-from evertide.server.access.room import Room
 from evertide.server.access.tls import Tls
 from evertide.settings import Settings
 

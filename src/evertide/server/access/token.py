@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from evertide.errors import InvalidInput
+from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.secrets import remember
-from evertide.shapes.where.restriction import UNRESTRICTED, Restriction
 
 __all__ = ["LENGTH_MIN", "Role", "Token", "digest_of"]
 

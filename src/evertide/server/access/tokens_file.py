@@ -28,10 +28,10 @@ from typing import Any
 import msgspec
 
 from evertide.errors import InvalidInput
+from evertide.pgexpr.restriction import Restriction
 from evertide.secrets import Secrets
 from evertide.server.access.token import Role, Token, digest_of
-from evertide.shapes.where.restriction import Restriction
-from evertide.sources.strict_json import RepeatedName, decode_json
+from evertide.sources.values.strict_json import RepeatedName, decode_json
 
 __all__ = ["VARIABLES", "tokens_of_environment", "tokens_of_file"]
 

@@ -23,15 +23,15 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from evertide.errors import EvertideError, LimitExceeded
-from evertide.pipeline.question import Chosen, Question
-from evertide.pipeline.reader import Reader
-from evertide.plain import plain_error
-from evertide.server.query.asking import Given, as_now, ask
+from evertide.json_values import plain_error
+from evertide.pipeline.reading.query import Chosen, Question
+from evertide.pipeline.reading.reader import Reader
 from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.server.query.duck_query import Given, as_now, ask
 from evertide.server.query.isolation import Isolation
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
-from evertide.threads import Watched
+from evertide.threads.watched import Watched
 
 __all__ = ["Engine", "answer_questions"]
 
@@ -145,7 +145,7 @@ def _opened(opening: Mapping[str, Any], settings: Settings) -> Engine:
     reader = Reader.open(opening["location"], opening["meta"], settings=settings)
     if opening["engine"] == Chosen.duckdb:
         return ByDuckdb.open(reader, opening["results"])
-    from evertide.server.query.by_spark import BySpark  # noqa: PLC0415 - pyspark, which DuckDB does without
+    from evertide.server.query.spark_query import BySpark  # noqa: PLC0415 - pyspark, which DuckDB does without
 
     return BySpark.open(reader, opening)
 

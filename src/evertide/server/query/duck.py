@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from evertide.errors import InvalidInput, LimitExceeded
-from evertide.plain import is_variant
+from evertide.json_values import is_variant
 from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
 

@@ -1,6 +1,6 @@
 """Which of DuckDB's functions a query may call: a table of all that DuckDB has, reviewed one by one.
 
-The rule is the one of `evertide.plan.query_functions`: a function is allowed if its answer depends on its arguments,
+The rule is the one of `evertide.plan.query.functions`: a function is allowed if its answer depends on its arguments,
 and at most on the clock, on chance and on the time zone. A function is refused if it can reach anything else (files,
 addresses, the engine, its catalog, its memory), or if it only takes time.
 

@@ -14,17 +14,17 @@ from starlette.responses import Response
 
 from evertide.media import ARROW, JSON, TIME_HEADER
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.question import Answer, Chosen, Question
+from evertide.pipeline.reading.query import Answer, Chosen, Question
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.runtime import Runtime
-from evertide.server.answers import streamed
-from evertide.server.bodies import content_of, type_of
-from evertide.server.columns import Column
-from evertide.server.endpoints import BYTES, Endpoint, body_of
-from evertide.server.formats import ROW_FORMATS, pieces, unique_names
-from evertide.server.media import chosen
+from evertide.server.bodies.bodies import content_of, type_of
+from evertide.server.endpoints.columns import Column
+from evertide.server.endpoints.formats import ROW_FORMATS, pieces, unique_names
+from evertide.server.endpoints.rows import Format
+from evertide.server.http.answers import streamed
+from evertide.server.http.endpoint import BYTES, Endpoint, body_of
+from evertide.server.http.media import chosen
 from evertide.server.query.workers import Workers
-from evertide.server.rows import Format
 
 __all__ = ["FACTS_HEADER", "Querying"]
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from evertide.errors import LimitExceeded, QueryEnded
-from evertide.pipeline.question import Chosen, Question
-from evertide.plain import error_of
+from evertide.json_values import error_of
+from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import Runtime
 from evertide.scratch import using_scratch
 from evertide.server.query.usage import Said, belonging, disk_bytes, memory_bytes

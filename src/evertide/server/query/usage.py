@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evertide.threads import Watched
+from evertide.threads.watched import Watched
 
 __all__ = ["Said", "belonging", "disk_bytes", "memory_bytes"]
 

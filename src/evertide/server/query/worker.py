@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evertide.plan.spark_network import is_local
+from evertide.plan.catalyst.network import is_local
 from evertide.server.query.isolation import Wanted, isolate
 from evertide.server.query.wire import read_frame
 

@@ -19,8 +19,8 @@ from typing import Self
 import pyarrow as pa
 
 from evertide.errors import InvalidInput, QueryEnded
-from evertide.pipeline.question import Answer, Chosen, Question
-from evertide.plain import error_of
+from evertide.json_values import error_of
+from evertide.pipeline.reading.query import Answer, Chosen, Question
 from evertide.runtime import Runtime
 from evertide.server.query.bounds import spark_bytes
 from evertide.server.query.process import Idle, Opening, Worker

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from evertide.errors import Conflict, Damaged, EvertideError, Forbidden, LeaseLost, OutcomeUnknown, Unavailable
+from evertide.pgexpr.restriction import restriction_in
 from evertide.shapes.http.admission import Admission
 from evertide.shapes.http.answers import cors, options_answer, refused
 from evertide.shapes.http.exchange import Exchange
@@ -27,7 +28,6 @@ from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.protocol.refusals import Refusal, invalid, refusal_of
 from evertide.shapes.protocol.requests import ShapeRequest, parse_request, subset_of_body
-from evertide.shapes.where.restriction import restriction_in
 
 __all__ = ["ShapeEndpoint"]
 

@@ -1,4 +1,4 @@
-"""`/v1/shape` as OpenAPI describes it: a part of the document of all endpoints (`evertide.server.openapi`).
+"""`/v1/shape` as OpenAPI describes it: a part of the document of all endpoints (`evertide.server.http.openapi`).
 
 Electric's protocol is not made of our own structures, so its description is written down here, beside `requests`, which
 is what parses it: `tests/shapes/test_described.py` holds the one against the other.

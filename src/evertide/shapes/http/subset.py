@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.responses import Response, StreamingResponse
 
+from evertide.pgexpr.tokens import shortened
+from evertide.rows.changes import DIFF
 from evertide.shapes.http.answers import array_pieces, first_pieces
 from evertide.shapes.log.definition import ShapeDefinition, where_of
 from evertide.shapes.log.live import LiveShape
@@ -24,8 +26,6 @@ from evertide.shapes.log.registry import Shapes
 from evertide.shapes.log.snapshot import snapshot_messages
 from evertide.shapes.protocol.refusals import invalid
 from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, identifiers
-from evertide.shapes.where.tokens import shortened
-from evertide.shard.changes import DIFF
 
 __all__ = ["subset_answer"]
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from evertide.pgexpr.clause import Where
+from evertide.rows.changes import DIFF, net
 from evertide.shapes.log.definition import ShapeDefinition, Subject
-from evertide.shapes.where.clause import Where
-from evertide.shard.changes import DIFF, net
 from evertide.shard.shard import Shard
 
 __all__ = ["Contents"]

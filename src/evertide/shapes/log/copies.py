@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from evertide.shard.changes import DIFF
-from evertide.shard.columns import Longs, Words
-from evertide.shard.digest import row_hashes
+from evertide.rows.changes import DIFF
+from evertide.rows.columns import Longs, Words
+from evertide.rows.digest import row_hashes
 
 __all__ = ["Copies", "copies_before"]
 

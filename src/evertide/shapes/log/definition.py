@@ -18,13 +18,13 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import InvalidInput
-from evertide.pipeline.members import Members
+from evertide.pgexpr.clause import Where, both, parse_where
+from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
+from evertide.pgexpr.types.texts import column_type
 from evertide.pipeline.names import ERRORS
+from evertide.pipeline.transaction.members import Members
 from evertide.shapes.protocol.refusals import invalid, not_ready
 from evertide.shapes.protocol.requests import Identifier, ShapeRequest
-from evertide.shapes.values.texts import column_type
-from evertide.shapes.where.clause import Where, both, parse_where
-from evertide.shapes.where.restriction import UNRESTRICTED, Restriction
 
 __all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define", "subject_of", "where_of"]
 

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from evertide.errors import EvertideError
+from evertide.rows.columns import Longs
 from evertide.shapes.log.copies import Copies
 from evertide.shapes.log.definition import Subject
+from evertide.shapes.log.index import ShapeIndex
 from evertide.shapes.log.live import LiveShape, Span, cut_entries, size_of
 from evertide.shapes.log.stretch import Entry, Stretch, TxIds
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
-from evertide.shapes.where.index import ShapeIndex
-from evertide.shard.columns import Longs
 from evertide.shard.shard import Shard
 
 __all__ = ["Feed", "Standing"]

@@ -19,9 +19,9 @@ from evertide.errors import EvertideError
 from evertide.problem import Problem
 from evertide.shapes.log.record import HOLD, ShapeRecord, log_rows
 from evertide.shapes.log.registry import Shapes
-from evertide.shard.ticker import Ticker
 from evertide.store.paths import COMMITTED
-from evertide.threads import Watched
+from evertide.threads.ticker import Ticker
+from evertide.threads.watched import Watched
 
 __all__ = ["Follower", "Keeper", "keep"]
 

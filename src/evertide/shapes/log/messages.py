@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from evertide.pgexpr.types.texts import texts
 from evertide.shapes.log.definition import SCHEMA, ShapeDefinition
 from evertide.shapes.log.numbers import Visible
 from evertide.shapes.protocol.offsets import Offset
-from evertide.shapes.values.texts import texts
 
 __all__ = ["Rendered", "Teller", "Value", "snapshot_end", "up_to_date"]
 

@@ -25,7 +25,7 @@ import msgspec
 
 from evertide.errors import Conflict, Damaged, EvertideError, InvalidInput, Unavailable
 from evertide.journal.xids import Xids
-from evertide.pipeline.reading import Collections
+from evertide.pipeline.reading.collections import Collections
 from evertide.problem import Problem
 from evertide.shapes.log.contents import Contents
 from evertide.shapes.log.definition import ShapeDefinition, Subject, define, subject_of

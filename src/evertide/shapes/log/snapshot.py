@@ -23,11 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import EvertideError, Unavailable
+from evertide.rows.changes import DIFF
 from evertide.scratch import using_scratch
 from evertide.shapes.log.messages import Rendered, Teller
 from evertide.shapes.log.stretch import copy_key
 from evertide.shapes.options import ShapeOptions
-from evertide.shard.changes import DIFF
 
 __all__ = ["Chunks", "Room", "Snapshots", "snapshot_messages"]
 

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from evertide.rows.changes import DIFF, TIME
+from evertide.rows.columns import Longs, Words
+from evertide.rows.digest import row_hashes
 from evertide.shapes.log.copies import copies_before
 from evertide.shapes.log.messages import Rendered, Teller, Value
 from evertide.shapes.protocol.offsets import Offset
-from evertide.shard.changes import DIFF, TIME
-from evertide.shard.columns import Longs, Words
-from evertide.shard.digest import row_hashes
 
 __all__ = ["Entry", "Stretch", "Told", "TxIds"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evertide.errors import EvertideError, InvalidInput, Unavailable
-from evertide.plain import plain_error
+from evertide.json_values import plain_error
 
 __all__ = ["KNOWN_ERROR", "Refusal", "invalid", "not_ready", "refusal_of", "rotated"]
 

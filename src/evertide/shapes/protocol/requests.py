@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.shapes.protocol.offsets import BEFORE_ALL, BEFORE_LOG, Offset, parse_offset
 from evertide.shapes.protocol.refusals import Refusal, invalid
-from evertide.shapes.where.restriction import UNRESTRICTED, Restriction
-from evertide.sources.strict_json import RepeatedName, decode_json
+from evertide.sources.values.strict_json import RepeatedName, decode_json
 
 __all__ = ["Identifier", "ShapeRequest", "SubsetRequest", "identifiers", "parse_request", "subset_of_body"]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.errors import SinkFailed
-from evertide.shard.changes import DIFF
+from evertide.rows.changes import DIFF
 from evertide.sinks.contract import SinkDeclaration
 from evertide.sinks.json_rows import json_rows
 

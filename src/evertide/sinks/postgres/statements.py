@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.shard.changes import DIFF, expanded
-from evertide.shard.columns import Longs
-from evertide.shard.digest import row_hashes
+from evertide.rows.changes import DIFF, expanded
+from evertide.rows.columns import Longs
+from evertide.rows.digest import row_hashes
 from evertide.sinks.postgres.types import texts
 
 __all__ = [

@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from evertide.plain import is_variant
-from evertide.shard.columns import one_chunk
+from evertide.json_values import is_variant
+from evertide.rows.columns import one_chunk
 from evertide.sinks.json_rows import json_rows
 
 __all__ = ["TargetColumn", "holds", "made_type", "texts"]

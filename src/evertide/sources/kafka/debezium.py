@@ -26,7 +26,7 @@ from typing import Any
 from evertide.sources.contract import DELETE, UPSERT, TableDeclaration
 from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
-from evertide.sources.values import shown
+from evertide.sources.values.values import shown
 
 __all__ = ["Semantics", "Truncated", "changes", "payload"]
 

@@ -16,11 +16,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.shard.conform import type_fields
+from evertide.rows.conform import type_fields
 from evertide.sources.kafka.schema_registry import SchemaRegistry, Unreadable
-from evertide.sources.kinds import is_variant
-from evertide.sources.strict_json import RepeatedName, decode_json
-from evertide.sources.values import Number
+from evertide.sources.values.kinds import is_variant
+from evertide.sources.values.strict_json import RepeatedName, decode_json
+from evertide.sources.values.values import Number
 
 __all__ = ["AvroFormat", "CsvFormat", "Format", "JsonFormat", "TextFormat"]
 

@@ -21,7 +21,7 @@ from evertide.sources.kafka.rows import Decoder, Envelope, RawRows
 from evertide.sources.kafka.schema_registry import SchemaRegistry, is_url
 from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
 from evertide.sources.kafka.whole_json import WholeJson
-from evertide.sources.kinds import sql_name
+from evertide.sources.values.kinds import sql_name
 
 __all__ = ["Asked", "Start", "read_options"]
 

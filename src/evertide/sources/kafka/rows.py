@@ -22,17 +22,17 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from evertide.sources.columns import Column, from_texts, from_values
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
-from evertide.sources.defaults import default_of
-from evertide.sources.fit import Reason, Same, faulty_rows, fit, upserts
 from evertide.sources.kafka.debezium import Semantics, changes, payload
 from evertide.sources.kafka.formats import AvroFormat, Format
 from evertide.sources.kafka.place import Records
 from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.kafka.whole_json import WholeJson
-from evertide.sources.values import shown
+from evertide.sources.values.columns import Column, from_texts, from_values
+from evertide.sources.values.defaults import default_of
+from evertide.sources.values.fit import Reason, Same, faulty_rows, fit, upserts
+from evertide.sources.values.values import shown
 
 __all__ = ["Decoder", "Envelope", "RawRows"]
 

@@ -34,7 +34,6 @@ from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import Fault, Lag, Limit, Offer, Rows, TableDeclaration, problem_of
 from evertide.sources.executors import Executors, WorkFailed
-from evertide.sources.fit import rows_schema
 from evertide.sources.kafka.debezium import Truncated
 from evertide.sources.kafka.fetch import Fetched, beginnings, ends, read_again, since
 from evertide.sources.kafka.options import Asked, Start, read_options
@@ -42,6 +41,7 @@ from evertide.sources.kafka.place import START, Piece, Range, Records, position_
 from evertide.sources.kafka.rows import Decoder
 from evertide.sources.kafka.schema_registry import RegistryAway
 from evertide.sources.kafka.spread import Found, found_of, planned, spread
+from evertide.sources.values.fit import rows_schema
 
 __all__ = ["KafkaSource", "open_kafka"]
 

@@ -32,7 +32,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.sources.values import Number
+from evertide.sources.values.values import Number
 
 __all__ = ["DEFAULT_PLACEHOLDER", "UNAVAILABLE", "Placeholder"]
 

@@ -2,7 +2,7 @@
 
 Arrow reads all records as one text, an object per line. It is faster by far than an object of Python for each value,
 and other threads run meanwhile. But it takes some texts for numbers, and some numbers for others, that
-`evertide.sources.values` does not; and it does not say which record is a bad one. So:
+`evertide.sources.values.values` does not; and it does not say which record is a bad one. So:
 
 1. Only tables of plain columns without defaults are read so. Dates and timestamps are read as texts.
 2. Every record must begin with `{`, and there must be as many objects as records. So an object is a record: none can
@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from pyarrow import json
 
-from evertide.shard.columns import one_chunk
-from evertide.sources.columns import Column, from_texts
+from evertide.rows.columns import one_chunk
 from evertide.sources.contract import TableDeclaration
+from evertide.sources.values.columns import Column, from_texts
 
 __all__ = ["WholeJson"]
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evertide.shard.columns import Longs
+from evertide.rows.columns import Longs
 
 __all__ = ["HEAD", "WORTHWHILE", "NewRows", "new_rows"]
 

@@ -19,10 +19,10 @@ import psycopg
 from evertide.errors import InvalidInput
 from evertide.postgres import OLDEST_VERSION, TableName, UniqueIndex, spelled, unique_indexes
 from evertide.sources.contract import TableDeclaration
-from evertide.sources.kinds import sql_name
 from evertide.sources.postgres.partitions import Partition
 from evertide.sources.postgres.server import find_slot
 from evertide.sources.postgres.types import PgType, fits
+from evertide.sources.values.kinds import sql_name
 
 __all__ = ["RemoteColumn", "Target", "check_server", "checked_tables", "has_older_rows"]
 

@@ -29,7 +29,7 @@ from evertide.sources.postgres.server import Server, check_slot, find_slot
 from evertide.sources.postgres.snapshot import chunks, ensure_publication, make_slot
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Columns, Done, Transactions
-from evertide.threads import Watched
+from evertide.threads.watched import Watched
 
 __all__ = ["Feed"]
 

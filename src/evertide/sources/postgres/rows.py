@@ -14,16 +14,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from evertide.shard.columns import Longs
+from evertide.rows.columns import Longs
 from evertide.sources.contract import DELETE, SAME, TRUNCATE, UPSERT
-from evertide.sources.fit import Fitted, Ops, Reason, Same, faulty_rows, rows_schema, upserts
-from evertide.sources.kinds import sql_name
 from evertide.sources.postgres.batches import NewRows
 from evertide.sources.postgres.catalog import RemoteColumn, Target
 from evertide.sources.postgres.messages import UNCHANGED, Change, Relation, Value
 from evertide.sources.postgres.server import Address
 from evertide.sources.postgres.types import converted, texts_of
 from evertide.sources.staged import FAULT, fault_text
+from evertide.sources.values.fit import Fitted, Ops, Reason, Same, faulty_rows, rows_schema, upserts
+from evertide.sources.values.kinds import sql_name
 
 __all__ = ["XID", "Buffer", "Layout", "layout_of", "staged_table"]
 

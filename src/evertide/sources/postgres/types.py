@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from evertide.sources.columns import Column, from_texts, from_values
-from evertide.sources.kinds import INTEGERS, is_variant
-from evertide.sources.values import Number, shown
+from evertide.sources.values.columns import Column, from_texts, from_values
+from evertide.sources.values.kinds import INTEGERS, is_variant
+from evertide.sources.values.values import Number, shown
 
 __all__ = ["PgType", "converted", "fits", "texts_of"]
 

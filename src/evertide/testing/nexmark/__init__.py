@@ -9,9 +9,9 @@ they run over tables that may change in any way, not over streams, so some diffe
    what depends on when it is asked is no view.
 
 q10 is left out: it writes files and asks nothing. The generator is described in
-`evertide.sources.nexmark_events`, the transactions in `transactions`."""
+`evertide.sources.generated.nexmark_events`, the transactions in `transactions`."""
 
-from evertide.sources.nexmark_events import SCHEMAS, Events, Nexmark
+from evertide.sources.generated.nexmark_events import SCHEMAS, Events, Nexmark
 from evertide.testing.nexmark.transactions import transactions
 from evertide.testing.workload import read_workload
 

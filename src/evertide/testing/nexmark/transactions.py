@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from evertide.sources.nexmark_events import SCHEMAS, Nexmark
+from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
 from evertide.testing.ledger import Ledger, Transaction, changed, sample
 from evertide.testing.runtime import Chance
 

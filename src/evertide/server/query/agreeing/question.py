@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evertide.pipeline.question import Question
+from evertide.pipeline.reading.query import Question
 from evertide.server.query.agreeing.expressions import Expressions
 from evertide.server.query.agreeing.queries import Queries
 from evertide.server.query.agreeing.terms import differs

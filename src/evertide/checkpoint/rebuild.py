@@ -1,0 +1,106 @@
+"""`rebuild_shard`: a shard whose newest state cannot be read, made again from a checkpoint and its log.
+
+1. The base is the shard's state in a checkpoint, at time c. It is verified by the manifest's digest.
+2. The log must have every append from c on, up to the time that the pipeline has committed. They are applied in order.
+   Compactions are left out: their inputs are the parts that base and appends name. So a damaged part that a compaction
+   made is replaced by the parts that it was made of, if a checkpoint still keeps those.
+3. All parts are read and compared with their digests before anything is changed.
+4. One commit writes a roll-up that stands for the whole log, and the record of since and holds. Then the old log is
+   truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from evertide.checkpoint.context import Place
+from evertide.checkpoint.manifest import Manifest, manifest_key, shard_file_key, shard_parts
+from evertide.checkpoint.verification import check_files, read_file
+from evertide.errors import Conflict, Damaged, EvertideError
+from evertide.shard.hold import HoldRecord
+from evertide.shard.log import Rollup
+from evertide.shard.state import Appended, Created, Entry, Finalized, ShardState, SinceAdvanced, apply
+from evertide.store.meta import Write
+from evertide.store.paths import Name, hold_key, rollup_blob_key, rollup_key, shard_key
+from evertide.store.sealed import seal, unseal
+from evertide.store.writers import Writer
+
+__all__ = ["last_holds", "rebuild_shard"]
+
+
+def rebuild_shard(
+    place: Place, name: str, manifests: Iterable[Manifest], upper: int | None, writer: Writer
+) -> Manifest | None:
+    """The checkpoint that the shard was made again from; None if none will do. The shard must reach `upper`."""
+    for manifest in manifests:
+        state = _state_from(place, name, manifest, upper)
+        if state is not None and not check_files(place, shard_parts(state)):
+            _commit(place, state, writer)
+            return manifest
+    return None
+
+
+def last_holds(place: Place, name: str, since: int) -> dict[str, int]:
+    """The holds of the newest record that can be read. Older ones hold earlier times, which keeps more."""
+    for record in reversed(place.reading(lambda: place.meta.scan(hold_key(name)))):
+        try:
+            found = unseal(record.data, HoldRecord, place.meta.path(hold_key(name)))
+        except EvertideError:
+            continue
+        # The hold of a backfill ends with its process, and no process runs.
+        return {one: max(at, since) for one, at in found.holds.items() if not one.startswith("backfill-")}
+    return {}
+
+
+def _state_from(place: Place, name: str, manifest: Manifest, upper: int | None) -> ShardState | None:
+    key = shard_file_key(manifest.number, name)
+    try:
+        named = manifest.file(key, place.blob.path(manifest_key(manifest.number)))
+        state = unseal(read_file(place, named), ShardState, place.blob.path(key))
+        for entry in _entries(place, name):
+            if isinstance(entry.diff, Appended) and entry.diff.lower >= state.upper:
+                state = apply(state, entry, place.meta.path(shard_key(name)))
+            elif isinstance(entry.diff, SinceAdvanced) and state.since < entry.diff.since < state.upper:
+                state = msgspec.structs.replace(state, since=entry.diff.since)
+            elif isinstance(entry.diff, Finalized):
+                return None
+    except Damaged:
+        return None
+    return state if upper is None or state.upper == upper else None
+
+
+def _entries(place: Place, name: str) -> Iterator[Entry]:
+    """Those that can be read. A gap between appends is found when they are applied."""
+    path = place.meta.path(shard_key(name))
+    for record in place.reading(lambda: place.meta.scan(shard_key(name))):
+        try:
+            yield unseal(record.data, Entry, path)
+        except EvertideError:
+            continue
+
+
+def _commit(place: Place, state: ShardState, writer: Writer) -> None:
+    name, meta = state.shard, place.meta
+    numbers = {}
+    for key in (shard_key(name), rollup_key(name), hold_key(name)):
+        head = meta.head(key)
+        numbers[key] = head.seqno if head else 0
+    with writer.claim() as seq:
+        token = writer.new_token()
+        made = numbers[shard_key(name)] + 1
+        put = place.put(
+            rollup_blob_key(name, Name(writer.id, seq, "state")), seal(msgspec.structs.replace(state, tokens={}))
+        )
+        holds = HoldRecord(state.since, last_holds(place, name, state.since), f"{writer.id}-{token}")
+        writes = [
+            Write(shard_key(name), made - 1, seal(Entry(writer.id, token, Created(name, state.schema)))),
+            Write(rollup_key(name), numbers[rollup_key(name)], seal(Rollup(made, put.key, put.bytes, put.digest))),
+            Write(hold_key(name), numbers[hold_key(name)], seal(holds)),
+        ]
+        stale = place.commit(writes, writer.guards())
+        if stale is not None:
+            writer.check(stale)
+            raise Conflict(where=meta.path(stale.key), why="another process changed it during the repair")
+    meta.truncate(shard_key(name), made)

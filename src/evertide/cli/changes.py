@@ -1,0 +1,35 @@
+"""The changes of a collection, transaction by transaction, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.rows.changes import TIME, consolidate, empty
+from evertide.shard.source import Delivered, Frozen, Progressed, Restarted, ShardSource
+
+__all__ = ["complete_changes"]
+
+
+def complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
+    """Each time the frontier moves: where it is, and the changes below it that were not told yet, by time.
+
+    What cannot be read is raised as the error that the source froze with.
+    """
+    waiting: list[pa.Table] = []
+    for event in source:
+        match event:
+            case Delivered(_, changes):
+                waiting.append(changes)
+            case Restarted(_):
+                waiting = []  # all of it comes again: what is below the frontier was told
+            case Frozen(_, error):
+                raise error
+            case Progressed(frontier):
+                together = pa.concat_tables([empty(schema), *waiting])
+                is_over = pc.less(together.column(TIME), frontier)
+                rest = together.filter(pc.invert(is_over))
+                waiting = [rest] if rest.num_rows else []
+                yield frontier, consolidate(together.filter(is_over)).sort_by(TIME)

@@ -1,0 +1,172 @@
+"""`demo`: an auction house that never closes, and nine views of it that are always up to date.
+
+It is a pipeline like any other (`demo.sql` beside this file). End it however you like, also with `kill -9`: started
+again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from evertide.cli.commands.query import rows_table
+from evertide.cli.commands.status import collections_table
+from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, TlsClientCa, TlsKey, Tokens
+from evertide.cli.output.live import Watch
+from evertide.cli.output.output import Bars, Output, bytes_text, guarded, table_of
+from evertide.cli.recompute import Compared, recomputed
+from evertide.cli.running.listening import listening_of
+from evertide.cli.running.observers import observing
+from evertide.cli.running.open_pipeline import opened, stopped_by_signals
+from evertide.cli.running.serve import address_of, served
+from evertide.errors import Diverged
+from evertide.settings import Settings
+
+if TYPE_CHECKING:
+    from evertide.pipeline.pipeline import Pipeline
+
+__all__ = ["demo", "demo_script"]
+
+_RATE = "rate '2000'"
+_SHOWN = "category_prices"
+_STATE_EVERY = 5
+
+
+@guarded
+def demo(
+    *,
+    storage: Annotated[str, typer.Option("--storage", metavar="DIR", help="Where it goes on the next time.")] = (
+        "demo.evertide"
+    ),
+    transactions: Annotated[
+        int | None,
+        typer.Option("--transactions", metavar="N", min=1, help="End after so many more, and check all views."),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="EVENTS", min=0, help="Events a second; 0: as many as can be.")
+    ] = 2000,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where its console is; port 0 is any free one.")
+    ] = ":0",
+    tokens: Tokens = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    allow_host: AllowHost = None,
+    insecure: Insecure = False,
+    master: Master = None,
+    is_json: Json = False,
+) -> None:
+    """Nexmark, live: people, auctions and bids into views of every kind.
+
+    It says where its console is: open that in a browser. Ctrl-C ends it with a checkpoint. End it with `kill -9`, and
+    start it again: it goes on where it was. With --transactions, every view is compared in the end with what Spark
+    computes for it from scratch.
+
+    Example: evertide demo --rate 5000
+    """
+    output = Output(is_json=is_json)
+    settings = Settings(checkpoint_interval_s=20)
+    tls = (tls_cert, tls_key, tls_client_ca)
+    listening = listening_of(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
+    with (
+        address_of(listen, listening) as server,
+        observing(storage, listens=True, traces=False) as watched,
+        opened(
+            demo_script(rate), storage, output, master=master, settings=settings, observer=watched.observer
+        ) as pipeline,
+    ):
+        before = pipeline.time
+        if is_json:
+            output.line({"event": "opened", "time": before, "views": list(pipeline.definition.views)})
+        else:
+            said = f"goes on after transaction {before}" if before > 0 else "a new auction house"
+            output.say(Text(f"{said}; storage {pipeline.storage.root}"))
+        watch = _DemoWatch(pipeline, output)
+        serving = served(server, pipeline, output, listening, watched, is_quiet=False)
+        with stopped_by_signals(pipeline, output), serving, watch.drawn():
+            pipeline.run(transactions=transactions, told=watch.told)
+        if transactions is not None and watch.transactions >= transactions:
+            _check(pipeline, output, watch)
+        elif is_json:
+            output.line({"event": "stopped", "time": pipeline.time, "transactions": watch.transactions})
+        else:
+            output.say(Text(f"stopped at time {pipeline.time}; start it again, and it goes on from there"))
+
+
+def demo_script(rate: float) -> str:
+    script = files("evertide.cli.commands").joinpath("demo.sql").read_text("utf-8")
+    return script.replace(_RATE, f"rate '{rate:g}'", 1)
+
+
+class _DemoWatch(Watch):
+    """With the state behind the views, and the rows of one of them."""
+
+    def __init__(self, pipeline: Pipeline, output: Output) -> None:
+        super().__init__(pipeline, output)
+        self._state = ""
+        self._count_state()
+
+    def told(self, time: int, took_s: float) -> None:
+        super().told(time, took_s)
+        if self.transactions % _STATE_EVERY == 0:
+            self._count_state()
+
+    def _count_state(self) -> None:
+        kept = {each.name: each for found in self.pipeline.explain() for each in found.arrangements}.values()
+        rows, size = sum(each.rows for each in kept), sum(each.bytes for each in kept)
+        self._state = f"state: {len(kept)} arrangements, {rows:,} rows, {bytes_text(size)}"
+
+    def panels(self) -> Iterator[Any]:
+        yield from super().panels()
+        yield Text(self._state, "dim")
+        yield ""
+        yield collections_table(self.status().collections)
+        yield ""
+        yield rows_table(_SHOWN, self.pipeline.view(_SHOWN).to_arrow().sort_by("category"))
+        yield Text("Ctrl-C ends it; or try kill -9, and start it again", "dim")
+
+
+def _check(pipeline: Pipeline, output: Output, watch: Watch) -> None:
+    time = pipeline.time
+    with Bars(output) as bars:
+        found = []
+        queries = _queries(pipeline)
+        for one in recomputed(pipeline, queries, time):
+            found.append(one)
+            bars.told("check", len(found), len(queries))
+    if output.is_json:
+        views = [{"view": one.view, "rows": one.rows, "is_same": one.is_same} for one in found]
+        counts = {"transactions": watch.transactions, "rows": watch.rows}
+        output.line({"event": "checked", "time": time, **counts, "views": views})
+    else:
+        _show(output, found, watch)
+    for one in found:
+        if not one.is_same:
+            expected = f"{len(one.missing)} rows that are not there, as {one.missing[:1]}"
+            surplus = f"{len(one.surplus)} rows that should not be there, as {one.surplus[:1]}"
+            raise Diverged(where=f"view {one.view!r}", time=time, expected=expected, found=surplus)
+
+
+def _show(output: Output, found: list[Compared], watch: Watch) -> None:
+    output.say(watch.line())
+    rows = [
+        (one.view, f"{one.rows:,}", Text("the same", "green") if one.is_same else Text("not the same", "red"))
+        for one in found
+    ]
+    output.say()
+    output.say(table_of("Against Spark from scratch", ("view", "rows", "content"), rows, right=("rows",)))
+
+
+def _queries(pipeline: Pipeline) -> dict[str, str]:
+    """Of the materialized views, as the script has them."""
+    from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
+    from evertide.plan.program.statements import ViewStatement  # noqa: PLC0415 - pyspark
+
+    engine = pipeline.engine
+    statements = engine.program.statements if isinstance(engine, SparkEngine) else []
+    return {one.name: one.query for one in statements if isinstance(one, ViewStatement) and one.is_materialized}

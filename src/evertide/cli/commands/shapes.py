@@ -1,0 +1,105 @@
+"""`shapes`: serves the shapes of a storage in a process of its own. No Spark, nothing is taken over."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from evertide.cli.options import (
+    AllowDeletion,
+    AllowHost,
+    Insecure,
+    Json,
+    LogAs,
+    LogFrom,
+    Meta,
+    ShapesSecret,
+    Storage,
+    TlsCert,
+    TlsClientCa,
+    TlsKey,
+    Tokens,
+    Traced,
+)
+from evertide.cli.output.logs import LogFormat, LogOptions
+from evertide.cli.output.output import Output, guarded
+from evertide.cli.running.listening import listening_of
+from evertide.cli.running.observers import observing
+from evertide.cli.running.serve import address_of
+from evertide.pipeline.reading.reader import Reader
+
+if TYPE_CHECKING:
+    from evertide.server.http.server import Server
+
+__all__ = ["shapes"]
+
+LISTEN = "127.0.0.1:3000"
+
+
+@guarded
+def shapes(
+    *,
+    storage: Storage,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to take requests; port 0 is any free one.")
+    ] = LISTEN,
+    tokens: Tokens = None,
+    secret: ShapesSecret = "",
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    allow_host: AllowHost = None,
+    insecure: Insecure = False,
+    deletion: AllowDeletion = False,
+    shapes_max: Annotated[
+        int, typer.Option("--shapes-max", metavar="N", min=1, help="Beyond it, shapes that nobody asks for end.")
+    ] = 10_000,
+    meta: Meta = None,
+    log_format: LogAs = LogFormat.TEXT,
+    log_level: LogFrom = None,
+    traces: Traced = False,
+    is_json: Json = False,
+) -> None:
+    """Serve every table and view of a storage to Electric's clients, beside the process that runs its pipeline.
+
+    There may be several of them. Ctrl-C and SIGTERM end it.
+
+    Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
+    """
+    from evertide.server.http.garbage import collect_seldom  # noqa: PLC0415 - only who listens waits for it
+    from evertide.server.http.shapes_app import make_shapes_app  # noqa: PLC0415
+    from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
+    from evertide.shapes.service import ShapeService  # noqa: PLC0415
+
+    output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
+    options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
+    tls = (tls_cert, tls_key, tls_client_ca)
+    listening = listening_of(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
+    with (
+        address_of(listen, listening) as server,
+        observing(storage, listens=True, traces=traces) as watched,
+        Reader.open(storage, meta, observer=watched.observer) as reader,
+        ShapeService(reader.collections, options) as service,
+    ):
+        watched.watch_reader(reader, service)
+        metrics, observer = watched.metrics, watched.observer
+        collect_seldom()
+        server.start(make_shapes_app(reader, service, listening.access, metrics=metrics, observer=observer))
+        try:
+            _told(output, server, reader)
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
+        finally:
+            service.drain()
+            server.stop()
+
+
+def _told(output: Output, server: Server, reader: Reader) -> None:
+    if output.is_json:
+        output.line({"event": "listening", "time": reader.collections.time(), "address": server.address})
+    else:
+        output.say(Text(f"shapes of {reader.storage.root} at {server.address}/v1/shape"))

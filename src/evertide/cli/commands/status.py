@@ -1,0 +1,206 @@
+"""`status`, `journal`, `checkpoints`: what a storage says of its pipeline. No Spark, nothing is taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from evertide.cli.options import Json, Meta, StorageOrUrl
+from evertide.cli.output.output import (
+    STATE_COLOURS,
+    Output,
+    bytes_text,
+    guarded,
+    lag_text,
+    plain,
+    position_text,
+    seconds_text,
+    table_of,
+    time_text,
+)
+from evertide.cli.target.target import Given, asked
+from evertide.pipeline.replicas.replica_record import ReplicaStatus
+from evertide.pipeline.status.status import CollectionStatus, Problem, SinkStatus, SourceStatus, Status
+
+__all__ = ["checkpoints", "collections_table", "journal", "problem_lines", "state_text", "status"]
+
+
+@guarded
+def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False) -> None:
+    """What the pipeline of a storage is doing, and what is wrong with it. Asks the storage only, or the server.
+
+    Example: evertide status --storage shop.evertide
+    """
+    output = Output(is_json=is_json)
+    with asked(context, output, Given(storage, meta)) as place:
+        found = place.status()
+    if is_json:
+        output.document({**plain(found), "checkpoints": _numbered(found)})
+    else:
+        _show(output, found)
+
+
+def _numbered(found: Status) -> list[dict[str, int]]:
+    return [{"number": number, "time": time} for number, time in found.checkpoints]
+
+
+def _show(output: Output, found: Status) -> None:
+    output.say(Text.assemble(state_text(found.state), f" since {time_text(found.since_s)}"))
+    for line in (found.why, found.remedy):
+        if line:
+            output.say(Text(f"  {line}"))
+    if found.holder:
+        output.say(Text(f"  by process {found.pid} on {found.host}, writer {found.holder}"))
+    waiting = f", {found.bound - found.time} bound and waiting" if found.bound > found.time else ""
+    output.say(Text(f"  time {found.time}{waiting}, generation {found.generation}"))
+    if found.collections:
+        output.say()
+        output.say(collections_table(found.collections))
+    for one in found.collections:
+        if one.why:
+            output.say(Text(f"  {one.name}: {one.why}", STATE_COLOURS.get(one.state, "red")))
+    if found.sources:
+        output.say()
+        _show_sources(output, found.sources)
+    if found.sinks:
+        output.say()
+        _show_sinks(output, found.sinks)
+    _show_replicas(output, found.replicas)
+    if found.checkpoints:
+        numbered = ", ".join(f"{number} at time {time}" for number, time in found.checkpoints)
+        output.say()
+        output.say(Text.assemble(("Checkpoints", "bold"), f" {numbered}"))
+
+
+def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
+    """Unless it is the one that was named already."""
+    if all(one.role == "leads" for one in replicas):
+        return
+    rows = [
+        (one.role, one.state, one.time, one.behind, str(one.work or ""), f"{one.host} {one.pid}", one.writer)
+        for one in replicas
+    ]
+    columns = ("role", "state", "time", "behind", "under way", "process", "writer")
+    output.say()
+    output.say(table_of("Replicas", columns, rows, right=("time", "behind")))
+
+
+def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
+    told_at_s = max((source.told_at_s for source in sources if source.told_at_s is not None), default=None)
+    title = "Sources" if told_at_s is None else f"Sources, as of {time_text(told_at_s)}"
+    rows = [
+        (
+            source.name,
+            state_text(source.state),
+            ", ".join(source.tables),
+            lag_text(source.lag),
+            position_text(source.position),
+        )
+        for source in sources
+    ]
+    output.say(table_of(title, ("source", "state", "tables", "lag", "position"), rows))
+    for source in sources:
+        for line in problem_lines(source.name, source.problems):
+            output.say(line)
+
+
+def _show_sinks(output: Output, sinks: tuple[SinkStatus, ...]) -> None:
+    rows = [
+        (one.name, state_text(one.state or "unknown"), one.collection, one.connector, one.last, one.behind)
+        for one in sinks
+    ]
+    columns = ("sink", "state", "of", "connector", "last", "behind")
+    output.say(table_of("Sinks", columns, rows, right=("last", "behind")))
+    for one in sinks:
+        for line in problem_lines(one.name, () if one.problem is None else (one.problem,)):
+            output.say(line)
+
+
+def problem_lines(name: str, problems: Iterable[Problem]) -> Iterator[Text]:
+    """What is wrong with a source or a sink, since when, why, and what to do."""
+    for problem in problems:
+        colour = STATE_COLOURS.get(problem.state, "red")
+        since = f"{problem.state} since {time_text(problem.since_s)}"
+        again = "" if problem.wait_s is None else f" (again in {seconds_text(problem.wait_s)})"
+        yield Text(f"  {name}: {since}: {problem.why}{again}", colour)
+        if problem.remedy not in problem.why:
+            yield Text(f"    {problem.remedy}")
+
+
+def state_text(state: str) -> Text:
+    return Text(state, STATE_COLOURS.get(state, "red"))
+
+
+def _known(one: CollectionStatus) -> tuple[str, str, Any]:
+    return one.name, one.kind, state_text(one.state)
+
+
+def collections_table(collections: tuple[CollectionStatus, ...]) -> Any:
+    rows = [
+        (*_known(one), one.upper, one.since, f"{one.rows:,}", bytes_text(one.bytes), one.shapes) for one in collections
+    ]
+    numbers = ("upper", "since", "changes", "size", "shapes")
+    return table_of("Collections", ("collection", "kind", "state", *numbers), rows, right=numbers)
+
+
+@guarded
+def journal(
+    context: typer.Context,
+    *,
+    storage: StorageOrUrl = None,
+    first: Annotated[int, typer.Option("--from", metavar="T", help="First transaction.")] = 0,
+    last: Annotated[int | None, typer.Option("--to", metavar="T", help="Last transaction.")] = None,
+    meta: Meta = None,
+    is_json: Json = False,
+) -> None:
+    """Which input each transaction holds. Transactions that no checkpoint needs any more are not kept.
+
+    Example: evertide journal --storage shop.evertide --from 100 --to 120
+    """
+    output = Output(is_json=is_json)
+    with asked(context, output, Given(storage, meta)) as place:
+        lines = place.journal(first, last)
+    if is_json:
+        for line in lines:
+            output.line(line)
+        return
+    rows = [
+        (
+            line.time,
+            line.generation,
+            "" if line.committed else Text("bound", "yellow"),
+            "?" if line.rows is None else f"{line.rows:,}",
+            bytes_text(line.bytes) if line.bytes else "",
+            ", ".join(f"{source} {position_text(line.positions[source], 40)}" for source in line.moved),
+            time_text(line.bound_at_s),
+        )
+        for line in lines
+    ]
+    numbers = ("time", "generation", "rows")
+    output.say(table_of("", ("time", "generation", "", "rows", "staged", "input", "bound"), rows, right=numbers))
+
+
+@guarded
+def checkpoints(
+    context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False
+) -> None:
+    """The checkpoints of a storage, the newest first.
+
+    Example: evertide checkpoints --storage shop.evertide
+    """
+    output = Output(is_json=is_json)
+    with asked(context, output, Given(storage, meta)) as place:
+        found = place.checkpoints()
+    if is_json:
+        output.document(found)
+        return
+    rows = [(one.number, one.time, one.files, bytes_text(one.bytes), time_text(one.made_at_s)) for one in found]
+    output.say(
+        table_of("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
+    )
+    for one in found:
+        if one.problem:
+            output.say(Text(f"checkpoint {one.number} cannot be used: {one.problem}", "red"))

@@ -1,0 +1,40 @@
+"""A file that a person names, or standard input: what it holds, and where it can be read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evertide.errors import InvalidInput
+from evertide.pipeline.input.pushed_files import Format
+from evertide.scratch import scratch_file, using_scratch
+
+__all__ = ["format_of", "read_path"]
+
+_CHUNK_BYTES = 1 << 20
+_SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+
+
+def format_of(file: Path, form: Format | None) -> Format:
+    if form is not None:
+        return form
+    known = _SUFFIXES.get(file.suffix.lower())
+    if known is None:
+        why = "its name does not say what it holds: give --format csv, json or parquet"
+        raise InvalidInput(where="standard input" if str(file) == "-" else str(file), why=why)
+    return Format(known)
+
+
+@contextmanager
+def read_path(file: Path) -> Iterator[Path]:
+    """Standard input is kept in a file: it is read twice."""
+    if str(file) != "-":
+        yield file
+        return
+    with scratch_file() as kept:
+        with using_scratch(), kept.open("wb") as opened:
+            while chunk := sys.stdin.buffer.read(_CHUNK_BYTES):
+                opened.write(chunk)
+        yield kept

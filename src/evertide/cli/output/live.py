@@ -1,0 +1,142 @@
+"""What a running pipeline does, as it does it: for people in one place, else line by line."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from evertide.cli.commands.status import problem_lines, state_text
+from evertide.cli.output.output import Output, lag_text
+from evertide.errors import EvertideError, TimeCompacted
+from evertide.journal.journal import Journal
+from evertide.runtime import SystemRuntime
+
+if TYPE_CHECKING:
+    from evertide.pipeline.pipeline import Pipeline
+    from evertide.pipeline.status.status import Status
+
+__all__ = ["Made", "Watch"]
+
+_WINDOW_S = 10.0
+_STATUS_EVERY_S = 1.0
+_LINE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One transaction."""
+
+    time: int
+    rows: int
+    took_s: float
+    at_s: float
+    """By the monotonic clock, when it was done."""
+
+
+class Watch:
+    """Is told of transactions by the thread that makes them; shown by the thread that draws."""
+
+    def __init__(self, pipeline: Pipeline, output: Output, *, is_quiet: bool = False) -> None:
+        self.pipeline = pipeline
+        self.made: deque[Made] = deque(maxlen=1000)
+        self.transactions = 0
+        self.rows = 0
+        self._output = output
+        self._is_quiet = is_quiet
+        self._runtime = SystemRuntime()
+        storage = pipeline.storage
+        self._journal = Journal(storage.blob, storage.meta, runtime=self._runtime, settings=pipeline.settings)
+        self._began_s = self._runtime.monotonic_s()
+        self._status: tuple[float, Status] | None = None
+        self._told_s = self._began_s
+
+    def told(self, time: int, took_s: float) -> None:
+        """For `Pipeline.run`."""
+        try:
+            committed = self._journal.committed(time)
+        except TimeCompacted:  # a replica that fell behind started again from a checkpoint: it never took this one
+            return
+        rows = sum(content.rows for content in committed.sources.values()) if committed else 0
+        one = Made(time, rows, took_s, self._runtime.monotonic_s())
+        self.made.append(one)
+        self.transactions += 1
+        self.rows += rows
+        if self._output.is_json and not self._is_quiet:
+            self._output.line({"event": "transaction", "time": time, "rows": rows, "took_s": round(took_s, 6)})
+        elif not self._output.is_live and not self._is_quiet and one.at_s - self._told_s >= _LINE_EVERY_S:
+            self._told_s = one.at_s
+            self._output.say(self.line())
+
+    @property
+    def rows_per_s(self) -> float:
+        """Of the last seconds."""
+        now_s = self._runtime.monotonic_s()
+        lately = [one for one in list(self.made) if one.at_s > now_s - _WINDOW_S]
+        return sum(one.rows for one in lately) / min(_WINDOW_S, max(now_s - self._began_s, 0.001))
+
+    @property
+    def took_s(self) -> float:
+        """The median of the last transactions."""
+        took = sorted(one.took_s for one in list(self.made)[-20:])
+        return took[len(took) // 2] if took else 0.0
+
+    def status(self) -> Status:
+        """Not older than a second."""
+        now_s = self._runtime.monotonic_s()
+        if self._status is None or now_s - self._status[0] >= _STATUS_EVERY_S:
+            self._status = (now_s, self.pipeline.status())
+        return self._status[1]
+
+    def line(self) -> Text:
+        status, time = self.status(), self.pipeline.time
+        waiting = status.bound - time
+        bound = f", {waiting} waiting" if waiting > 0 else ""
+        numbers = f"  time {time}{bound}  {self.rows_per_s:,.0f} rows/s  {self.rows:,} rows in "
+        numbers += f"{self.transactions:,} transactions, {self.took_s:.3f} s each"
+        return Text.assemble(state_text(status.state), numbers)
+
+    def problems(self) -> Iterator[Text]:
+        status = self.status()
+        for problem in status.problems:
+            yield Text(f"{problem.state}: {problem.why}", "red")
+        for source in status.sources:
+            warnings = tuple(each for each in source.problems if each.why not in {one.why for one in status.problems})
+            yield from problem_lines(source.name, warnings)
+        for one in status.collections:
+            if one.state == "failed":
+                yield Text(f"view {one.name} failed: {one.why}", "red")
+
+    def behind(self) -> Iterator[Text]:
+        """How far sources are behind, if one is."""
+        lags = {source.name: source.lag for source in self.status().sources if source.lag is not None}
+        told = [f"{name} {lag_text(lag)}" for name, lag in lags.items() if any(astuple(lag))]
+        if told:
+            yield Text(f"  behind: {'; '.join(told)}", "yellow")
+
+    def panels(self) -> Iterator[Any]:
+        """What is shown, from above."""
+        yield self.line()
+        yield from self.behind()
+        yield from self.problems()
+
+    def shown(self) -> Any:
+        """What `Live` draws. Storage that does not answer must not end the drawing."""
+        try:
+            return Group(*self.panels())
+        except EvertideError as error:
+            return Text(str(error), "red")
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        if not self._output.is_live or self._is_quiet:
+            yield
+            return
+        with Live(get_renderable=self.shown, console=self._output.out, refresh_per_second=4):
+            yield

@@ -1,0 +1,242 @@
+"""What commands say: tables and sentences for people, JSON for programs, errors for both.
+
+1. With `--json`, standard output holds one JSON document, or JSON lines, and nothing else.
+2. An error is one line on standard error: what happened, the facts, the remedy. With `--json` it is one JSON object
+   there: `error_code`, `message`, `remedy`, and the facts. The exit code is the error's.
+3. Progress bars, warnings and what Spark says go to standard error.
+4. No stack trace for an `EvertideError`. Ctrl-C is no error; it is told, and ends with 130.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from evertide.cli.output.logs import LogOptions, log_to
+from evertide.errors import EvertideError
+from evertide.json_values import one_line, plain, plain_error
+
+if TYPE_CHECKING:  # pyarrow, which `--help` does without
+    from evertide.sources.contract import Lag
+
+__all__ = [
+    "STATE_COLOURS",
+    "Bars",
+    "Output",
+    "bytes_text",
+    "error_plain",
+    "guarded",
+    "lag_text",
+    "plain",
+    "position_text",
+    "seconds_text",
+    "table_of",
+    "time_text",
+    "value_text",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+INTERRUPTED = 130
+STATE_COLOURS = {
+    "running": "green",
+    "stopped": "yellow",
+    "paused": "yellow",
+    "hydrating": "yellow",
+    "reconnecting": "yellow",
+    "replaying": "yellow",
+    "warning": "yellow",
+    "undeclared": "dim",
+}
+"""Other states are something that somebody should look at: red."""
+
+_KIB = 1024
+_MINUTE_S = 60
+_WIDE = 1000
+
+
+class Output:
+    """One per command."""
+
+    def __init__(self, *, is_json: bool, logs: LogOptions | None = None) -> None:
+        self.is_json = is_json
+        # What is piped on is not folded at the width of a terminal that is not there.
+        self.out = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+        log_to(self.err, logs or LogOptions())
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a person watches, so that the same place may be written again and again."""
+        return self.out.is_terminal and not self.is_json
+
+    def document(self, value: Any) -> None:
+        """The one document of a command that was asked for JSON."""
+        self._write(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+    def line(self, value: Any) -> None:
+        """One of many."""
+        self._write(json.dumps(plain(value), ensure_ascii=False))
+
+    def raw(self, text: str) -> None:
+        """Exactly this, whatever looks like markup in it."""
+        self._write(text.rstrip("\n"))
+
+    def say(self, *what: Any) -> None:
+        """To people: nothing if JSON was asked for."""
+        if not self.is_json:
+            self.out.print(*what)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()  # whoever reads a feed wants it now
+
+
+def guarded(command: Callable[P, T]) -> Callable[P, T]:
+    """A command whose errors are told as above."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        is_json = bool(kwargs.get("is_json"))
+        try:
+            return command(*args, **kwargs)
+        except EvertideError as error:
+            _tell(error, is_json=is_json)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            sys.stderr.write("evertide: interrupted\n")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read has enough (`evertide subscribe ... | head`). Python would complain once more at its end.
+            sys.stdout = None
+            raise typer.Exit(0) from None
+
+    return run
+
+
+def _tell(error: EvertideError, *, is_json: bool) -> None:
+    text = json.dumps(error_plain(error), ensure_ascii=False) if is_json else f"evertide: {one_line(str(error))}"
+    sys.stderr.write(f"{text}\n")
+
+
+def error_plain(error: EvertideError) -> dict[str, Any]:
+    return {**plain_error(error), "exit_code": error.exit_code}
+
+
+class Bars:
+    """Progress bars by the name of the work, made as it is told of. Nothing is shown to programs."""
+
+    def __init__(self, output: Output) -> None:
+        columns = (TextColumn("{task.description:<9}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        self._progress = Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=output.err,
+            disable=output.is_json or not output.err.is_terminal,
+            transient=True,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def told(self, what: str, done: int, total: int) -> None:
+        """As `Pipeline.open` tells of it."""
+        self._show(what, done, total, f"{done:,} of {total:,}")
+
+    def told_bytes(self, what: str, done: int, total: int) -> None:
+        self._show(what, done, total, f"{bytes_text(done)} of {bytes_text(total)}")
+
+    def _show(self, what: str, done: int, total: int, count: str) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total, count=count)
+        self._progress.update(self._tasks[what], completed=done, total=total, count=count)
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Of work that nobody knows the size of."""
+        task = self._progress.add_task(what, total=None, count="")
+        try:
+            yield
+        finally:
+            self._progress.remove_task(task)
+
+
+def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Table:
+    """Columns in `right` hold numbers."""
+    made = Table(
+        title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return made
+
+
+def value_text(value: Any) -> str:
+    """A value in a table for people."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float | Decimal):
+        return str(value)
+    return json.dumps(plain(value), ensure_ascii=False) if isinstance(value, dict | list) else str(plain(value))
+
+
+def bytes_text(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _KIB:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= _KIB
+    return f"{size:,.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration, to two of its units."""
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    days, left = divmod(int(seconds), 24 * 60 * _MINUTE_S)
+    hours, left = divmod(left, 60 * _MINUTE_S)
+    units = {"d": days, "h": hours, "min": left // _MINUTE_S, "s": left % _MINUTE_S}
+    return " ".join([f"{count} {unit}" for unit, count in units.items() if count][:2])
+
+
+def lag_text(lag: Lag | None) -> str:
+    """What a source says of how far behind it is; `-` if it says nothing."""
+    if lag is None:
+        return "-"
+    told = [
+        "" if lag.bytes is None else bytes_text(lag.bytes),
+        "" if lag.rows is None else f"{lag.rows:,} rows",
+        "" if lag.files is None else f"{lag.files:,} files",
+        "" if lag.seconds is None else seconds_text(lag.seconds),
+    ]
+    return ", ".join(filter(None, told)) or "-"
+
+
+def time_text(seconds: float) -> str:
+    """A moment, as its place in a log."""
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else "-"
+
+
+def position_text(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,59 @@
+"""Who watches a command that runs for long: metrics and the last lines of its log for those who ask; traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evertide.logs import Ring
+from evertide.observer import NOBODY, Observer, Several
+from evertide.runtime import SystemRuntime
+
+if TYPE_CHECKING:
+    from evertide.metrics.metrics import Metrics
+    from evertide.pipeline.pipeline import Pipeline
+    from evertide.pipeline.reading.reader import Reader
+    from evertide.shapes.service import ShapeService
+
+__all__ = ["Observing", "observing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    observer: Observer
+    metrics: Metrics | None = None
+    """None if nobody can ask for them."""
+    logs: Ring | None = None
+
+    def watch(self, pipeline: Pipeline, shapes: ShapeService) -> None:
+        if self.metrics is not None:
+            from evertide.metrics import watch_pipeline  # noqa: PLC0415 - only who listens waits for it
+
+            watch_pipeline(self.metrics, pipeline, shapes)
+
+    def watch_reader(self, reader: Reader, shapes: ShapeService) -> None:
+        if self.metrics is not None:
+            from evertide.metrics import watch_reader  # noqa: PLC0415
+
+            watch_reader(self.metrics, reader, shapes)
+
+
+@contextmanager
+def observing(storage: str, *, listens: bool, traces: bool) -> Iterator[Observing]:
+    """Nobody, unless the command listens or traces are wanted: then it costs nothing."""
+    with ExitStack() as stack:
+        found: list[Observer] = []
+        metrics, logs = None, None
+        if listens:
+            from evertide.metrics.metrics import Metrics  # noqa: PLC0415 - only who listens waits for it
+
+            found.append(metrics := Metrics())
+            logs = stack.enter_context(Ring(storage))
+        if traces:
+            from evertide.metrics.traces import open_traces  # noqa: PLC0415 - an extra
+
+            found.append(made := open_traces(SystemRuntime()))
+            stack.callback(made.close)
+        yield Observing(Several(found) if len(found) > 1 else next(iter(found), NOBODY), metrics, logs)

@@ -1,0 +1,101 @@
+"""A pipeline for the length of one command: what is refused is refused before Spark is started."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from evertide.cli.output.output import Bars, Output
+from evertide.cli.running.spark import spark_session
+from evertide.errors import InvalidInput
+from evertide.observer import NOBODY, Observer
+from evertide.pipeline.reading.reader import Reader, check_is_there
+from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.script import read_script
+from evertide.settings import Settings
+
+if TYPE_CHECKING:
+    from evertide.pipeline.pipeline import Pipeline
+
+__all__ = ["opened", "stopped_by_signals"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def opened(
+    script: Path | str,
+    storage: str,
+    output: Output,
+    *,
+    meta: str | None = None,
+    master: str | None = None,
+    settings: Settings | None = None,
+    must_exist: bool = False,
+    role: Role = Role.ALONE,
+    observer: Observer = NOBODY,
+) -> Iterator[Pipeline]:
+    """Closed with a checkpoint in the end, unless the block fails."""
+    settings = settings or Settings()
+    read_script(script)  # says what is wrong with it in no time
+    if role is Role.ALONE:
+        _check_free(storage, meta, settings, must_exist=must_exist)
+    with ExitStack() as stack:
+        with Bars(output) as bars:
+            with bars.working("Spark"):
+                session = stack.enter_context(spark_session(master))
+            from evertide.pipeline.pipeline import Pipeline  # noqa: PLC0415 - pyspark
+
+            with bars.working("open"):
+                pipeline = Pipeline.open(
+                    script,
+                    storage,
+                    meta=meta,
+                    spark=session.spark,
+                    settings=settings,
+                    progress=bars.told,
+                    role=role,
+                    observer=observer,
+                )
+                stack.enter_context(pipeline)
+        yield pipeline
+
+
+def _check_free(storage: str, meta: str | None, settings: Settings, *, must_exist: bool) -> None:
+    try:
+        check_is_there(storage)
+    except InvalidInput:
+        if must_exist:
+            raise
+        return
+    with Reader.open(storage, meta, settings=settings) as reader:
+        reader.check_free()
+
+
+@contextmanager
+def stopped_by_signals(pipeline: Pipeline, output: Output) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM lets the transaction under way end; the second ends at once, without a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        pipeline.stop()
+        if not output.is_json:
+            output.err.print("evertide: stopping after this transaction, with a checkpoint; once more ends at once")
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,73 @@
+"""A pipeline that takes requests while it runs: what `run` and `demo` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from evertide.cli.output.output import Output
+from evertide.cli.running.observers import Observing
+
+if TYPE_CHECKING:
+    from evertide.pipeline.pipeline import Pipeline
+    from evertide.server.access import Listening
+    from evertide.server.http.server import Server
+
+__all__ = ["address_of", "served"]
+
+
+@contextmanager
+def address_of(listen: str, listening: Listening) -> Iterator[Server]:
+    """Taken before Spark is started, so that what is wrong with it is said at once; whoever asks is told to wait."""
+    from evertide.server.http.server import Server  # noqa: PLC0415 - only who listens waits for it
+
+    with Server(listen, listening) as server:
+        yield server.begin()
+
+
+@contextmanager
+def served(
+    server: Server,
+    pipeline: Pipeline,
+    output: Output,
+    listening: Listening,
+    watched: Observing,
+    *,
+    is_quiet: bool,
+    deletion: bool = False,
+) -> Iterator[None]:
+    """In the end, requests under way are answered; the pipeline is still open then.
+
+    With `deletion` clients may end shapes.
+    """
+    from evertide.server.http.app import make_app  # noqa: PLC0415 - pyspark
+    from evertide.server.http.garbage import collect_seldom  # noqa: PLC0415
+    from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
+    from evertide.shapes.service import ShapeService  # noqa: PLC0415
+
+    with ShapeService(pipeline.collections, ShapeOptions(deletion=deletion)) as shapes:
+        watched.watch(pipeline, shapes)
+        for one in (server, shapes):
+            pipeline.watch(one.troubles)
+        app = make_app(
+            pipeline,
+            shapes=shapes,
+            access=listening.access,
+            metrics=watched.metrics,
+            observer=watched.observer,
+            logs=watched.logs,
+        )
+        collect_seldom()
+        server.start(app)
+        try:
+            if output.is_json and not is_quiet:
+                output.line({"event": "listening", "time": pipeline.time, "address": server.address})
+            elif not is_quiet:
+                output.say(Text(f"listening at {server.address}; the console is {server.address}/"))
+            yield
+        finally:
+            shapes.drain()
+            server.stop()

@@ -1,0 +1,53 @@
+"""Spark for one command: quiet, and ended with it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from evertide.errors import InvalidInput
+from evertide.scratch import using_scratch
+
+if TYPE_CHECKING:
+    from evertide.plan.catalyst.session import Session
+
+__all__ = ["spark_session"]
+
+_STDERR = 2
+_LINES_MAX = 3
+
+
+@contextmanager
+def spark_session(master: str | None) -> Iterator[Session]:
+    """The session that is active, or a new one, which is stopped in the end."""
+    from evertide.plan.catalyst.session import open_session  # noqa: PLC0415 - pyspark costs time that other commands save
+
+    with using_scratch():
+        kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    with kept as said:
+        try:
+            with _elsewhere(said.fileno()):
+                session = open_session(None, master)
+        except InvalidInput as error:
+            said.seek(0)
+            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+            raise InvalidInput(where=error.where, why=" / ".join([error.why, *lines[-_LINES_MAX:]])) from error
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+@contextmanager
+def _elsewhere(to: int) -> Iterator[None]:
+    """The JVM inherits standard error when it starts, and greets there: it gets a file of nobody instead."""
+    kept = os.dup(_STDERR)
+    try:
+        os.dup2(to, _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)

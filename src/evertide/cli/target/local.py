@@ -1,0 +1,160 @@
+"""`Near`: a storage that this process reads itself; or, for what only the one who runs it can do, opens alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from evertide.checkpoint.summary import Kept, kept
+from evertide.cli.changes import complete_changes
+from evertide.cli.files import format_of, read_path
+from evertide.cli.output.output import Bars, Output
+from evertide.cli.running.open_pipeline import opened
+from evertide.cli.running.spark import spark_session
+from evertide.cli.target.target import Given, Made
+from evertide.errors import InvalidInput
+from evertide.journal.journal import Line
+from evertide.pipeline.input.pushed_files import Format, rows_of_file
+from evertide.pipeline.reading.query import Answer, Question
+from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.script import read_script
+from evertide.pipeline.status.status import Status
+
+if TYPE_CHECKING:
+    from evertide.flow.explanation.explanation import Explanation
+    from evertide.plan.catalyst.session import SparkSession
+
+__all__ = ["Near"]
+
+
+@dataclass(frozen=True)
+class Near:
+    given: Given
+    output: Output
+    stack: ExitStack = field(repr=False)
+    """Closed when the command is done."""
+    bars: Bars = field(repr=False)
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return self.stack.enter_context(Reader.open(self._storage, self.given.meta))
+
+    @property
+    def _storage(self) -> str:
+        if self.given.storage is None:
+            raise InvalidInput(where="--storage", why="say which storage")
+        return self.given.storage
+
+    @property
+    def _script(self) -> Path:
+        if self.given.script is None:
+            raise InvalidInput(where="--script", why="say which script the pipeline of the storage runs")
+        return self.given.script
+
+    def _spark(self) -> SparkSession:
+        with self.bars.working("Spark"):
+            return self.stack.enter_context(spark_session(self.given.master)).spark
+
+    def status(self) -> Status:
+        return self._reader.status()
+
+    def journal(self, first: int, last: int | None) -> list[Line]:
+        return self._reader.journal.describe(first, last)
+
+    def checkpoints(self) -> list[Kept]:
+        return kept(self._reader.checkpoints)
+
+    def query(self, question: Question) -> Answer:
+        from evertide.server.query.workers import Workers  # noqa: PLC0415 - which others do without
+
+        reader = self._reader
+        master = self.given.master or os.environ.get("SPARK_MASTER", "local[*]")
+        # Which zone the pipeline runs in is not stored: both engines count hours by the same one.
+        results = {"spark.sql.session.timeZone": "UTC"}
+        with Workers(
+            reader.storage.address, results.copy, settings=reader.settings, runtime=reader.runtime, master=master
+        ) as workers:
+            answer = workers.by_duckdb(question)
+            if answer is not None:
+                return answer
+            with self.bars.working("Spark"):
+                return workers.by_spark(question)
+
+    def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
+        collections = self._reader.collections
+        view = collections.view(name)
+        shard = collections.members().collection(view.name)
+        last = view.time
+        if since is not None and since > last:
+            raise InvalidInput(where=f"--since {since}", why=f"that time is not there yet; the last is {last}")
+        source = shard.subscribe(last) if since is None else shard.listen(since)
+        if not follow and since == last:
+            return
+        with source:
+            for frontier, changes in complete_changes(source, shard.schema):
+                yield frontier, changes
+                if not follow and frontier > last:
+                    return
+
+    def explain(self, view: str | None, form: str) -> Any:
+        text, path, _ = read_script(self._script)
+        spark = self._spark()
+        from evertide.flow import Circuit  # noqa: PLC0415 - pyspark
+        from evertide.flow import explain as explained  # noqa: PLC0415 - pyspark
+        from evertide.flow.explanation.diagrams import dot, mermaid  # noqa: PLC0415 - pyspark
+
+        found = explained(Circuit(spark, text, path=path))
+        chosen = found if view is None else _only(found, view)
+        if form == "json":
+            return chosen.plain()
+        if form == "text":
+            return chosen.text(has_state=False)
+        return mermaid(chosen) if form == "mermaid" else dot(chosen)
+
+    def push(
+        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+    ) -> tuple[int, int]:
+        kind, rows = format_of(file, form), 0
+        given = self.given
+        with (
+            read_path(file) as path,
+            opened(self._script, self._storage, self.output, meta=given.meta, master=given.master) as pipeline,
+        ):
+            with pipeline.transaction(producer, sequence or 0) as pushed:
+                for batch in rows_of_file(pipeline.engine.tables, table, path, kind, str(file), is_delete=is_delete):
+                    pushed.push(table, () if is_delete else batch, deletes=batch if is_delete else ())
+                    rows += batch.num_rows
+            return rows, pipeline.take(pushed)
+
+    def checkpoint(self) -> Made:
+        given = self.given
+        with opened(
+            self._script, self._storage, self.output, meta=given.meta, master=given.master, must_exist=True
+        ) as pipeline:
+            entry = pipeline.checkpoint()
+            return Made(entry.number, entry.time, entry.made_at_s)
+
+    def pause(self) -> str:
+        raise _only_running("pause")
+
+    def resume(self) -> str:
+        raise _only_running("resume")
+
+
+def _only_running(what: str) -> InvalidInput:
+    return InvalidInput(where=what, why=f"only the process that runs the pipeline can: `evertide --url URL {what}`")
+
+
+def _only(found: Explanation, view: str) -> Explanation:
+    own = next((name for name in found.names if name.lower() == view.lower()), None)
+    if own is None:
+        why = f"the script has no such materialized view; it has {[*found.names]}"
+        raise InvalidInput(where=f"view {view!r}", why=why)
+    return found.only(own)

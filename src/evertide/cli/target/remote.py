@@ -1,0 +1,116 @@
+"""`Far`: a pipeline that another process runs, and serves."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+
+from evertide.checkpoint.summary import Kept
+from evertide.cli.files import format_of, read_path
+from evertide.cli.target.target import Made, Remote
+from evertide.client import Client
+from evertide.errors import InvalidInput
+from evertide.journal.journal import Line
+from evertide.pipeline.input.pushed_files import Format
+from evertide.pipeline.reading.query import Answer, Question
+from evertide.pipeline.status.status import Status
+
+__all__ = ["Far"]
+
+logger = logging.getLogger(__name__)
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Far:
+    client: Client
+
+    @classmethod
+    @contextmanager
+    def open(cls, remote: Remote) -> Iterator[Self]:
+        with Client(remote.url or "", _token(remote), tls=remote.authority) as client:
+            yield cls(client)
+
+    def status(self) -> Status:
+        told = self.client.status()
+        numbered = [(one["number"], one["time"]) for one in told["checkpoints"]]
+        return msgspec.convert({**told, "checkpoints": numbered}, Status)
+
+    def journal(self, first: int, last: int | None) -> list[Line]:
+        before = None if last is None else last + 1
+        found: list[Line] = []
+        while True:
+            page = msgspec.convert(self.client.journal(before, _PAGE), list[Line])
+            found += [line for line in page if line.time >= first]
+            if len(page) < _PAGE or page[-1].time <= first:
+                return found[::-1]
+            before = page[-1].time
+
+    def checkpoints(self) -> list[Kept]:
+        return msgspec.convert(self.client.checkpoints(), list[Kept])
+
+    def query(self, question: Question) -> Answer:
+        return self.client.query(
+            question.sql,
+            as_of=question.as_of,
+            engine=question.engine,
+            limit=question.limit,
+            parameters=question.parameters,
+        )
+
+    def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
+        return self.client.subscribe(name, since, follow=follow)
+
+    def explain(self, view: str | None, form: str) -> Any:
+        if view is not None:
+            return self.client.explain(view, form)
+        views = [one["name"] for one in self.client.collections() if one["kind"] == "view"]
+        found = [self.client.explain(name, form) for name in views]
+        if form != "json":
+            return "\n".join(found)
+        arranged = {each["name"]: each for one in found for each in one["arrangements"]}
+        return {"views": [view for one in found for view in one["views"]], "arrangements": [*arranged.values()]}
+
+    def push(
+        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+    ) -> tuple[int, int]:
+        kind = format_of(file, form)
+        with read_path(file) as path:
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise InvalidInput(where=str(file), why=f"it cannot be read: {error.strerror}") from error
+        taken = self.client.push_body(table, content, kind, deletes=is_delete, producer=producer, sequence=sequence)
+        if taken.get("problem"):
+            logger.warning("the rows are durable, and show once the pipeline goes on: %s", taken["problem"])
+        return taken["rows"], taken["time"]
+
+    def checkpoint(self) -> Made:
+        return msgspec.convert(self.client.checkpoint(), Made)
+
+    def pause(self) -> str:
+        return str(self.client.pause()["state"])
+
+    def resume(self) -> str:
+        return str(self.client.resume()["state"])
+
+
+def _token(remote: Remote) -> str | None:
+    if remote.token_file is None:
+        return remote.token
+    try:
+        return remote.token_file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidInput(
+            where=f"--token-file {os.fspath(remote.token_file)}", why=f"it cannot be read: {why}"
+        ) from error

@@ -1,0 +1,115 @@
+"""Where a command asks: a storage, by itself, or a server, which another process runs (`--url`).
+
+A `Place` answers the same questions with the same values wherever it is, so that a command need not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import typer
+
+from evertide.cli.output.output import Bars, Output
+from evertide.errors import InvalidInput
+from evertide.pipeline.reading.query import Answer, Question
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from evertide.checkpoint.summary import Kept
+    from evertide.journal.journal import Line
+    from evertide.pipeline.input.pushed_files import Format
+    from evertide.pipeline.status.status import Status
+
+__all__ = ["Given", "Made", "Place", "Remote", "asked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A checkpoint."""
+
+    number: int
+    time: int
+    made_at_s: float
+
+
+class Place(Protocol):
+    def status(self) -> Status: ...
+
+    def journal(self, first: int, last: int | None) -> list[Line]:
+        """Oldest first."""
+        ...
+
+    def checkpoints(self) -> list[Kept]: ...
+
+    def query(self, question: Question) -> Answer: ...
+
+    def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
+        """The first time that is not told of yet, and the changes below it that were not told of before."""
+        ...
+
+    def explain(self, view: str | None, form: str) -> Any:
+        """A dict if `form` is json, a text otherwise."""
+        ...
+
+    def push(
+        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+    ) -> tuple[int, int]:
+        """How many rows, and the time."""
+        ...
+
+    def checkpoint(self) -> Made: ...
+
+    def pause(self) -> str:
+        """The state that follows."""
+        ...
+
+    def resume(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """What was said before the command: `evertide --url URL ...`."""
+
+    url: str | None = None
+    token_file: Path | None = None
+    token: str | None = None
+    authority: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a command was given of a storage. What it does not need is not there."""
+
+    storage: str | None = None
+    meta: str | None = None
+    script: Path | None = None
+    master: str | None = None
+
+
+@contextmanager
+def asked(context: typer.Context, output: Output, given: Given, *, needs_storage: bool = True) -> Iterator[Place]:
+    remote = context.obj if isinstance(context.obj, Remote) else Remote()
+    with ExitStack() as stack:
+        if remote.url is not None:
+            _check_one(given)
+            from evertide.cli.target.remote import Far  # noqa: PLC0415 - httpx, which others do without
+
+            yield stack.enter_context(Far.open(remote))
+            return
+        if given.storage is None and needs_storage:
+            why = "say which storage, or which server, by `evertide --url URL COMMAND`"
+            raise InvalidInput(where="--storage", why=why)
+        from evertide.cli.target.local import Near  # noqa: PLC0415
+
+        yield Near(given, output, stack, stack.enter_context(Bars(output)))
+
+
+def _check_one(given: Given) -> None:
+    for name, value in (("--storage", given.storage), ("--script", given.script), ("--master", given.master)):
+        if value is not None:
+            raise InvalidInput(where=name, why="it goes without --url: the server has its own")

@@ -1,0 +1,70 @@
+"""What a server answers that is no answer, as the errors that the pipeline itself would raise.
+
+1. `error_code` names the class, and the facts come along: whoever catches an error need not know where it was raised.
+2. What HTTP itself refuses (no such address, too large a body) is `InvalidInput`, with what the server said.
+3. No connection is `Unavailable`: nothing happened. If the connection breaks after a request that writes was sent, or a
+   proxy answers that it lost the server, it is `OutcomeUnknown`: it may have happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import msgspec
+
+from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, Unavailable
+from evertide.json_values import error_of
+
+__all__ = ["check", "told"]
+
+_OK = 400
+_BROKEN = 500
+_LOST = (500, 502, 504)
+"""What a proxy answers that has sent a request on, and got no answer, or not all of it."""
+_READING = ("GET", "HEAD")
+
+
+def check(response: httpx.Response) -> httpx.Response:
+    """The response, if it is an answer."""
+    if response.status_code < _OK:
+        return response
+    where = f"{response.request.method} {response.request.url.copy_with(query=None)}"
+    try:
+        body = msgspec.json.decode(response.read())
+    except msgspec.DecodeError:
+        body = None
+    if not isinstance(body, dict) or "error_code" not in body:
+        is_lost = response.status_code in _LOST and response.request.method not in _READING
+        raise _other(where, response.status_code, response.reason_phrase, is_lost=is_lost)
+    error = error_of(body)
+    if error is None:
+        raise _other(where, response.status_code, str(body.get("message", "")))
+    raise error
+
+
+def _other(where: str, status: int, said: str, *, is_lost: bool = False) -> EvertideError:
+    if is_lost:
+        return OutcomeUnknown(path=where, why=f"{status} {said}: a proxy got no answer from the server")
+    if status >= _BROKEN:
+        return Unavailable(path=where, why=f"{status} {said}")
+    return InvalidInput(where=where, why=f"{status} {said}")
+
+
+@contextmanager
+def told(where: str, *, is_write: bool) -> Iterator[None]:
+    """Errors of the connection in the block, as ours."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise Unavailable(path=where, why=f"there is no connection: {error}") from error
+    except httpx.InvalidURL as error:
+        raise InvalidInput(where=where, why=str(error)) from error
+    except httpx.UnsupportedProtocol as error:
+        raise InvalidInput(where=where, why=f"{error}: http:// or https:// is expected") from error
+    except httpx.HTTPError as error:
+        why = f"the connection broke: {type(error).__name__} {error}".rstrip()
+        if is_write:
+            raise OutcomeUnknown(path=where, why=why) from error
+        raise Unavailable(path=where, why=why) from error

@@ -1,0 +1,149 @@
+"""What all accumulators share: their face, how arguments are read, and how counts are told.
+
+An argument is an Arrow array with one value per row, of the type that Spark's analyzer gave it. NULL, and rows that the
+function's FILTER leaves out (`mask` false), contribute nothing: they are dropped before anything looks at their values,
+as what lies under a NULL may be anything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import Damaged, InvalidInput
+from evertide.flow.aggregates import exact
+from evertide.flow.aggregates.exact import Doubles
+from evertide.flow.aggregates.limbs import Rows
+from evertide.rows.columns import FIXED, Bools, Longs, one_chunk, plain, validity, wide_words
+
+__all__ = [
+    "Accumulator",
+    "Where",
+    "column",
+    "contributing",
+    "counts",
+    "doubles",
+    "exact_field",
+    "longs",
+    "present",
+    "words",
+]
+
+Where = Callable[[int], str]
+"""Names a group, by its number, for people: only called for an error."""
+
+
+@dataclass(frozen=True)
+class Accumulator(ABC):
+    """One aggregate function over given types. `state` and `buffer` say which columns its methods take and give."""
+
+    function: str
+
+    @property
+    @abstractmethod
+    def state(self) -> tuple[Any, ...]:
+        """The fields kept per group, none of them nullable."""
+
+    @property
+    @abstractmethod
+    def buffer(self) -> tuple[Any, ...]:
+        """The fields of Spark's aggregation buffer, as its `aggBufferAttributes` names and orders them."""
+
+    @abstractmethod
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+        """The state of each group over these rows alone. `mask`: which rows the function's FILTER lets in."""
+
+    @abstractmethod
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        """The buffer of each group. `InvalidInput` names a group whose value is out of range, if that is an error."""
+
+    def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        """Group by group: the state over the rows of both."""
+        return [exact.add(column(one), column(other)) for one, other in zip(left, right, strict=True)]
+
+    def zero(self, count: int) -> list[Any]:
+        """The state of groups without rows."""
+        return [exact.zeros(count) for _ in self.state]
+
+
+def exact_field(name: str) -> Any:
+    return pa.field(name, pa.binary(), nullable=False)
+
+
+def column(found: Any) -> Any:
+    """A state column as one array of the type that we made it, whatever Parquet or Spark made of it since."""
+    found = plain(one_chunk(found))
+    return found if found.type == pa.binary() else found.cast(pa.binary())
+
+
+def contributing(args: Sequence[Any], rows: Rows, mask: Bools | None) -> tuple[list[Any], Rows, Any]:
+    """The arguments as plain arrays, the rows that count, and which those are: index for what is read of arguments."""
+    arrays = [plain(one_chunk(arg)) for arg in args]
+    masks = [valid for array in arrays if (valid := validity(array)) is not None]
+    if mask is not None:
+        masks.append(mask)
+    if not masks:
+        return arrays, rows, slice(None)
+    kept = np.flatnonzero(np.logical_and.reduce(masks))
+    return arrays, rows.take(kept), kept
+
+
+def _values(array: Any, dtype: Any) -> Any:
+    dtype = np.dtype(dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
+def longs(array: Any) -> Longs:
+    """Of integers, durations, and decimals of up to 18 digits: unscaled, as int64."""
+    if pa.types.is_decimal128(array.type):
+        low: Longs = words(array)[:, 0].view(np.int64)  # of so few digits the upper word is nothing but the sign
+        return low
+    found: Longs = _values(array, FIXED[array.type.id]).astype(np.int64, copy=False)
+    return found
+
+
+def words(array: Any) -> Any:
+    """Of decimals, unscaled: two words each, the lower first."""
+    return wide_words(array)
+
+
+def doubles(array: Any) -> Doubles:
+    """As Spark casts integers and floats to double."""
+    if pa.types.is_floating(array.type):
+        dtype = "<f8" if pa.types.is_float64(array.type) else "<f4"
+        found: Doubles = _values(array, dtype).astype(np.float64, copy=False)
+        return found
+    return longs(array).astype(np.float64)
+
+
+def counts(found: Any, where: Where) -> Longs:
+    """How many values each group holds, of an encoded state column."""
+    found = column(found)
+    if exact.is_zero(found):
+        return np.zeros(len(found), np.int64)
+    held, fits = exact.decode(found).low_words(1)
+    numbers = held[:, 0].view(np.int64)
+    if not fits.all() or numbers.min() < 0:
+        _refuse_count(found, where, int(np.argmin(fits & (numbers >= 0))))
+    return numbers
+
+
+def _refuse_count(found: Any, where: Where, group: int) -> None:
+    integer, exponent = exact.integers(found[group : group + 1])[0]
+    count = integer << exponent
+    if count < 0:
+        why = f"holds {count} values: more were taken back than were ever there"
+        raise Damaged(path=where(group), why=why)
+    raise InvalidInput(where=where(group), why=f"holds {count} values, which does not fit 64 bits")
+
+
+def present(found: Any) -> Bools:
+    """Which numbers of an encoded state column are not zero."""
+    lengths: Longs = np.asarray(pc.binary_length(column(found)))
+    return np.not_equal(lengths, 0)

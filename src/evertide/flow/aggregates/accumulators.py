@@ -1,0 +1,168 @@
+"""Accumulators: aggregate functions that can be undone, exact, and the same on the driver and on executors.
+
+An accumulator keeps *state* columns per group. A delta is summed up per group (`partial`) and added to what is there
+(`merge`); taking a row back is adding it with a negative diff. `finish` turns state into the columns of the buffer that
+Spark's own aggregate function would have, over which Spark's own `evaluateExpression` gives the result.
+
+1. State is a sum of exact numbers (`evertide.flow.aggregates.exact`). So it does not depend on the order of rows, nor
+   on how a delta is split, nor on where it was summed; an insertion and its retraction leave the bytes of zero.
+2. Rounding, overflow and NULL are matters of `finish` alone: a sum may be out of range on the way and come back.
+3. Values are those that Spark adds up: avg of a bigint sums doubles, a float is summed as a double.
+
+Where Spark's own answer depends on the order of rows, there is one here: the nearest double to the exact value.
+NaN and infinities are counted apart, as nothing could be subtracted from them: a NaN, or infinities of both signs, make
+a sum NaN; anything not finite makes the central moments of its argument NaN.
+
+Buffers, by name, of Spark 4.3:
+
+    Count                                                count
+    Sum of integers, durations, float, double            sum, NULL if nothing was added
+    Sum of decimals, and under TRY of integers and the   sum, isEmpty
+    like
+    Average                                              sum, count
+    BitXorAgg                                            bit_xor, NULL if nothing was added
+    variance and stddev, skewness, kurtosis              n, avg, m2, then m3, then m4
+    covariance and RegrSXY, Corr and RegrR2              n, xAvg, yAvg, ck, then xMk, yMk
+    RegrSlope, RegrIntercept                             n, xAvg, yAvg, ck of (x, y), then n, avg, m2 of x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from evertide.flow.aggregates.accumulator import Accumulator, Where, present
+from evertide.flow.aggregates.limbs import Rows
+from evertide.flow.aggregates.moments import CoMoments, Moments
+from evertide.flow.aggregates.sums import Count, ExactSum, Layout, Overflow, RealSum, RowCount, Xor
+from evertide.rows.columns import Bools
+
+__all__ = ["Accumulator", "Accumulators", "Mode", "Rows", "Where", "accumulator"]
+
+Mode = Literal["ANSI", "TRY", "LEGACY"]
+"""Catalyst's `EvalMode`: what a value does that its type cannot hold."""
+
+_DECIMAL_DIGITS_MAX = 38
+_SUM_DIGITS_MORE = 10
+
+_ORDERS = {
+    **dict.fromkeys(("StddevSamp", "StddevPop", "VarianceSamp", "VariancePop", "RegrReplacement"), 2),
+    "Skewness": 3,
+    "Kurtosis": 4,
+}
+
+_COVARIANCE = ("n", "xAvg", "yAvg", "ck")
+_CORRELATION = (*_COVARIANCE, "xMk", "yMk")
+_REGRESSION = (*_COVARIANCE, "n", "avg", "m2")
+_PAIRS = {
+    **dict.fromkeys(("CovPopulation", "CovSample", "RegrSXY"), _COVARIANCE),
+    **dict.fromkeys(("Corr", "RegrR2"), _CORRELATION),
+    **dict.fromkeys(("RegrSlope", "RegrIntercept"), _REGRESSION),
+}
+
+
+def accumulator(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulator | None:
+    """For Catalyst's aggregate function by the simple name of its class, over arguments of these types as analyzed.
+
+    None if it cannot be undone, or not over these types: then the groups that a delta touches are computed anew.
+    """
+    if function == "Count":
+        return Count(function)
+    if function in _ORDERS and _are_doubles(types, 1):
+        return Moments(function, _ORDERS[function])
+    if function in _PAIRS and _are_doubles(types, 2):
+        # SQL names the dependent variable first: of regr_slope(y, x), x is the second argument.
+        return CoMoments(function, _PAIRS[function], swapped=_PAIRS[function] is _REGRESSION)
+    if function == "BitXorAgg" and len(types) == 1 and pa.types.is_signed_integer(types[0]):
+        return Xor(function, types[0])
+    return _sum(function, types[0], mode) if function in ("Sum", "Average") and len(types) == 1 else None
+
+
+def _are_doubles(types: Sequence[Any], count: int) -> bool:
+    return len(types) == count and all(pa.types.is_float64(kind) for kind in types)
+
+
+def _sum(function: str, kind: Any, mode: Mode) -> Accumulator | None:
+    averages = function == "Average"
+    is_long = pa.types.is_signed_integer(kind)
+    if pa.types.is_float64(kind) or pa.types.is_float32(kind) or (averages and is_long):
+        return RealSum(function, Layout.SUM_COUNT if averages else Layout.SUM)
+    if is_long:
+        overflow = {"ANSI": Overflow.RAISES, "TRY": Overflow.IS_NULL, "LEGACY": Overflow.WRAPS}[mode]
+        return ExactSum(function, pa.int64(), Layout.SUM_IS_EMPTY if mode == "TRY" else Layout.SUM, overflow)
+    if pa.types.is_decimal128(kind):
+        result = pa.decimal128(min(_DECIMAL_DIGITS_MAX, kind.precision + _SUM_DIGITS_MORE), kind.scale)
+        overflow = Overflow.RAISES if mode == "ANSI" else Overflow.IS_NULL
+        return ExactSum(function, result, Layout.SUM_COUNT if averages else Layout.SUM_IS_EMPTY, overflow)
+    if kind == pa.duration("us"):
+        # Intervals know no LEGACY: out of range is an error unless asked for by TRY.
+        overflow = Overflow.IS_NULL if mode == "TRY" else Overflow.RAISES
+        single = Layout.SUM_IS_EMPTY if mode == "TRY" else Layout.SUM
+        return ExactSum(function, kind, Layout.SUM_COUNT if averages else single, overflow)
+    return None
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """All aggregate functions of a view, side by side, and first of all the number of rows.
+
+    Columns have names by position, `s0`, `s1`, ... in the state and `b0`, `b1`, ... in the buffer, as functions may
+    share names, and one even has a name twice.
+    """
+
+    functions: tuple[Accumulator, ...]
+
+    @cached_property
+    def _all(self) -> tuple[Accumulator, ...]:
+        return RowCount(), *self.functions
+
+    @cached_property
+    def state(self) -> Any:
+        return _by_position("s", [field for each in self._all for field in each.state])
+
+    @cached_property
+    def buffer(self) -> Any:
+        return _by_position("b", [field for each in self._all for field in each.buffer])
+
+    def partial(self, args: Sequence[Sequence[Any]], rows: Rows, masks: Sequence[Bools | None] | None = None) -> Any:
+        """The state of each group over these rows alone, of the arguments (and mask) of each function."""
+        filters = masks or [None] * len(self.functions)
+        found = RowCount().partial((), rows)
+        for each, own, mask in zip(self.functions, args, filters, strict=True):
+            found += each.partial(own, rows, mask)
+        return self._state(found)
+
+    def merge(self, left: Any, right: Any) -> Any:
+        """Group by group, of two states with the same groups in the same order."""
+        pairs = zip(self._all, self._own(left), self._own(right), strict=True)
+        return self._state([merged for each, one, other in pairs for merged in each.merge(one, other)])
+
+    def zero(self, count: int) -> Any:
+        """The state of groups without rows."""
+        return self._state([found for each in self._all for found in each.zero(count)])
+
+    def finish(self, state: Any, where: Where) -> Any:
+        """The buffers of all functions, of groups that have rows, or of the one group of a view without keys."""
+        pairs = zip(self._all, self._own(state), strict=True)
+        found = [finished for each, own in pairs for finished in each.finish(own, where)]
+        return pa.Table.from_arrays(found, schema=self.buffer)
+
+    def present(self, state: Any) -> Bools:
+        """Which groups have rows: the others do not exist, unless the view has no keys."""
+        return present(state.column(0))
+
+    def _state(self, found: Sequence[Any]) -> Any:
+        return pa.Table.from_arrays(list(found), schema=self.state)
+
+    def _own(self, state: Any) -> list[list[Any]]:
+        """The columns of each function."""
+        columns = iter(state.columns)
+        return [[next(columns) for _ in each.state] for each in self._all]
+
+
+def _by_position(prefix: str, fields: Sequence[Any]) -> Any:
+    return pa.schema([field.with_name(f"{prefix}{at}") for at, field in enumerate(fields)])

@@ -1,0 +1,148 @@
+"""Min and max of groups, kept at the cost of the change.
+
+The greatest value of a group survives insertions: it is the greater of itself and what came. Only when the delta takes
+away a value that is equal to it must the group be looked at. So the state is the extreme value per group, which stands
+beside the sums of the same aggregate, and an arrangement of the values by group, each distinct value once with its
+count, which is read for such groups only. MIN and MAX of the same argument share it.
+
+Values compare as Spark compares them: NaN is greater than any number, strings by their bytes. (-0.0 and 0.0 are equal
+to Spark: plans make them one before they come here.) NULL, and rows that a FILTER leaves out, do not take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.flow.aggregates.groups import group_rows
+from evertide.flow.leaf_rows import diffs_of, settled, with_diffs
+from evertide.flow.state.arrangement import Arrangement
+from evertide.rows.changes import DIFF, net
+from evertide.rows.columns import FIXED, FLOATS, Bools, Longs, bits, one_chunk
+
+__all__ = ["VALUE", "Extremes", "values_delta"]
+
+VALUE = "value"
+_GROUP = "group"
+_WORST = np.iinfo(np.int64).min
+_INTEGERS = frozenset(FIXED) - frozenset(FLOATS) - {pa.lib.Type_UINT64, pa.lib.Type_INTERVAL_DAY_TIME}
+
+
+class Extremes:
+    """Each MIN and MAX of one argument of an aggregate: they share its values."""
+
+    def __init__(self, *, are_max: tuple[bool, ...], keys: tuple[str, ...], values: Arrangement) -> None:
+        """`values` has the keys and `VALUE` as columns, by the keys."""
+        self._are_max = are_max
+        self._keys = keys
+        self.values = values
+        self._schema = pa.schema([*values.schema, pa.field(DIFF, pa.int64(), nullable=False)])
+        self._change: pa.Table | None = None
+
+    def after(self, groups: pa.Table, changed: pa.Table, befores: Sequence[Any]) -> list[Any]:
+        """Each extreme of each group once what `values_delta` made is applied.
+
+        `befores` are the extremes of each group so far, NULL if there was none.
+        """
+        numbers: Longs = changed.column(_GROUP).to_numpy()
+        columns = [changed.column(name) for name in (*self.values.schema.names, DIFF)]
+        delta = pa.Table.from_arrays(columns, schema=self._schema)
+        self._change = delta
+        value, diffs = one_chunk(delta.column(VALUE)), diffs_of(delta)
+        codes = _codes([*befores, value])
+        found = []
+        for is_max, before, code in zip(self._are_max, befores, codes, strict=False):
+            best = _Best(before, code, value, codes[-1], is_max=is_max)
+            stale = best.is_lost(numbers, diffs < 0)
+            extreme = best.of(np.where(diffs > 0, numbers, -1))
+            found.append(
+                self._looked_up(groups, delta, numbers, stale, extreme, is_max=is_max) if stale.any() else extreme
+            )
+        return found
+
+    def settle(self) -> None:
+        if self._change is not None:
+            self.values.apply(self._change)
+        self.forget()
+
+    def forget(self) -> None:
+        self._change = None
+
+    def _looked_up(
+        self, groups: pa.Table, delta: pa.Table, numbers: Longs, stale: Bools, best: Any, *, is_max: bool
+    ) -> Any:
+        wanted = np.flatnonzero(stale)
+        of = groups.take(pa.array(wanted)) if self._keys else groups
+        known = self.values.lookup(of) if self._keys else self.values.scan()
+        own = delta.take(pa.array(np.flatnonzero(stale[numbers])))
+        left = net(pa.concat_tables([known.select(own.column_names), own]), self.values.name, is_sorted=False)
+        if self._keys:
+            both = pa.concat_tables([of, left.select(list(self._keys))])
+            places = group_rows(both)[0][len(wanted) :]
+        else:
+            places = np.zeros(left.num_rows, np.int64)
+        nothing, value = pa.nulls(len(wanted), best.type), one_chunk(left.column(VALUE))
+        had, codes = _codes([nothing, value])
+        found = _Best(nothing, had, value, codes, is_max=is_max).of(places)
+        at = np.arange(len(best))
+        at[wanted] = len(best) + np.arange(len(wanted))
+        return pa.concat_arrays([best, found]).take(pa.array(at))
+
+
+class _Best:
+    """The better ones of what each group had and of values, both with their codes."""
+
+    def __init__(self, before: Any, had: Longs, value: Any, codes: Longs, *, is_max: bool) -> None:
+        self._before = before
+        self._value = value
+        self._is_there = np.asarray(before.is_valid())
+        self._had = np.where(self._is_there, had if is_max else ~had, _WORST)
+        self._codes = codes if is_max else ~codes
+
+    def of(self, numbers: Longs) -> Any:
+        """Per group; a number of -1 is of no group. NULL where there is no value."""
+        taking = np.flatnonzero(numbers >= 0)
+        numbers, codes = numbers[taking], self._codes[taking]
+        top = self._had.copy()
+        np.maximum.at(top, numbers, codes)
+        is_there = self._is_there.copy()
+        is_there[numbers] = True
+        rows = np.arange(len(top))
+        best = np.flatnonzero(codes == top[numbers])
+        rows[numbers[best]] = len(top) + taking[best]
+        return pa.concat_arrays([self._before, self._value]).take(pa.array(rows, mask=~is_there))
+
+    def is_lost(self, numbers: Longs, is_taken: Bools) -> Bools:
+        """Groups that lose a value equal to what they had."""
+        found = np.zeros(len(self._had), np.bool_)
+        rows = np.flatnonzero(is_taken)
+        of = numbers[rows]
+        lost = (self._codes[rows] == self._had[of]) & self._is_there[of]
+        found[of[lost]] = True
+        return found
+
+
+def _codes(arrays: Sequence[Any]) -> list[Longs]:
+    """Integers in the order of the values, equal ones alike; anything for NULL."""
+    if arrays[0].type.id in _INTEGERS:
+        return [bits(array).astype(np.int64) if len(array) else np.empty(0, np.int64) for array in arrays]
+    ranks = np.asarray(pc.rank(pa.concat_arrays(arrays), sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
+    ends = np.cumsum([len(array) for array in arrays])
+    return np.split(ranks, ends[:-1])
+
+
+def values_delta(keys: pa.Table, value: Any, diffs: Longs, mask: Bools | None, numbers: Longs) -> pa.Table:
+    """The rows that take part, each distinct one once: keys, `VALUE`, the number of its group, diff."""
+    value = one_chunk(value)
+    names = [*keys.column_names, VALUE, _GROUP]
+    if mask is None and not value.null_count:
+        table = pa.Table.from_arrays([*keys.columns, value, pa.array(numbers)], names=names)
+        return settled(with_diffs(table, diffs), "values")
+    chosen = np.asarray(value.is_valid()) if mask is None else np.asarray(value.is_valid()) & mask
+    rows = pa.array(np.flatnonzero(chosen))
+    columns = [*(column.take(rows) for column in keys.columns), value.take(rows), pa.array(numbers[chosen])]
+    return settled(with_diffs(pa.Table.from_arrays(columns, names=names), diffs[chosen]), "values")

@@ -1,0 +1,263 @@
+"""Exact sums of a delta: from one value per row to one number per group, in numpy, with no loop over rows.
+
+Doubles hold integers up to 2^53 exactly, and `np.bincount` adds them up per group faster than all else in numpy. So
+
+1. the values of all rows are cut into *limbs*: integers of few bits, as doubles, with a common power of two per limb;
+2. products (of arguments, and with diffs other than +-1) are made limb by limb, with carries, as on paper;
+3. each limb is added up per group: few enough bits in few enough rows stay below 2^53, so nothing is ever rounded;
+4. the limbs of each group are put together to one exact number.
+
+Doubles that lie far apart would need many limbs, nearly all of them zero: such rows are done in several *windows*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.aggregates.exact import Doubles, encode, gather, too_large
+from evertide.rows.columns import Longs, Words
+
+__all__ = ["Rows", "sum_longs", "sum_products", "sum_wide"]
+
+_EXACT = 53
+_WIDTHS = (40, 32, 24)
+_PRODUCT_WIDTH = 24
+_WINDOW = 64
+_BLOCK_ROWS = 1 << 20
+
+_Terms = list[tuple[Longs, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a delta as aggregates see them: each with its diff and the number of its group, below `count`."""
+
+    diffs: Longs
+    groups: Longs
+    count: int
+
+    def take(self, rows: Any) -> Rows:
+        """Only these rows, by number, slice or mask."""
+        return Rows(self.diffs[rows], self.groups[rows], self.count)
+
+    @cached_property
+    def ones(self) -> bool:
+        return bool((self.diffs == 1).all())
+
+    @cached_property
+    def weights(self) -> Doubles:
+        return self.diffs.astype(np.float64)
+
+    @cached_property
+    def room(self) -> int:
+        """How many bits a value may have so that the sum of value * diff over all rows is exact as a double."""
+        return self.plain_room - (_bits(self.diffs) if len(self.diffs) else 0)
+
+    @property
+    def plain_room(self) -> int:
+        """The same, of the values alone."""
+        return _EXACT - len(self.diffs).bit_length()
+
+    @cached_property
+    def tally(self) -> Any:
+        """The sum of diffs per group, encoded: how many rows each got or lost."""
+        terms: _Terms = []
+        for block in _blocks(self):
+            if block.ones:
+                terms.append((np.bincount(block.groups, minlength=self.count), 0))
+            else:
+                terms += _totals(_cut_longs(block.diffs, block.plain_room), block, weighted=True)
+        return encode(gather(terms, self.count))
+
+
+@dataclass(frozen=True, eq=False)
+class _Limbs:
+    """The value of row i is the sum over j of values[j][i] * 2^(width j + shift)."""
+
+    values: list[Doubles]
+    width: int
+    shift: int
+
+
+def sum_longs(values: Longs, rows: Rows) -> Any:
+    """Per group the sum of value * diff, encoded."""
+    terms: _Terms = []
+    for part, block in _parts(rows):
+        limbs = _cut_longs(values[part], block.room)
+        terms += _totals(limbs, block)
+    return encode(gather(terms, rows.count))
+
+
+def sum_wide(words: Words, rows: Rows) -> Any:
+    """The same for integers of 128 bits, given as two words each, the lower first."""
+    low, high = words[:, 0], words[:, 1].view(np.int64)
+    if np.array_equal(low.view(np.int64) >> 63, high):
+        return sum_longs(low.view(np.int64), rows)
+    terms: _Terms = []
+    for part, block in _parts(rows):
+        limbs = _cut_wide(low[part], high[part], _width(block.room))
+        terms += _totals(limbs, block)
+    return encode(gather(terms, rows.count))
+
+
+def sum_products(factors: Sequence[Doubles], rows: Rows) -> Any:
+    """Per group the sum of the product of the factors * diff, encoded. All factors are finite."""
+    if too_large(_digits(factors), rows.count):
+        return _by_halves(factors, rows)
+    terms: _Terms = []
+    for part, block in _parts(rows):
+        for window in _windows([factor[part] for factor in factors]):
+            inside = block if isinstance(window, slice) else block.take(window)
+            room = inside.room if len(factors) == 1 else 0
+            cut = [_cut_doubles(factor[part][window], room) for factor in factors]
+            terms += _totals(reduce(_multiply, cut), inside)
+    return encode(gather(terms, rows.count))
+
+
+def _digits(factors: Sequence[Doubles]) -> int:
+    """About how many digits of 32 bits the sums need at least; few, where no window is needed."""
+    ranges = [_range(factor) for factor in factors if len(factor)]
+    spread = sum(math.frexp(largest)[1] - math.frexp(smallest)[1] for smallest, largest in ranges)
+    return spread // 32 if spread > _WINDOW * len(factors) else 0
+
+
+def _by_halves(factors: Sequence[Doubles], rows: Rows) -> Any:
+    half = rows.count // 2
+    found = []
+    for first, end in ((0, half), (half, rows.count)):
+        at = np.flatnonzero((rows.groups >= first) & (rows.groups < end))
+        inside = Rows(rows.diffs[at], rows.groups[at] - first, end - first)
+        found.append(sum_products([factor[at] for factor in factors], inside))
+    return pa.concat_arrays(found)
+
+
+def _parts(rows: Rows) -> Iterator[tuple[slice, Rows]]:
+    """Blocks of rows: a bound on memory, and on the bits that adding them up takes. None of no rows."""
+    for start in range(0, len(rows.diffs), _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        yield part, (rows if len(rows.diffs) <= _BLOCK_ROWS else rows.take(part))
+
+
+def _blocks(rows: Rows) -> Iterator[Rows]:
+    return (block for _, block in _parts(rows))
+
+
+def _windows(factors: Sequence[Doubles]) -> Iterator[Any]:
+    """Sets of rows in which no factor spreads over many powers of two. Rows with a factor 0 may be left out."""
+    if all(_near(factor) for factor in factors):
+        yield slice(None)
+        return
+    rows = np.flatnonzero(np.logical_and.reduce([factor != 0 for factor in factors]))
+    keys = np.stack([np.frexp(factor[rows])[1] // _WINDOW for factor in factors])
+    _, window = np.unique(keys, axis=1, return_inverse=True)
+    order = np.argsort(window.ravel(), kind="stable")
+    ends = np.cumsum(np.bincount(window.ravel()))
+    yield from (rows[found] for found in np.split(order, ends[:-1]) if len(found))
+
+
+def _near(values: Doubles) -> bool:
+    smallest, largest = _range(values)
+    return math.frexp(largest)[1] - math.frexp(smallest)[1] <= _WINDOW
+
+
+def _range(values: Doubles) -> tuple[float, float]:
+    """The smallest and largest magnitude that are not zero, or twice 0."""
+    magnitudes = np.abs(values)
+    largest = float(magnitudes.max())
+    smallest = float(magnitudes.min())
+    if smallest == 0.0 and largest > 0.0:
+        smallest = float(magnitudes.min(where=magnitudes > 0, initial=np.inf))
+    return smallest, largest
+
+
+def _bits(values: Longs) -> int:
+    """The smallest n such that no magnitude is above 2^n; not for no values."""
+    return (max(int(values.max()), -int(values.min()), 1) - 1).bit_length()
+
+
+def _width(room: int) -> int:
+    return next((width for width in _WIDTHS if width <= room), _PRODUCT_WIDTH)
+
+
+def _cut_longs(values: Longs, room: int) -> _Limbs:
+    bits = _bits(values)
+    if bits <= room:
+        return _Limbs([values.astype(np.float64)], room, 0)
+    width, at, found = _width(room), 0, []
+    while bits - at > width:
+        found.append(((values >> at) & ((1 << width) - 1)).astype(np.float64))
+        at += width
+    found.append((values >> at).astype(np.float64))
+    return _Limbs(found, width, 0)
+
+
+def _cut_wide(low: Words, high: Longs, width: int) -> _Limbs:
+    mask, found = np.int64((1 << width) - 1), []
+    for at in range(0, 128, width):
+        if at >= 64:
+            piece = high >> (at - 64)
+        elif at + width <= 64:
+            piece = (low >> np.uint64(at)).view(np.int64)
+        else:
+            piece = (low >> np.uint64(at)).view(np.int64) | (high << (64 - at))
+        found.append((piece & mask if at + width < 128 else piece).astype(np.float64))
+    return _Limbs(found, width, 0)
+
+
+def _cut_doubles(values: Doubles, room: int) -> _Limbs:
+    """As integers times a power of two, all exact: dividing by a power of two, cutting, and taking off what was cut."""
+    smallest, largest = _range(values)
+    if largest == 0.0:
+        return _Limbs([np.zeros(len(values))], _PRODUCT_WIDTH, 0)
+    shift = max(math.frexp(smallest)[1] - _EXACT, -1074) // 8 * 8
+    if shift < 0 and largest < 2.0**_EXACT and np.array_equal(np.trunc(values), values):
+        shift = 0
+    bits = math.frexp(largest)[1] - shift
+    rest = np.ldexp(values, -shift) if shift else values
+    if bits <= room:
+        return _Limbs([rest], room, shift)
+    width, found = _width(room), []
+    for at in range((bits - 1) // width, 0, -1):
+        scale = 2.0 ** (width * at)
+        limb = np.trunc(rest * (1.0 / scale))
+        rest = rest - limb * scale
+        found.append(limb)
+    return _Limbs([rest, *reversed(found)], width, shift)
+
+
+def _multiply(left: _Limbs, right: _Limbs) -> _Limbs:
+    """Of limbs of 24 bits: 2^48 per product, and at most 31 of them per place."""
+    found: list[Doubles] = []
+    carry: Any = 0.0
+    scale = 2.0**_PRODUCT_WIDTH
+    for place in range(len(left.values) + len(right.values) - 1):
+        total = carry
+        for at in range(max(0, place - len(right.values) + 1), min(place + 1, len(left.values))):
+            total = total + left.values[at] * right.values[place - at]
+        carry = np.trunc(total * (1.0 / scale))
+        found.append(total - carry * scale)
+    return _Limbs([*found, carry], _PRODUCT_WIDTH, left.shift + right.shift)
+
+
+def _totals(limbs: _Limbs, rows: Rows, *, weighted: bool = False) -> _Terms:
+    """Each limb, times diff unless it is in there already, added up per group."""
+    weights = None
+    if not weighted and not rows.ones:
+        if limbs.width <= rows.room:
+            weights = rows.weights
+        else:
+            limbs = _multiply(limbs, _cut_longs(rows.diffs, 0))
+    return [
+        (
+            np.bincount(rows.groups, values if weights is None else values * weights, rows.count).astype(np.int64),
+            limbs.shift + limbs.width * at,
+        )
+        for at, values in enumerate(limbs.values)
+    ]

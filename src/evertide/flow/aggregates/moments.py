@@ -1,0 +1,165 @@
+"""Accumulators of moments: variance and its kin, skewness, kurtosis, covariance, correlation, regression.
+
+State holds exact sums of powers and products of the arguments. A buffer holds sums of powers of distances from the
+average, which follow from those as rational numbers: with n values, s1 their sum, s2 that of their squares, and so on,
+
+    m2 = s2 - s1^2 / n
+    m3 = s3 - 3 s1 s2 / n + 2 s1^3 / n^2
+    m4 = s4 - 4 s1 s3 / n + 6 s1^2 s2 / n^2 - 3 s1^4 / n^3
+    ck = sxy - sx sy / n
+
+In doubles, these differences would cancel out all digits; here each is computed exactly and rounded once.
+
+A row with an argument that is not finite is counted, and takes part in no sum that needs that argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.aggregates import exact
+from evertide.flow.aggregates.accumulator import Accumulator, Where, column, contributing, counts, doubles, exact_field
+from evertide.flow.aggregates.exact import Doubles, ratio
+from evertide.flow.aggregates.limbs import Rows, sum_products
+from evertide.rows.columns import Bools
+
+__all__ = ["CoMoments", "Moments"]
+
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Moments(Accumulator):
+    """Up to the `order`-th: 2, 3 or 4."""
+
+    order: int
+
+    @cached_property
+    def state(self) -> tuple[Any, ...]:
+        return tuple(exact_field(name) for name in ("count", "not_finite", *(f"s{at}" for at in self._powers)))
+
+    @cached_property
+    def buffer(self) -> tuple[Any, ...]:
+        return _doubles_fields("n", "avg", *(f"m{at}" for at in self._powers[1:]))
+
+    @property
+    def _powers(self) -> range:
+        return range(1, self.order + 1)
+
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+        (array,), rows, kept = contributing(args, rows, mask)
+        values, not_finite = _finite(doubles(array)[kept], rows)
+        return [rows.tally, not_finite, *(sum_products([values] * power, rows) for power in self._powers)]
+
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        held = counts(state[0], where)
+        broken = counts(state[1], where) > 0
+        sums = [exact.integers(column(found)) for found in state[2:]]
+        found = np.zeros((self.order, len(held)))
+        for group in np.flatnonzero(held):
+            found[:, group] = _NAN if broken[group] else self._central(int(held[group]), [s[group] for s in sums])
+        return [pa.array(values) for values in (held.astype(np.float64), *found)]
+
+    def _central(self, n: int, sums: Sequence[tuple[int, int]]) -> list[float]:
+        """avg, m2, m3, m4 as far as they are wanted; all sums as integers of one unit, that of s1."""
+        unit, (s1, s2, s3, s4, *_) = _aligned([*zip(sums, self._powers, strict=True)])
+        found = [ratio(s1, n, unit), ratio(n * s2 - s1**2, n, 2 * unit)]
+        if self.order >= 3:
+            found.append(ratio(n**2 * s3 - 3 * n * s1 * s2 + 2 * s1**3, n**2, 3 * unit))
+        if self.order >= 4:
+            fourth = n**3 * s4 - 4 * n**2 * s1 * s3 + 6 * n * s1**2 * s2 - 3 * s1**4
+            found.append(ratio(fourth, n**3, 4 * unit))
+        return found
+
+
+@dataclass(frozen=True)
+class CoMoments(Accumulator):
+    """Of two arguments: x and y, or y and x where `swapped`. `names` are those of the buffer."""
+
+    names: tuple[str, ...]
+    swapped: bool = False
+
+    @cached_property
+    def state(self) -> tuple[Any, ...]:
+        squares = [name for name, held in (("sxx", self._xx), ("syy", self._yy)) if held]
+        return tuple(
+            exact_field(name) for name in ("count", "x_not_finite", "y_not_finite", "sx", "sy", "sxy", *squares)
+        )
+
+    @cached_property
+    def buffer(self) -> tuple[Any, ...]:
+        return _doubles_fields(*self.names)
+
+    @property
+    def _xx(self) -> bool:
+        return "xMk" in self.names or "m2" in self.names
+
+    @property
+    def _yy(self) -> bool:
+        return "yMk" in self.names
+
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+        arrays, rows, kept = contributing(args, rows, mask)
+        first, second = (_finite(doubles(array)[kept], rows) for array in arrays)
+        (x, x_broken), (y, y_broken) = (second, first) if self.swapped else (first, second)
+        products = [[x], [y], [x, y], *([[x, x]] if self._xx else []), *([[y, y]] if self._yy else [])]
+        return [rows.tally, x_broken, y_broken, *(sum_products(factors, rows) for factors in products)]
+
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        held = counts(state[0], where)
+        x_broken, y_broken = (counts(found, where) > 0 for found in state[1:3])
+        sums = [exact.integers(column(found)) for found in state[3:]]
+        found = np.zeros((len(self.names), len(held)))
+        for group in np.flatnonzero(held):
+            values = self._values(int(held[group]), [s[group] for s in sums])
+            if x_broken[group]:
+                values |= dict.fromkeys(("xAvg", "avg", "ck", "xMk", "m2"), _NAN)
+            if y_broken[group]:
+                values |= dict.fromkeys(("yAvg", "ck", "yMk"), _NAN)
+            found[:, group] = [values[name] for name in self.names]
+        return [pa.array(values) for values in found]
+
+    def _values(self, n: int, sums: Sequence[tuple[int, int]]) -> dict[str, float]:
+        """By the names of buffers; of x squared there may be none, of y squared only with that."""
+        unit, (sx, sy, sxy, sxx, syy, *_) = _aligned([*zip(sums, (1, 1, 2, 2, 2), strict=False)])
+        x_spread, y_spread = ratio(n * sxx - sx**2, n, 2 * unit), ratio(n * syy - sy**2, n, 2 * unit)
+        x_average = ratio(sx, n, unit)
+        return {
+            "n": float(n),
+            "xAvg": x_average,
+            "yAvg": ratio(sy, n, unit),
+            "ck": ratio(n * sxy - sx * sy, n, 2 * unit),
+            "xMk": x_spread,
+            "yMk": y_spread,
+            "avg": x_average,
+            "m2": x_spread,
+        }
+
+
+def _doubles_fields(*names: str) -> tuple[Any, ...]:
+    return tuple(pa.field(name, pa.float64(), nullable=False) for name in names)
+
+
+def _finite(values: Doubles, rows: Rows) -> tuple[Doubles, Any]:
+    """The values with 0 for those that are not finite, and how many those are per group."""
+    broken = ~np.isfinite(values)
+    if not broken.any():
+        return values, exact.zeros(rows.count)
+    return np.where(broken, 0.0, values), rows.take(broken).tally
+
+
+def _aligned(sums: Sequence[tuple[tuple[int, int], int]]) -> tuple[int, list[int]]:
+    """Numbers, each with its power, as integers times 2^(power * unit); and zeros, for those that are not kept."""
+    unit = min((exponent // power for (integer, exponent), power in sums if integer), default=0)
+    return unit, [
+        *(integer << (exponent - power * unit) if integer else 0 for (integer, exponent), power in sums),
+        0,
+        0,
+        0,
+    ]

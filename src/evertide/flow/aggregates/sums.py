@@ -1,0 +1,239 @@
+"""Accumulators that count and add: RowCount, Count, Sum, Average, BitXorAgg.
+
+Integers, decimals and durations are added as integers, unscaled (`ExactSum`), floats and doubles as what they exactly
+are (`RealSum`): so is the average of integers, as Spark makes each of them a double before it adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.flow.aggregates import exact
+from evertide.flow.aggregates.accumulator import (
+    Accumulator,
+    Where,
+    column,
+    contributing,
+    counts,
+    doubles,
+    exact_field,
+    longs,
+    words,
+)
+from evertide.flow.aggregates.limbs import Rows, sum_longs, sum_products, sum_wide
+from evertide.rows.columns import Bools, Words, one_chunk, plain
+
+__all__ = ["Count", "ExactSum", "Layout", "Overflow", "RealSum", "RowCount", "Xor"]
+
+
+class Layout(Enum):
+    """What stands in the buffer: how it says that there was nothing to add."""
+
+    SUM = ("sum",)
+    SUM_IS_EMPTY = ("sum", "isEmpty")
+    SUM_COUNT = ("sum", "count")
+
+
+class Overflow(Enum):
+    """What becomes of a sum that its type cannot hold."""
+
+    RAISES = "raises"
+    IS_NULL = "is NULL"
+    WRAPS = "wraps"
+
+
+@dataclass(frozen=True)
+class RowCount(Accumulator):
+    """How many rows a group has: it exists while that is not zero."""
+
+    function: str = "RowCount"
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return (exact_field("rows"),)
+
+    @property
+    def buffer(self) -> tuple[Any, ...]:
+        return ()
+
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:  # noqa: ARG002 - none
+        return [rows.tally]
+
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        counts(state[0], where)
+        return []
+
+
+@dataclass(frozen=True)
+class Count(Accumulator):
+    """Rows in which no argument is NULL."""
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return (exact_field("count"),)
+
+    @property
+    def buffer(self) -> tuple[Any, ...]:
+        return (pa.field("count", pa.int64(), nullable=False),)
+
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+        return [contributing(args, rows, mask)[1].tally]
+
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        return [pa.array(counts(state[0], where))]
+
+
+@dataclass(frozen=True)
+class ExactSum(Accumulator):
+    """Sum and Average of integers as such. `result` is the type of `sum` in the buffer."""
+
+    result: Any
+    layout: Layout
+    overflow: Overflow
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return exact_field("count"), exact_field("sum")
+
+    @cached_property
+    def buffer(self) -> tuple[Any, ...]:
+        return _sum_buffer(self.result, self.layout)
+
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+        (array,), rows, kept = contributing(args, rows, mask)
+        if pa.types.is_decimal128(array.type) and array.type.precision > 18:
+            return [rows.tally, sum_wide(words(array)[kept], rows)]
+        return [rows.tally, sum_longs(longs(array)[kept], rows)]
+
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        held = counts(state[0], where)
+        is_decimal = pa.types.is_decimal(self.result)
+        found, fits = exact.decode(column(state[1])).low_words(2 if is_decimal else 1)
+        if is_decimal:
+            fits &= _below_power_of_ten(found, self.result.precision)
+        if self.overflow is Overflow.RAISES and not fits.all():
+            self._refuse(state[1], where, int(np.argmin(fits)))
+        valid = fits | (self.overflow is Overflow.WRAPS)
+        if self.layout is Layout.SUM:
+            valid = valid & (held > 0)
+        total = _array(self.result, found, valid)
+        return [total] if self.layout is Layout.SUM else [total, _second(self.layout, held)]
+
+    def _refuse(self, sums: Any, where: Where, group: int) -> None:
+        integer, exponent = exact.integers(column(sums)[group : group + 1])[0]
+        scale = f" (unscaled, of scale {self.result.scale})" if pa.types.is_decimal(self.result) else ""
+        why = f"{self.function} adds up to {integer << exponent}{scale}, which does not fit {self.result}"
+        raise InvalidInput(where=where(group), why=why)
+
+
+@dataclass(frozen=True)
+class RealSum(Accumulator):
+    """Sum and Average of doubles."""
+
+    layout: Layout
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return tuple(exact_field(name) for name in ("count", "sum", "nan", "positive_infinity", "negative_infinity"))
+
+    @cached_property
+    def buffer(self) -> tuple[Any, ...]:
+        return _sum_buffer(pa.float64(), self.layout)
+
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+        (array,), rows, kept = contributing(args, rows, mask)
+        values = doubles(array)[kept]
+        finite = np.isfinite(values)
+        if finite.all():
+            none = exact.zeros(rows.count)
+            return [rows.tally, sum_products([values], rows), none, none, none]
+        apart = (np.isnan(values), values == np.inf, values == -np.inf)
+        total = sum_products([values[finite]], rows.take(finite))
+        return [rows.tally, total, *(rows.take(which).tally for which in apart)]
+
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        held = counts(state[0], where)
+        nan, positive, negative = (counts(found, where) > 0 for found in state[2:])
+        found = exact.decode(column(state[1])).rounded()
+        found[positive] = np.inf
+        found[negative] = -np.inf
+        found[nan | (positive & negative)] = np.nan
+        if self.layout is Layout.SUM:
+            return [pa.array(found, mask=held == 0)]
+        return [pa.array(found), _second(self.layout, held)]
+
+
+@dataclass(frozen=True)
+class Xor(Accumulator):
+    """Exclusive or is its own inverse: only whether a diff is odd counts."""
+
+    kind: Any
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return exact_field("count"), pa.field("xor", self.kind, nullable=False)
+
+    @property
+    def buffer(self) -> tuple[Any, ...]:
+        return (pa.field("bit_xor", self.kind),)
+
+    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+        (array,), rows, kept = contributing(args, rows, mask)
+        odd = (rows.diffs & 1).astype(np.bool_)
+        found = np.zeros(rows.count, np.int64)
+        np.bitwise_xor.at(found, rows.groups[odd], longs(array)[kept][odd])
+        return [rows.tally, self._array(found)]
+
+    def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        one, other = (longs(plain(one_chunk(state[1]))) for state in (left, right))
+        return [*super().merge(left[:1], right[:1]), self._array(one ^ other)]
+
+    def zero(self, count: int) -> list[Any]:
+        return [exact.zeros(count), self._array(np.zeros(count, np.int64))]
+
+    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+        held = counts(state[0], where)
+        return [pa.array(longs(plain(one_chunk(state[1]))), mask=held == 0).cast(self.kind)]
+
+    def _array(self, found: Any) -> Any:
+        return pa.array(found).cast(self.kind)
+
+
+def _sum_buffer(result: Any, layout: Layout) -> tuple[Any, ...]:
+    total = pa.field("sum", result)
+    if layout is Layout.SUM:
+        return (total,)
+    if layout is Layout.SUM_IS_EMPTY:
+        return total, pa.field("isEmpty", pa.bool_(), nullable=False)
+    return total, pa.field("count", pa.int64())
+
+
+def _second(layout: Layout, held: Any) -> Any:
+    return pa.array(held == 0) if layout is Layout.SUM_IS_EMPTY else pa.array(held)
+
+
+def _below_power_of_ten(found: Words, digits: int) -> Bools:
+    """Whether integers of two words have no more than so many decimal digits."""
+    bound = 10**digits
+    low, high = found[:, 0], found[:, 1].view(np.int64)
+
+    def less(limit: int) -> Bools:
+        limit_high, limit_low = limit >> 64, np.uint64(limit & 0xFFFF_FFFF_FFFF_FFFF)
+        under: Bools = (high < limit_high) | ((high == limit_high) & (low < limit_low))
+        return under
+
+    return less(bound) & ~less(1 - bound)
+
+
+def _array(kind: Any, found: Words, valid: Bools) -> Any:
+    """Words as they lie in Arrow's memory."""
+    mask = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(found), [mask, pa.py_buffer(np.ascontiguousarray(found))])

@@ -1,0 +1,128 @@
+"""The first rows of a collection, in the order of the query.
+
+Kept are the first rows and a reserve behind them, in order. What comes in is sorted in among them; what goes is taken
+out. As nothing is known of the rows behind the reserve, it shrinks by what was taken, and rows that would stand behind
+its end are not taken in, unless all rows there are are kept anyway. Only when the reserve is used up is the input read
+as a whole, to fill it again: so the cost is that of the delta, and now and then, for deletions, that of a scan.
+
+Which row comes first is Spark's to say: one small job sorts what is kept together with what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.collection import Arrange, Collection
+from evertide.flow.leaf_rows import diffs_of, with_diffs
+from evertide.flow.state.arrangement import Arrangement
+from evertide.plan.algebra.nodes import TopK
+from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.fragment.fragment import Fragment
+from evertide.rows.changes import DIFF, expand, net
+
+__all__ = ["Top"]
+
+_PLACE = "place"
+
+
+class Top(Collection):
+    def __init__(self, name: str, node: TopK, fragment: Fragment, inputs: Collection, arrange: Arrange) -> None:
+        """`fragment` puts out the first rows of the input, as many as are to be kept, in order."""
+        super().__init__(name, arrow_schema(node.output), arrange)
+        if node.first is None or node.first.limit is None or node.limit is None:
+            raise ValueError("a TopK without LIMIT is no Top")
+        self.node = node
+        self._shown = slice(node.offset, node.offset + node.limit)
+        self._kept_max = node.first.limit
+        self._fragment = fragment
+        self.inputs = inputs
+        self._columns = tuple(self.schema.names)
+        inputs.need((), self._columns)
+        place = pa.field(_PLACE, pa.int64(), nullable=False)
+        self.state = arrange(f"{name}.first", pa.schema([*self.schema, place]), ())
+        self._kept: pa.Table | None = None
+        """In order; read from the state once."""
+        self._after: pa.Table | None = None
+        self._rows: int | None = None
+        self._more = 0
+        self.refills = 0
+
+    def run(self, *, is_first: bool) -> None:  # noqa: ARG002 - nothing is there without input
+        delta = self.inputs.delta
+        if not delta.num_rows:
+            return
+        before = self._before()
+        self._more = int(diffs_of(delta).sum())
+        after = self._moved(before, delta)
+        if after is None:
+            return
+        self._after = after
+        shown = [_signed(before, self._shown, -1), _signed(after, self._shown, 1)]
+        self.delta = net(pa.concat_tables(shown), self.name)
+
+    def kept(self) -> Iterator[Arrangement]:
+        yield from super().kept()
+        yield self.state
+
+    def settle(self) -> None:
+        if self._rows is not None:
+            self._rows += self._more
+        if self._after is not None:
+            before, after = self._before(), self._after
+            self.state.apply(pa.concat_tables([_placed(before, -1), _placed(after, 1)]))
+            self._kept = after
+        super().settle()
+
+    def forget(self) -> None:
+        super().forget()
+        self._after = None
+        self._more = 0
+
+    def _before(self) -> pa.Table:
+        if self._kept is None:
+            found = expand(self.state.scan(), self.name)
+            self._kept = found.sort_by(_PLACE).drop_columns([_PLACE])
+        return self._kept
+
+    def _moved(self, before: pa.Table, delta: pa.Table) -> pa.Table | None:
+        """The rows to keep from now on; None if nothing changes."""
+        is_new = diffs_of(delta) > 0
+        came, gone = delta.filter(pa.array(is_new)), delta.filter(pa.array(~is_new))
+        left = net(pa.concat_tables([_signed(before, slice(0, before.num_rows), 1), gone]), self.name, is_sorted=False)
+        stays = expand(left.filter(pa.array(diffs_of(left) > 0)), self.name)
+        if stays.num_rows == before.num_rows and not came.num_rows:
+            return None
+        after = self._first(pa.concat_tables([stays, expand(came, self.name)]))
+        if before.num_rows == self._inputs_rows():  # all rows are kept: those that came, too
+            return after
+        after = after.slice(0, stays.num_rows)
+        return after if after.num_rows >= self._shown.stop else self._refilled(delta)
+
+    def _inputs_rows(self) -> int:
+        """How many rows the input has, before the transaction."""
+        if self._rows is None:
+            self._rows = int(diffs_of(self.inputs.scan(self._columns)).sum())
+        return self._rows
+
+    def _refilled(self, delta: pa.Table) -> pa.Table:
+        self.refills += 1
+        whole = net(pa.concat_tables([self.inputs.scan(self._columns), delta]), self.name, is_sorted=False)
+        return self._first(expand(whole, self.name))
+
+    def _first(self, rows: pa.Table) -> pa.Table:
+        if not rows.num_rows:
+            return rows
+        return self._fragment.run([(1, [rows])]).drop_columns([DIFF])
+
+
+def _signed(kept: pa.Table, shown: slice, sign: int) -> pa.Table:
+    rows = kept.slice(shown.start, shown.stop - shown.start)
+    return with_diffs(rows, np.full(rows.num_rows, sign, np.int64))
+
+
+def _placed(kept: pa.Table, sign: int) -> pa.Table:
+    placed = kept.append_column(pa.field(_PLACE, pa.int64(), nullable=False), pa.array(np.arange(kept.num_rows)))
+    return with_diffs(placed, np.full(kept.num_rows, sign, np.int64))

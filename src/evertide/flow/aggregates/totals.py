@@ -1,0 +1,222 @@
+"""The groups of an additive aggregate: per group, sums to which a delta adds and from which it takes.
+
+The collection has a row per group: its keys, then the buffers of Catalyst's functions, of which a Map above makes the
+result. Kept is the exact state behind the buffers (`evertide.flow.aggregates.accumulators`), in one arrangement by the
+keys; that is also what look-ups by the keys, and scans, are answered from. So a delta costs the groups that it touches,
+however many rows they have. Without keys there is one group, from the beginning on, whether or not it has rows. MIN and
+MAX, which have no inverse, stand beside the sums (`evertide.flow.aggregates.extremes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
+from evertide.flow.aggregates.extremes import VALUE, Extremes, values_delta
+from evertide.flow.aggregates.groups import group_rows
+from evertide.flow.collection import Arrange, Collection
+from evertide.flow.leaf_rows import diffs_of, settled, with_diffs
+from evertide.flow.state.arrangement import Arrangement
+from evertide.plan.algebra.nodes import Aggregate, Function
+from evertide.plan.catalyst.columns import arrow_schema, arrow_type, column_name
+from evertide.rows.changes import net
+from evertide.rows.columns import Bools, one_chunk
+from evertide.rows.conform import type_fields
+
+__all__ = ["Totals"]
+
+_EXTREMES = ("Min", "Max")
+_MODES: dict[str, Mode] = {"ANSI": "ANSI", "TRY": "TRY", "LEGACY": "LEGACY"}
+
+
+class Totals(Collection):
+    def __init__(self, name: str, node: Aggregate, inputs: Collection, arrange: Arrange) -> None:
+        super().__init__(name, arrow_schema(node.output), arrange)
+        self.node = node
+        self.inputs = inputs
+        [child] = node.children
+        self._places = {attribute.id: column_name(at) for at, attribute in enumerate(child.output)}
+        self._types = {attribute.id: attribute.type for attribute in child.output}
+        self.keys = tuple(column_name(at) for at in range(len(node.keys)))
+        self._key_schema = pa.schema([self.schema.field(key) for key in self.keys])
+        self._added_up = tuple(each for each in node.functions if each.name not in _EXTREMES)
+        self._sums = Accumulators(tuple(self._accumulator(function) for function in self._added_up))
+        self._sought = tuple(each for each in node.functions if each.name in _EXTREMES)
+        self._alike = _alike(self._sought)
+        self.extremes = tuple(self._extremes(places, arrange) for places in self._alike)
+        best = [pa.field(f"x{at}", self._argument(each)) for at, each in enumerate(self._sought)]
+        self._state_schema = pa.schema([*self._sums.state, *best])
+        self.state = arrange(name, pa.schema([*self._key_schema, *self._state_schema]), self.keys)
+        self._change: pa.Table | None = None
+        inputs.is_counted = all(each.name == "Count" for each in node.functions) and all(
+            map(_is_countable, inputs.schema.types)
+        )
+
+    def _argument(self, function: Function) -> Any:
+        return arrow_type(self._types[function.arguments[0]])
+
+    def _extremes(self, places: Sequence[int], arrange: Arrange) -> Extremes:
+        functions = [self._sought[at] for at in places]
+        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._argument(functions[0]), nullable=False)])
+        values = arrange(f"{self.name}.x{places[0]}", schema, self.keys)
+        return Extremes(are_max=tuple(each.name == "Max" for each in functions), keys=self.keys, values=values)
+
+    def _accumulator(self, function: Function) -> Accumulator:
+        types = [arrow_type(self._types[argument]) for argument in function.arguments]
+        found = accumulator(function.name, types, _MODES[function.mode])
+        if found is None:
+            raise InvalidInput(where=self.name, why=f"{function.name} of {types} cannot be kept as a sum")
+        return found
+
+    def run(self, *, is_first: bool) -> None:
+        delta = self.inputs.delta
+        if delta.num_rows == 0 and not (is_first and not self.keys):
+            return
+        keys, groups = self._groups(delta)
+        before, is_there = self._before(keys, groups.count)
+        after = self._after(delta, keys, groups, before, is_there)
+        stays = self._sums.present(after) if self.keys else np.ones(1, np.bool_)
+        parts = ((before, is_there, -1), (after, stays, 1))
+        self.delta = settled(
+            pa.concat_tables([_signed(self._finished(keys, state, of), sign) for state, of, sign in parts]), self.name
+        )
+        self._change = pa.concat_tables([_signed(_side_by_side(keys, state, of), sign) for state, of, sign in parts])
+
+    def kept(self) -> Iterator[Arrangement]:
+        yield from super().kept()
+        yield self.state
+        yield from (extreme.values for extreme in self.extremes)
+
+    def settle(self) -> None:
+        if self._change is not None:
+            self.state.apply(self._change)
+        for extreme in self.extremes:
+            extreme.settle()
+        super().settle()
+
+    def forget(self) -> None:
+        super().forget()
+        self._change = None
+        for extreme in self.extremes:
+            extreme.forget()
+
+    def need(self, key: tuple[str, ...], columns: tuple[str, ...]) -> None:
+        if key and set(key) != set(self.keys):
+            super().need(key, columns)
+
+    def lookup(self, key: tuple[str, ...], keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+        if set(key) != set(self.keys):
+            return super().lookup(key, keys, columns)
+        return self._shown(self.state.lookup(keys.select(list(self.keys)).cast(self._key_schema)), columns)
+
+    def scan(self, columns: tuple[str, ...]) -> pa.Table:
+        return self._shown(self.state.scan(), columns)
+
+    def _shown(self, found: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+        """Stored groups as rows of the collection; each is there once."""
+        state = found.select(self._state_schema.names)
+        rows = self._finished(found.select(list(self.keys)), state, np.ones(found.num_rows, np.bool_))
+        return net(_signed(rows.select(list(columns)), 1), self.name, is_sorted=False)
+
+    def _groups(self, delta: pa.Table) -> tuple[pa.Table, Rows]:
+        """The keys of the groups that the delta touches, and which row is of which."""
+        keys = delta.select(list(self.keys))
+        if not self.keys:
+            return keys, Rows(diffs_of(delta), np.zeros(delta.num_rows, np.int64), 1)
+        numbers, first = group_rows(keys)
+        return keys.take(pa.array(first)).cast(self._key_schema), Rows(diffs_of(delta), numbers, len(first))
+
+    def _after(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table, is_there: Bools) -> pa.Table:
+        arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._added_up]
+        masks = [self._mask(delta, each.condition) for each in self._added_up]
+        added = self._sums.partial(arguments, rows, masks)
+        sums = self._merged(before.select(self._sums.state.names), is_there, added)
+        best: dict[int, Any] = {}
+        for places, extremes in zip(self._alike, self.extremes, strict=True):
+            values = self._values(delta, self._sought[places[0]], rows)
+            befores = [one_chunk(before.column(f"x{at}")) for at in places]
+            best.update(zip(places, extremes.after(keys, values, befores), strict=True))
+        found = [best[at] for at in range(len(self._sought))]
+        return pa.Table.from_arrays([*sums.columns, *found], schema=self._state_schema)
+
+    def _merged(self, before: pa.Table, is_there: Bools, added: pa.Table) -> pa.Table:
+        """The sums of both. To a group that was not there nothing is added: taking bytes costs less than adding."""
+        there = np.flatnonzero(is_there)
+        if 2 * len(there) > len(is_there):
+            return self._sums.merge(before, added)
+        chosen, rows = pa.array(there), np.arange(len(is_there))
+        rows[there] = len(is_there) + np.arange(len(there))
+        merged = self._sums.merge(before.take(chosen), added.take(chosen))
+        return pa.concat_tables([added, merged]).take(pa.array(rows))
+
+    def _values(self, delta: pa.Table, function: Function, rows: Rows) -> pa.Table:
+        value = delta.column(self._places[function.arguments[0]])
+        mask = self._mask(delta, function.condition)
+        return values_delta(delta.select(list(self.keys)), value, rows.diffs, mask, rows.groups)
+
+    def _mask(self, delta: pa.Table, condition: int | None) -> Bools | None:
+        if condition is None:
+            return None
+        found: Bools = delta.column(self._places[condition]).fill_null(False).to_numpy()  # noqa: FBT003
+        return found.astype(np.bool_)
+
+    def _before(self, keys: pa.Table, count: int) -> tuple[pa.Table, Bools]:
+        """The state of these groups, in their order, and which are there."""
+        found = self.state.lookup(keys) if self.keys else self.state.scan()
+        places = np.full(count, found.num_rows, np.int64)  # the row after the last is that of no state
+        if self.keys and found.num_rows:
+            numbers, _ = group_rows(pa.concat_tables([keys, found.select(list(self.keys)).cast(self._key_schema)]))
+            places[numbers[count:]] = np.arange(found.num_rows)
+        elif found.num_rows:
+            places[0] = 0
+        known = found.select(self._state_schema.names).cast(self._state_schema)
+        return pa.concat_tables([known, self._zero()]).take(pa.array(places)), places < found.num_rows
+
+    def _zero(self) -> pa.Table:
+        best = [pa.nulls(1, self._argument(function)) for function in self._sought]
+        return pa.Table.from_arrays([*self._sums.zero(1).columns, *best], schema=self._state_schema)
+
+    def _finished(self, keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
+        """Rows of the collection, for the groups that are there."""
+        chosen = pa.array(np.flatnonzero(of))
+        keys, state = keys.take(chosen) if self.keys else keys, state.take(chosen)
+        sums = self._sums.finish(
+            state.select(self._sums.state.names), lambda at: f"{self.name}, group {keys.slice(at, 1).to_pylist()}"
+        )
+        made, best = iter(sums.columns), iter(state.columns[len(self._sums.state) :])
+        buffers = [
+            next(best if function.name in _EXTREMES else made)
+            for function in self.node.functions
+            for _ in function.buffer
+        ]
+        return pa.Table.from_arrays([*keys.columns, *buffers], schema=self.schema)
+
+
+def _is_countable(kind: Any) -> bool:
+    """Whether values that Spark groups together are the same bit by bit. Floats may not be; maps are not grouped."""
+    if pa.types.is_floating(kind) or pa.types.is_map(kind):
+        return False
+    return all(_is_countable(field.type) for field in type_fields(kind))
+
+
+def _alike(functions: Sequence[Function]) -> list[list[int]]:
+    """Which functions look at the same values: the same argument, under the same condition."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for at, function in enumerate(functions):
+        found.setdefault((function.arguments, function.condition), []).append(at)
+    return [*found.values()]
+
+
+def _side_by_side(keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
+    chosen = pa.array(np.flatnonzero(of))
+    columns = [column.take(chosen) for column in (*keys.columns, *state.columns)]
+    return pa.Table.from_arrays(columns, schema=pa.schema([*keys.schema, *state.schema]))
+
+
+def _signed(rows: pa.Table, sign: int) -> pa.Table:
+    return with_diffs(rows, np.full(rows.num_rows, sign, np.int64))

@@ -1,0 +1,1 @@
+"""How each operator of a circuit is maintained: `explain`, its answer, and diagrams of it."""

@@ -1,0 +1,213 @@
+"""How each operator of a circuit is maintained, what state it keeps, and what it costs.
+
+Nothing is guessed: what is said of an operator is read off the parts of the circuit that run it. An operator is inside
+of the stage that computes it, and its look-ups are those that the stage's cone does for it.
+
+    linear              the delta goes through it; nothing is kept
+    difference rule     its result over the touched rows, new minus old; what it touches is looked up by key
+    sums per group      a delta is added to what is kept of its group
+    per group           all rows of a touched group are looked up, and the group is computed again
+    as a whole          any change has it computed again from all rows
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from evertide.flow.aggregates.top import Top
+from evertide.flow.aggregates.totals import Totals
+from evertide.flow.circuit import Circuit
+from evertide.flow.collection import Collection, Leaf
+from evertide.flow.explanation.explanation import Arranged, Cost, Explanation, Operator, ViewExplanation, Ways
+from evertide.flow.stage import Stage, own_demands
+from evertide.flow.state.arrangement import Arrangement
+from evertide.plan.algebra.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Window
+from evertide.plan.algebra.wording import names_of, words
+
+__all__ = ["explain"]
+
+_EXTREMES = frozenset(("Min", "Max"))
+_AS_A_WHOLE: tuple[str, Cost] = ("computed again as a whole", "whole input")
+
+
+def explain(circuit: Circuit) -> Explanation:
+    found = _Parts(circuit)
+    views = [_View(found, name, plan).explained() for name, plan in circuit.program.views.items()]
+    return Explanation(tuple(views), tuple(found.arranged.values()))
+
+
+class _Parts:
+    """Which part of the circuit runs an operator, and the arrangements met so far, by name."""
+
+    def __init__(self, circuit: Circuit) -> None:
+        self.circuit = circuit
+        self.arranged: dict[str, Arranged] = {}
+        self.by_node: dict[int, Stage | Top | Totals] = {}
+        for part in circuit.order:
+            for node in _inside(part):
+                self.by_node.setdefault(id(node), part)
+
+    def keep(self, arrangement: Arrangement, of: str, key: Sequence[str]) -> str:
+        found = Arranged(arrangement.name, of, tuple(key), arrangement.rows, arrangement.bytes)
+        self.arranged.setdefault(arrangement.name, found)
+        return arrangement.name
+
+
+def _inside(part: Stage | Top | Totals) -> Iterator[Node]:
+    if not isinstance(part, Stage):
+        yield part.node
+        return
+    stage = part
+
+    def walk(node: Node) -> Iterator[Node]:
+        if stage.cut.is_leaf(node):
+            return
+        yield node
+        for child in node.children:
+            yield from walk(child)
+
+    yield from walk(stage.cut.root)
+
+
+class _View:
+    def __init__(self, parts: _Parts, name: str, plan: Node) -> None:
+        self._parts = parts
+        self._name = name
+        self._plan = plan
+        self._numbers: dict[int, int] = {}
+        self._operators: list[Operator] = []
+
+    def explained(self) -> ViewExplanation:
+        self._number(self._plan)
+        self._add(self._plan)
+        operators = tuple(sorted(self._operators, key=lambda operator: operator.number))
+        return ViewExplanation(self._name, operators, self._ways())
+
+    def _ways(self) -> Ways:
+        parts = [self._parts.by_node[node] for node in self._numbers if node in self._parts.by_node]
+        stages = {id(part): part for part in parts if isinstance(part, Stage)}
+        total = sum((stage.ways for stage in stages.values()), Counter[str]())
+        return Ways(total["small"], total["large"], total["recompute"])
+
+    def _number(self, node: Node) -> None:
+        if id(node) not in self._numbers:
+            self._numbers[id(node)] = len(self._numbers) + 1
+            for child in node.children:
+                self._number(child)
+
+    def _add(self, node: Node) -> None:
+        number = self._numbers[id(node)]
+        if any(operator.number == number for operator in self._operators):
+            return
+        how, cost = self._how(node)
+        part = self._parts.by_node.get(id(node))
+        name = node.collection if isinstance(node, Scan) else self._name if part is None else _collection(part).name
+        inputs = tuple(self._numbers[id(child)] for child in node.children)
+        state = tuple(dict.fromkeys(self._state(node, part)))
+        self._operators.append(Operator(number, node.kind, words(node), how, cost, name, state, inputs))
+        for child in node.children:
+            self._add(child)
+
+    def _how(self, node: Node) -> tuple[str, Cost]:
+        match node:
+            case Scan():
+                is_view = node.collection in self._parts.circuit.views
+                found: tuple[str, Cost] = ("a view of its own" if is_view else "a table"), "delta"
+            case Join():
+                found = self._how_join(node)
+            case Aggregate():
+                found = _how_aggregate(node)
+            case Window():
+                found = _how_window(node)
+            case TopK():
+                found = _how_top(node)
+            case _:
+                found = ("never changes", "none") if isinstance(node, Constant) else ("linear", "delta")
+        return found
+
+    def _how_join(self, node: Join) -> tuple[str, Cost]:
+        part = self._parts.by_node.get(id(node))
+        if not isinstance(part, Stage):
+            return "difference rule", "touched groups"
+        left, right = node.children
+        looked_up = list(own_demands(part.cut, node))
+        if not looked_up:
+            return "linear, as one side never changes", "delta"
+        by = part.cut.joins[id(node)]
+        if not by.left and any(map(_is_one_row, (left, right))):
+            return "difference rule with one row, scans the other side when that changes", "scan"
+        if not by.left:
+            return "difference rule, scans the other side", "scan"
+        keys = f"({', '.join(names_of(left, by.left))}) = ({', '.join(names_of(right, by.right))})"
+        return f"difference rule by {keys}", "delta" if node.join == "Inner" else "touched groups"
+
+    def _state(self, node: Node, part: Stage | Top | Totals | None) -> Iterator[str]:
+        match part:
+            case Totals():
+                keys = names_of(part.node, part.node.ids[: len(part.keys)])
+                yield self._parts.keep(part.state, part.name, keys)
+                for extreme in part.extremes:
+                    yield self._parts.keep(extreme.values, f"{part.name}, values", keys)
+            case Top():
+                yield self._parts.keep(part.state, f"{part.name}, first rows", ())
+                yield from self._scanned(part.inputs)
+            case Stage():
+                for at, attributes in own_demands(part.cut, node):
+                    leaf, below = part.leaves[at], part.cut.leaves[at]
+                    yield from self._looked_up(leaf, attributes, names_of(below, attributes))
+
+    def _looked_up(self, leaf: Leaf, attributes: tuple[int, ...], names: tuple[str, ...]) -> Iterator[str]:
+        collection = leaf.collection
+        key = tuple(map(leaf.column, attributes))
+        found = collection.arrangements.get((key, leaf.columns))
+        if found is not None:
+            yield self._parts.keep(found, collection.name, names)
+        elif isinstance(collection, Totals):
+            yield self._parts.keep(collection.state, collection.name, names)
+
+    def _scanned(self, collection: Collection) -> Iterator[str]:
+        for (key, _), found in collection.arrangements.items():
+            if not key:
+                yield self._parts.keep(found, collection.name, ())
+
+
+def _collection(part: Stage | Top | Totals) -> Collection:
+    return part.output if isinstance(part, Stage) else part
+
+
+def _is_one_row(node: Node) -> bool:
+    """Whether it is the result of an aggregate of all rows, as scalar subqueries are."""
+    while isinstance(node, Map | Filter):
+        [node] = node.children
+    return isinstance(node, Aggregate) and not node.keys
+
+
+def _how_aggregate(node: Aggregate) -> tuple[str, Cost]:
+    keys = f"({', '.join(names_of(node.children[0], node.keys))})"
+    if node.is_additive:
+        return f"{_kept(node)} {'per group ' + keys if node.keys else 'of all rows'}", "touched groups"
+    if not node.keys:
+        return _AS_A_WHOLE
+    return f"computed again per group {keys}", "touched groups"
+
+
+def _kept(node: Aggregate) -> str:
+    names = {function.name for function in node.functions}
+    if not names:
+        return "counts"
+    kinds = ["sums"] if names - _EXTREMES else []
+    return " and ".join([*kinds, "extremes"] if names & _EXTREMES else kinds)
+
+
+def _how_window(node: Window) -> tuple[str, Cost]:
+    if not node.partition:
+        return _AS_A_WHOLE
+    keys = ", ".join(names_of(node.children[0], node.partition))
+    return f"computed again per partition ({keys})", "touched groups"
+
+
+def _how_top(node: TopK) -> tuple[str, Cost]:
+    if node.first is None:
+        return _AS_A_WHOLE
+    return "first rows and a reserve kept, a scan when it is used up", "delta"

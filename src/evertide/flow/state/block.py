@@ -1,0 +1,171 @@
+"""Blocks: rows of an arrangement in memory, with the word and the diff of each; and how blocks become one.
+
+A block is immutable. Its `columns` are those that were asked for, by name, each one array; `words` and `diffs` are
+plain numpy arrays, as all searching and summing is done on them.
+
+Equality of rows is bit-exact, as in a shard: keys may be equal where rows are not (-0.0 and 0.0).
+
+Consolidation sums the diffs of equal rows. Hashing every row would be most of its cost, so only rows that can have an
+equal are hashed (`merged`): equal rows have equal keys and so equal words, and a consolidated block holds each row
+once. A hash only proposes; rows are compared before they are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.rows.columns import Bools, Longs
+from evertide.rows.digest import row_hashes
+from evertide.rows.equality import equal_rows
+
+__all__ = ["Block", "concatenated", "merged", "summed"]
+
+_NO_LONGS: Longs = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    words: Longs
+    diffs: Longs
+    columns: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        return len(self.words)
+
+    @property
+    def bytes(self) -> int:
+        return int(
+            self.words.nbytes
+            + self.diffs.nbytes
+            + sum(array.get_total_buffer_size() for array in self.columns.values())
+        )
+
+    def take(self, rows: Longs, diffs: Longs | None = None) -> Block:
+        """These rows, in this order, with other diffs if some are given."""
+        indices = pa.array(rows)
+        columns = {name: array.take(indices) for name, array in self.columns.items()}
+        return Block(self.words[rows], self.diffs[rows] if diffs is None else diffs, columns)
+
+    def slice(self, start: int, end: int) -> Block:
+        if start == 0 and end == self.rows:
+            return self
+        columns = {name: array.slice(start, end - start) for name, array in self.columns.items()}
+        return Block(self.words[start:end], self.diffs[start:end], columns)
+
+    def select(self, names: Sequence[str]) -> Block:
+        return Block(self.words, self.diffs, {name: self.columns[name] for name in names})
+
+
+def concatenated(blocks: Sequence[Block]) -> Block:
+    """The rows of all, of at least one, one block after the other."""
+    if len(blocks) == 1:
+        return blocks[0]
+    columns = {name: pa.concat_arrays([block.columns[name] for block in blocks]) for name in blocks[0].columns}
+    return Block(
+        np.concatenate([block.words for block in blocks]), np.concatenate([block.diffs for block in blocks]), columns
+    )
+
+
+def merged(blocks: Sequence[Block], *, has_key: bool, is_consolidated: bool, where: str) -> Block:
+    """All rows consolidated over the columns that the blocks have, in the order of their words.
+
+    `has_key`: the key is among the columns, so that equal rows have equal words. `is_consolidated`: each block already
+    holds each row once, of these columns. Without the key the order is any.
+    """
+    whole = concatenated(blocks)
+    if is_consolidated and len(blocks) == 1:
+        return whole
+    if not has_key:
+        rows, totals = summed(list(whole.columns.values()), whole.diffs, where)
+        return whole.take(rows, totals)
+    order = np.argsort(whole.words, kind="stable")
+    suspects = _suspects(whole.words[order], _origins(blocks)[order] if is_consolidated else None)
+    totals = whole.diffs
+    if len(suspects):
+        rows = order[suspects]
+        indices = pa.array(rows)
+        kept, sums = summed([array.take(indices) for array in whole.columns.values()], whole.diffs[rows], where)
+        totals = totals.copy()
+        totals[rows] = 0
+        totals[rows[kept]] = sums
+    left = totals[order] != 0
+    order = order if left.all() else order[left]
+    return whole.take(order, totals[order])
+
+
+def summed(columns: Sequence[Any], diffs: Longs, where: str) -> tuple[Longs, Longs]:
+    """Of each distinct row whose diffs do not sum to 0: one occurrence, ascending, and that sum."""
+    if len(diffs) == 0:
+        return _NO_LONGS, diffs
+    order, starts = _groups(columns, len(diffs))
+    totals = diffs
+    if len(starts) < len(diffs):
+        totals = np.zeros(len(diffs), np.int64)
+        totals[order[starts]] = _sums(diffs[order], starts, where)
+    rows = np.flatnonzero(totals)
+    return rows, totals[rows]
+
+
+def _origins(blocks: Sequence[Block]) -> Longs:
+    return np.repeat(np.arange(len(blocks)), [block.rows for block in blocks])
+
+
+def _suspects(words: Longs, origins: Longs | None) -> Longs:
+    """Which rows may have an equal: of sorted words, those that occur again; in another block, if origins are given."""
+    again = words[1:] == words[:-1]
+    if not again.any():
+        return _NO_LONGS
+    starts = np.flatnonzero(np.concatenate(([True], ~again)))
+    lengths = np.diff(np.append(starts, len(words)))
+    # The order was stable, so that the first and the last of a word come from the first and the last of its blocks.
+    doubtful = lengths > 1 if origins is None else origins[starts] != origins[starts + lengths - 1]
+    return np.flatnonzero(np.repeat(doubtful, lengths))
+
+
+def _groups(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
+    """An order in which equal rows are neighbours, and where in it each group of them starts."""
+    if not columns:
+        return np.arange(rows), np.zeros(1, np.int64)
+    table = pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
+    hashes = row_hashes(table).high
+    order = np.argsort(hashes)
+    in_order = hashes[order]
+    again: Bools = in_order[1:] == in_order[:-1]
+    pairs = np.flatnonzero(again)
+    if len(pairs) == 0:
+        return order, np.arange(rows)
+    starts = np.flatnonzero(np.concatenate(([True], ~again)))
+    if equal_rows(table, order[pairs], order[pairs + 1]).all():
+        return order, starts
+    return _separated(table, np.split(order, starts[1:]))
+
+
+def _separated(table: pa.Table, likes: list[Longs]) -> tuple[Longs, Longs]:
+    """The same, where rows of like hash turned out to differ. It takes as long as it takes: it hardly ever happens."""
+    groups = []
+    for like in likes:
+        rest = like
+        while len(rest):
+            same = equal_rows(table, np.full(len(rest), rest[0]), rest)
+            groups.append(rest[same])
+            rest = rest[~same]
+    lengths = np.array([len(group) for group in groups])
+    return np.concatenate(groups), np.cumsum(lengths) - lengths
+
+
+def _sums(diffs: Longs, starts: Longs, where: str) -> Longs:
+    """A sum that wrapped around would be a wrong count that nobody notices."""
+    most = max(int(diffs.max()), -int(diffs.min()))
+    if most * len(diffs) < 1 << 63:
+        return np.add.reduceat(diffs, starts)
+    totals = [sum(group.tolist()) for group in np.split(diffs, starts[1:])]
+    if not all(-(1 << 63) <= total < 1 << 63 for total in totals):
+        raise InvalidInput(where=where, why="the diffs of a row add up to more than fits 64 bits")
+    return np.array(totals, np.int64)

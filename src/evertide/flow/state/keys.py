@@ -1,0 +1,148 @@
+"""Key words: one int64 per row that says where in an arrangement its key lies.
+
+Keys are equal as Spark groups them: NULL equals NULL, any NaN any NaN, -0.0 equals 0.0, also inside structs and lists;
+otherwise bit by bit. Equal keys have equal words. Different keys may share one, so that a word only proposes and
+`equal_keys` decides: a row too many could raise an error downstream that the query never would.
+
+Words keep what is near in the key's first integer-like column near in the arrangement, since new rows mostly concern
+recent ids, dates and times, which then lie in few row groups:
+
+    one column, integer-like        its value
+    several, one integer-like       that value shifted up, a hash of the others below it, wrapped around at 64 bits
+    none integer-like               a hash of all
+    no column at all                the caller decides (there is one key only, so that any order will do)
+
+Integer-like are integers, dates, times, timestamps, durations and decimals of up to 18 digits. Words are stored in
+parts: a change of any of this needs a new version of `evertide.flow.state.state_part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.rows.columns import (
+    FIXED,
+    FLOATS,
+    Bools,
+    Longs,
+    bits,
+    list_values,
+    one_chunk,
+    plain,
+    validity,
+    wide_words,
+)
+from evertide.rows.conform import type_fields
+from evertide.rows.digest import row_hashes
+from evertide.rows.equality import equal_values
+
+__all__ = ["SHARED_WORD", "canonical", "equal_keys", "is_exact", "key_words"]
+
+SHARED_WORD = (1 << 63) - 2
+"""The word of NULL in a single integer-like column, and of the two largest values: so that word + 1 never wraps."""
+
+_NARROW_HASH_BITS = 16
+_DIGITS_64 = 18
+_INTERVALS = {pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME}
+_INTEGERS = frozenset(FIXED) - frozenset(FLOATS) - _INTERVALS
+
+
+def key_words(columns: pa.Table | pa.RecordBatch) -> Longs:
+    """The word of each row, of the key's columns in order."""
+    arrays = [plain(one_chunk(column)) for column in columns.columns]
+    if columns.num_rows == 0 or not arrays:
+        return np.zeros(columns.num_rows, np.int64)
+    at = next((i for i, array in enumerate(arrays) if _is_integer(array.type)), None)
+    if at is None:
+        words = _hashes(arrays)
+    elif len(arrays) == 1:
+        words = _integers(arrays[0])
+    else:
+        room = max(_NARROW_HASH_BITS, 64 - _width(arrays[at].type))
+        words = _integers(arrays[at]) << room
+        words += _hashes(arrays[:at] + arrays[at + 1 :]) & ((1 << room) - 1)
+    return np.minimum(words, SHARED_WORD)
+
+
+def is_exact(kinds: Sequence[Any]) -> bool:
+    """Whether the word is the key: keys of these types that share a word other than `SHARED_WORD` are equal."""
+    return len(kinds) == 1 and _is_integer(kinds[0])
+
+
+def equal_keys(left: Sequence[Any], right: Sequence[Any]) -> Bools:
+    """Row by row, of two keys as their columns."""
+    equal = np.ones(len(left[0]), np.bool_)
+    for one, other in zip(left, right, strict=True):
+        equal &= equal_values(canonical(one), canonical(other))
+    return equal
+
+
+def canonical(array: Any) -> Any:
+    """The same keys, with every -0.0 as 0.0: then keys are equal if and only if they are so bit by bit."""
+    if len(array) == 0 or not _holds_floats(array.type):
+        return array
+    array = plain(array)
+    kind = array.type
+    if kind.id in FLOATS:
+        return _without_negative_zero(array)
+    buffers = [_validity_buffer(array)]
+    if pa.types.is_struct(kind):
+        children = [canonical(array.field(i)) for i in range(kind.num_fields)]
+    else:
+        offsets, values = list_values(array)
+        children = [canonical(values)]
+        if kind.id != pa.lib.Type_FIXED_SIZE_LIST:
+            buffers.append(pa.py_buffer(offsets.astype(np.int64 if pa.types.is_large_list(kind) else np.int32)))
+    return pa.Array.from_buffers(kind, len(array), buffers, children=children)
+
+
+@lru_cache(maxsize=4096)
+def _holds_floats(kind: Any) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_floats(kind.storage_type)
+    return kind.id in FLOATS or any(_holds_floats(field.type) for field in type_fields(kind))
+
+
+def _without_negative_zero(array: Any) -> Any:
+    dtype = np.dtype(FIXED[array.type.id])
+    found = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    is_negative_zero = found == dtype.type(1 << (8 * dtype.itemsize - 1))
+    if not is_negative_zero.any():
+        return array
+    values = pa.py_buffer(np.where(is_negative_zero, dtype.type(0), found))
+    return pa.Array.from_buffers(array.type, len(array), [_validity_buffer(array), values])
+
+
+def _validity_buffer(array: Any) -> Any:
+    valid = validity(array)
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _is_integer(kind: Any) -> bool:
+    return kind.id in _INTEGERS or (pa.types.is_decimal128(kind) and kind.precision <= _DIGITS_64)
+
+
+def _width(kind: Any) -> int:
+    return 64 if pa.types.is_decimal128(kind) else int(kind.bit_width)
+
+
+def _integers(array: Any) -> Longs:
+    """By value; what lies under a NULL is garbage, and must not tell one NULL from another."""
+    found: Longs
+    if pa.types.is_decimal128(array.type):
+        found = wide_words(array)[:, 0].view(np.int64)  # of so few digits the upper word is nothing but the sign
+    else:
+        found = bits(array)
+        found = found.view(np.int64) if found.dtype.itemsize == 8 else found.astype(np.int64)
+    valid = validity(array)
+    return found if valid is None else np.where(valid, found, SHARED_WORD)
+
+
+def _hashes(arrays: Sequence[Any]) -> Longs:
+    table = pa.Table.from_arrays([canonical(array) for array in arrays], names=[str(i) for i in range(len(arrays))])
+    return row_hashes(table).high.view(np.int64)

@@ -1,0 +1,69 @@
+"""`Wanted`: the keys of one lookup, as words to search for and as values to verify what was found.
+
+Words propose. Where the word is the key (a single integer-like column), nothing is left to verify but `SHARED_WORD`.
+Otherwise each row found is compared with the keys that share its word: nearly always one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.state.block import Block
+from evertide.flow.state.keys import SHARED_WORD, canonical, equal_keys, is_exact, key_words
+from evertide.rows.columns import Longs
+
+__all__ = ["Wanted"]
+
+
+class Wanted:
+    def __init__(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
+        """The key's columns, of at least one row."""
+        self._names = names
+        self._arrays = arrays
+        self._all_words = key_words(pa.Table.from_arrays(list(arrays), names=list(names)))
+        self._words = np.unique(self._all_words)
+        self.bounds = np.empty(2 * len(self._words), np.int64)
+        self.bounds[::2] = self._words
+        self.bounds[1::2] = self._words + 1
+        self.is_exact = is_exact([array.type for array in arrays]) and self._words[-1] != SHARED_WORD
+        self._sorted: tuple[list[Any], Longs, Longs] | None = None
+
+    def verified(self, block: Block) -> Block:
+        """The rows of a block, all of words that were asked for, whose key was asked for."""
+        if self.is_exact:
+            return block
+        keys, starts, counts = self._by_word()
+        found = [canonical(block.columns[name]) for name in self._names]
+        at = np.searchsorted(self._words, block.words)
+        matches = equal_keys(found, _taken(keys, starts[at]))
+        step = 1
+        while len(rest := np.flatnonzero(~matches & (counts[at] > step))):
+            matches[rest] = equal_keys(_taken(found, rest), _taken(keys, starts[at[rest]] + step))
+            step += 1
+        return block if matches.all() else block.take(np.flatnonzero(matches))
+
+    def _by_word(self) -> tuple[list[Any], Longs, Longs]:
+        """The keys in the order of their words, and per word where they begin and how many there are."""
+        if self._sorted is None:
+            order = np.argsort(self._all_words, kind="stable")
+            keys = _taken([canonical(array) for array in self._arrays], order)
+            words = self._all_words[order]
+            if len(words) > len(self._words):
+                # A key that was asked for many times must not be compared as often with whatever shares its word.
+                firsts = np.searchsorted(words, words)
+                kept = ~equal_keys(keys, _taken(keys, firsts))
+                kept[firsts] = True
+                rows = np.flatnonzero(kept)
+                keys, words = _taken(keys, rows), words[rows]
+            starts = np.searchsorted(words, self._words)
+            self._sorted = keys, starts, np.diff(np.append(starts, len(words)))
+        return self._sorted
+
+
+def _taken(arrays: Sequence[Any], rows: Longs) -> list[Any]:
+    indices = pa.array(rows)
+    return [array.take(indices) for array in arrays]

@@ -1,0 +1,38 @@
+"""`Manifest`: what an arrangement was when it was saved, and all that is needed to have it again.
+
+Where it lies: in the owner's checkpoint; it is a value, which msgspec encodes and decodes. Version 1. It names every
+part with its length and checksums, per run: the words of a run's parts ascend from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import UnsupportedFormat
+from evertide.flow.state.state_part import FORMAT_VERSION, PartEntry
+
+__all__ = ["Manifest"]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    name: str
+    schema: bytes
+    """The collection's columns, as a schema message of Arrow IPC."""
+    key: tuple[str, ...]
+    runs: tuple[tuple[PartEntry, ...], ...]
+    version: int = FORMAT_VERSION
+
+    def arrow_schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+    def entries(self) -> Iterator[PartEntry]:
+        for run in self.runs:
+            yield from run
+
+    def check(self, path: str) -> None:
+        """`path` is where a person would look."""
+        if self.version != FORMAT_VERSION:
+            raise UnsupportedFormat(path=path, found=self.version, supported=FORMAT_VERSION)

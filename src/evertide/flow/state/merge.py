@@ -1,0 +1,119 @@
+"""Merging: several runs become one, as a stream of blocks, and such a stream becomes parts.
+
+It holds of each run a few row groups, and all rows of the word at which it stands: however large the runs, memory is
+needed for what is under way, and for the largest key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.state.block import Block, concatenated, merged
+from evertide.flow.state.part_reader import PartShelf
+from evertide.flow.state.runs import PartRun, Run
+from evertide.flow.state.state_part import PartEntry, PartWriter
+
+__all__ = ["merge", "write_run"]
+
+
+class _Cursor:
+    """Where a merge stands in one run: the rows that it read and did not use yet."""
+
+    def __init__(self, blocks: Iterator[Block]) -> None:
+        self._blocks = blocks
+        self.pending: Block | None = None
+        self.is_over = False
+        self.extend()
+
+    def extend(self) -> None:
+        """Read on. `is_over` is only known once there is nothing more."""
+        block = next(self._blocks, None)
+        if block is None:
+            self.is_over = True
+        else:
+            self.pending = block if self.pending is None else concatenated([self.pending, block])
+
+    def cut(self, bound: int | None) -> Block | None:
+        """What lies below the bound, or all."""
+        pending = self.pending
+        if pending is None:
+            return None
+        end = pending.rows if bound is None else int(np.searchsorted(pending.words, bound))
+        if end == 0:
+            return None
+        self.pending = None if end == pending.rows else pending.slice(end, pending.rows)
+        return pending.slice(0, end)
+
+
+def merge(
+    runs: Iterable[Run], names: Sequence[str], shelf: PartShelf, *, has_key: bool, is_consolidated: bool, where: str
+) -> Iterator[Block]:
+    """The sum of the runs in blocks, whose words ascend, also from one to the next (`block.merged` has the flags).
+
+    1. A run that is not over may hold more of the last word that was read of it, so that only words below the least
+       of these last words, over all runs, are complete.
+    2. What is complete is consolidated and handed out.
+    3. If nothing is, those that stand at that least word read on.
+    """
+    cursors = [_Cursor(run.read(names, shelf)) for run in runs]
+    while True:
+        for cursor in cursors:
+            if cursor.pending is None and not cursor.is_over:
+                cursor.extend()
+        cursors = [cursor for cursor in cursors if cursor.pending is not None]
+        if not cursors:
+            return
+        bound = min((_last(cursor) for cursor in cursors if not cursor.is_over), default=None)
+        blocks = [block for block in [cursor.cut(bound) for cursor in cursors] if block is not None]
+        if not blocks:
+            for cursor in cursors:
+                if not cursor.is_over and _last(cursor) == bound:
+                    cursor.extend()
+            continue
+        block = merged(blocks, has_key=has_key, is_consolidated=is_consolidated, where=where)
+        if block.rows:
+            yield block
+
+
+def _last(cursor: _Cursor) -> int:
+    return int(cursor.pending.words[-1]) if cursor.pending is not None else 0
+
+
+def write_run(
+    blocks: Iterable[Block],
+    schema: pa.Schema,
+    put: Callable[[PartWriter], PartEntry],
+    *,
+    row_group_rows: int,
+    part_rows_max: int,
+) -> PartRun | None:
+    """A run of parts out of consolidated blocks in the order of their words; None if they hold nothing."""
+    entries: list[PartEntry] = []
+    writer: PartWriter | None = None
+    waiting: list[Block] = []
+    for block in blocks:
+        waiting.append(block)
+        rows = sum(block.rows for block in waiting)
+        while rows >= row_group_rows:
+            writer = PartWriter(schema, row_group_rows) if writer is None else writer
+            whole = concatenated(waiting)
+            full = min(rows // row_group_rows * row_group_rows, _round_up(part_rows_max - writer.rows, row_group_rows))
+            writer.add(whole.slice(0, full))
+            waiting = [whole.slice(full, rows)] if full < rows else []
+            rows -= full
+            if writer.rows >= part_rows_max:
+                entries.append(put(writer))
+                writer = None
+    if waiting:
+        writer = PartWriter(schema, row_group_rows) if writer is None else writer
+        writer.add(concatenated(waiting))
+    if writer is not None:
+        entries.append(put(writer))
+    return PartRun(tuple(entries)) if entries else None
+
+
+def _round_up(rows: int, unit: int) -> int:
+    return -(-rows // unit) * unit

@@ -1,0 +1,203 @@
+"""`PartReader`: one open state part, of which row groups are fetched, verified and decoded one range at a time.
+
+1. Opening fetches the footer, and one byte more than there should be: a file that is too short or too long, or whose
+   footer is damaged, is `BlobDamaged` before anything of it is used; one that is not there is `BlobMissing`.
+2. Neighbouring row groups are fetched as one range, and each is verified against the index.
+3. Only the columns asked for are decoded.
+
+A reader may be shared by threads, which take turns.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from evertide.errors import BlobDamaged, UnsupportedFormat
+from evertide.flow.state.block import Block
+from evertide.flow.state.row_groups import RowGroupCache
+from evertide.flow.state.state_part import FORMAT_VERSION, KEY, PartEntry, state_schema
+from evertide.rows.changes import DIFF
+from evertide.rows.columns import one_chunk
+from evertide.rows.conform import reinterpret, type_fields
+from evertide.store.blob import Blob
+
+__all__ = ["PartReader", "PartShelf"]
+
+_FILE = -1
+_OPEN_RATIO = 12
+"""How much more memory an open file takes than its footer has bytes: measured."""
+
+
+class _Window(io.RawIOBase):
+    """The file as pyarrow sees it: only the range fetched last is there."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._at = 0
+        self.offset = 0
+        self.fetched = b""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        start = self._at - self.offset
+        end = len(self.fetched) if size < 0 else start + size
+        if start < 0 or end > len(self.fetched):
+            raise OSError(f"{size} bytes at {self._at} belong to no row group that was asked for")
+        self._at += end - start
+        return self.fetched[start:end]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+class PartReader:
+    def __init__(self, blob: Blob, entry: PartEntry, schema: pa.Schema) -> None:
+        self.entry = entry
+        self._blob = blob
+        self._path = blob.path(entry.key)
+        self._schema = schema
+        stored = state_schema(schema)
+        self._retyped = {f.name for f in schema if not f.type.equals(stored.field(f.name).type, check_metadata=True)}
+        self._lock = threading.Lock()
+        _, _, self._offsets, self._lengths, self._checksums = entry.columns()
+        self._window = _Window(entry.bytes)
+        try:
+            metadata = pq.read_metadata(pa.BufferReader(self._footer()))
+            self._file = pq.ParquetFile(self._window, metadata=metadata, pre_buffer=False)
+            self._check_schema(schema)
+        except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
+            raise BlobDamaged(path=self._path, why=f"its footer cannot be read: {error}") from error
+        self.bytes = entry.footer_bytes * _OPEN_RATIO
+        self._leaves = _leaves(self._file.schema_arrow)
+
+    def read(self, first: int, last: int, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Per row group in [first, last): the columns asked for, `__diff` and `__key` among them or not."""
+        names = sorted(names, key=self._leaves.__getitem__)
+        leaves = [leaf for name in names for leaf in range(*self._leaves[name])]
+        with self._lock:
+            self._fetch(first, last)
+            try:
+                tables = [
+                    self._file.reader.read_row_group(number, column_indices=leaves, use_threads=False)
+                    for number in range(first, last)
+                ]
+            except (pa.ArrowException, OSError) as error:
+                raise BlobDamaged(path=self._path, why=f"row groups cannot be read: {error}") from error
+            finally:
+                self._window.fetched = b""
+        return [self._declared(table, names) for table in tables]
+
+    def _fetch(self, first: int, last: int) -> None:
+        offset, end = int(self._offsets[first]), int(self._offsets[last - 1] + self._lengths[last - 1])
+        data = self._blob.get_range(self.entry.key, offset, end - offset)
+        if len(data) != end - offset:
+            raise self._damaged("bytes of row groups", end - offset, len(data))
+        view = memoryview(data)
+        for number in range(first, last):
+            start = int(self._offsets[number]) - offset
+            found = xxhash.xxh3_64_intdigest(view[start : start + int(self._lengths[number])])
+            expected = int(self._checksums[number]) % (1 << 64)
+            if found != expected:
+                raise self._damaged(f"checksum of row group {number}", f"{expected:016x}", f"{found:016x}")
+        self._window.offset, self._window.fetched = offset, data
+
+    def _footer(self) -> bytes:
+        entry = self.entry
+        footer = self._blob.get_range(entry.key, entry.bytes - entry.footer_bytes, entry.footer_bytes + 1)
+        if len(footer) != entry.footer_bytes:
+            found = f"{entry.bytes - entry.footer_bytes + len(footer)} or another"
+            raise self._damaged("length in bytes", entry.bytes, found)
+        found = xxhash.xxh3_64_hexdigest(footer)
+        if found != entry.footer_checksum:
+            raise self._damaged("checksum of its footer", entry.footer_checksum, found)
+        return footer
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        found, expected = self._file.schema_arrow, state_schema(schema)
+        version = (found.metadata or {}).get(b"evertide.state", b"")
+        if version != expected.metadata[b"evertide.state"]:
+            number = int(version) if version.isdigit() else 0
+            raise UnsupportedFormat(path=self._path, found=number, supported=FORMAT_VERSION)
+        if not state_schema(pa.schema([*found][:-2])).equals(expected):  # older ones have NOT NULL inside structs, too
+            raise self._damaged("columns", expected.remove_metadata(), found.remove_metadata())
+
+    def _damaged(self, why: str, expected: object, found: object) -> BlobDamaged:
+        return BlobDamaged(path=self._path, why=why, expected=str(expected), found=str(found))
+
+    def _declared(self, table: pa.Table, names: Sequence[str]) -> dict[str, Any]:
+        columns = {name: one_chunk(table.column(i)) for i, name in enumerate(names)}
+        for name in self._retyped.intersection(names):
+            columns[name] = reinterpret(columns[name], self._schema.field(name).type)
+        return columns
+
+
+class PartShelf:
+    """The parts of one arrangement, read through the cache that all arrangements share."""
+
+    def __init__(self, blob: Blob, cache: RowGroupCache, schema: pa.Schema) -> None:
+        self.blob = blob
+        self._cache = cache
+        self._schema = schema
+
+    def open(self, entry: PartEntry) -> PartReader:
+        reader: PartReader | None = self._cache.get(entry.key, _FILE)
+        if reader is None:
+            reader = PartReader(self.blob, entry, self._schema)
+            self._cache.put(entry.key, _FILE, reader, reader.bytes)
+        return reader
+
+    def block(self, entry: PartEntry, number: int, names: Sequence[str]) -> Block:
+        """One row group with at least these columns. What a cached one lacks is added to it."""
+        known: Block | None = self._cache.get(entry.key, number)
+        if known is not None and all(name in known.columns for name in names):
+            return known
+        missing = [name for name in names if known is None or name not in known.columns]
+        found = self.open(entry).read(number, number + 1, missing if known else [*missing, DIFF, KEY])[0]
+        block = _block(found) if known is None else Block(known.words, known.diffs, {**known.columns, **found})
+        self._cache.put(entry.key, number, block, block.bytes)
+        return block
+
+    def blocks(self, entry: PartEntry, first: int, last: int, names: Sequence[str]) -> list[Block]:
+        """Row groups in [first, last) with exactly these columns, past the cache: for whoever reads everything."""
+        return [_block(found) for found in self.open(entry).read(first, last, [*names, DIFF, KEY])]
+
+    def drop(self, entry: PartEntry) -> None:
+        self._cache.drop(entry.key, entry.row_groups)
+
+
+def _block(columns: dict[str, Any]) -> Block:
+    diffs, words = np.asarray(columns.pop(DIFF)), np.asarray(columns.pop(KEY))
+    return Block(words, diffs, columns)
+
+
+def _leaves(schema: pa.Schema) -> dict[str, tuple[int, int]]:
+    """Where the columns of a file lie among Parquet's own, which has one per leaf of a nested type."""
+    found, at = {}, 0
+    for field in schema:
+        count = _leaf_count(field.type)
+        found[field.name] = (at, at + count)
+        at += count
+    return found
+
+
+def _leaf_count(kind: Any) -> int:
+    inner = type_fields(kind)
+    return sum(_leaf_count(field.type) for field in inner) if inner else 1

@@ -1,0 +1,181 @@
+"""Runs: rows of an arrangement sorted by word, and how keys are found in them.
+
+A run is consolidated: it holds each row once, with a diff that is not 0. A diff may be negative: it then takes back a
+row of another run. The content of an arrangement is the sum of its runs, in any order. Runs are immutable.
+
+    MemoryRun    one block in memory. `entries` are its parts on the blob, if it was saved.
+    DeltaRun     a large delta in memory as it came: whoever looks at it first puts it in order, which mostly is the
+                 thread that merges, beside the transactions
+    PartRun      parts on the blob, whose words ascend from one to the next, and the index over all their row groups
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.state.block import Block, concatenated
+from evertide.flow.state.part_reader import PartShelf
+from evertide.flow.state.state_part import PartEntry
+from evertide.rows.columns import Longs
+
+__all__ = ["DeltaRun", "MemoryRun", "PartRun", "Run"]
+
+_GROUPS_AT_ONCE = 4
+"""Row groups read at a time by a merge: enough to fetch in large pieces, few enough for many runs at once."""
+
+_PIECES_HELD = 1024
+"""Slices of row groups that a lookup holds before it copies them out, as each holds its whole row group."""
+
+_SLICES_MAX = 32
+"""Bounds up to which slices cost less than one take."""
+
+Piece = tuple[Block, int, int]
+"""Rows [start, end) of a block."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRun:
+    block: Block
+    entries: tuple[PartEntry, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.block.rows
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.block.bytes
+
+    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
+        return _hits(self.block, bounds, names)
+
+    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
+        if self.block.rows:  # what is summed up to be saved may cancel out
+            yield self.block.select(names)
+
+
+class DeltaRun:
+    entries: tuple[PartEntry, ...] = ()
+
+    def __init__(self, delta: pa.Table, arrange: Callable[[pa.Table], Block]) -> None:
+        """`arrange` makes the block of it."""
+        self.rows = int(delta.num_rows)
+        self.bytes = int(delta.nbytes)
+        self._delta = delta
+        self._arrange = arrange
+        self._lock = threading.Lock()
+        self._block: Block | None = None
+
+    @property
+    def block(self) -> Block:
+        with self._lock:
+            if self._block is None:
+                self._block = self._arrange(self._delta)
+                self._delta = self._delta.slice(0, 0)  # the block has all of it
+            return self._block
+
+    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
+        return _hits(self.block, bounds, names)
+
+    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
+        if self.block.rows:  # a delta may cancel out
+            yield self.block.select(names)
+
+
+@dataclass(frozen=True, eq=False)
+class PartRun:
+    entries: tuple[PartEntry, ...]
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(entry.rows for entry in self.entries)
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.entries)
+
+    @cached_property
+    def _index(self) -> tuple[Longs, Longs, list[tuple[PartEntry, int]]]:
+        """Of all row groups in order: least words, greatest words, and where they lie."""
+        columns = [entry.columns() for entry in self.entries]
+        places = [(entry, number) for entry in self.entries for number in range(entry.row_groups)]
+        return np.concatenate([c[0] for c in columns]), np.concatenate([c[1] for c in columns]), places
+
+    def find(self, bounds: Longs, names: Sequence[str], shelf: PartShelf) -> Block | None:
+        """The rows of the words, which bounds hold in pairs with the word after each."""
+        least, greatest, places = self._index
+        firsts = np.searchsorted(greatest, bounds[::2])
+        ends = np.searchsorted(least, bounds[1::2])
+        hit = np.flatnonzero(firsts < ends)
+        if len(hit) == 0:
+            return None
+        found: list[Block] = []
+        pieces: list[Piece] = []
+        for group, low, high in _spans(firsts[hit], ends[hit]):
+            block = shelf.block(*places[group], names)
+            pieces += _pieces(block, bounds[2 * hit[low] : 2 * hit[high - 1] + 2], names)
+            if len(pieces) >= _PIECES_HELD:
+                found.append(_gathered(pieces, names))
+                pieces = []
+        if pieces:
+            found.append(_gathered(pieces, names))
+        return concatenated(found) if found else None
+
+    def read(self, names: Sequence[str], shelf: PartShelf) -> Iterator[Block]:
+        for entry in self.entries:
+            for first in range(0, entry.row_groups, _GROUPS_AT_ONCE):
+                yield concatenated(shelf.blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups), names))
+
+
+Run = MemoryRun | DeltaRun | PartRun
+
+
+def _spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
+    """Per row group that may hold any of the words: its number, and which of the (ascending) words, as a range.
+
+    Word i lies in row groups [firsts[i], ends[i]), and both ascend: so a row group's words are neighbours.
+    """
+    if (ends - firsts == 1).all():
+        starts = np.flatnonzero(np.concatenate(([True], firsts[1:] != firsts[:-1])))
+        yield from zip(firsts[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(firsts)], strict=True)
+        return
+    lengths = ends - firsts
+    groups = np.unique(np.arange(lengths.sum()) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths))
+    lows, highs = np.searchsorted(ends, groups, "right"), np.searchsorted(firsts, groups, "right")
+    yield from zip(groups.tolist(), lows.tolist(), highs.tolist(), strict=True)
+
+
+def _pieces(block: Block, bounds: Longs, names: Sequence[str]) -> list[Piece]:
+    """Where in a row group the words lie that bounds hold, in pairs with the word after each."""
+    if len(bounds) > _SLICES_MAX:
+        hits = _hits(block, bounds, names)
+        return [] if hits is None else [(hits, 0, hits.rows)]
+    found = block.words.searchsorted(bounds).tolist()
+    return [(block, start, end) for start, end in zip(found[::2], found[1::2], strict=True) if start < end]
+
+
+def _gathered(pieces: Sequence[Piece], names: Sequence[str]) -> Block:
+    columns = {}
+    for name in names:
+        slices = [block.columns[name].slice(start, end - start) for block, start, end in pieces]
+        columns[name] = pa.concat_arrays(slices)
+    words = np.concatenate([block.words[start:end] for block, start, end in pieces])
+    return Block(words, np.concatenate([block.diffs[start:end] for block, start, end in pieces]), columns)
+
+
+def _hits(block: Block, bounds: Longs, names: Sequence[str]) -> Block | None:
+    """The rows of a block whose words bounds hold, in pairs with the word after each."""
+    found = block.words.searchsorted(bounds)
+    starts, ends = found[::2], found[1::2]
+    lengths = ends - starts
+    total = int(lengths.sum())
+    if total == 0:
+        return None
+    rows = np.arange(total) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return block.select(names).take(rows)

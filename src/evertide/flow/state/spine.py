@@ -1,0 +1,266 @@
+"""The spine of an arrangement: the list of its runs, and how they are kept few.
+
+1. A delta comes in as a run in memory. While runs are tiny, it is joined with the last ones of like size. A large one
+   (`defer`) is not even put in order before somebody looks.
+2. When memory holds too much, all its runs are written as one run of parts.
+3. When there are `merge_fan_in` runs of parts of like size, they are merged: so there are few of each size, and each
+   row is rewritten once per size.
+
+Invariants, and what would break without them:
+
+1. The sum of the runs is the collection, after every step: whoever looks takes the list once (`runs`, replaced as a
+   whole), and never sees a merge half done.
+2. Runs that somebody merges are taken by nobody else: `push` leaves alone the first `_held` runs in memory; one thread
+   at a time writes memory out (`_writing`), and one merges parts (`_merging`). So no work is done in vain, and what is
+   replaced is still there.
+3. Parts are never deleted here, since a manifest may name them: their keys are released to the owner.
+4. A failed write changes nothing: rows stay where they were, and what may have been put is released.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from evertide.errors import InvalidInput, OutcomeUnknown, Unavailable
+from evertide.flow.state.block import Block, merged
+from evertide.flow.state.merge import merge, write_run
+from evertide.flow.state.part_reader import PartShelf
+from evertide.flow.state.runs import DeltaRun, MemoryRun, PartRun, Run
+from evertide.flow.state.state_part import PartEntry, PartWriter
+from evertide.threads.stopping import IsStopping, Stopped, going, never
+
+__all__ = ["ArrangementSettings", "Runs", "Spine"]
+
+logger = logging.getLogger(__name__)
+
+_BACKSTOP = 4
+"""How many times its limit memory may hold before a delta writes it out itself, as nobody else does. The last delta
+does not count: it may be larger than that alone, and nobody had the time yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrangementSettings:
+    """What may be tuned. None of these changes what an arrangement holds."""
+
+    memory_rows_max: int = 65_536
+    """Rows in memory beyond which they are written as a part."""
+
+    memory_bytes_max: int = 16 * 1024 * 1024
+
+    inline_rows_max: int = 8_192
+    """Rows up to which runs in memory are joined while a delta is applied."""
+
+    row_group_rows: int = 4_096
+    """Rows of one row group, which is what a lookup decodes at least."""
+
+    part_rows_max: int = 1_048_576
+    """Rows of one part; a larger run is several parts."""
+
+    merge_fan_in: int = 8
+    """Runs of like size that are merged into one."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < (2 if field.name == "merge_fan_in" else 1):
+                raise InvalidInput(where=f"ArrangementSettings.{field.name}", why="is too small to make progress")
+
+
+class Runs(NamedTuple):
+    parts: tuple[PartRun, ...] = ()
+    memory: tuple[MemoryRun | DeltaRun, ...] = ()
+
+    def all(self) -> tuple[Run, ...]:
+        return (*self.parts, *self.memory)
+
+
+class Spine:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        shelf: PartShelf,
+        new_key: Callable[[], str],
+        *,
+        settings: ArrangementSettings,
+        where: str,
+        parts: Sequence[PartRun] = (),
+    ) -> None:
+        self.runs = Runs(tuple(parts))
+        self.released: list[str] = []
+        self._schema = schema
+        self._shelf = shelf
+        self._new_key = new_key
+        self._settings = settings
+        self._where = where
+        self._held = 0
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._merging = threading.Lock()
+
+    def push(self, block: Block) -> None:
+        """Add a consolidated block, in the order of its words."""
+        if block.rows == 0:
+            return
+        self._stop_back()
+        with self._lock:
+            memory, joined = [*self.runs.memory], []
+            while len(memory) > self._held and self._are_tiny(memory[-1].rows, block.rows):
+                joined.append(memory.pop())
+                block = self._sum([joined[-1].block, block])
+            fresh = [MemoryRun(block)] if block.rows else []
+            self._swap(joined, memory=(*memory, *fresh))
+
+    def defer(self, run: DeltaRun) -> None:
+        """Add a large delta, whose block is made when it is needed."""
+        self._stop_back()
+        with self._lock:
+            self._swap((), memory=(*self.runs.memory, run))
+
+    def is_large(self, rows: int) -> bool:
+        """Whether a delta of so many rows is never joined with others in memory."""
+        return rows > self._settings.inline_rows_max
+
+    def adopt(self, runs: Sequence[PartRun]) -> None:
+        with self._lock:
+            self._swap((), parts=(*self.runs.parts, *runs))
+
+    def maintain(self, is_stopping: IsStopping = never) -> bool:
+        """One step, the most useful one; False if there is nothing to do. A large merge is given up by who stops."""
+        if self._is_full(self.runs.memory, 1):
+            self.write_memory()
+            return True
+        with self._merging:
+            runs = self._of_like_size()
+            try:
+                if runs:
+                    self._replace(runs, is_stopping)
+            except Stopped:
+                return False
+            return bool(runs)
+
+    def write_memory(self) -> None:
+        with self._holding() as memory:
+            if memory:
+                self._replace(memory)
+
+    def compact(self) -> None:
+        with self._holding() as memory, self._merging:
+            runs: list[Run] = [*self.runs.parts, *memory]
+            if memory or len(runs) > 1:
+                self._replace(runs)
+
+    def save(self) -> tuple[tuple[PartEntry, ...], ...]:
+        """The parts of all runs, per run; those in memory are written too, and stay there all the same."""
+        with self._holding() as memory:
+            unsaved = [run for run in memory if not run.entries]
+            saved = [run for run in memory if run.entries]
+            if unsaved:
+                block = self._sum([run.block for run in unsaved])
+                made = self._write([MemoryRun(block)])
+                saved += [MemoryRun(block, made.entries)] if made else []
+            with self._lock:
+                if unsaved:
+                    self._swap(unsaved, memory=(*saved, *self.runs.memory[len(memory) :]))
+                runs: list[Run] = [*self.runs.parts, *saved]
+                return tuple(run.entries for run in runs)
+
+    @contextmanager
+    def _holding(self) -> Iterator[tuple[MemoryRun | DeltaRun, ...]]:
+        """The runs in memory as they are now: until the end nobody replaces them, and new ones come after them."""
+        with self._writing:
+            with self._lock:
+                memory = self.runs.memory
+                self._held = len(memory)
+            try:
+                yield memory
+            finally:
+                with self._lock:
+                    self._held = 0
+
+    def _replace(self, runs: Sequence[Run], is_stopping: IsStopping = never) -> None:
+        made = self._write(runs, is_stopping)
+        gone = {id(run) for run in runs}
+        with self._lock:
+            parts = [run for run in self.runs.parts if id(run) not in gone]
+            memory = [run for run in self.runs.memory if id(run) not in gone]
+            self._swap(runs, parts=(*parts, *([made] if made else ())), memory=tuple(memory))
+
+    def _swap(
+        self,
+        gone: Sequence[Run],
+        *,
+        parts: tuple[PartRun, ...] | None = None,
+        memory: tuple[MemoryRun | DeltaRun, ...] | None = None,
+    ) -> None:
+        """With the lock held. Both lists change in one assignment, or a lookup could miss rows, or see them twice."""
+        now = self.runs
+        self.runs = Runs(now.parts if parts is None else parts, now.memory if memory is None else memory)
+        for entry in (entry for run in gone for entry in run.entries):
+            self._shelf.drop(entry)
+            self.released.append(entry.key)
+
+    def _write(self, runs: Sequence[Run], is_stopping: IsStopping = never) -> PartRun | None:
+        """The sum of runs as parts; None if they cancel out."""
+        begun: list[str] = []
+
+        def put(writer: PartWriter) -> PartEntry:
+            begun.append(self._new_key())
+            entry, data = writer.close(begun[-1])
+            self._shelf.blob.put(begun[-1], data)
+            return entry
+
+        names = self._schema.names
+        blocks = merge(runs, names, self._shelf, has_key=True, is_consolidated=True, where=self._where)
+        limits = self._settings
+        try:
+            return write_run(
+                going(blocks, is_stopping),
+                self._schema,
+                put,
+                row_group_rows=limits.row_group_rows,
+                part_rows_max=limits.part_rows_max,
+            )
+        except BaseException:
+            self.released += begun
+            raise
+
+    def _sum(self, blocks: Sequence[Block]) -> Block:
+        return merged(blocks, has_key=True, is_consolidated=True, where=self._where)
+
+    def _stop_back(self) -> None:
+        """Bound what is in memory. If storage is away, the commit of the transaction waits for it, so no more comes."""
+        if self._is_full(self.runs.memory[:-1], _BACKSTOP):
+            try:
+                self.write_memory()
+            except (Unavailable, OutcomeUnknown) as error:
+                logger.warning("%s keeps more in memory than it should: %s", self._where, error)
+
+    def _is_full(self, memory: Sequence[Run], times: int) -> bool:
+        limits = self._settings
+        return (
+            sum(run.rows for run in memory) > limits.memory_rows_max * times
+            or sum(run.bytes for run in memory) > limits.memory_bytes_max * times
+        )
+
+    def _are_tiny(self, last_rows: int, rows: int) -> bool:
+        return last_rows < 2 * rows and last_rows + rows <= self._settings.inline_rows_max
+
+    def _of_like_size(self) -> list[PartRun]:
+        """Enough runs of one size to be merged, the smallest such."""
+        by_level: dict[int, list[PartRun]] = {}
+        for run in self.runs.parts:
+            by_level.setdefault(self._level(run.rows), []).append(run)
+        enough = [level for level, runs in by_level.items() if len(runs) >= self._settings.merge_fan_in]
+        return by_level[min(enough)] if enough else []
+
+    def _level(self, rows: int) -> int:
+        level, limit = 0, self._settings.memory_rows_max * self._settings.merge_fan_in
+        while rows > limit:
+            level, limit = level + 1, limit * self._settings.merge_fan_in
+        return level

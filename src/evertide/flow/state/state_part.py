@@ -1,0 +1,200 @@
+"""State parts: the immutable files that hold an arrangement's rows, sorted by the word of their key.
+
+Where it lies: as a blob `state/<arrangement>/<name>.parquet`. Version 1, written as `evertide.state` into the metadata
+of the file's schema. Whoever maintains the arrangement writes it, once, or a task on an executor does; only the owner
+of the arrangement deletes it, when no checkpoint names it.
+
+Layout: Parquet, lz4, small row groups, without statistics. The columns are the collection's, in types that Parquet
+holds exactly, then `__diff` and `__key`, the row's word. Words, diffs and integers are delta encoded. Of what was
+measured (4096 rows, 4 columns) this decodes fastest: 60 us a row group, where zstd takes 260, and is half the size of
+plain lz4; dictionaries gain nothing in so few rows.
+
+Invariants, and what would break without them:
+
+1. Words ascend, and equal rows occur once: lookups search, and do not sum within one part.
+2. The index says per row group its least and greatest word, where its bytes lie, and their XXH3-64: a row group is
+   verified before it is decoded, each time it is fetched, also if all else of the file was never looked at.
+3. `bytes` and `checksum` (XXH3-128) are those of the whole file, `footer_checksum` (XXH3-64) of all after its last
+   row group: whoever opens a part has seen that its length and footer are right.
+4. A part never changes, and its key is never used twice: decoded row groups are kept under it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from evertide.errors import BlobDamaged, InvalidInput
+from evertide.flow.state.block import Block
+from evertide.rows.changes import DIFF
+from evertide.rows.columns import Longs, one_chunk
+from evertide.rows.conform import refused_type, reinterpret, stored_type
+from evertide.store.blob import Blob
+
+__all__ = [
+    "FORMAT_VERSION",
+    "KEY",
+    "ROW_GROUP_ROWS",
+    "PartEntry",
+    "PartWriter",
+    "check_schema",
+    "state_schema",
+    "verify_part",
+    "write_part",
+]
+
+FORMAT_VERSION = 1
+
+KEY = "__key"
+ROW_GROUP_ROWS = 4096
+
+_FORMAT_KEY = b"evertide.state"
+_METADATA = {_FORMAT_KEY: str(FORMAT_VERSION).encode()}
+_DELTA_TYPES = frozenset(
+    getattr(pa.lib, f"Type_{name}")
+    for name in ("INT32", "INT64", "UINT32", "UINT64", "DATE32", "TIME32", "TIME64", "TIMESTAMP", "DURATION")
+)
+_LONG = pa.int64()
+_INDEX_COLUMNS = 5
+
+
+Packed: TypeAlias = bytes
+
+
+class PartEntry(msgspec.Struct, frozen=True):
+    """What must be known of a part to use it: travels from executors to the driver, and lies in manifests."""
+
+    key: str
+    rows: int
+    bytes: int
+    checksum: str
+    footer_bytes: int
+    footer_checksum: str
+    index: Packed
+    """Per row group five little-endian int64: least word, greatest word, offset, length, checksum."""
+
+    @property
+    def row_groups(self) -> int:
+        return len(self.index) // (8 * _INDEX_COLUMNS)
+
+    @property
+    def word_min(self) -> int:
+        return int.from_bytes(self.index[:8], "little", signed=True)
+
+    @property
+    def word_max(self) -> int:
+        return int.from_bytes(self.index[-32:-24], "little", signed=True)
+
+    def columns(self) -> tuple[Longs, Longs, Longs, Longs, Longs]:
+        """The index column by column."""
+        table = np.frombuffer(self.index, "<i8").reshape(-1, _INDEX_COLUMNS)
+        return tuple(np.ascontiguousarray(column) for column in table.T)  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1024)
+def state_schema(schema: pa.Schema) -> pa.Schema:
+    """What the files of an arrangement with these columns hold."""
+    fields = [pa.field(field.name, stored_type(field.type), field.nullable) for field in schema]
+    fields += [pa.field(DIFF, _LONG, nullable=False), pa.field(KEY, _LONG, nullable=False)]
+    return pa.schema(fields, metadata=_METADATA)
+
+
+@lru_cache(maxsize=1024)
+def check_schema(schema: pa.Schema, where: str) -> None:
+    for field in schema:
+        if field.name in (DIFF, KEY):
+            raise InvalidInput(where=f"{where}, column {field.name!r}", why="the name is taken by the arrangement")
+        if schema.names.count(field.name) > 1:
+            raise InvalidInput(where=f"{where}, column {field.name!r}", why="the name occurs twice")
+        if why := refused_type(field.type):
+            raise InvalidInput(where=f"{where}, column {field.name!r}", why=why)
+
+
+class PartWriter:
+    """One part as it grows: encoded at once, so that only bytes are held. Rows come in the order of their words."""
+
+    def __init__(self, schema: pa.Schema, row_group_rows: int = ROW_GROUP_ROWS) -> None:
+        stored = state_schema(schema)
+        self._schema = stored
+        self._row_group_rows = row_group_rows
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            stored,
+            compression="lz4",
+            use_dictionary=False,
+            write_statistics=False,
+            column_encoding={f.name: "DELTA_BINARY_PACKED" for f in stored if f.type.id in _DELTA_TYPES} or None,
+        )
+        self._words: list[Longs] = []
+        self.rows = 0
+
+    def add(self, block: Block) -> None:
+        """All but the last block of a part should fill whole row groups, as a smaller one is written if it does not."""
+        arrays = [reinterpret(block.columns[f.name], f.type) for f in [*self._schema][:-2]]
+        arrays += [pa.array(block.diffs), pa.array(block.words)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), self._row_group_rows)
+        self._words += [
+            block.words[start : start + self._row_group_rows] for start in range(0, block.rows, self._row_group_rows)
+        ]
+        self.rows += block.rows
+
+    def close(self, key: str) -> tuple[PartEntry, bytes]:
+        """The finished part, to be put under this key."""
+        self._writer.close()
+        data = bytes(self._sink.getvalue())
+        footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        starts = [metadata.row_group(i).column(0).data_page_offset for i in range(metadata.num_row_groups)]
+        index = np.empty((len(starts), _INDEX_COLUMNS), "<i8")
+        for i, (start, end) in enumerate(zip(starts, [*starts[1:], footer_at], strict=True)):
+            checksum = xxhash.xxh3_64_intdigest(data[start:end])
+            words = self._words[i]
+            index[i] = words[0], words[-1], start, end - start, checksum - (checksum >> 63 << 64)
+        entry = PartEntry(
+            key=key,
+            rows=self.rows,
+            bytes=len(data),
+            checksum=xxhash.xxh3_128_hexdigest(data),
+            footer_bytes=len(data) - footer_at,
+            footer_checksum=xxhash.xxh3_64_hexdigest(data[footer_at:]),
+            index=index.tobytes(),
+        )
+        return entry, data
+
+
+def write_part(
+    blob: Blob, key: str, table: pa.Table, words: Longs, *, row_group_rows: int = ROW_GROUP_ROWS
+) -> PartEntry:
+    """Put consolidated rows, sorted by their words, as one part. The table: the collection's columns, then `__diff`.
+
+    For executors: it needs nothing of the arrangement. `evertide.flow.state.arrangement.arranged` puts rows into this
+    form.
+    """
+    if len(words) != table.num_rows or len(words) == 0 or (words[1:] < words[:-1]).any():
+        why = f"{table.num_rows} rows with {len(words)} words: one per row is needed, ascending, and at least one"
+        raise InvalidInput(where=f"state part {key!r}", why=why)
+    *columns, diffs = (one_chunk(column) for column in table.columns)
+    schema = pa.schema([*table.schema][:-1])
+    writer = PartWriter(schema, row_group_rows)
+    writer.add(Block(words, np.asarray(diffs), dict(zip(schema.names, columns, strict=True))))
+    entry, data = writer.close(key)
+    blob.put(key, data)
+    return entry
+
+
+def verify_part(blob: Blob, entry: PartEntry) -> None:
+    """Read all of a part, and raise `BlobMissing` or `BlobDamaged` if it is not what was written."""
+    data = blob.get(entry.key)
+    path = blob.path(entry.key)
+    if len(data) != entry.bytes:
+        raise BlobDamaged(path=path, why="length in bytes", expected=str(entry.bytes), found=str(len(data)))
+    found = xxhash.xxh3_128_hexdigest(data)
+    if found != entry.checksum:
+        raise BlobDamaged(path=path, why="checksum", expected=entry.checksum, found=found)

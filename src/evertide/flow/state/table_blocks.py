@@ -1,0 +1,80 @@
+"""Tables into blocks: what comes from outside is checked here, once, and has exactly the arrangement's types after it.
+
+A delta is a table with the collection's columns in order, then `__diff` (int64, not NULL). Columns of a like type (an
+encoding of the same values) are converted, any other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.flow.state.block import Block, merged
+from evertide.flow.state.keys import key_words
+from evertide.flow.state.state_part import check_schema
+from evertide.rows.changes import DIFF
+from evertide.rows.columns import Longs, one_chunk
+from evertide.rows.conform import alike, conform
+
+__all__ = ["DIFF_FIELD", "arranged", "block_of", "check_key", "columns_of", "table_of"]
+
+DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+
+
+def arranged(table: pa.Table, key: Sequence[str], where: str = "delta") -> tuple[pa.Table, Longs]:
+    """A delta consolidated and in the order of its words, with these: what `state_part.write_part` takes."""
+    schema = pa.schema([*table.schema][:-1])
+    check_schema(schema, where)
+    check_key(schema, key, where)
+    block = block_of(table, schema, key, where)
+    return table_of([block], schema), block.words
+
+
+def block_of(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: str) -> Block:
+    """A delta as a consolidated block in the order of its words."""
+    arrays = columns_of(delta, pa.schema([*schema, DIFF_FIELD]), where)
+    columns = dict(zip(schema.names, arrays, strict=False))
+    # There is one key only if it has no columns, so that any order will do: the one that keeps a merge's memory small.
+    names = key or schema.names
+    words = key_words(pa.Table.from_arrays([columns[name] for name in names], names=list(names)))
+    block = Block(words, np.asarray(arrays[-1]), columns)
+    return merged([block], has_key=True, is_consolidated=False, where=where)
+
+
+def columns_of(table: pa.Table, schema: pa.Schema, where: str) -> list[Any]:
+    """The columns of a table, each one array of exactly the type that the schema says."""
+    if table.schema.names != schema.names:
+        raise InvalidInput(where=where, why=f"has the columns {table.schema.names}, and not {schema.names}")
+    return [_column(column, field, where) for column, field in zip(table.columns, schema, strict=True)]
+
+
+def _column(column: Any, field: Any, where: str) -> Any:
+    place = f"{where}, column {field.name!r}"
+    array = one_chunk(column)
+    if not array.type.equals(field.type, check_metadata=True):
+        if not alike(array.type, field.type):
+            raise InvalidInput(where=place, why=f"has the type {array.type}, and not {field.type}")
+        array = conform(array, field.type)
+    if not field.nullable and array.null_count:
+        raise InvalidInput(where=place, why="holds a NULL, and allows none")
+    return array
+
+
+def check_key(schema: pa.Schema, key: Sequence[str], where: str) -> None:
+    missing = [name for name in key if name not in schema.names]
+    if missing or len(set(key)) != len(key):
+        raise InvalidInput(where=where, why=f"the key {key!r} names each of its columns once, out of {schema.names}")
+
+
+def table_of(blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
+    """Rows as a table with these columns and `__diff`; one chunk per block."""
+    whole = pa.schema([*schema, DIFF_FIELD])
+    tables = [
+        pa.Table.from_arrays([*(block.columns[name] for name in schema.names), pa.array(block.diffs)], schema=whole)
+        for block in blocks
+    ]
+    return pa.concat_tables(tables) if len(tables) > 1 else tables[0] if tables else whole.empty_table()

@@ -1,0 +1,236 @@
+"""`Where`: which rows a shape holds.
+
+1. A clause is an expression of PostgreSQL, of what `docs/shapes-where.md` lists; all else is refused, with its place.
+2. A row matches if the clause is true of it: not if it is false, and not if it is NULL.
+3. Whether a row matches depends on the row alone. No row makes a clause fail: see rule 3 of `expressions`.
+4. Two clauses are equal if their `canonical` texts are, over columns of the same types: spacing, case, the order of AND
+   and OR, and whether a value is a literal or a parameter make no difference.
+5. `index_key` is a column, and values of which it must have one for the clause to be true; `rest` is what else must
+   hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, NamedTuple, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import InvalidInput
+from evertide.pgexpr.expressions import Call, Column, Constant, Expression, canonical, columns, evaluate, weight
+from evertide.pgexpr.operators.logic import conjunction
+from evertide.pgexpr.resolution import resolved
+from evertide.pgexpr.syntax import Node, parsed
+from evertide.pgexpr.tokens import shortened
+from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, INTERVAL, SqlType, type_of
+
+__all__ = ["PARAMS_MAX", "Where", "both", "parse_where"]
+
+PARAMS_MAX: Final = 500_000
+"""Characters of all together: long lists are given as one parameter, as in `id = ANY ($1)`."""
+
+_MEMORY_BYTES = 32 * 1024 * 1024
+"""What a clause computes at once, about. A row is taken for `_ROW_BYTES` at least."""
+_ROW_BYTES = 32
+_FEW = 256
+"""So few are computed at once without asking how long they are: with many shapes, that would be asked often."""
+
+
+class _Key(NamedTuple):
+    """`is_all`: the clause says nothing but that."""
+
+    values: frozenset[Any]
+    is_all: bool
+
+
+@dataclass(frozen=True)
+class Where:
+    canonical: str
+    types: tuple[tuple[str, str], ...]
+    """Of its columns, by name."""
+    _expression: Expression = field(compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.canonical, self.types))
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.types)
+
+    def matches(self, rows: pa.Table) -> pa.BooleanArray:
+        """Of each row; none is NULL. Of many rows, or by a long clause, some at a time: memory is bounded."""
+        step = self._rows_at_once(rows)
+        if rows.num_rows <= step:
+            return self._truths(rows)
+        return pa.concat_arrays([self._truths(rows.slice(at, step)) for at in range(0, rows.num_rows, step)])
+
+    @cached_property
+    def _weight(self) -> int:
+        return weight(self._expression)
+
+    def _rows_at_once(self, rows: pa.Table) -> int:
+        count = int(rows.num_rows)
+        if count * self._weight <= _FEW:
+            return count
+        least = _ROW_BYTES * count
+        if max(least, rows.nbytes) * self._weight <= _MEMORY_BYTES:
+            return count
+        taken = max(least, int(rows.select(sorted(self.columns)).nbytes))
+        return max(1, _MEMORY_BYTES * count // (taken * self._weight))
+
+    def _truths(self, rows: pa.Table) -> pa.BooleanArray:
+        found = evaluate(self._expression, rows)
+        if found.is_constant:
+            return pa.repeat(pa.scalar(found.as_values()[:1] == [True]), rows.num_rows)
+        return pc.fill_null(found.as_array(), fill_value=False)
+
+    def filtered(self, changes: pa.Table) -> pa.Table:
+        """Those that it is true of. The table may have other columns, too."""
+        return changes.filter(self.matches(changes.select(sorted(self.columns))))
+
+    def beside(self, other: Where) -> Where:
+        return _made(conjunction([self._expression, other._expression]))
+
+    def index_key(self) -> tuple[str, frozenset[Any]] | None:
+        """Values are as `sqltypes` describes them."""
+        return self._split[0]
+
+    @property
+    def rest(self) -> Where | None:
+        """What is left to be looked at in rows whose column has a value of `index_key`; None: nothing."""
+        return self._split[1]
+
+    @cached_property
+    def _split(self) -> tuple[tuple[str, frozenset[Any]] | None, Where | None]:
+        """The conjunct with the fewest values is the key."""
+        whole = self._expression
+        parts = whole.args if isinstance(whole, Call) and whole.operation.name == "and" else (whole,)
+        keys = [(len(key.values), at, name, key) for at, part in enumerate(parts) for name, key in _keys(part).items()]
+        if not keys:
+            return None, self
+        _, at, name, key = min(keys, key=lambda each: each[:3])
+        left = [part for other, part in enumerate(parts) if other != at or not key.is_all]
+        return (name, key.values), _made(conjunction(left)) if left else None
+
+
+def parse_where(text: str, params: Mapping[str, str], schema: pa.Schema) -> Where:
+    """`InvalidInput` if the clause is not one, or not one that is supported. `params` are by number, from "1"."""
+    given = _numbered(params)
+    node = parsed(text)
+    _check_used(node, given)
+    return _made(resolved(node, {each.name: type_of(each.type) for each in schema}, given))
+
+
+def both(one: Where | None, other: Where | None) -> Where | None:
+    """True where both are."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one.beside(other)
+
+
+def _made(expression: Expression) -> Where:
+    types = {each.name: str(each.type) for each in columns(expression)}
+    return Where(canonical(expression), tuple(sorted(types.items())), expression)
+
+
+# Parameters
+
+
+def _numbered(params: Mapping[str, str]) -> dict[int, str]:
+    made = {}
+    for number in range(1, len(params) + 1):
+        if str(number) not in params:
+            given = ", ".join(shortened(str(name)) for name in list(params)[:10])
+            _refuse_params(f"parameters are numbered from 1 without a gap, and these are: {given}")
+        made[number] = params[str(number)]
+    if any("\0" in text or not _is_text(text) for text in made.values()):
+        _refuse_params("a parameter has a character that no text can have")
+    return made
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_used(node: Node, params: Mapping[int, str]) -> None:
+    """Each counts as often as it is used."""
+    used: list[int] = []
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        waiting += each.args
+        if each.form == "param":
+            used.append(each.facts)
+    unused = sorted(set(params) - set(used))
+    if unused:
+        _refuse_params(f"params[{unused[0]}] is given, and ${unused[0]} does not stand in the where clause")
+    if sum(len(params.get(number, "")) for number in used) > PARAMS_MAX:
+        _refuse_params(f"parameters have together at most {PARAMS_MAX} characters, each as often as it is used")
+
+
+def _refuse_params(why: str) -> NoReturn:
+    raise InvalidInput(where="params", why=why)
+
+
+# Keys
+
+
+def _keys(expression: Expression) -> dict[str, _Key]:
+    """By column."""
+    if not isinstance(expression, Call):
+        return {}
+    name, args = expression.operation.name, expression.args
+    if name in ("=", "member"):
+        return _equal(expression)
+    if name == "and":
+        found = [_keys(arg) for arg in args]
+        smallest = sorted(((column, key) for each in found for column, key in each.items()), key=_most_values_first)
+        return {column: _Key(key.values, is_all=False) for column, key in smallest}
+    if name == "or":
+        found = [_keys(arg) for arg in args]
+        shared = set(found[0]).intersection(*found[1:])
+        return {column: _united([each[column] for each in found]) for column in sorted(shared)}
+    return {}
+
+
+def _most_values_first(found: tuple[str, _Key]) -> int:
+    return -len(found[1].values)
+
+
+def _united(keys: list[_Key]) -> _Key:
+    return _Key(frozenset().union(*(key.values for key in keys)), all(key.is_all for key in keys))
+
+
+def _equal(expression: Call) -> dict[str, _Key]:
+    column = _column(expression.args[0])
+    if column is None or column.type in (FLOAT4, FLOAT8, INTERVAL) or column.type.is_array:
+        return {}
+    if expression.operation.name == "member":
+        return {column.name: _Key(frozenset(expression.operation.facts) - {None}, is_all=True)}
+    other = expression.args[1]
+    if not isinstance(other, Constant) or other.value != other.value:
+        return {}
+    return {column.name: _Key(frozenset((other.value,)), is_all=True)}
+
+
+def _column(expression: Expression) -> Column | None:
+    """Also within a cast to a wider integer, which changes no value."""
+    if isinstance(expression, Call) and expression.operation.name == "cast" and expression.type in INTEGER_BOUNDS:
+        inner = expression.args[0]
+        return inner if isinstance(inner, Column) and _is_narrower(inner.type, expression.type) else None
+    return expression if isinstance(expression, Column) else None
+
+
+def _is_narrower(inner: SqlType, outer: SqlType) -> bool:
+    return inner in INTEGER_BOUNDS and INTEGER_BOUNDS[inner][1] <= INTEGER_BOUNDS[outer][1]

@@ -1,0 +1,393 @@
+"""What a text means as a value of a type: quoted literals, parameters, and casts from text.
+
+1. What is read is what PostgreSQL reads, with the same meaning. Some of its notations are refused: dates and times
+   other than ISO 8601 ("Jan 8"), words that move with the clock ("today"), infinite dates, bounds of arrays, integers
+   that are not decimal, fractions finer than a microsecond.
+2. `Misread` says why a text is no such value.
+3. A timestamp without a zone that is read as timestamptz is UTC.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from evertide.pgexpr.tokens import shortened
+from evertide.pgexpr.types.calendar import (
+    DAY_US,
+    Interval,
+    checked_date,
+    checked_interval,
+    checked_moment,
+    days_of,
+    month_days,
+)
+from evertide.pgexpr.types.sqltypes import (
+    BOOL,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTEGER_BOUNDS,
+    INTERVAL,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    SqlType,
+)
+
+__all__ = ["Misread", "read_number", "read_uuid", "read_value"]
+
+_BLANK = " \t\n\r\f\v"
+_DIGITS_MAX = 1000
+_DIMS_MAX = 6
+_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+_SPECIAL = {"nan": "NaN", "infinity": "Infinity", "inf": "Infinity", "+infinity": "Infinity", "+inf": "Infinity"}
+_NEGATIVE = {"-infinity": "-Infinity", "-inf": "-Infinity"}
+_CLOCK = r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{0,6}))?)?"
+_ZONE = r"\s*(Z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2}(?::[0-9]{2})?)?)?"
+_TIME = re.compile(_CLOCK)
+_MOMENT = re.compile(
+    rf"([0-9]{{4,7}})-([0-9]{{1,2}})-([0-9]{{1,2}})(?:(?:\s*T|\s+){_CLOCK}{_ZONE})?(?:\s+(AD|BC))?", re.IGNORECASE
+)
+_PLAIN_ELEMENT = r"[^{},\"\\\s][^{},\"\\]*"
+_PLAIN_ARRAY = re.compile(rf"\s*\{{\s*({_PLAIN_ELEMENT}(?:,\s*{_PLAIN_ELEMENT})*)\}}\s*", re.ASCII)
+_UUID = re.compile(r"\{?((?:[0-9a-f]{4}-?){7}[0-9a-f]{4})\}?", re.IGNORECASE)
+_TRUTH = {
+    **{"true"[:size]: True for size in range(1, 5)},
+    **{"yes"[:size]: True for size in range(1, 4)},
+    **{"false"[:size]: False for size in range(1, 6)},
+    **{"no"[:size]: False for size in range(1, 3)},
+    "on": True,
+    "1": True,
+    "off": False,
+    "of": False,
+    "0": False,
+}
+
+_ISO_SPAN = re.compile(
+    r"P(?=[0-9T-])" + "".join(rf"(?:(-?[0-9]+){unit})?" for unit in "YMWD") + r"(?:T(?=[0-9-])"
+    r"(?:(-?[0-9]+)H)?(?:(-?[0-9]+)M)?(?:(-?)([0-9]+)(?:\.([0-9]{0,6}))?S)?)?"
+)
+_SPAN_PART = re.compile(rf"([+-]?)\s*(?:{_CLOCK}|([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+))\s*", re.IGNORECASE)
+_UNITS: dict[str, tuple[int, int, int]] = {
+    **dict.fromkeys(("us", "usec", "usecs", "microsecond", "microseconds"), (0, 0, 1)),
+    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), (0, 0, 1000)),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), (0, 0, 1_000_000)),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), (0, 0, 60_000_000)),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), (0, 0, 3_600_000_000)),
+    **dict.fromkeys(("d", "day", "days"), (0, 1, 0)),
+    **dict.fromkeys(("w", "week", "weeks"), (0, 7, 0)),
+    **dict.fromkeys(("mon", "mons", "month", "months"), (1, 0, 0)),
+    **dict.fromkeys(("y", "yr", "yrs", "year", "years"), (12, 0, 0)),
+}
+_CLOCK_UNITS = {_UNITS["hour"], _UNITS["minute"], _UNITS["second"]}
+
+
+class Misread(ValueError):
+    """Why a text is no value of a type."""
+
+
+def read_value(text: str, kind: SqlType) -> Any:
+    if kind.is_array:
+        return _ArrayText(text).read(lambda element: read_value(element, kind.element))
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise Misread(f"values of type {kind} cannot be written here")
+    try:
+        return reader(text if kind in (TEXT, BYTEA) else text.strip(_BLANK))
+    except Misread as error:
+        raise Misread(f"{shortened(text)} is no {kind}{f': {error}' if str(error) else ''}") from None
+    except ArithmeticError as error:
+        raise Misread(f"{shortened(text)} is no {kind}: {error}") from None
+
+
+def read_uuid(text: str) -> str:
+    """In the one form that PostgreSQL writes."""
+    found = _UUID.fullmatch(text)
+    if not found or text.startswith("{") != text.endswith("}"):
+        raise Misread(f"{shortened(text)} is no uuid")
+    digits = found[1].replace("-", "").lower()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def read_number(text: str) -> Decimal:
+    """With the scale that is written; an exponent leaves none below zero."""
+    if not _NUMBER.fullmatch(text):
+        raise Misread("digits were expected, and an exponent of at most four")
+    number = Decimal(text)
+    if len(text) > _DIGITS_MAX or abs(number.adjusted()) > _DIGITS_MAX or number.as_tuple().exponent < -_DIGITS_MAX:  # type: ignore[operator]
+        raise Misread(f"numbers have at most {_DIGITS_MAX} digits before the point and after it")
+    return Decimal(int(number)) if number.as_tuple().exponent > 0 else number  # type: ignore[operator]
+
+
+def _integer(kind: SqlType) -> Callable[[str], int]:
+    least, most = INTEGER_BOUNDS[kind]
+
+    def read(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise Misread
+        if not least <= int(text) <= most:
+            raise Misread("it is out of range")
+        return int(text)
+
+    return read
+
+
+def _numeric(text: str) -> Decimal:
+    special = (_SPECIAL | _NEGATIVE).get(text.lower())
+    return read_number(text) if special is None else Decimal(special)
+
+
+def _float(kind: Any) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        special = (_SPECIAL | _NEGATIVE).get(text.lower())
+        if special is not None:
+            return float(special)
+        if not _NUMBER.fullmatch(text):
+            raise Misread
+        number: float = pa.scalar(text.lstrip("+")).cast(kind).as_py()  # rounded once, also to float4
+        is_zero = not re.search("[1-9]", re.split("[eE]", text)[0])
+        if math.isinf(number) or (number == 0 and not is_zero):
+            raise Misread("it is out of range")
+        return number
+
+    return read
+
+
+def _bool(text: str) -> bool:
+    found = _TRUTH.get(text.lower())
+    if found is None:
+        raise Misread
+    return found
+
+
+def _bytea(text: str) -> bytes:
+    if text.startswith("\\x"):
+        try:
+            return bytes.fromhex(text[2:])
+        except ValueError:
+            raise Misread("pairs of hexadecimal digits were expected") from None
+    if "\\" in text:
+        raise Misread("bytes are written as hexadecimal digits here, as in '\\x00ff'")
+    return text.encode()
+
+
+# Times
+
+
+def _date(text: str) -> int:
+    return _moment(text)[0]
+
+
+def _timestamp(text: str) -> int:
+    days, clock, _ = _moment(text)
+    return checked_moment(days * DAY_US + clock)
+
+
+def _timestamptz(text: str) -> int:
+    days, clock, zone = _moment(text)
+    return checked_moment(days * DAY_US + clock - zone)
+
+
+def _moment(text: str) -> tuple[int, int, int]:
+    """Days, microseconds, and the zone's offset in microseconds."""
+    found = _MOMENT.fullmatch(text)
+    if found is None:
+        raise Misread("a form such as '2026-01-31' or '2026-01-31 10:20:30.5+00' was expected")
+    year, month, day = int(found[1]), int(found[2]), int(found[3])
+    if year == 0:
+        raise Misread("there is no year 0")
+    year = 1 - year if (found[9] or "").upper() == "BC" else year
+    if not (1 <= month <= 12 and 1 <= day <= month_days(year, month)):
+        raise Misread("there is no such day")
+    clock = 0 if found[4] is None else _of_day(found[4], found[5], found[6], found[7])
+    return checked_date(days_of(year, month, day)), clock, _offset(found[8])
+
+
+def _time(text: str) -> int:
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise Misread("a form such as '10:20:30.5' was expected")
+    return _of_day(*found.groups())
+
+
+def _of_day(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
+    clock = _clock(hour, minute, second, fraction)
+    if int(hour) > 24 or clock > DAY_US or int(minute) > 59 or int(second or 0) > 59:
+        raise Misread("there is no such time of day")
+    return clock
+
+
+def _clock(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
+    seconds = int(hour) * 3600 + int(minute) * 60 + int(second or 0)
+    return seconds * 1_000_000 + int((fraction or "").ljust(6, "0"))
+
+
+def _offset(zone: str | None) -> int:
+    if zone is None or zone.upper() in ("Z", "UTC", "GMT"):
+        return 0
+    hours, minutes, seconds = (int(part or 0) for part in re.fullmatch(r".(..):?(..)?:?(..)?", zone).groups())  # type: ignore[union-attr]
+    if hours > 15 or minutes > 59 or seconds > 59:
+        raise Misread("there is no such zone")
+    return (hours * 3600 + minutes * 60 + seconds) * (-1_000_000 if zone[0] == "-" else 1_000_000)
+
+
+def _interval(text: str) -> Interval:
+    found = _ISO_SPAN.fullmatch(text)
+    if found:
+        years, months, weeks, days, hours, minutes = (int(part or 0) for part in found.groups()[:6])
+        seconds = int(found[8] or 0) * 1_000_000 + int((found[9] or "").ljust(6, "0"))
+        micros = (hours * 60 + minutes) * 60_000_000 + (-seconds if found[7] == "-" else seconds)
+        return checked_interval(years * 12 + months, weeks * 7 + days, micros)
+    return _spoken_interval(text)
+
+
+def _spoken_interval(text: str) -> Interval:
+    """`1 year 2 mons -3 days 04:05:06.7 ago`."""
+    body = re.sub(r"\s+ago$", "", text, flags=re.IGNORECASE)
+    turned = -1 if body != text else 1
+    total, at, seen = [Fraction(0)] * 3, 0, set[Any]()
+    while at < len(body) or at == 0:
+        found = _SPAN_PART.match(body, at)
+        if found is None:
+            raise Misread("a form such as '1 day 02:03:04' or 'P1DT2H3M4S' was expected")
+        sign = -turned if found[1] == "-" else turned
+        units = _CLOCK_UNITS if found[2] is not None else {_UNITS.get(found[7].lower())}
+        if units & seen:
+            raise Misread("a unit is there twice")
+        seen |= units
+        if found[2] is not None:
+            parts = (Fraction(0), Fraction(0), Fraction(_clock(*found.groups()[1:5])))
+        else:
+            parts = _of_unit(Fraction(found[6]), found[7].lower())
+        total = [whole + sign * part for whole, part in zip(total, parts, strict=True)]
+        at = found.end()
+    if any(part.denominator != 1 for part in total):
+        raise Misread("it is finer than a microsecond")
+    months, days, micros = (int(part) for part in total)
+    return checked_interval(months, days, micros)
+
+
+def _of_unit(number: Fraction, unit: str) -> tuple[Fraction, Fraction, Fraction]:
+    """A part of a day is time; a part of a month would be days, and how many is not for us to say."""
+    if unit not in _UNITS:
+        raise Misread(f"the unit {unit!r} is not known")
+    months, days, micros = (number * size for size in _UNITS[unit])
+    if months.denominator != 1:
+        raise Misread("parts of months are not supported")
+    whole = Fraction(int(days))
+    return months, whole, micros + (days - whole) * DAY_US
+
+
+class _ArrayText:
+    """`{1,NULL,"a b"}`: every array in it has as many elements as its neighbours."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def read(self, element: Callable[[str], Any]) -> list[Any]:
+        plain = _PLAIN_ARRAY.fullmatch(self._text)
+        if plain:  # most are, and lists of keys are long
+            texts = (piece.strip(_BLANK) for piece in plain[1].split(","))
+            return [None if text.upper() == "NULL" else element(text) for text in texts]
+        self._skip()
+        found = self._array(element, 1)
+        self._skip()
+        if self._at < len(self._text):
+            self._malformed("something follows its end")
+        return found
+
+    def _skip(self) -> None:
+        while self._at < len(self._text) and self._text[self._at] in _BLANK:
+            self._at += 1
+
+    def _char(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _malformed(self, why: str) -> NoReturn:
+        raise Misread(f"{shortened(self._text)} is no array: {why}")
+
+    def _array(self, element: Callable[[str], Any], dims: int) -> list[Any]:
+        if self._char() != "{":
+            self._malformed("it begins with '{', and its elements are separated by ','")
+        if dims > _DIMS_MAX:
+            self._malformed(f"it has more than {_DIMS_MAX} dimensions")
+        self._at += 1
+        self._skip()
+        found: list[Any] = []
+        if self._char() == "}":
+            if dims > 1:
+                self._malformed("an array in it is empty")
+            self._at += 1
+            return found
+        while True:
+            self._skip()
+            found.append(self._array(element, dims + 1) if self._char() == "{" else self._element(element))
+            self._skip()
+            end = self._char()
+            self._at += 1
+            if end == "}":
+                break
+            if end != ",":
+                self._malformed("',' or '}' was expected")
+        if len({_shape(each) for each in found}) > 1:
+            self._malformed("its arrays are not all of the same size")
+        return found
+
+    def _element(self, element: Callable[[str], Any]) -> Any:
+        if self._char() == '"':
+            return element(self._quoted())
+        text, kept, escaped = "", 0, False
+        while self._char() and self._char() not in ',{}"':
+            if self._char() == "\\":
+                self._at += 1
+                escaped, kept = True, len(text) + 1
+            text += self._char()
+            self._at += 1
+        text = text[:kept] + text[kept:].rstrip(_BLANK)
+        if not text or self._char() in ("{", '"'):
+            self._malformed("an element is missing, or not quoted as it should be")
+        return None if text.upper() == "NULL" and not escaped else element(text)
+
+    def _quoted(self) -> str:
+        found = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL).match(self._text, self._at)
+        if found is None:
+            self._malformed("a quote is not closed")
+        self._at = found.end()
+        return re.sub(r"\\(.)", r"\1", found[1], flags=re.DOTALL)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return (len(value), *_shape(value[0])) if isinstance(value, list) and value else ()
+
+
+_READERS: dict[SqlType, Callable[[str], Any]] = {
+    BOOL: _bool,
+    BYTEA: _bytea,
+    DATE: _date,
+    FLOAT4: _float(pa.float32()),
+    FLOAT8: _float(pa.float64()),
+    INT2: _integer(INT2),
+    INT4: _integer(INT4),
+    INT8: _integer(INT8),
+    INTERVAL: _interval,
+    NUMERIC: _numeric,
+    TEXT: str,
+    TIME: _time,
+    TIMESTAMP: _timestamp,
+    TIMESTAMPTZ: _timestamptz,
+}

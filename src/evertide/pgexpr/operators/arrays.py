@@ -1,0 +1,104 @@
+"""Arrays: containing, overlapping, and what is put together.
+
+1. Containing and overlapping look at elements alone, whatever their dimensions, and NULL is equal to nothing.
+2. What is put together has elements of one shape: two arrays of the same, or an array and one of its elements. An empty
+   array, and NULL for an array, add nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evertide.pgexpr.expressions import FAILURES, Operation, Vector
+from evertide.pgexpr.operators.comparison import elements, order_key, shape
+from evertide.pgexpr.types.sqltypes import BOOL, INT4, SqlType
+
+__all__ = ["DIMENSIONS", "appended", "concatenated", "constructed", "containing", "prepended"]
+
+
+def containing(name: str, kind: SqlType) -> Operation:
+    """`@>`, `<@` and `&&` of arrays of this type."""
+    key = order_key(kind.element) or (lambda value: value)
+
+    def keys(value: list[Any]) -> set[Any]:
+        return {key(each) for each in elements(value) if each is not None}
+
+    def contains(left: list[Any], right: list[Any]) -> bool:
+        return keys(right) <= keys(left) and all(each is not None for each in elements(right))
+
+    ways: dict[str, Callable[[list[Any], list[Any]], bool]] = {
+        "@>": contains,
+        "<@": lambda left, right: contains(right, left),
+        "&&": lambda left, right: not keys(left).isdisjoint(keys(right)),
+    }
+    return Operation(name, BOOL, f"({{0}} {name} {{1}})", ways[name])
+
+
+DIMENSIONS = Operation("array_ndims", INT4, "array_ndims({0})", lambda value: len(shape(value)) or None)
+"""NULL for an empty one."""
+
+
+def concatenated(kind: SqlType) -> Operation:
+    return _loose("array_cat", kind, _cat)
+
+
+def appended(kind: SqlType) -> Operation:
+    return _loose("array_append", kind, lambda array, element: _extended(array, [element]))
+
+
+def prepended(kind: SqlType) -> Operation:
+    return _loose("array_prepend", kind, lambda element, array: _extended(array, [element], at_end=False))
+
+
+def constructed(kind: SqlType) -> Operation:
+    """ARRAY[...]: of elements, or of arrays of one shape."""
+
+    def made(*items: Any) -> Any:
+        if any(isinstance(item, list) for item in items):
+            shapes = {shape(item) for item in items}
+            if len(shapes) > 1:
+                raise ArithmeticError("arrays in an array must be of one shape")
+            if shapes == {()}:
+                return []
+        return list(items)
+
+    return _loose("array", kind, made, "ARRAY[{all}]")
+
+
+def _loose(name: str, kind: SqlType, made: Callable[..., Any], template: str = "") -> Operation:
+    """Not strict: NULL is looked at as well."""
+
+    def tried(row: Sequence[Any]) -> Any:
+        try:
+            return made(*row)
+        except FAILURES:
+            return None
+
+    def apply(args: Sequence[Vector], _: int) -> Vector:
+        rows = zip(*(arg.as_values() for arg in args), strict=True)
+        return Vector.values([tried(row) for row in rows], kind)
+
+    return Operation(name, kind, template or f"{name}({{all}})", apply=apply, joins=True)
+
+
+def _cat(left: list[Any] | None, right: list[Any] | None) -> list[Any] | None:
+    if not left or not right:
+        return right if left is None or (right is not None and not left) else left
+    dims, more = shape(left), shape(right)
+    if len(dims) == len(more):
+        if dims[1:] != more[1:]:
+            raise ArithmeticError("cannot concatenate incompatible arrays")
+        return left + right
+    if dims[1:] == more:
+        return [*left, right]
+    if more[1:] == dims:
+        return [left, *right]
+    raise ArithmeticError("cannot concatenate incompatible arrays")
+
+
+def _extended(array: list[Any] | None, more: list[Any], *, at_end: bool = True) -> list[Any]:
+    array = array or []
+    if len(shape(array)) > 1:
+        raise ArithmeticError("argument must be empty or one-dimensional array")
+    return array + more if at_end else more + array

@@ -1,0 +1,161 @@
+"""Casts: what values of a type become as another.
+
+1. `NUMBERS` and `MOMENTS` turn into their later members by themselves; all other casts are written.
+2. Numbers are rounded to integers: numeric half away from zero, floats half to even. Out of range fails.
+3. Floats become numeric with 15 digits (float4: 6).
+4. From text: numbers, truth values, bytes, arrays of them. Dates and times are not read from texts in rows: what they
+   mean depends on a session's settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.pgexpr.expressions import Operation
+from evertide.pgexpr.literals import read_uuid, read_value
+from evertide.pgexpr.operators.arithmetic import in_range, rounded, single
+from evertide.pgexpr.types.calendar import DAY_US, checked_moment
+from evertide.pgexpr.types.output import text_of
+from evertide.pgexpr.types.sqltypes import (
+    BOOL,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT4,
+    INTEGER_BOUNDS,
+    INTERVAL,
+    JSONB,
+    NUMBERS,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    SqlType,
+)
+
+__all__ = ["UUID", "cast_to", "sized"]
+
+_FROM_TEXT = (*NUMBERS, BOOL, BYTEA)
+_NEAR_DAYS = 100_000_000
+"""Days so few that their microseconds are in every range."""
+
+UUID = Operation("uuid", TEXT, "(({0})::uuid)::text", read_uuid)
+
+
+def cast_to(source: SqlType, target: SqlType) -> Operation | None:
+    """None if there is none."""
+    scalar = _scalar(source, target)
+    if scalar is None:
+        return None
+    return Operation("cast", target, f"({{0}})::{target}", scalar, _whole(source, target))
+
+
+def sized(precision: int, scale: int) -> Operation:
+    """numeric(precision, scale)."""
+
+    def scalar(value: Decimal) -> Decimal:
+        made = rounded(value, scale)
+        if made.is_infinite() or (made.is_finite() and made and made.adjusted() >= precision - scale):
+            raise OverflowError("numeric field overflow")
+        return made
+
+    return Operation("sized", NUMERIC, f"({{0}})::numeric({precision},{scale})", scalar)
+
+
+def _scalar(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
+    if JSONB in (source, source.element):
+        return None
+    if target == TEXT:
+        return lambda value: text_of(value, source)
+    if source.is_array or target.is_array:
+        return _array_cast(source, target)
+    if source == TEXT:
+        return (lambda value: read_value(value, target)) if target in _FROM_TEXT else None
+    if source in NUMBERS and target in NUMBERS:
+        return _number_cast(source, target)
+    return _OTHERS.get((source, target))
+
+
+def _array_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
+    if source == TEXT:
+        return (lambda value: read_value(value, target)) if target.element in (TEXT, *_FROM_TEXT) else None
+    if not (source.is_array and target.is_array):
+        return None
+    inner = _scalar(source.element, target.element)
+    if inner is None:
+        return None
+
+    def each(value: Any) -> Any:
+        if isinstance(value, list):
+            return [each(item) for item in value]
+        return None if value is None else inner(value)
+
+    return each
+
+
+def _number_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any]:
+    if target in INTEGER_BOUNDS:
+        return lambda value: in_range(_whole_number(value), target)
+    if target == NUMERIC:
+        digits = 6 if source == FLOAT4 else 15
+        return Decimal if source in INTEGER_BOUNDS else lambda value: read_value(f"{value:.{digits}g}", NUMERIC)
+    if source == NUMERIC:
+        return lambda value: read_value(text_of(value, NUMERIC), target)
+    return float if target == FLOAT8 else _to_single
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, int):
+        return value
+    if not math.isfinite(value):
+        raise OverflowError("integer out of range")
+    return int(rounded(value, 0)) if isinstance(value, Decimal) else round(value)
+
+
+def _to_single(value: float) -> float:
+    if isinstance(value, int):
+        made: float = pa.scalar(str(value)).cast(pa.float32()).as_py()  # rounded once
+        return made
+    made = single(value)
+    if (math.isinf(made) and not math.isinf(value)) or (made == 0 and value != 0):
+        raise OverflowError("value out of range")
+    return made
+
+
+_OTHERS: dict[tuple[SqlType, SqlType], Callable[[Any], Any]] = {
+    (BOOL, INT4): int,
+    (INT4, BOOL): bool,
+    (DATE, TIMESTAMP): lambda value: checked_moment(value * DAY_US),
+    (DATE, TIMESTAMPTZ): lambda value: checked_moment(value * DAY_US),
+    (TIMESTAMP, DATE): lambda value: value // DAY_US,
+    (TIMESTAMPTZ, DATE): lambda value: value // DAY_US,
+    (TIMESTAMP, TIMESTAMPTZ): int,
+    (TIMESTAMPTZ, TIMESTAMP): int,
+    (TIMESTAMP, TIME): lambda value: value % DAY_US,
+    (TIMESTAMPTZ, TIME): lambda value: value % DAY_US,
+    (TIME, INTERVAL): lambda value: (0, 0, value),
+    (INTERVAL, TIME): lambda value: value[2] % DAY_US,
+}
+
+
+def _whole(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
+    is_wider = source in INTEGER_BOUNDS and target in INTEGER_BOUNDS and NUMBERS.index(source) < NUMBERS.index(target)
+    if is_wider or {source, target} == {TIMESTAMP, TIMESTAMPTZ}:
+        return lambda array: array
+    if target == FLOAT8 and (source in INTEGER_BOUNDS or source == FLOAT4):
+        return lambda array: array.cast(pa.float64(), safe=False)
+    return _whole_days if source == DATE and target in (TIMESTAMP, TIMESTAMPTZ) else None
+
+
+def _whole_days(array: Any) -> Any:
+    bounds = pc.min_max(array).as_py()
+    is_near = bounds["min"] is None or (bounds["min"] > -1_000_000 and bounds["max"] < _NEAR_DAYS)
+    return pc.multiply(array, DAY_US) if is_near else None

@@ -1,0 +1,374 @@
+"""The grammar of where clauses: tokens to a tree of nodes, without types.
+
+Operators bind as PostgreSQL's do, from loosest to tightest:
+
+    OR, AND, NOT, IS, comparisons, BETWEEN/IN/LIKE, other operators, + -, * /, ^, AT TIME ZONE, signs, ::
+
+1. What is not on this list is refused with its place: sub-selects, rows, CASE, COLLATE, subscripts, wildcards.
+2. Comparisons, BETWEEN, IN and LIKE do not follow each other without parentheses.
+3. AND and OR of many are one node, however many. Else a tree is at most `DEPTH_MAX` deep, which is also how deep the
+   parser calls itself: no clause overflows the stack, here or in what walks the tree later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from evertide.pgexpr.tokens import Token, refuse, shortened, tokens
+from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
+
+__all__ = ["DEPTH_MAX", "Node", "TypeName", "parsed"]
+
+DEPTH_MAX: Final = 50
+
+_OR, _AND, _NOT, _IS, _COMPARISON, _RANGE, _OTHER, _SUM, _PRODUCT, _POWER, _ZONE, _SIGN, _CAST = range(1, 14)
+_COMPARISONS = ("=", "<>", "!=", "<", ">", "<=", ">=")
+_POWERS = {
+    **dict.fromkeys(_COMPARISONS, _COMPARISON),
+    **dict.fromkeys(("||", "&", "|", "#", "@>", "<@", "&&", "~~", "~~*", "!~~", "!~~*"), _OTHER),
+    **dict.fromkeys(("+", "-"), _SUM),
+    **dict.fromkeys(("*", "/"), _PRODUCT),
+    "^": _POWER,
+    "::": _CAST,
+}
+_PREFIXES = ("@", "|/", "~")
+_WORDS = {"or": _OR, "and": _AND, "is": _IS, "between": _RANGE, "in": _RANGE, "like": _RANGE, "ilike": _RANGE}
+_LIKE_OPERATORS = {"~~": "like", "~~*": "ilike", "!~~": "like", "!~~*": "ilike"}
+_CLOCKS = {
+    *("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"),
+    *("current_user", "current_role", "current_catalog", "current_schema", "session_user", "user"),
+}
+_MOVING = {
+    *("now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "random", "nextval"),
+    *("gen_random_uuid", "uuid_generate_v4", "count", "sum", "min", "max", "avg"),
+}
+_SUBSELECT = "sub-selects are not supported"
+_RESERVED = {
+    **dict.fromkeys(("select", "with", "exists", "values", "table"), _SUBSELECT),
+    **dict.fromkeys(("case", "when", "then", "else", "end"), "CASE is not supported"),
+    **dict.fromkeys(("row", "collate", "similar", "overlaps", "isnull", "notnull", "union"), "it is not supported"),
+    **dict.fromkeys(_CLOCKS, "it is not the same at all times, and rows must match or not for good"),
+    **dict.fromkeys(
+        (*_WORDS, *("any", "all", "some", "as", "from", "where", "distinct", "symmetric", "asymmetric", "cast", "not")),
+        "a value was expected here; a column of that name is written in double quotes",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName:
+    type: SqlType
+    """`uuid`, which no column has, is of that name here."""
+    modifiers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`form` says what it is, `token` what stands there, `facts` what else its form needs."""
+
+    form: str
+    at: int
+    token: str
+    args: tuple[Node, ...] = ()
+    facts: Any = None
+    depth: int = field(default=1, compare=False)
+
+
+def parsed(text: str) -> Node:
+    return _Parser(tokens(text)).whole()
+
+
+class _Parser:
+    def __init__(self, found: list[Token]) -> None:
+        self._tokens = found
+        self._next = 0
+        self._depth = 0
+
+    def whole(self) -> Node:
+        if self._peek().kind == "end":
+            refuse(0, "the clause is empty")
+        node = self._expression(_OR)
+        if self._peek().kind != "end":
+            self._unexpected("the clause should have ended here")
+        return node
+
+    # Tokens
+
+    def _peek(self, ahead: int = 0) -> Token:
+        return self._tokens[min(self._next + ahead, len(self._tokens) - 1)]
+
+    def _take(self) -> Token:
+        token = self._peek()
+        self._next += 1
+        return token
+
+    def _is(self, *texts: str) -> bool:
+        """Whether words, marks or operators come next, in this order."""
+        for ahead, text in enumerate(texts):
+            token = self._peek(ahead)
+            if token.text != text or token.kind not in ("name", "mark", "operator"):
+                return False
+        return True
+
+    def _skip(self, *texts: str) -> bool:
+        is_there = self._is(*texts)
+        self._next += len(texts) if is_there else 0
+        return is_there
+
+    def _expect(self, text: str, for_what: str) -> None:
+        if not self._skip(text):
+            self._unexpected(f"{text!r} was expected, {for_what}")
+
+    def _unexpected(self, why: str) -> NoReturn:
+        token = self._peek()
+        refuse(token.at, f"{token.shown if token.kind == 'end' else shortened(token.shown)}: {why}")
+
+    def _node(self, form: str, token: Token, *args: Node, facts: Any = None) -> Node:
+        depth = 1 + max((arg.depth for arg in args), default=0)
+        if depth > DEPTH_MAX:
+            self._too_deep(token)
+        return Node(form, token.at, token.shown, args, facts, depth)
+
+    def _too_deep(self, token: Token) -> NoReturn:
+        refuse(token.at, f"{shortened(token.shown)}: the clause is nested more than {DEPTH_MAX} deep")
+
+    # Expressions
+
+    def _expression(self, least: int) -> Node:
+        """As much as operators that bind at least so tightly hold together."""
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            self._too_deep(self._peek())
+        left, last = self._operand(least), 0
+        while (power := self._power()) >= least:
+            if power == last and power in (_COMPARISON, _RANGE):
+                self._unexpected("it cannot follow another of its kind without parentheses")
+            left, last = self._continued(left, power), power
+        self._depth -= 1
+        return left
+
+    def _power(self) -> int:
+        token = self._peek()
+        if token.kind == "name":
+            if token.text == "not":
+                return _RANGE if self._peek(1).text in ("in", "like", "ilike", "between", "similar") else 0
+            return _ZONE if self._is("at", "time", "zone") else _WORDS.get(token.text, 0)
+        if token.kind == "operator" and token.text not in _POWERS:
+            self._unexpected("this operator is not supported")
+        return _POWERS.get(token.text, 0) if token.kind in ("operator", "mark") else 0
+
+    def _continued(self, left: Node, power: int) -> Node:  # noqa: PLR0911 - one for each kind of operator
+        if power in (_OR, _AND):
+            return self._logic(left, power)
+        if power == _IS:
+            return self._test(left)
+        if power == _CAST:
+            token = self._take()
+            return self._node("cast", token, left, facts=self._type_name())
+        if power == _RANGE:
+            return self._range(left)
+        token = self._take()
+        if power == _ZONE:
+            self._next += 2
+            return self._node("call", token, self._expression(_SIGN), left, facts="timezone")
+        if self._is("any", "(") or self._is("some", "(") or self._is("all", "("):
+            return self._quantified(left, token)
+        return self._binary(token, left, self._expression(power + 1))
+
+    def _binary(self, token: Token, left: Node, right: Node) -> Node:
+        if token.text in _LIKE_OPERATORS:
+            like = self._node(_LIKE_OPERATORS[token.text], token, left, right)
+            return self._node("not", token, like) if token.text.startswith("!") else like
+        return self._node("binary", token, left, right, facts="<>" if token.text == "!=" else token.text)
+
+    def _logic(self, left: Node, power: int) -> Node:
+        token, word = self._peek(), self._peek().text
+        args = [left]
+        while self._skip(word):
+            args.append(self._expression(power + 1))
+        return self._node(word, token, *args)
+
+    def _test(self, left: Node) -> Node:
+        token = self._take()
+        negated = self._skip("not")
+        if self._skip("distinct", "from"):
+            node = self._node("distinct", token, left, self._expression(_COMPARISON))
+        else:
+            found = self._take()
+            if found.kind != "name" or found.text not in ("null", "true", "false", "unknown"):
+                refuse(
+                    found.at, f"{shortened(found.shown)}: IS is followed by NULL, TRUE, FALSE, UNKNOWN or DISTINCT FROM"
+                )
+            node = self._node("is", token, left, facts=found.text)
+        return self._node("not", token, node) if negated else node
+
+    def _range(self, left: Node) -> Node:
+        negated = self._skip("not")
+        token = self._take()
+        if token.text == "in":
+            node = self._in(left, token)
+        elif token.text == "between":
+            symmetric = self._skip("symmetric")
+            if not symmetric:
+                self._skip("asymmetric")
+            low = self._expression(_OTHER)
+            self._expect("and", "between the ends of BETWEEN")
+            node = self._node("between", token, left, low, self._expression(_OTHER), facts=symmetric)
+        elif token.text == "similar":
+            refuse(token.at, f"{shortened(token.shown)}: it is not supported")
+        elif self._is("any", "(") or self._is("some", "(") or self._is("all", "("):
+            node = self._quantified(left, token, negated=negated)
+            negated = False
+        else:
+            args = [left, self._expression(_OTHER)]
+            if self._skip("escape"):
+                args.append(self._expression(_OTHER))
+            node = self._node(token.text, token, *args)
+        return self._node("not", token, node) if negated else node
+
+    def _in(self, left: Node, token: Token) -> Node:
+        self._expect("(", "as IN is followed by a list of values in parentheses")
+        return self._node("in", token, left, *self._list(")"))
+
+    def _quantified(self, left: Node, token: Token, *, negated: bool = False) -> Node:
+        every = self._take().text == "all"
+        self._take()
+        array = self._expression(_OR)
+        self._expect(")", "after the array")
+        name = f"!{token.text}" if negated else token.text
+        return self._node("quantified", token, left, array, facts=(name, every))
+
+    def _list(self, end: str) -> list[Node]:
+        found = [self._expression(_OR)]
+        while self._skip(","):
+            found.append(self._expression(_OR))
+        self._expect(end, "at the end of the list")
+        return found
+
+    # Operands
+
+    def _operand(self, least: int) -> Node:  # noqa: PLR0911 - one for each kind of token
+        token = self._take()
+        if token.kind == "operator":
+            return self._prefixed(token)
+        if token.kind in ("string", "number"):
+            return self._node(token.kind, token, facts=token.text)
+        if token.kind == "param":
+            return self._node("param", token, facts=int(token.text[1:]))
+        if token.kind == "quoted":
+            return self._column(token)
+        if token.kind == "name":
+            return self._named(token, least)
+        if token.text == "(":
+            node = self._expression(_OR)
+            if self._is(","):
+                self._unexpected("rows of several values are not supported")
+            self._expect(")", "as a parenthesis is open")
+            return node
+        self._next -= 1
+        return self._unexpected("a value was expected here")
+
+    def _prefixed(self, token: Token) -> Node:
+        if token.text in ("+", "-"):
+            return self._node("sign", token, self._expression(_SIGN), facts=token.text)
+        if token.text not in _PREFIXES:
+            refuse(token.at, f"{shortened(token.shown)}: a value was expected here, and this is no sign before one")
+        return self._node("unary", token, self._expression(_SUM), facts=token.text)
+
+    def _named(self, token: Token, least: int) -> Node:
+        word = token.text
+        if word == "not" and least <= _NOT:
+            return self._node("not", token, self._expression(_NOT))
+        if word in ("true", "false", "null"):
+            return self._node("constant", token, facts={"true": True, "false": False}.get(word))
+        if word == "cast" and self._skip("("):
+            node = self._expression(_OR)
+            self._expect("as", "in CAST")
+            cast = self._node("cast", token, node, facts=self._type_name())
+            self._expect(")", "at the end of CAST")
+            return cast
+        if word == "array" and self._is("["):
+            return self._array(token)
+        if word in _RESERVED and not (word in ("like", "ilike") and self._is("(")):
+            refuse(token.at, f"{shortened(token.shown)}: {_RESERVED[word]}")
+        typed = self._typed(token)
+        if typed is not None:
+            return typed
+        return self._call(token) if self._is("(") else self._column(token)
+
+    def _column(self, token: Token) -> Node:
+        if self._is(".") or self._is("["):
+            self._unexpected("columns stand without their table, and parts of values are not supported")
+        if self._is("("):
+            self._unexpected("functions are not written in double quotes")
+        return self._node("column", token, facts=(token.text, token.kind == "quoted"))
+
+    def _call(self, token: Token) -> Node:
+        if token.text in _MOVING:
+            why = "it does not depend on a single row alone, and rows must match or not for good"
+            refuse(token.at, f"{shortened(token.shown)}: {why}")
+        self._take()
+        args = [] if self._skip(")") else self._list(")")
+        return self._node("call", token, *args, facts=token.text)
+
+    def _array(self, token: Token) -> Node:
+        """`ARRAY[...]`; arrays within need not say ARRAY again."""
+        self._take()
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            self._too_deep(token)
+        items: list[Node] = []
+        while not self._skip("]"):
+            if items:
+                self._expect(",", "between the elements of an array")
+            items.append(self._array(self._peek()) if self._is("[") else self._expression(_OR))
+        self._depth -= 1
+        return self._node("array", token, *items)
+
+    # Types
+
+    def _typed(self, token: Token) -> Node | None:
+        """`DATE '2026-01-31'` and the like; a column may have the name of a type."""
+        start = self._next
+        self._next -= 1
+        found = self._simple_type()
+        if found is None or self._peek().kind != "string":
+            self._next = start
+            return None
+        literal = self._take()
+        return self._node("cast", token, self._node("string", literal, facts=literal.text), facts=TypeName(found))
+
+    def _simple_type(self) -> SqlType | None:
+        """The one with the most words."""
+        for count in (4, 3, 2, 1):
+            following = [self._peek(at) for at in range(count)]
+            name = " ".join(token.text for token in following)
+            if all(token.kind == "name" for token in following) and (name in TYPE_NAMES or name == "uuid"):
+                self._next += count
+                return TYPE_NAMES.get(name) or SqlType("uuid")
+        return None
+
+    def _type_name(self) -> TypeName:
+        token = self._peek()
+        found = self._simple_type()
+        if found is None:
+            self._unexpected("this type is not supported")
+        modifiers: list[int] = []
+        if self._skip("("):
+            modifiers = [self._modifier()]
+            while self._skip(","):
+                modifiers.append(self._modifier())
+            self._expect(")", "after the size of a type")
+            if found.name != "numeric" or len(modifiers) > 2 or not 1 <= modifiers[0] <= 1000 >= modifiers[-1]:
+                refuse(token.at, f"{shortened(token.shown)}: only numeric has sizes here, as in numeric(10, 2)")
+        while self._skip("["):
+            self._expect("]", "as in int[]")
+            found = found.array
+        return TypeName(found, tuple(modifiers))
+
+    def _modifier(self) -> int:
+        token = self._take()
+        if token.kind != "number" or not token.text.isdigit() or len(token.text) > 4:
+            refuse(token.at, f"{shortened(token.shown)}: a small whole number was expected")
+        return int(token.text)

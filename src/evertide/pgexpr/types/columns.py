@@ -1,0 +1,106 @@
+"""Arrow columns as where clauses compute with them.
+
+`plain_array` gives whole arrays for Arrow's own functions: integers, dates and times as int64, whatever their unit was.
+`values_of` gives values one by one, as `sqltypes` describes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.pgexpr.types.calendar import DAY_US
+from evertide.pgexpr.types.sqltypes import (
+    BOOL,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    JSONB,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    SqlType,
+)
+
+__all__ = ["ARROW_TYPES", "cut", "plain_array", "values_of", "whole"]
+
+ARROW_TYPES: dict[SqlType, Any] = {
+    BOOL: pa.bool_(),
+    BYTEA: pa.binary(),
+    DATE: pa.int64(),
+    FLOAT4: pa.float32(),
+    FLOAT8: pa.float64(),
+    INT2: pa.int64(),
+    INT4: pa.int64(),
+    INT8: pa.int64(),
+    TEXT: pa.string(),
+    TIME: pa.int64(),
+    TIMESTAMP: pa.int64(),
+    TIMESTAMPTZ: pa.int64(),
+}
+"""Of the types that Arrow computes with as PostgreSQL does. All others are lists of values."""
+
+_UNITS = {
+    DATE: (pa.date32(), pa.int32()),
+    TIME: (pa.time64("us"), pa.int64()),
+    INTERVAL: (pa.duration("us"), pa.int64()),
+}
+
+
+def whole(column: Any) -> Any:
+    """One array, without a dictionary."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
+
+
+def plain_array(column: Any, kind: SqlType) -> Any:
+    array = whole(column)
+    if kind in (TIMESTAMP, TIMESTAMPTZ):
+        array = array.cast(pa.timestamp("us", array.type.tz), safe=False).cast(pa.int64())
+    elif kind in _UNITS:
+        unit, number = _UNITS[kind]
+        array = array.cast(unit, safe=False).cast(number)
+    wanted = ARROW_TYPES.get(kind, pa.int64())
+    return array if array.type == wanted else array.cast(wanted)
+
+
+def values_of(column: Any, kind: SqlType) -> list[Any]:
+    if kind.is_array:
+        return _lists(whole(column), kind)
+    if kind == INTERVAL:
+        return [None if span is None else _interval(span) for span in plain_array(column, kind).to_pylist()]
+    array = plain_array(column, kind) if kind in ARROW_TYPES else whole(column)
+    if kind == JSONB:
+        return [True if valid else None for valid in array.is_valid().to_pylist()]
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _interval(micros: int) -> tuple[int, int, int]:
+    """Whole days are days, as Spark shows them."""
+    days = abs(micros) // DAY_US * (1 if micros >= 0 else -1)
+    return 0, days, micros - days * DAY_US
+
+
+def _lists(array: Any, kind: SqlType) -> list[Any]:
+    """All elements of all rows are converted in one go."""
+    inner = array.flatten()
+    return cut(_lists(inner, kind) if pa.types.is_nested(inner.type) else values_of(inner, kind.element), array)
+
+
+def cut(elements: list[Any], array: Any) -> list[Any]:
+    """The elements of each row of an array of lists; None where the row is NULL."""
+    made: list[Any] = []
+    at = 0
+    for length in pc.list_value_length(array).to_pylist():
+        made.append(None if length is None else elements[at : at + length])
+        at += length or 0
+    return made

@@ -1,0 +1,216 @@
+"""A value as PostgreSQL writes it: ISO dates, UTC, hex bytes, ISO 8601 intervals, floats with the fewest digits.
+
+Values are as in `sqltypes`. What a client is sent, what a cast to text gives, and how a constant stands in a canonical
+clause are all this.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from evertide.pgexpr.types.calendar import DAY_US, Interval, date_of
+from evertide.pgexpr.types.sqltypes import (
+    BOOL,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    SqlType,
+)
+
+__all__ = ["array_text", "float4_text", "float8_text", "text_of"]
+
+_QUOTED = re.compile(r'[{}",\\ \t\n\r\v\f]')
+_ESCAPED = re.compile(r'(["\\])')
+_DIGITS = {FLOAT4: (6, 9, 2.0**20), FLOAT8: (15, 17, 2.0**52)}
+"""First exponent that is written as one, digits that are always enough, smallest value for rule 2 of `_shortest`."""
+
+
+def text_of(value: Any, kind: SqlType) -> str:
+    """Of a value that is not NULL."""
+    if kind.is_array:
+        return array_text(value, lambda element: element_text(element, kind.element))
+    return _TEXTS[kind](value)
+
+
+def element_text(value: Any, kind: SqlType) -> str:
+    return ("t" if value else "f") if kind == BOOL else text_of(value, kind)
+
+
+def array_text(values: list[Any], element: Callable[[Any], str]) -> str:
+    """`{1,NULL,"a b"}`; quoted is what could be taken for something else. `element` writes one that is not a list."""
+    return "{" + ",".join(_in_array(value, element) for value in values) + "}"
+
+
+def _in_array(value: Any, element: Callable[[Any], str]) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, list):
+        return array_text(value, element)
+    text = element(value)
+    if text == "" or _QUOTED.search(text) or text.upper() == "NULL":
+        return '"' + _ESCAPED.sub(r"\\\1", text) + '"'
+    return text
+
+
+# Numbers
+
+
+def float8_text(value: float) -> str:
+    text = repr(value)
+    if "e" not in text and -4.5e15 < value < 4.5e15:  # below 2**52: what Python writes is it, but for the exponent
+        size = abs(value)
+        if size < 1e15 and (size >= 1e-4 or size == 0):
+            return text.removesuffix(".0")
+    return _float_text(value, text, FLOAT8)
+
+
+def float4_text(value: float) -> str:
+    return _float_text(value, str(np.float32(value)), FLOAT4)
+
+
+def _float_text(value: float, shortest: str, kind: SqlType) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    sign = "-" if math.copysign(1, value) < 0 else ""
+    if value == 0:
+        return f"{sign}0"
+    digits, exponent = _shortest(abs(value), shortest.lstrip("-"), kind)
+    if not -4 <= exponent < _DIGITS[kind][0]:
+        rest = f".{digits[1:]}" if len(digits) > 1 else ""
+        return f"{sign}{digits[0]}{rest}e{'-' if exponent < 0 else '+'}{abs(exponent):02}"
+    if exponent < 0:
+        return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
+    whole, rest = digits[: exponent + 1].ljust(exponent + 1, "0"), digits[exponent + 1 :]
+    return f"{sign}{whole}.{rest}" if rest else f"{sign}{whole}"
+
+
+def _shortest(value: float, shortest: str, kind: SqlType) -> tuple[str, int]:
+    """Digits without zeros at the end, and the exponent of the first.
+
+    1. They are the fewest that are read as this number, as Python and numpy find them.
+    2. But PostgreSQL takes none that lie right between two numbers, as only the rule of ties leads back from there.
+    """
+    found = _digits(Decimal(shortest))
+    if value < _DIGITS[kind][2]:
+        return found
+    below, above = _halfway(value, kind)
+    if below < Fraction(Decimal(shortest)) < above:
+        return found
+    for count in range(len(found[0]), _DIGITS[kind][1] + 1):
+        unit = Fraction(10) ** (found[1] - count + 1)
+        floor = Fraction(value) // unit * unit
+        inside = [each for each in (floor, floor + unit) if below < each < above]
+        if inside:
+            nearest = min(inside, key=lambda each: abs(each - Fraction(value)))
+            return _digits(Decimal(nearest.numerator) / Decimal(nearest.denominator))
+    return found
+
+
+def _halfway(value: float, kind: SqlType) -> tuple[Fraction, Fraction]:
+    """The points between it and its neighbours."""
+    below, above = _neighbour(value, 0.0, kind), _neighbour(value, math.inf, kind)
+    exact = Fraction(value)
+    top = Fraction(above) if math.isfinite(above) else exact + (exact - Fraction(below))
+    return (exact + Fraction(below)) / 2, (exact + top) / 2
+
+
+def _neighbour(value: float, towards: float, kind: SqlType) -> float:
+    if kind == FLOAT8:
+        return math.nextafter(value, towards)
+    with np.errstate(over="ignore"):
+        return float(np.nextafter(np.float32(value), np.float32(towards)))
+
+
+def _digits(number: Decimal) -> tuple[str, int]:
+    digits = "".join(map(str, number.as_tuple().digits))
+    return digits.rstrip("0") or "0", number.adjusted()
+
+
+def _numeric(value: Decimal) -> str:
+    if not value.is_finite():
+        return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
+    return format(value or value.copy_abs(), "f")  # there is no negative zero
+
+
+# Times
+
+
+def _date(value: int) -> str:
+    text, era = _day(value)
+    return text + era
+
+
+def _day(days: int) -> tuple[str, str]:
+    year, month, day = date_of(days)
+    return f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02}", "" if year > 0 else " BC"
+
+
+def _time(value: int) -> str:
+    seconds, micros = divmod(value, 1_000_000)
+    fraction = f".{micros:06}".rstrip("0") if micros else ""
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{fraction}"
+
+
+def _timestamp(value: int, zone: str = "") -> str:
+    days, clock = divmod(value, DAY_US)
+    text, era = _day(days)
+    return f"{text} {_time(clock)}{zone}{era}"
+
+
+def _timestamptz(value: int) -> str:
+    return _timestamp(value, "+00")
+
+
+def _interval(value: Interval) -> str:
+    months, days, micros = value
+    text = _parts(months, (12, "Y"), (1, "M")) + _parts(days, (1, "D"))
+    clock = _parts(micros, (3_600_000_000, "H"), (60_000_000, "M"))
+    rest = abs(micros) % 60_000_000
+    if rest:
+        seconds = f"{rest // 1_000_000}.{rest % 1_000_000:06}".rstrip("0").rstrip(".")
+        clock += f"{'-' if micros < 0 else ''}{seconds}S"
+    return "P" + text + (f"T{clock}" if clock else "") if text or clock else "PT0S"
+
+
+def _parts(number: int, *units: tuple[int, str]) -> str:
+    """Each part has the sign of the whole."""
+    sign, left, text = "-" if number < 0 else "", abs(number), ""
+    for size, letter in units:
+        count, left = divmod(left, size)
+        text += f"{sign}{count}{letter}" if count else ""
+    return text
+
+
+_TEXTS: dict[SqlType, Callable[[Any], str]] = {
+    BOOL: lambda value: "true" if value else "false",
+    BYTEA: lambda value: "\\x" + value.hex(),
+    DATE: _date,
+    FLOAT4: float4_text,
+    FLOAT8: float8_text,
+    INT2: str,
+    INT4: str,
+    INT8: str,
+    INTERVAL: _interval,
+    NUMERIC: _numeric,
+    TEXT: str,
+    TIME: _time,
+    TIMESTAMP: _timestamp,
+    TIMESTAMPTZ: _timestamptz,
+}

@@ -1,0 +1,203 @@
+"""Columns as PostgreSQL would describe and write them: what a shape's header and its messages say.
+
+1. `column_type` names PostgreSQL's type of a column, as in `sqltypes`; an array has `dims`, a DECIMAL precision and
+   scale. STRUCT, MAP and VARIANT are jsonb.
+2. `texts` writes values as PostgreSQL does, whatever the machine's zone and language. jsonb is compact.
+3. An array of arrays may be ragged here, or hold NULL for an array, which PostgreSQL cannot have: it is written the
+   same way, `{{1},{2,3},NULL}`, and nothing is lost.
+4. In jsonb, numbers are numbers with all digits, NaN and infinities texts; dates and times ISO 8601; bytes as hex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from evertide.pgexpr.types.columns import cut, plain_array, values_of, whole
+from evertide.pgexpr.types.output import array_text, text_of
+from evertide.pgexpr.types.sqltypes import DATE, JSONB, NUMERIC, TIMESTAMP, TIMESTAMPTZ, type_of
+from evertide.sources.values.kinds import is_variant
+from evertide.sources.values.variant import variant_json
+
+__all__ = ["column_type", "texts"]
+
+_YEAR_1_US = -62_135_596_800_000_000
+_YEAR_10000_US = 253_402_300_800_000_000
+_YEARS = {
+    DATE: (_YEAR_1_US // 86_400_000_000, _YEAR_10000_US // 86_400_000_000),
+    TIMESTAMP: (_YEAR_1_US, _YEAR_10000_US),
+    TIMESTAMPTZ: (_YEAR_1_US, _YEAR_10000_US),
+}
+_SCALE_MAX = 6
+"""From here on, Arrow writes small decimals with an exponent."""
+_LISTS: tuple[Callable[[Any], bool], ...] = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+
+
+def column_type(field: Any) -> dict[str, Any]:
+    """For the header `electric-schema`; the key's columns are not known here."""
+    kind, dims = field.type, 0
+    while _is_list(kind):
+        kind, dims = kind.value_type, dims + 1
+    kind = kind.value_type if kinds.is_dictionary(kind) else kind
+    described: dict[str, Any] = {"type": str(type_of(kind))}
+    if dims:
+        described["dims"] = dims
+    if kinds.is_decimal(kind):
+        described |= {"precision": kind.precision, "scale": kind.scale}
+    if not field.nullable:
+        described["not_null"] = True
+    return described
+
+
+def texts(column: Any) -> list[str | None]:
+    array = whole(column)
+    if _is_list(array.type):
+        return _array_texts(array)
+    if kinds.is_null(array.type):
+        return [None] * len(array)
+    kind = type_of(array.type)
+    if kind == JSONB:
+        return _json_texts(array, null=None)
+    if kind == NUMERIC and array.type.scale > _SCALE_MAX:
+        return _one_by_one(array)
+    write = _WHOLE.get(kind.name)
+    return _one_by_one(array) if write is None else write(array)
+
+
+def _is_list(kind: Any) -> bool:
+    return any(is_kind(kind) for is_kind in _LISTS)
+
+
+def _one_by_one(array: Any) -> list[str | None]:
+    kind = type_of(array.type)
+    return [None if value is None else text_of(value, kind) for value in values_of(array, kind)]
+
+
+def _by_cast(array: Any) -> list[str | None]:
+    made: list[str | None] = array.cast(pa.string()).to_pylist()
+    return made
+
+
+def _moments(array: Any) -> list[str | None]:
+    """Arrow writes years of four digits as PostgreSQL does, but for zeros at the end of a fraction."""
+    kind = type_of(array.type)
+    numbers = plain_array(array, kind)
+    bounds = pc.min_max(numbers).as_py()
+    least, most = _YEARS[kind]
+    if bounds["min"] is not None and not least <= bounds["min"] <= bounds["max"] < most:
+        return _one_by_one(array)
+    if kind == DATE:
+        return _by_cast(array.cast(pa.date32()))
+    written = numbers.cast(pa.timestamp("us")).cast(pa.string())
+    written = pc.replace_substring_regex(written, r"\.0+$", "")
+    written = pc.replace_substring_regex(written, r"(\.\d*[1-9])0+$", r"\1")
+    if kind == TIMESTAMPTZ:
+        written = pc.binary_join_element_wise(written, "+00", "")
+    made: list[str | None] = written.to_pylist()
+    return made
+
+
+_WHOLE: dict[str, Callable[[Any], list[str | None]]] = {
+    **dict.fromkeys(("bool", "int2", "int4", "int8", "numeric", "text"), _by_cast),
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), _moments),
+}
+
+
+# Arrays
+
+
+def _array_texts(array: Any) -> list[str | None]:
+    """All elements of all rows are written in one go. Elements that are arrays are not quoted."""
+    return [None if row is None else array_text(row, str) for row in _rows_of_texts(array)]
+
+
+def _rows_of_texts(array: Any) -> list[list[Any] | None]:
+    inner = whole(array.flatten())
+    elements: list[Any]
+    if _is_list(inner.type):
+        elements = _rows_of_texts(inner)
+    elif kinds.is_boolean(inner.type):
+        elements = pc.if_else(inner, "t", "f").to_pylist()
+    else:
+        elements = texts(inner)
+    return cut(elements, array)
+
+
+# JSON
+
+
+def _json_texts(array: Any, null: str | None = "null") -> list[Any]:
+    """`null` stands for NULL."""
+    array = whole(array)
+    return [null if text is None else text for text in _json_writer(array.type)(array)]
+
+
+def _json_writer(kind: Any) -> Callable[[Any], list[str | None]]:
+    if _is_list(kind):
+        return _json_lists
+    if is_variant(kind):
+        return _json_variants
+    if kinds.is_map(kind):
+        return _json_maps
+    if kinds.is_struct(kind):
+        return _json_structs
+    if kinds.is_integer(kind) or kinds.is_boolean(kind) or kinds.is_decimal(kind) or kinds.is_null(kind):
+        return texts
+    return _json_floats if kinds.is_floating(kind) else _json_strings
+
+
+def _json_floats(array: Any) -> list[str | None]:
+    return [f'"{text}"' if text in ("NaN", "Infinity", "-Infinity") else text for text in texts(array)]
+
+
+def _json_strings(array: Any) -> list[str | None]:
+    kind = type_of(array.type)
+    written = texts(array)
+    if kind in (TIMESTAMP, TIMESTAMPTZ):
+        zone = ":00" if kind == TIMESTAMPTZ else ""
+        written = [None if text is None else _iso(text, zone) for text in written]
+    return [None if text is None else _quoted(text) for text in written]
+
+
+def _iso(text: str, zone: str) -> str:
+    text, era, _ = text.partition(" BC")
+    return text.replace(" ", "T", 1) + zone + era
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _json_lists(array: Any) -> list[str | None]:
+    rows = cut(_json_texts(array.flatten()), array)
+    return [None if row is None else f"[{','.join(row)}]" for row in rows]
+
+
+def _json_structs(array: Any) -> list[str | None]:
+    names = [_quoted(field.name) for field in array.type]
+    fields = [_json_texts(child) for child in array.flatten()]
+    valid = array.is_valid().to_pylist()
+    rows = zip(*fields, strict=True) if fields else (() for _ in valid)
+    return [
+        "{" + ",".join(f"{name}:{text}" for name, text in zip(names, row, strict=True)) + "}" if is_there else None
+        for is_there, row in zip(valid, rows, strict=True)
+    ]
+
+
+def _json_maps(array: Any) -> list[str | None]:
+    """Keys are texts, whatever they are."""
+    pair = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
+    entries = array.cast(pa.list_(pair))
+    pairs = entries.flatten()
+    keys, items = texts(pairs.field(0)), _json_texts(pairs.field(1))
+    written = [f"{_quoted(key or '')}:{item}" for key, item in zip(keys, items, strict=True)]
+    return [None if row is None else "{" + ",".join(row) + "}" for row in cut(written, entries)]
+
+
+def _json_variants(array: Any) -> list[str | None]:
+    return [None if row is None else variant_json(row["value"], row["metadata"]) for row in array.to_pylist()]

@@ -1,0 +1,1 @@
+"""Views computed beside the transactions (`backfill`), and which of them are due (`scheduler`)."""

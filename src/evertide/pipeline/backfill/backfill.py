@@ -1,0 +1,285 @@
+"""A backfill: views computed from the tables while the pipeline goes on.
+
+1. *Hold.* A hold on each table that it reads keeps what it still has to read, however many checkpoints are made
+   meanwhile.
+2. *Compute* the views as of one time, into new shards, beside the transactions.
+3. *Catch up* with the transactions since, from the tables' shards. The last ones in the turn of the transactions.
+4. *Join.* What is under way is brought to its end first. One commit makes the views members, if no transaction was
+   committed meanwhile: so the views have all transactions below the first that counts them in (I4).
+
+Until then the views are away (`ViewRecord.away`). If storage does not answer in step 3 or 4, the step is repeated. If
+it does not in step 1 or 2, the backfill is given up: nothing that it made is named anywhere, and it starts again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from evertide.errors import (
+    Conflict,
+    EvertideError,
+    GenerationMoved,
+    OutcomeUnknown,
+    Unavailable,
+    UpperMismatch,
+    ViewFailed,
+)
+from evertide.observer import Fault
+from evertide.pipeline.definition import Away, shard_name, tables_under
+from evertide.pipeline.engine import Cohort
+from evertide.pipeline.recovery.hydration import hydrated_cohort, view_record
+from evertide.pipeline.sinks.sink_record import held_by_sinks
+from evertide.pipeline.transaction.members import Members, at_time
+from evertide.pipeline.transaction.portions import Pending
+from evertide.pipeline.transaction.runner import Runner
+from evertide.shard.append import Append, append_together
+from evertide.shard.shard import Shard
+from evertide.store.writers import Writer
+from evertide.threads.stopping import IsStopping, Stopped, check_going, never
+
+__all__ = ["HOLDS", "Backfill", "hold_name"]
+
+logger = logging.getLogger(__name__)
+
+HOLDS = "backfill-"
+"""How the names of holds begin; the id of the writer follows."""
+_FEW = 2
+"""Transactions that may be left to catch up with while the pipeline waits."""
+
+
+class _Filling:
+    """What goes into the shards of views that are computed."""
+
+    def __init__(self, runner: Runner, members: Members, time: int, is_stopping: IsStopping) -> None:
+        self.shards: dict[str, Shard] = {}
+        """By view; made when there is something for it."""
+        self._runner = runner
+        self._members = members
+        self._time = time
+        self._is_stopping = is_stopping
+        self._pending = Pending(time - 1, runner.writer)
+
+    def take(self, found: Mapping[str, pa.Table]) -> None:
+        check_going(self._is_stopping)
+        self._pending.store(self._members)  # what the portion before came to
+        self._pending.deltas = {self._shard(name).name: delta for name, delta in found.items()}
+
+    def drop(self) -> None:
+        self._pending.drop(self._members)
+
+    def fill(self, views: Iterable[str]) -> None:
+        """The shards of the views, which have reached the time then."""
+        shards = [self._shard(name) for name in views]
+        if self._time and shards:
+            self._pending.fill(shards, self._members)
+
+    def _shard(self, view: str) -> Shard:
+        if view not in self.shards:
+            runner = self._runner
+            schema = runner.machine.engine.views[view].schema
+            name = shard_name(view, runner.runtime.new_id())
+            self.shards[view] = self._members.create(name, schema, runner.writer)
+        return self.shards[view]
+
+
+class Backfill:
+    def __init__(  # noqa: PLR0917
+        self,
+        runner: Runner,
+        views: Collection[str],
+        turn: AbstractContextManager[Any],
+        progress: Callable[[str, int, int], None] = lambda *_: None,
+        settle: Callable[[], None] = lambda: None,
+        wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`turn` is taken for what must not happen beside a transaction.
+
+        `settle` brings to its end what is under way, and takes what peers have committed. `wait` is called before what
+        storage did not answer to is repeated; False gives up.
+        """
+        self._progress = progress
+        self._runner = runner
+        self._turn = turn
+        self._settle = settle
+        self._wait = wait
+        self._left = list(views)
+        self._away: dict[str, Away] = {}
+        self._shards: dict[str, Shard] = {}
+        self._cohort: Cohort | None = None
+        self._time = 0
+        engine = runner.machine.engine
+        self._tables = sorted({table for view in views for table in tables_under(engine.views, view)})
+        self._stepped: dict[str, pa.Table] | None = None
+        """What transaction `_time` came to, until it is appended."""
+        self._held: list[Shard] = []
+        self._is_behind = False
+        """Whether a peer moved on, and we have to keep up before anything else."""
+        self._is_joining = False
+
+    def run(self, is_stopping: IsStopping = never) -> None:
+        """Until the views are members, or away for a reason."""
+        try:
+            with self._turn:
+                self._time = self._runner.time
+                members = self._runner.members
+                self._hold(members)
+            self._progress("backfill", 0, len(self._left))
+            self._compute(members, is_stopping)
+            while not is_stopping():
+                try:
+                    if self._caught_up(is_stopping):
+                        break
+                except (GenerationMoved, UpperMismatch) as error:
+                    logger.info("a peer moved on while the views %s were about to join: %s", self._left, error)
+                    self._is_behind = True
+                except (Unavailable, OutcomeUnknown) as error:
+                    logger.warning("the views %s wait for storage: %s", self._left, error)
+                    if not self._wait():
+                        raise
+        except Stopped:
+            logger.info("the pipeline ends: the views %s are computed when it runs again", self._left)
+        finally:
+            self._release()
+            self._give_up()
+
+    def _hold(self, members: Members) -> None:
+        if self._time:
+            self._held = [members.collection(name) for name in self._tables]
+        for shard in self._held:
+            shard.hold(hold_name(self._runner.writer), self._time - 1)
+
+    def _release(self) -> None:
+        """A hold that storage does not let go of is moved by the next backfill, or released by the next opening."""
+        for shard in self._held:
+            with reported(f"the hold on shard {shard.name} stays"):
+                shard.release(hold_name(self._runner.writer))
+
+    def _give_up(self) -> None:
+        """What was computed for views that did not become members, unless it is not known whether they did."""
+        machine = self._runner.machine
+        if self._cohort is not None and not any(self._cohort is one for one in machine.cohorts):
+            machine.store.given_up.extend([*(part.key for part in self._cohort.parts()), *self._cohort.released()])
+        if not self._is_joining:
+            self._finalize([shard.name for shard in self._shards.values()])
+
+    def _caught_up(self, is_stopping: IsStopping) -> bool:
+        """Whether the views are members."""
+        runner = self._runner
+        while not self._is_behind and runner.journal.committed_upper - self._time > _FEW and not is_stopping():
+            self._catch_up(runner.journal.committed_upper)
+            self._hold(runner.members)
+        with self._turn:
+            if is_stopping():
+                return False
+            self._settle()
+            self._is_behind = False
+            if self._is_joining and self._are_members():  # by the commit whose outcome was unknown
+                return True
+            self._catch_up(runner.time)
+            return self._is_joined()
+
+    def _are_members(self) -> bool:
+        views = self._runner.definition.views
+        joined = [views[name].shard == self._shards[name].name for name in self._left if name in views]
+        return bool(joined) and all(joined)
+
+    def _compute(self, members: Members, is_stopping: IsStopping) -> None:
+        filling = _Filling(self._runner, members, self._time, is_stopping)
+        self._shards = filling.shards
+        while self._left and self._cohort is None:
+            try:
+                self._cohort = hydrated_cohort(self._runner.machine, members, self._left, self._time, filling)
+            except ViewFailed as error:
+                self._leave(error, self._time - 1)
+        filling.fill(self._left)
+
+    def _catch_up(self, upper: int) -> None:
+        """May be called again if storage does not answer: a transaction is taken once."""
+        while self._time < upper:
+            if self._stepped is None:
+                deltas = self._runner.members.table_changes(self._time, self._time + 1, self._tables)
+                self._stepped = self._step(deltas, self._time)
+                self._append(self._stepped, self._time)
+            else:  # a try before may have appended it
+                missing = {name for name in self._stepped if self._shards[name].upper == self._time}
+                self._append({name: self._stepped[name] for name in missing}, self._time)
+            self._stepped, self._time = None, self._time + 1
+            self._progress("catch up", self._time, upper)
+
+    def _step(self, deltas: Mapping[str, pa.Table], time: int) -> dict[str, pa.Table]:
+        while self._cohort is not None and self._left:
+            try:
+                return self._cohort.step(deltas)
+            except ViewFailed as error:
+                self._leave(error, time)
+                self._cohort.drop(error.views)
+        return {}
+
+    def _append(self, found: Mapping[str, pa.Table], time: int) -> None:
+        if found:
+            appends = [
+                Append(self._shards[name].log, at_time(delta, time), time, time + 1) for name, delta in found.items()
+            ]
+            append_together(appends, self._runner.writer)
+
+    def _leave(self, error: ViewFailed, time: int) -> None:
+        told = ViewFailed(views=error.views, time=time, why=error.why)
+        logger.warning("%s", told)
+        for name in error.views:
+            self._runner.observer.failed(Fault("view", name, error.error_code, time=time))
+        away = Away("failed", time, error.why, self._runner.runtime.wall_s())
+        self._away |= dict.fromkeys(error.views, away)
+        self._left = [name for name in self._left if name not in error.views]
+
+    def _is_joined(self) -> bool:
+        """Make the views members, between two transactions. False if a peer has committed another one meanwhile."""
+        runner = self._runner
+        before = runner.definition.views
+        views = dict(before)
+        for name in self._left:
+            views[name] = view_record(runner.machine.engine, name, self._shards[name].name)
+        for name, away in self._away.items():
+            known = before.get(name)
+            views[name] = view_record(runner.machine.engine, name, known.shard if known else "", away)
+        try:
+            guard = runner.journal.commit_guard(self._time)
+            self._is_joining = True
+            runner.change(guards=[guard], views=views)
+        except Conflict as error:
+            logger.info("the views %s catch up once more: %s", self._left, error)
+            self._is_joining = False
+            return False
+        if self._cohort is not None and self._left:
+            runner.machine.cohorts.append(self._cohort)
+            logger.info("the views %s are computed, and take part from transaction %d on", self._left, runner.time)
+        self._progress("backfill", len(self._left), len(self._left))
+        self._finalize([before[name].shard for name in self._left if name in before and before[name].shard])
+        self._finalize([self._shards[name].name for name in self._away if name in self._shards])
+        return True
+
+    def _finalize(self, shards: Collection[str]) -> None:
+        """End shards that nothing needs any more; those that storage does not let end, end with the next opening."""
+        runner = self._runner
+        with reported(f"the shards {shards} stay"):
+            held = held_by_sinks(runner.meta, runner.runtime, runner.settings) if shards else ()
+            for name in shards:
+                if name not in held:  # its sink ends it
+                    runner.members.shard(name).finalize(runner.writer)
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Housekeeping, whose failure must not look like that of what came before it."""
+    try:
+        yield
+    except EvertideError as error:
+        logger.warning("%s: %s", what, error)
+
+
+def hold_name(writer: Writer) -> str:
+    return f"{HOLDS}{writer.id}"

@@ -1,0 +1,218 @@
+"""Which views are computed beside the transactions, and when: those that are new, and those that failed.
+
+A view that failed at transaction t is due when a later transaction, whoever made it, changed a table that it is made
+of: so a row that is repaired while the view is computed makes it due again. It is tried at most every `retry_view_s`,
+and all that are due at once, as one may read another. A view over a table that is not kept cannot be computed again.
+A view whose state has diverged is computed again at once, and if that happens again, after waits that double.
+One backfill runs at a time, in a thread of its own; without threads it runs in line.
+If it dies of an error that nothing expects, its views are due again; status shows the error until another one runs.
+If a file that it needs is damaged, or its own state contradicts itself, it begins again after waits that double; the
+transactions go on, and status says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from evertide.errors import (
+    Damaged,
+    EvertideError,
+    GenerationMoved,
+    InvalidInput,
+    LeaseLost,
+    OutcomeUnknown,
+    TimeCompacted,
+    Unavailable,
+)
+from evertide.pipeline.backfill.backfill import Backfill
+from evertide.pipeline.definition import tables_under
+from evertide.pipeline.recovery.divergence import Backoff
+from evertide.pipeline.status.status import divergences
+from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import Problem
+from evertide.threads.stopping import never
+from evertide.threads.watched import Watched
+
+__all__ = ["Backfills"]
+
+logger = logging.getLogger(__name__)
+
+_PASSING = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLost)
+"""What may be over when a backfill starts again."""
+
+
+class Backfills:
+    def __init__(  # noqa: PLR0917
+        self,
+        runner: Runner,
+        turn: AbstractContextManager[Any],
+        stopping: threading.Event,
+        progress: Callable[[str, int, int], None],
+        failed: Callable[[EvertideError], object],
+        settle: Callable[[], None],
+        *,
+        threads: bool,
+    ) -> None:
+        """`turn` is that of the transactions; `failed` is told what ends the pipeline; `settle` is as in `Backfill`."""
+        self._runner = runner
+        self._turn = turn
+        self._stopping = stopping
+        self._progress = progress
+        self._failed = failed
+        self._settle = settle
+        self._has_threads = threads
+        self._thread: Watched | None = None
+        self._one = threading.RLock()
+        """Held by the backfill that runs."""
+        self._is_running = False
+        self._starting = threading.Lock()
+        self._is_stopped = False
+        self._due: set[str] = set()
+        self._tried_s: dict[str, float] = {}
+        self._backoffs: dict[str, Backoff] = {}
+        """Of views whose state has diverged, or which are stuck."""
+        self._stuck: dict[str, Problem] = {}
+        """Views that could not be computed because something is damaged."""
+        self._seen: set[str] = set()
+        """Views that failed, and were looked at."""
+
+    def begin(self) -> None:
+        """Those that the definition says are to be computed."""
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Try what is due, unless one runs."""
+        if self._is_running or (self._thread is not None and self._thread.is_alive()):
+            return
+        definition, now_s = self._runner.definition, self._runner.runtime.monotonic_s()
+        failed = definition.away("failed")
+        self._due = {*self._due.intersection(failed), *definition.away("hydrating")}
+        if failed:
+            self._due.update(self._touched(failed))
+        diverged = definition.diverged()
+        views = [name for name in sorted(self._due) if not self._wait_s(name, now_s)]
+        if not views:
+            return
+        self._due.difference_update(views)
+        self._tried_s |= dict.fromkeys(views, now_s)
+        for name in diverged.keys() & set(views):
+            self._backoffs.setdefault(name, Backoff(self._runner.settings.retry_view_s)).tried(now_s)
+        self._start(views)
+
+    def _wait_s(self, view: str, now_s: float) -> float:
+        """Until it may be tried again."""
+        wait_s = self._tried_s.get(view, -1e9) + self._runner.settings.retry_view_s - now_s
+        backoff = self._backoffs.get(view)
+        if backoff is not None and (view in self._stuck or view in self._runner.definition.diverged()):
+            wait_s = backoff.wait_s(now_s)
+        return max(0.0, wait_s)
+
+    def problems(self) -> list[Problem]:
+        """The views whose state has diverged, or which damage keeps from being computed, until they are back."""
+        now_s = self._runner.runtime.monotonic_s()
+        found = {**divergences(self._runner.definition), **self._stuck}
+        return [replace(one, wait_s=self._wait_s(name, now_s) or None) for name, one in found.items()]
+
+    def _touched(self, failed: Iterable[str]) -> list[str]:
+        """Views of which a table was changed since they failed."""
+        members = self._runner.members
+        found = []
+        for name in failed:
+            away, tables = members.definition.views[name].away, self._tables_of(name)
+            if away is None or not tables:
+                continue
+            if name not in self._seen:  # it failed before this process began to lead: the storage knows
+                is_changed = any(members.is_changed_since(table, away.time) for table in tables)
+                self._seen.add(name)
+            else:
+                is_changed = any(self._runner.changed.get(table, -1) > away.time for table in tables)
+            if is_changed:
+                found.append(name)
+        return found
+
+    def _tables_of(self, view: str) -> set[str]:
+        """Those that a view is made of; none if one of them is not kept."""
+        definition = self._runner.definition
+        tables = tables_under(definition.views, view)
+        return tables if all(definition.tables[name].shard for name in tables) else set()
+
+    def retry(self, view: str) -> None:
+        """Try one that failed, now, and wait for it."""
+        with self._one:
+            failed = {name.lower(): name for name in self._runner.definition.away("failed")}
+            if view.lower() not in failed:
+                raise InvalidInput(where=f"view {view!r}", why=f"it has not failed; these have: {sorted(failed)}")
+            self._run([failed[view.lower()]])
+
+    def troubles(self) -> list[Problem]:
+        """What the last one died of."""
+        return [] if self._thread is None else self._thread.troubles()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        """Whoever calls it must not hold the turn, which the one that runs may need to come to its end."""
+        with self._starting:
+            self._is_stopped = True
+        self.wait()
+
+    def _start(self, views: Collection[str]) -> None:
+        if not views:
+            return
+        if not self._has_threads:
+            self._try(views)
+            return
+        with self._starting:
+            if not self._is_stopped:
+                thread = Watched("evertide-backfill", self._beside, views)
+                self._thread = thread
+                thread.start()
+
+    def _beside(self, views: Collection[str]) -> None:
+        try:
+            self._try(views)
+        except EvertideError as error:
+            logger.exception("the views %s could not be computed", views)
+            self._failed(error)
+        except BaseException:  # the thread dies of it, and says so; the views are computed all the same
+            self._due.update(views)
+            raise
+
+    def _try(self, views: Collection[str]) -> None:
+        """Storage that is away or in doubt, and a generation that moved, are found out by the next try."""
+        try:
+            self._run(views)
+            self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
+        except _PASSING as error:
+            logger.warning("the views %s are tried again later: %s", views, error)
+            self._due.update(views)
+        except Damaged as error:
+            logger.exception("the views %s could not be computed, and are tried again", views)
+            runtime, settings = self._runner.runtime, self._runner.settings
+            for name in views:
+                why = f"view {name!r} cannot be computed from the tables: {error}"
+                self._stuck[name] = Problem("warning", error.error_code, why, error.remedy, runtime.wall_s())
+                self._backoffs.setdefault(name, Backoff(settings.retry_view_s)).tried(runtime.monotonic_s())
+            self._due.update(views)
+
+    def _run(self, views: Collection[str]) -> None:
+        with self._one:
+            self._is_running = True
+            try:
+                wait = self._wait if self._has_threads else never
+                backfill = Backfill(self._runner, views, self._turn, self._progress, self._settle, wait)
+                backfill.run(self._stopping.is_set)
+            finally:
+                self._is_running = False
+                self._progress("backfill", 0, 0)  # or it would seem to be under way for ever
+
+    def _wait(self) -> bool:
+        """Before what storage did not answer to is repeated; False if the pipeline ends."""
+        return not self._stopping.wait(self._runner.settings.retry_wait_max_s)

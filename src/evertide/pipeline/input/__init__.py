@@ -1,0 +1,1 @@
+"""What a transaction is made of: sources and their offers, pushed rows, and where each source stands."""

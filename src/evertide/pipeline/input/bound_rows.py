@@ -1,0 +1,57 @@
+"""What is bound, as rows: staged fragments from the journal, the others from their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from evertide.errors import SourceChanged
+from evertide.journal.journal import Journal
+from evertide.journal.records import Bound, Staged
+from evertide.sources.contract import Rows, Source
+from evertide.sources.staged import unpacked
+from evertide.threads.steps import stepping
+
+__all__ = ["read_input", "xids_of"]
+
+
+def read_input(
+    bound: Bound,
+    journal: Journal,
+    sources: Mapping[str, Source],
+    is_wanted: Callable[[str], bool] = lambda _: True,
+    read: Mapping[str, Sequence[Rows]] | None = None,
+) -> Iterator[tuple[str, Rows]]:
+    """The rows of a transaction with the names of their sources, in order; only of the tables that are wanted.
+
+    What was `read` already, by source, is not read again.
+    """
+    for name, given in bound.inputs.items():
+        if read is not None and name in read:
+            yield from ((name, rows) for rows in read[name])
+            continue
+        for fragment in given.fragments:
+            if isinstance(fragment, Staged):
+                if is_wanted(fragment.table):
+                    yield name, unpacked(fragment.table, journal.load(fragment, time=bound.time))
+            else:
+                for rows in stepping(_known(sources, name, bound).read(fragment)):
+                    if is_wanted(rows.table):
+                        yield name, rows
+
+
+def _known(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
+    source = sources.get(name)
+    if source is None:
+        why = f"transaction {bound.time} holds input of it, and the pipeline has no such source any more"
+        raise SourceChanged(source=name, where=f"sources {sorted(sources)}", why=why)
+    return source
+
+
+def xids_of(bound: Bound, *, has_upstream: bool) -> tuple[int, ...] | msgspec.UnsetType:
+    """The upstream transactions in it; if there are none, it is said so in a pipeline that follows a database."""
+    known = [one.xids for one in bound.inputs.values() if not isinstance(one.xids, msgspec.UnsetType)]
+    if not known and not has_upstream:
+        return msgspec.UNSET
+    return tuple(xid for several in known for xid in several)

@@ -1,0 +1,133 @@
+"""What sources offer for the next transaction, and what they are told.
+
+What is not staged is read before it is bound: a source that cannot be read has no part in the transaction, and stalls
+alone. What is staged lies in our own storage, and may be more than fits into memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import msgspec
+
+from evertide.errors import EvertideError, SourceFailed
+from evertide.journal.records import Bound, Fragment, Input, Staged
+from evertide.observer import Fault
+from evertide.pipeline.recovery.opening import positions
+from evertide.pipeline.status.source_record import SourceRecord
+from evertide.pipeline.status.status import SourceStatus
+from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import Problem
+from evertide.sources.contract import Candid, Limit, Marking, Rows, Source, Waiting, problem_of
+from evertide.threads.steps import stepping
+
+__all__ = ["Intake"]
+
+logger = logging.getLogger(__name__)
+
+
+class Intake:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.stalled: dict[str, Problem] = {}
+        """By source; under "" what stops all of them."""
+        self._moving: set[str] = set(runner.sources)
+        """Those that may have more: they had something when they were last asked, or were not asked yet."""
+
+    def input(self, asked: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
+        """For the journal, and what was read. Every source is in it, those that have nothing where they stand.
+
+        If only some are to be `asked`, the others are left to whoever leads.
+        """
+        settings = self._runner.settings
+        limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
+        inputs: dict[str, Input] = {}
+        read: dict[str, list[Rows]] = {}
+        moving: set[str] = set()
+        for name, position in positions(self._runner).items():
+            source = self._runner.sources[name]
+            inputs[name] = Input(position, position)
+            if asked is not None and name not in asked:
+                continue
+            try:
+                offer = source.offer(position, limit)
+                if offer is not None and not _is_staged(offer.fragments):
+                    read[name] = [rows for fragment in offer.fragments for rows in stepping(source.read(fragment))]
+            except SourceFailed as error:
+                self.stalls(name, error)
+                continue
+            self.goes_on(name)
+            if offer is not None:
+                moving.add(name)
+                xids = msgspec.UNSET if offer.xids is None else offer.xids
+                producers = dict(offer.producers) if offer.producers else msgspec.UNSET
+                inputs[name] = Input(position, offer.after, offer.fragments, xids, producers)
+        self._moving = moving
+        return inputs, read
+
+    def mark(self) -> None:
+        """Sources to which others write without end are idle once that is bound which is there now."""
+        for source in self._runner.sources.values():
+            if isinstance(source, Marking):
+                source.mark()
+
+    def is_idle(self) -> bool:
+        """Whether no source has anything left, as far as they know. One that stalls is told of, and not waited for."""
+        going = [source for name, source in self._runner.sources.items() if name not in self.stalled]
+        return "" not in self.stalled and not any(map(self._has_more, going))
+
+    def _has_more(self, source: Source) -> bool:
+        is_moving = source.name in self._moving and not isinstance(source, Marking)
+        return is_moving or (isinstance(source, Waiting) and source.is_waiting)
+
+    def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:
+        """What is staged is ours once it is bound; what can be read again, once the shards hold it (I10)."""
+        for name, given in bound.inputs.items():
+            if given.before == given.after or _is_staged(given.fragments) != is_staged:
+                continue
+            try:
+                self._runner.sources[name].acknowledge(given.after)
+            except SourceFailed as error:  # what it was to be told is durable, and is told again with the next
+                self.stalls(name, error)
+
+    def status(self, source: Source, position: str) -> SourceStatus:
+        found = self._record(source)
+        return SourceStatus(source.name, found.tables, position, found.state, found.lag, found.problems)
+
+    def records(self) -> dict[str, SourceRecord]:
+        """How each source fares, for other processes."""
+        return {name: self._record(source) for name, source in self._runner.sources.items()}
+
+    def _record(self, source: Source) -> SourceRecord:
+        """What it says of its connection is newer than what its last offer came to: one that is paused makes none."""
+        stalled = self.stalled.get(source.name)
+        told = source.problems if isinstance(source, Candid) else ()
+        is_old = isinstance(source, Candid) and stalled is not None and stalled.state == "reconnecting"
+        if stalled is not None and not is_old and not any(problem.state == stalled.state for problem in told):
+            told = (stalled, *told)
+        state = next((problem.state for problem in told if problem.state != "warning"), "running")
+        return SourceRecord(source.tables, state, source.lag if isinstance(source, Candid) else None, told)
+
+    def stalls(self, name: str, error: EvertideError) -> None:
+        """Since when, is since when it is in that state, whatever it says of it meanwhile."""
+        if name:  # what stops all of them is told by the step that it stops
+            self._runner.observer.failed(Fault("source", name, error.error_code))
+        known = self.stalled.get(name)
+        if known is None or known.why != str(error):
+            now_s = self._runner.runtime.wall_s()
+            found = Problem("stalled", error.error_code, str(error), error.remedy, now_s)
+            found = problem_of(error, now_s) if isinstance(error, SourceFailed) else found
+            if known is not None and known.state == found.state:
+                found = replace(found, since_s=known.since_s)
+            self.stalled[name] = found
+            logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", found.state, error)
+
+    def goes_on(self, name: str) -> None:
+        if self.stalled.pop(name, None) is not None:
+            logger.info("%s goes on", f"source {name!r}" if name else "the pipeline")
+
+
+def _is_staged(fragments: Iterable[Fragment]) -> bool:
+    return all(isinstance(fragment, Staged) for fragment in fragments)

@@ -1,0 +1,83 @@
+"""The sources of a pipeline: those that tables name, and the one of all tables that are pushed to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.journal.journal import Journal
+from evertide.journal.records import Staged
+from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.input.pushes import PUSH, Pushes
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.sources.contract import Source, TableDeclaration
+from evertide.sources.executors import Distributed, Executors
+from evertide.sources.registry import open_sources
+from evertide.store.writers import Writer
+
+__all__ = ["open_feeds"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    """The journal, as one source may use it."""
+
+    source: str
+    journal: Journal
+    writer: Writer
+
+    def stage(self, table: str, rows: pa.Table) -> Staged:
+        return self.journal.stage(self.source, table, rows, self.writer)
+
+    def load(self, fragment: Staged) -> pa.Table:
+        return self.journal.load(fragment)
+
+    def drop(self, fragments: Sequence[Staged]) -> None:
+        self.journal.drop(fragments, self.writer)
+
+
+def open_feeds(  # noqa: PLR0917
+    tables: Mapping[str, DeclaredTable],
+    journal: Journal,
+    writer: Writer,
+    base: Path,
+    runtime: Runtime,
+    settings: Settings,
+    executors: Executors | None = None,
+) -> tuple[Pushes, dict[str, Source]]:
+    """All of them by name, that of pushes first. Relative paths in options are relative to `base`.
+
+    Sources that can let others work for them get the executors, if there are any.
+    """
+    declared = {
+        name: TableDeclaration(
+            name, table.schema, table.key, table.connector, table.options, table.where, table.defaults
+        )
+        for name, table in tables.items()
+    }
+    for table in tables.values():
+        _check_deletable(table)
+    opened = open_sources(
+        list(declared.values()), runtime=runtime, base=base, staging=lambda source: _Staging(source, journal, writer)
+    )
+    for source in opened:
+        if executors is not None and isinstance(source, Distributed):
+            source.distribute(executors)
+    fed = {table for source in opened for table in source.tables}
+    pushed = {name: one for name, one in declared.items() if name not in fed}
+    pushes = Pushes(pushed, journal, writer, settings, lambda: journal.upper)
+    return pushes, {PUSH: pushes, **{source.name: source for source in opened}}
+
+
+def _check_deletable(table: DeclaredTable) -> None:
+    """A row that is deleted upstream must be known here."""
+    if table.connector.lower() == "postgres" and not table.key and not table.is_kept:
+        why = (
+            "it has no key and is not kept, so that nobody would know which rows to delete: declare its key, or keep it"
+        )
+        raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)

@@ -1,0 +1,78 @@
+"""The rows of a file that somebody pushes: read as the connector `files` reads, but nothing that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from evertide.errors import InvalidInput, SourceFailed
+from evertide.settings import Settings
+from evertide.sources.contract import OP, Fault, Limit, TableDeclaration
+from evertide.sources.files.csv import CsvRecords
+from evertide.sources.files.json_lines import JsonRecords
+from evertide.sources.files.parquet import ParquetReader
+from evertide.sources.files.pieces import Reader, Table
+from evertide.sources.files.records import Layout
+from evertide.sources.files.text import TextReader
+
+if TYPE_CHECKING:  # an engine brings in Spark, which whoever pushes to another process does without
+    from evertide.pipeline.engine import DeclaredTable
+
+__all__ = ["Format", "rows_of_file"]
+
+
+class Format(StrEnum):
+    """What a file holds."""
+
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+def rows_of_file(
+    tables: Mapping[str, DeclaredTable], table: str, path: Path, form: Format, place: str, *, is_delete: bool
+) -> Iterator[pa.Table]:
+    """In batches. The first row that does not fit is `InvalidInput`, with its line. `place` is what people call it."""
+    declared = {name.lower(): one for name, one in tables.items()}.get(table.lower())
+    if declared is None:
+        raise InvalidInput(where=f"table {table!r}", why=f"the script has no such table; it has {sorted(tables)}")
+    reader = _reader(_declaration(declared, is_delete=is_delete), form, is_delete=is_delete)
+    settings = Settings()
+    limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
+    try:
+        for cut in reader.cut(path, limit):
+            for rows in reader.rows(path, cut, place):
+                if rows.faults:
+                    raise _refusal(declared.name, rows.faults[0], len(rows.faults))
+                yield rows.rows.drop_columns([OP])
+    except SourceFailed as error:
+        raise InvalidInput(where=place, why=error.why) from error
+    except OSError as error:
+        raise InvalidInput(where=place, why=f"it cannot be read: {error.strerror}") from error
+
+
+def _declaration(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
+    """Who deletes by key gives the key; what else the file has does not matter then."""
+    schema = table.schema
+    if is_delete and table.key:
+        schema = pa.schema([schema.field(name) for name in table.key])
+    named = (table.name, schema, table.key, table.connector, table.options, table.where)
+    return TableDeclaration(*named, defaults=table.defaults)
+
+
+def _reader(declaration: TableDeclaration, form: Format, *, is_delete: bool) -> Reader:
+    table = Table(declaration, declaration.name, "", ignore_extra=is_delete)
+    if form is Format.parquet:
+        return ParquetReader(table)
+    if form is Format.csv:
+        return TextReader(table, CsvRecords(table), Layout(","))
+    return TextReader(table, JsonRecords(table), Layout())
+
+
+def _refusal(table: str, fault: Fault, count: int) -> InvalidInput:
+    more = f" ({count - 1} more there do not fit either)" if count > 1 else ""
+    return InvalidInput(where=f"table {table!r}, {fault.place}, line {fault.line}", why=f"{fault.reason}{more}")

@@ -1,0 +1,268 @@
+"""Rows that people and programs push: a source whose input is there only once, and so is staged before it is bound.
+
+A *push transaction* holds rows for one table or several; all of them become part of one transaction, or none. It may
+carry the name of a producer and a sequence number: a request that is repeated, because its answer was lost, is then
+recognised and not taken twice (J10). Per producer, numbers must go up: it waits for an answer before the next one.
+
+Position: how many push transactions were bound. The last number of each producer is the journal's to remember
+(`evertide.journal.producers`); a position names them only where it has to stand for itself, in a checkpoint, and where
+an earlier version wrote it. The first bind after such a position gives them to the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, TimeCompacted
+from evertide.journal.journal import Journal
+from evertide.journal.records import Fragment, Number, Staged
+from evertide.journal.staging import staged_of
+from evertide.journal.xids import PUSH
+from evertide.settings import Settings
+from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
+from evertide.sources.values.rows import rows_of
+from evertide.store.writers import Writer
+
+__all__ = ["PUSH", "PushTransaction", "Pushes", "whole_position"]
+
+logger = logging.getLogger(__name__)
+
+
+_APART = 2
+"""Instead of the producers: the journal remembers them. An earlier version, which would miss them, refuses this."""
+
+
+class _Position(msgspec.Struct, frozen=True):
+    pushes: int = 0
+    producers: dict[str, tuple[int, int]] | int = {}
+
+    @property
+    def own(self) -> Mapping[str, tuple[int, int]] | None:
+        """The producers, if it has them itself: number, and the time that bound it."""
+        return self.producers if isinstance(self.producers, dict) else None
+
+
+def whole_position(position: str, producers: Mapping[str, tuple[int, int]]) -> str:
+    """A position that stands for itself. `producers` are those that the journal knew then."""
+    at = msgspec.json.decode(position, type=_Position)
+    return msgspec.json.encode(_Position(at.pushes, dict(producers if at.own is None else at.own))).decode()
+
+
+class PushTransaction:
+    """Use it as a context manager: what was pushed is dropped if the block fails. Not shared between threads."""
+
+    def __init__(self, pushes: Pushes, producer: str = "", sequence: int = 0) -> None:
+        self._pushes = pushes
+        self.producer = producer
+        self.sequence = sequence
+        self._waiting: dict[str, list[pa.Table]] = {}
+        self._bytes = 0
+        self.fragments: list[Staged] = []
+        self.rows = 0
+        self.time: int | None = None
+        """The time that bound it, once that is durable: from then on it is not lost any more."""
+        self.is_repeated = False
+        """Whether it was bound by an earlier one of the same producer and number, and so is not taken again."""
+
+    def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
+        """Rows by upsert and rows, or keys, to delete. What does not fit the table is refused as a whole."""
+        made = rows_of(self._pushes.declaration(table), rows, deletes)
+        if made.rows.num_rows == 0:
+            return
+        self.rows += made.rows.num_rows
+        self._bytes += made.rows.nbytes
+        self._waiting.setdefault(made.table, []).append(made.rows)
+        if self._bytes > self._pushes.settings.push_buffer_bytes:
+            self.stage()
+
+    def stage(self) -> None:
+        """Make durable what waits in memory, a fragment per table."""
+        for table, pieces in self._waiting.items():
+            self.fragments.append(self._pushes.staged(table, pa.concat_tables(pieces)))
+        self._waiting, self._bytes = {}, 0
+
+    def abort(self) -> None:
+        """Forget all of it."""
+        self._pushes.drop(self.fragments)
+        self._waiting, self.fragments, self.rows, self._bytes = {}, [], 0, 0
+
+    def __enter__(self) -> PushTransaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._pushes.offer_up(self)
+        else:
+            self.abort()
+
+
+class Pushes:
+    """The source of all tables that are pushed to. Safe to share between threads."""
+
+    name = PUSH
+    start = msgspec.json.encode(_Position()).decode()
+
+    def __init__(
+        self,
+        declarations: Mapping[str, TableDeclaration],
+        journal: Journal,
+        writer: Writer,
+        settings: Settings,
+        next_time: Callable[[], int],
+    ) -> None:
+        self.tables = tuple(declarations)
+        self.settings = settings
+        self._declarations = {name.lower(): one for name, one in declarations.items()}
+        self._journal = journal
+        self._writer = writer
+        self._next_time = next_time
+        self._lock = threading.Lock()
+        self._ready: list[PushTransaction] = []
+        self._offered: list[PushTransaction] = []
+        self._echoes: list[PushTransaction] = []
+        """Repeats of what is offered with them: neither bound nor repeated until the bind is durable."""
+        self._offered_time = 0
+
+    def declaration(self, table: str) -> TableDeclaration:
+        found = self._declarations.get(table.lower())
+        if found is None:
+            why = f"rows can be pushed to {sorted(self.tables)} only: other tables have a source of their own"
+            raise InvalidInput(where=f"table {table!r}", why=why)
+        return found
+
+    def offer_up(self, pushed: PushTransaction) -> None:
+        """It is complete: the next transaction takes it."""
+        if pushed.rows:
+            pushed.stage()
+            with self._lock:
+                self._ready.append(pushed)
+
+    def staged(self, table: str, rows: pa.Table) -> Staged:
+        return self._journal.stage(PUSH, table, rows, self._writer)
+
+    def drop(self, fragments: list[Staged]) -> None:
+        if fragments:
+            try:
+                self._journal.drop(fragments, self._writer)
+            except EvertideError as error:  # nothing names them, and whoever gave them is told of something else
+                logger.warning("staged rows are left for collection: %s", error)
+
+    def _bound_at(self, at: _Position, pushed: PushTransaction) -> int | None:
+        """The time that bound this number of a producer, or a later one; None if it is new."""
+        if at.own is not None:
+            number, time = at.own.get(pushed.producer, (-1, -1))
+        else:
+            last = self._journal.producers.last(pushed.producer)
+            number, time = (last.number, last.time) if last is not None else (-1, -1)
+        return time if pushed.sequence <= number else None
+
+    @contextmanager
+    def taking(self, pushed: PushTransaction) -> Iterator[None]:
+        """Whoever is told of an error gives it again: unless it is bound by then, it must not be taken later on."""
+        try:
+            yield
+        except BaseException as error:
+            if pushed.time is None:
+                self._forget([pushed])
+                pushed.time = self._bound_after(pushed, error)
+            if pushed.time is None:
+                self.drop(pushed.fragments)
+            raise
+
+    def _bound_after(self, pushed: PushTransaction, error: BaseException) -> int | None:
+        """The time that bound it, if its bind was durable before an error came; None if it is not bound, and will not
+        be. `OutcomeUnknown` if that cannot be read."""
+        if pushed not in self._offered or not isinstance(error, Exception):
+            return None
+        time, keys = self._offered_time, {fragment.key for fragment in pushed.fragments}
+        try:
+            if self._journal.upper <= time:
+                return None
+            bound = self._journal.read(time).inputs.get(PUSH)
+        except EvertideError as other:
+            why = f"the rows were offered to transaction {time}, and whether it holds them cannot be read: {other}"
+            raise OutcomeUnknown(path=self._journal.path, why=why) from error
+        fragments = bound.fragments if bound is not None else ()
+        return time if keys & {one.key for one in fragments if isinstance(one, Staged)} else None
+
+    def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - whoever commits wants all of it
+        self._look_back()
+        with self._lock:
+            ready = list(self._ready)
+        at = msgspec.json.decode(position, type=_Position)
+        time = self._next_time()
+        numbers: dict[str, Number] = {}
+        taken: list[PushTransaction] = []
+        echoes: list[PushTransaction] = []
+        for pushed in ready:
+            if not pushed.producer:
+                taken.append(pushed)
+            elif pushed.producer in numbers and pushed.sequence <= numbers[pushed.producer].number:
+                echoes.append(pushed)
+            elif pushed.producer not in numbers and (bound := self._bound_at(at, pushed)) is not None:
+                self._repeats([pushed], bound)
+            else:
+                before = (at.own or {}).get(pushed.producer)
+                numbers[pushed.producer] = Number(pushed.sequence, time, before)
+                taken.append(pushed)
+        self._offered, self._echoes, self._offered_time = taken, echoes, time
+        if not taken:
+            return None
+        after = msgspec.json.encode(_Position(at.pushes + len(taken), _APART)).decode()
+        fragments = tuple(fragment for pushed in taken for fragment in pushed.fragments)
+        given = {name: Number(*last, before=last) for name, last in (at.own or {}).items()}
+        return Offer(after, fragments, sum(pushed.rows for pushed in taken), producers={**given, **numbers})
+
+    def read(self, fragment: Fragment) -> Iterator[Rows]:
+        if not isinstance(fragment, Staged):
+            raise InvalidInput(where=f"source {PUSH!r}", why=f"{fragment} is not a fragment of it")
+        yield Rows(fragment.table, self._journal.load(fragment))
+
+    def acknowledge(self, position: str) -> None:  # noqa: ARG002 - whatever was offered last is bound
+        for pushed in self._offered:
+            pushed.time = self._offered_time
+        self._forget(self._offered)
+        self._repeats(self._echoes, self._offered_time)
+        self._offered, self._echoes = [], []
+
+    def _look_back(self) -> None:
+        """What a bind of unknown outcome named is bound if its record is there, and must not be offered again."""
+        doubtful = [pushed for pushed in self._ready if self._journal.may_be_bound(pushed.fragments, self._writer)]
+        if not doubtful or self._next_time() <= self._offered_time:
+            return  # while its number is free, the same number is tried again, and only one of the two can be bound
+        try:
+            named = {fragment.key for fragment in staged_of(self._journal.read(self._offered_time))}
+        except TimeCompacted:
+            rows = sum(pushed.rows for pushed in doubtful)
+            why = f"transaction {self._offered_time} may hold them, and its record is forgotten"
+            logger.error("%d rows that were pushed are not offered again: %s", rows, why)  # noqa: TRY400 - no bug
+            self._forget(doubtful)
+            return
+        bound = [pushed for pushed in doubtful if pushed.fragments[0].key in named]
+        for pushed in bound:
+            pushed.time = self._offered_time
+        self._forget(bound)
+
+    def _repeats(self, several: Iterable[PushTransaction], bound: int) -> None:
+        for pushed in several:
+            pushed.time, pushed.is_repeated = bound, True
+            self._forget([pushed])
+            self.drop(pushed.fragments)
+
+    def _forget(self, several: list[PushTransaction]) -> None:
+        with self._lock:
+            self._ready = [pushed for pushed in self._ready if pushed not in several]
+
+    def close(self) -> None:
+        if self._ready:
+            rows = sum(pushed.rows for pushed in self._ready)
+            logger.warning("%d rows that were pushed were never committed, and are dropped", rows)
+        for pushed in self._ready:
+            pushed.abort()

@@ -1,0 +1,217 @@
+"""Making checkpoints of a pipeline, and letting go of what they make superfluous.
+
+The order, each step durable before the next (I11, I12):
+
+1. The checkpoint's number is claimed: from now on nothing that the draft names is deleted.
+2. The states of the shards are read, then the machine saves its arrangements: only what is not on the blob yet is
+   written. A peer may commit, and maintenance may compact, while that takes long.
+3. The checkpoint is published, and the oldest dropped from the catalog, in one commit.
+4. With C the time of the oldest one that is kept: times of the shards below C - 1 may be forgotten, and the journal
+   below C - 1.
+5. Files that nobody needs are deleted, beside the transactions (`collect`).
+
+A draft can be out of date before it is published: between the last transaction that this process took and step 2 a peer
+committed, and a compaction merged times below the checkpoint with later ones; or a peer changed the generation. Then
+`checkpoint` takes what the peer committed, and makes another draft, at most `_DRAFTS_MAX` in all. A checkpoint that
+fails ends nothing: `problem` says so in the status until one succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Set
+
+import msgspec
+
+from evertide.checkpoint.draft import Draft
+from evertide.checkpoint.garbage import Collected
+from evertide.checkpoint.manifest import StateFile
+from evertide.checkpoint.records import Entry
+from evertide.errors import Conflict, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
+from evertide.observer import Checkpointed, Fault
+from evertide.pipeline.definition import Definition
+from evertide.pipeline.input.pushes import PUSH, whole_position
+from evertide.pipeline.recovery.opening import positions
+from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import Problem
+from evertide.shard.shard import Shard
+from evertide.shard.state import ShardState
+from evertide.store.paths import PIPELINE, Name
+from evertide.store.retry import reading
+from evertide.threads.failures import Failing
+
+__all__ = ["COLLECTION", "HOLD", "Checkpointing"]
+
+logger = logging.getLogger(__name__)
+
+COLLECTION = "garbage collection of state and checkpoints"
+
+_FORGET_EVERY_S = 3600.0
+HOLD = "checkpoint"
+"""The name of the hold that keeps the shards readable from the oldest checkpoint on."""
+
+_DRAFTS_MAX = 5
+
+
+class Checkpointing:
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.failing = Failing(runner.runtime, runner.settings.maintenance_interval_s)
+        """Garbage collection and the merging of state, while they fail."""
+        self._released: set[str] = set()
+        self._forgot_s: float | None = None
+        self.last: Entry | None = None
+        self.problem: Problem | None = None
+        """Why the last try made none; None after one that did."""
+        self._generation = 0
+        self.look()
+
+    def look(self) -> None:
+        """Which intact one is the newest: a peer may have made it."""
+        found = self._runner.checkpoints.newest()
+        self.last, self._generation = (found[0], found[1].generation) if found is not None else (None, 0)
+
+    @property
+    def damaged(self) -> frozenset[int]:
+        """The checkpoints that have to be replaced, because a file of them is damaged."""
+        return self._runner.checkpoints.damage.catalogued()
+
+    def is_due(self) -> bool:
+        """Whether anything happened since the last one, or one is damaged."""
+        last, runner = self.last, self._runner
+        is_newer = last is None or last.time != runner.time or self._generation != runner.definition.generation
+        return is_newer or bool(self.damaged)
+
+    def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
+        """Between two transactions (J5). `catch_up` takes what peers have committed, for the next draft."""
+        for _ in range(_DRAFTS_MAX - 1):
+            try:
+                return self._tried()
+            except (Conflict, GenerationMoved) as error:
+                logger.info("a peer went on while the checkpoint was drafted, another draft is made: %s", error)
+                catch_up()
+        return self._tried()
+
+    def _tried(self) -> Entry:
+        runner = self._runner
+        try:
+            entry = self._made()
+        except EvertideError as error:
+            runner.observer.failed(Fault("checkpoint", "", error.error_code))
+            since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
+            why = f"no checkpoint could be made; transactions go on, and a restart replays more of them: {error}"
+            self.problem = Problem("warning", error.error_code, why, error.remedy, since_s)
+            if not isinstance(error, Unavailable | OutcomeUnknown):
+                runner.writer.check_registered()  # a process that was fenced reports that, not what came of it
+            raise
+        self.problem = None
+        return entry
+
+    def _made(self) -> Entry:
+        runner = self._runner
+        began_s = runner.runtime.monotonic_s()
+        drafts: list[Draft] = []
+
+        def draft() -> Draft:
+            drafts.append(self._draft(runner.definition))
+            return drafts[0]
+
+        self.last = runner.checkpoints.publish(runner.time, draft, runner.writer, runner.settings.checkpoints_kept)
+        [state] = drafts
+        self._generation = state.generation
+        took_s, size = runner.runtime.monotonic_s() - began_s, sum(part.bytes for part in state.parts)
+        logger.info(
+            "checkpoint %d at time %d: %d files, in %.1f s", self.last.number, state.time, len(state.parts), took_s
+        )
+        made = Checkpointed(self.last.number, state.time, len(state.parts), size, began_s, took_s)
+        runner.observer.checkpointed(made)
+        try:
+            self.let_go()
+        except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next one lets go of more
+            logger.warning("what checkpoint %d makes superfluous is still there: %s", self.last.number, error)
+        return self.last
+
+    def let_go(self) -> None:
+        runner = self._runner
+        oldest = min((entry.time for entry in runner.checkpoints.entries()), default=0)
+        for shard in runner.members.all().values():
+            if oldest > 1 and shard.since < oldest - 1:
+                shard.hold(HOLD, oldest - 1)
+                shard.advance_since(oldest - 1, runner.writer)
+        # One more stays: it says where the sources stood at the checkpoint, which another one at its time needs.
+        runner.journal.truncate(min(max(oldest - 1, 0), runner.journal.committed_upper), runner.writer)
+        self._forget_producers()
+
+    def _forget_producers(self) -> None:
+        now_s, kept_s = self._runner.runtime.monotonic_s(), self._runner.settings.producers_kept_days * 86_400
+        if self._forgot_s is None or now_s - self._forgot_s >= min(_FORGET_EVERY_S, kept_s):
+            self._forgot_s = now_s
+            count = self._runner.journal.producers.forget(self._runner.writer)
+            if count:
+                logger.info("%d producers that have been silent for long are forgotten", count)
+
+    def collect(self) -> Collected:
+        """Delete what neither a checkpoint nor this process needs. A refusal is named in `failing` until it is over."""
+        runner = self._runner
+        runner.journal.drop_unbound(runner.writer)
+        self._released.update(runner.machine.released())
+        done = runner.checkpoints.collect(self._live, runner.writer)
+        self._released.difference_update(done.parts)
+        if done.refused is not None:
+            self.failing.add(COLLECTION, done.refused)
+        else:
+            self.failing.remove(COLLECTION)
+        return done
+
+    def _live(self) -> _Live:
+        runner = self._runner
+        used = {part.key for part in runner.machine.parts()}
+        return _Live(runner.writer.id, used, frozenset(self._released))
+
+    def _draft(self, definition: Definition) -> Draft:
+        runner = self._runner
+        shards = {name: view.shard for name, view in definition.live().items()}
+        tables = {name: table.shard for name, table in definition.tables.items() if table.is_declared}
+        states = {name: _as_of(shard, runner.time) for name, shard in runner.members.all().items()}
+        state, saved = runner.machine.save(shards, tables)
+        parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
+        record = reading(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
+        where = positions(runner, runner.time)
+        return Draft(
+            time=runner.time,
+            fingerprint=definition.fingerprint,
+            generation=definition.generation,
+            positions={**where, PUSH: whole_position(where[PUSH], runner.journal.producers_before(runner.time))},
+            state=state,
+            parts=parts,
+            shards=states,
+            members=definition.members(),
+            pipeline=record.data if record else b"",
+        )
+
+
+def _as_of(shard: Shard, upper: int) -> ShardState:
+    """Its state without the times from `upper` on, which a peer may have committed meanwhile."""
+    state = shard.log.read().state
+    if state.upper == upper:
+        return state
+    batches = tuple(batch for batch in state.batches if batch.lower < upper)
+    if state.finalized or any(batch.upper > upper for batch in batches) or state.since >= max(upper, 1):
+        why = f"its times below {upper} were compacted with later ones, up to {state.upper}"
+        raise Conflict(where=shard.log.path, why=why)
+    return msgspec.structs.replace(state, upper=upper, batches=batches)
+
+
+class _Live:
+    """Parts that this process wrote are in use until it releases them; of other parts it knows which it uses."""
+
+    def __init__(self, writer: str, used: Set[str], released: Set[str]) -> None:
+        self._writer = writer
+        self._used = used
+        self._released = released
+
+    def __contains__(self, key: object) -> bool:
+        name = Name.parse(str(key))
+        if name is not None and name.writer == self._writer:
+            return key not in self._released
+        return key in self._used

@@ -1,0 +1,71 @@
+"""`sweep`: collects a whole storage while nobody runs its pipeline. A running one does this by itself.
+
+The sweeper takes the pipeline over for as long as it works, so that nobody starts it meanwhile, and nothing is in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.errors import EvertideError
+from evertide.journal.journal import Journal
+from evertide.pipeline.replicas.ownership import take_over
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.shard import Shards
+from evertide.store.open import Storage
+
+if TYPE_CHECKING:  # brings in Spark
+    from evertide.pipeline.recovery.opening import OnProgress
+
+__all__ = ["Swept", "sweep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The keys of the blobs that were deleted, by kind; and what could not be judged, with the reason."""
+
+    parts: tuple[str, ...]
+    """Of shards: merged, finalized, or never named."""
+    rollups: tuple[str, ...]
+    state: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+    """Files of checkpoints that are not in the catalog."""
+    staged: tuple[str, ...]
+    refused: tuple[EvertideError, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, (self.parts, self.rollups, self.state, self.checkpoints, self.staged)))
+
+
+def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings: Settings) -> Swept:
+    shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings)
+    checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
+    journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
+    writer = take_over(storage.meta, runtime=runtime, settings=settings)
+    parts: list[str] = []
+    rollups: list[str] = []
+    refused: list[EvertideError] = []
+    try:
+        staged = tuple(journal.drop_unbound(writer))
+        collected = checkpoints.collect(frozenset, writer)  # nobody runs it: nothing is in use
+        if collected.refused is not None:
+            refused.append(collected.refused)
+        names = shards.names()
+        for at, name in enumerate(names, 1):
+            try:
+                shard = shards.open(name)
+                shard.compact(writer)
+                found = shard.collect(writer, checkpoints.pinned)
+            except EvertideError as error:
+                refused.append(error)
+                continue
+            parts += [*found.parts, *found.orphans]
+            rollups += found.rollups
+            progress("shards", at, len(names))
+    finally:
+        writer.unregister()
+    return Swept(tuple(parts), tuple(rollups), collected.parts, collected.files, staged, tuple(refused))

@@ -1,0 +1,103 @@
+"""`Reader`: a storage and its pipeline as any other process sees them. It takes over nothing, and needs no Spark.
+
+Nothing is remembered but what never changes: who asks again gets what is so then, also while a pipeline runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.errors import InvalidInput
+from evertide.journal.journal import Journal
+from evertide.observer import NOBODY, Observer
+from evertide.pipeline.definition import Definition, read_definition
+from evertide.pipeline.reading.collections import Collections
+from evertide.pipeline.replicas.ownership import check_free
+from evertide.pipeline.status.status import Status, read_status
+from evertide.pipeline.transaction.members import Members
+from evertide.runtime import Runtime, SystemRuntime
+from evertide.settings import Settings
+from evertide.shard.heartbeat import Heart
+from evertide.shard.shard import Shards
+from evertide.store.observed import observed
+from evertide.store.open import Storage, open_storage
+from evertide.store.paths import FORMAT, META_FILE
+from evertide.store.retry import reading
+
+__all__ = ["Reader", "check_is_there"]
+
+
+class Reader:
+    def __init__(self, storage: Storage, *, runtime: Runtime, settings: Settings) -> None:
+        self.storage = storage
+        self.runtime = runtime
+        self.settings = settings
+        self.journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        self.checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        self.shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader="reader")
+        self.collections = Collections(self._members)
+        self._known: Members | None = None
+        self._heart = Heart(settings, self.shards.leases).start()
+
+    @classmethod
+    def open(
+        cls,
+        location: str | Path,
+        meta: str | None = None,
+        *,
+        settings: Settings | None = None,
+        observer: Observer = NOBODY,
+    ) -> Reader:
+        """Of a storage that is there: none is made."""
+        check_is_there(location)
+        settings, runtime = settings or Settings(), SystemRuntime()
+        opened = open_storage(location, meta, runtime=runtime, settings=settings)
+        return cls(observed(opened, observer, runtime), runtime=runtime, settings=settings)
+
+    @property
+    def definition(self) -> Definition | None:
+        """None if no pipeline ever ran here."""
+        meta = self.storage.meta
+        return reading(lambda: read_definition(meta), self.runtime, self.settings)[1]
+
+    def status(self) -> Status:
+        return read_status(self.storage, self.shards, self.journal, self.checkpoints)
+
+    def check_free(self) -> None:
+        """`Conflict`, saying who, if somebody runs the pipeline."""
+        check_free(self.storage.meta, self.runtime, self.settings)
+
+    def close(self) -> None:
+        self._heart.stop()
+        self.storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _members(self) -> Members:
+        """Of the definition that is in force now."""
+        definition = self.definition
+        if definition is None:
+            raise InvalidInput(where=self.storage.root, why="no pipeline ever ran on this storage")
+        known = self._known
+        if known is None or known.definition.change != definition.change:
+            known = Members(self.shards, definition) if known is None else known.moved(definition)
+            self._known = known
+        return known
+
+
+def check_is_there(location: str | Path) -> None:
+    """`InvalidInput` unless something of a storage is there; what is wrong with it is for others to say."""
+    if "://" in str(location):
+        return  # nothing is made there by opening it, and Meta says the rest
+    root = Path(location)
+    if not root.is_dir():
+        raise InvalidInput(where=str(root), why="there is no storage: no such directory")
+    if not any((root / name).exists() for name in (FORMAT, META_FILE, "checkpoints", "parts", "state", "journal")):
+        raise InvalidInput(where=str(root), why="there is no storage: the directory holds none of its files")

@@ -1,0 +1,1 @@
+"""From a storage to a running pipeline: restore, replay, hydrate, set damaged or diverged state aside."""

@@ -1,0 +1,164 @@
+"""Taking damaged views out of a storage, so that a backfill computes them from the tables again (I1).
+
+A view's shard holds nothing that its tables do not say. If a file or record of it is damaged, the view is set aside: in
+one commit its definition says `hydrating` without a shard, the generation moves on, and the records of the shard are
+removed. Views that are built on it are computed again as well; what they held stays readable meanwhile. A sink or shape
+that followed the shard begins again: a sink with the whole content under a new token, a shape with a new handle.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+
+from evertide.errors import Damaged, EvertideError, InvalidInput
+from evertide.pipeline.definition import Away, Definition, ViewRecord, definition_write, read_definition
+from evertide.pipeline.names import ERRORS
+from evertide.pipeline.sinks.sink_record import read_sinks
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.hold import read_holds
+from evertide.shard.shard import Shards
+from evertide.store.meta import Meta, Write
+from evertide.store.paths import (
+    GENERATION,
+    PIPELINE,
+    hold_key,
+    lease_prefix,
+    rollup_key,
+    shape_prefix,
+    shard_key,
+    sink_key,
+)
+from evertide.store.retry import reading
+from evertide.store.sealed import seal, unseal
+from evertide.store.writers import Generation, Writer
+
+__all__ = ["Declared", "set_unreadable_views_aside"]
+
+logger = logging.getLogger(__name__)
+
+
+class _Followed(msgspec.Struct, frozen=True):
+    """What is read of the record of a shape (`evertide.shapes.log.record`)."""
+
+    shard: str
+
+
+class Declared:
+    """What the pipeline of a storage declares, for `evertide.checkpoint.repair`, which knows shards only."""
+
+    def __init__(self, meta: Meta, runtime: Runtime, settings: Settings) -> None:
+        self._meta = meta
+        self._runtime = runtime
+        self._settings = settings
+
+    def collections(self, record: bytes | None = None) -> dict[str, tuple[str, str]]:
+        """Per shard, `table`, `view` or `errors`, and the name; of the record in force, or of another one.
+
+        Empty if the record is missing or damaged.
+        """
+        try:
+            definition = self._read() if record is None else unseal(record, Definition, self._meta.path(PIPELINE))
+        except EvertideError:
+            return {}
+        if definition is None:
+            return {}
+        tables = {table.shard: ("table", name) for name, table in definition.tables.items() if table.shard}
+        views = {view.shard: ("view", name) for name, view in definition.views.items() if view.shard}
+        return {**tables, **views, definition.errors: ("errors", ERRORS)}
+
+    def renumbered(self, record: bytes, generation: int) -> bytes:
+        """The record of a definition, as that of another generation."""
+        definition = unseal(record, Definition, self._meta.path(PIPELINE))
+        return seal(msgspec.structs.replace(definition, generation=generation, change=self._runtime.new_id()))
+
+    def renew_generation(self) -> bool:
+        """Make the generation's record again from the definition. False if that cannot be read either."""
+        head = self._meta.head(GENERATION)
+        try:
+            number, definition = read_definition(self._meta)
+        except EvertideError:
+            return False
+        if definition is None:
+            return False
+        made = max(definition.generation, head.seqno if head else 0) + 1
+        seqno = head.seqno if head else 0
+        changed = msgspec.structs.replace(definition, generation=seqno + 1, change=self._runtime.new_id())
+        if made != seqno + 1:  # records are missing below: the generation's number is that of its record
+            return False
+        writes = [
+            Write(GENERATION, seqno, seal(Generation(seqno + 1, changed.members(), "repair"))),
+            definition_write(number, changed),
+        ]
+        return self._meta.commit(writes) is None
+
+    def recompute(self, shards: Mapping[str, str], writer: Writer) -> tuple[str, ...]:
+        """Set the views of these shards aside, each for a reason; the names of all that are computed again.
+
+        A shard that no collection has is dropped.
+        """
+        number, definition = reading(lambda: read_definition(self._meta), self._runtime, self._settings)
+        if definition is None:
+            return ()
+        views = {name: view for name, view in definition.views.items() if view.shard in shards}
+        changed = dict(definition.views)
+        for name in _built_on(definition.views, views):
+            view = changed[name]
+            reason = shards.get(view.shard, "a view that it reads is computed again")
+            away = Away("hydrating", -1, f"it is computed again from the tables: {reason}", self._runtime.wall_s())
+            changed[name] = msgspec.structs.replace(view, shard="" if name in views else view.shard, away=away)
+        made = msgspec.structs.replace(
+            definition, views=changed, generation=writer.generation + 1, change=self._runtime.new_id()
+        )
+        removals = [*self._shard_removals(shards), *self._follower_removals(shards)]
+        writer.change_generation(made.members(), [definition_write(number, made), *removals])
+        return tuple(name for name, view in changed.items() if view != definition.views[name])
+
+    def _read(self) -> Definition | None:
+        return reading(lambda: read_definition(self._meta), self._runtime, self._settings)[1]
+
+    def _shard_removals(self, shards: Collection[str]) -> Iterator[Write]:
+        for name in shards:
+            leases = self._meta.heads(lease_prefix(name))
+            for key in (shard_key(name), rollup_key(name), hold_key(name), *leases):
+                head = self._meta.head(key)
+                if head is not None:
+                    yield Write(key, head.seqno, None)
+
+    def _follower_removals(self, shards: Collection[str]) -> Iterator[Write]:
+        for name, found in read_sinks(self._meta, self._runtime, self._settings).items():
+            if found.record.shards & set(shards):
+                logger.warning("sink %r gets the whole content again: the shard that it followed was damaged", name)
+                yield Write(sink_key(name), found.number, None)
+        for key, head in self._meta.heads(shape_prefix()).items():
+            if unseal(head.data, _Followed, self._meta.path(key)).shard in shards:
+                yield Write(key, head.seqno, None)
+
+
+def _built_on(views: Mapping[str, ViewRecord], damaged: Collection[str]) -> list[str]:
+    """The damaged views, and those that read one of them, directly or by way of others."""
+    found = set(damaged)
+    while more := {name for name, view in views.items() if name not in found and found & set(view.reads)}:
+        found |= more
+    return sorted(found)
+
+
+def set_unreadable_views_aside(
+    shards: Shards, definition: Definition, writer: Writer, runtime: Runtime, settings: Settings
+) -> tuple[str, ...]:
+    """Before a pipeline opens: views whose shard cannot be opened would keep all others from being opened."""
+    unreadable: dict[str, str] = {}
+    for view in definition.views.values():
+        if view.shard:
+            try:
+                read_holds(shards.open(view.shard).log)
+            except (Damaged, InvalidInput) as error:
+                unreadable[view.shard] = str(error)
+    if not unreadable:
+        return ()
+    names = Declared(shards.meta, runtime, settings).recompute(unreadable, writer)
+    logger.error("the views %s are computed again from the tables: %s", list(names), "; ".join(unreadable.values()))
+    return names

@@ -1,0 +1,196 @@
+"""Views from scratch: the state and the content of views, computed from what the tables' shards hold.
+
+For a view that is new or was changed, for one that failed and is tried again, and for state that no checkpoint has.
+
+1. The tables' content goes in as one transaction; what comes out is the views' content at that time.
+2. What is too large to be held at once goes in in portions, small tables first. What comes out adds up to the content.
+3. A portion leaves the views where no transaction ever left them, and a view may fail there that would not fail over
+   all rows. So one that fails is computed once more, of all rows at once, if they are not too many for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Protocol
+
+import pyarrow as pa
+
+from evertide.errors import Diverged, InvalidInput, ViewFailed
+from evertide.pipeline.definition import Away, ViewRecord, stored_key, tables_under
+from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
+from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.transaction.portions import content_of
+from evertide.pipeline.transaction.table_deltas import Tables
+from evertide.rows.changes import TIME
+from evertide.rows.digest import ZERO, add
+
+__all__ = [
+    "Digests",
+    "check_computable",
+    "differing_contents",
+    "hydrate_tables_again",
+    "hydrated_cohort",
+    "hydrated_tables",
+    "view_record",
+]
+
+_WHOLE_PORTIONS = 8
+"""So many are held at once if a view fails in one of them."""
+
+
+class Taking(Protocol):
+    """Whoever gets what the views hold: deltas, portion by portion, that add up to it."""
+
+    def take(self, found: Mapping[str, pa.Table]) -> None: ...
+
+    def drop(self) -> None:
+        """What was taken does not count; it may begin anew."""
+        ...
+
+
+class Digests:
+    """Of what the views hold, by name."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, str] = {}
+
+    def take(self, found: Mapping[str, pa.Table]) -> None:
+        for name, delta in found.items():
+            self.all[name] = add(self.all.get(name, ZERO), content_of(delta).digest)
+
+    def drop(self) -> None:
+        self.all.clear()
+
+
+def hydrated_cohort(machine: Machine, members: Members, views: Collection[str], time: int, taking: Taking) -> Cohort:
+    """The views as after all transactions below a time. `ViewFailed` if one cannot be computed."""
+    engine, store = machine.engine, machine.store
+    if time == 0:
+        return engine.cohort(views, store, None)
+    tables = sorted({table for view in views for table in tables_under(engine.views, view)})
+    _check_kept(engine, tables, views)
+    portions = _Portions(members, tables, time)
+    try:
+        return _computed(engine.cohort(views, store, None), store, portions, taking)
+    except ViewFailed as error:
+        if not portions.is_several:
+            raise
+        most = members.shards.settings.portion_rows_max
+        if portions.rows > _WHOLE_PORTIONS * most:
+            why = f"{error.why}; this was in a portion of {most} of the tables' rows: if it would not fail over all of"
+            told = f"{why} them, raise portion_rows_max and give it the memory that this takes"
+            raise ViewFailed(views=error.views, time=error.time, why=told) from error
+    whole = {name: members.table_content(name, time) for name in tables}
+    return _computed(engine.cohort(views, store, None), store, [(whole, True)], taking)
+
+
+def _computed(
+    cohort: Cohort, store: StateStore, portions: Iterable[tuple[dict[str, pa.Table], bool]], taking: Taking
+) -> Cohort:
+    try:
+        for deltas, is_last in portions:
+            taking.take(cohort.step(deltas))
+            while not is_last and cohort.maintain():
+                pass
+    except BaseException:
+        store.given_up.extend([*(part.key for part in cohort.parts()), *cohort.released()])
+        taking.drop()
+        raise
+    return cohort
+
+
+class _Portions:
+    """What the tables hold, in portions, each with whether it is the last. There is always one."""
+
+    def __init__(self, members: Members, tables: Iterable[str], time: int) -> None:
+        self._members = members
+        self._time = time
+        stored = {name: members.table_rows(name) for name in tables}
+        self._tables = sorted(stored, key=stored.__getitem__)
+        self.rows = sum(stored.values())
+        """At most so many."""
+        self.is_several = False
+
+    def __iter__(self) -> Iterator[tuple[dict[str, pa.Table], bool]]:
+        ahead: dict[str, pa.Table] | None = None
+        for portion in self._gathered():
+            if ahead is not None:
+                self.is_several = True
+                yield ahead, False
+            ahead = portion
+        yield ahead or {}, True
+
+    def _gathered(self) -> Iterator[dict[str, pa.Table]]:
+        settings = self._members.shards.settings
+        found: dict[str, pa.Table] = {}
+        for name in self._tables:
+            for piece in self._members.table_pieces(name, self._time):
+                rows, size = _size([*found.values(), piece])
+                is_over = rows > settings.portion_rows_max or size > settings.portion_bytes_max
+                if found and (name in found or is_over):
+                    yield found
+                    found = {}
+                found[name] = piece
+        if found:
+            yield found
+
+
+def _size(tables: Iterable[pa.Table]) -> tuple[int, int]:
+    return sum(table.num_rows for table in tables), sum(table.nbytes for table in tables)
+
+
+def hydrated_tables(declared: Mapping[str, DeclaredTable], store: StateStore, members: Members, time: int) -> Tables:
+    tables = Tables(declared, store)
+    if time:
+        for name, table in declared.items():
+            for piece in members.table_pieces(name, time) if table.key else ():
+                tables.settle({name: piece}, None)
+        with members.shard(members.definition.errors).snapshot(time - 1) as letters:
+            tables.settle({}, letters.to_arrow())
+    return tables
+
+
+def hydrate_tables_again(machine: Machine, members: Members) -> bool:
+    """Discard what a machine knows of its tables, and read it again. False if a table is not kept."""
+    declared = {name: table for name, table in machine.engine.tables.items() if machine.tables.has(name)}
+    if not all(table.is_kept for table in declared.values()):
+        return False
+    before, machine.tables = machine.tables, hydrated_tables(declared, machine.store, members, machine.time)
+    machine.lost_parts[()] = tuple(part.key for kept in before.kept() for part in kept.parts())
+    machine.store.given_up.extend(machine.lost_parts[()])
+    return True
+
+
+def differing_contents(
+    members: Members, digests: Mapping[str, str], views: Collection[str], time: int
+) -> dict[str, Diverged]:
+    """The views that were computed from scratch and do not hold what their shards say (I8), by name."""
+    differ = {}
+    for name in views:
+        with members.collection(name).snapshot(time - 1) as stored:
+            parts = (content_of(rows.drop_columns([TIME])).digest for rows in stored.scan())
+            expected = reduce(add, parts, ZERO)
+        found = digests.get(name, ZERO)
+        if found != expected:
+            told = {"expected": f"rows with digest {expected}", "found": f"rows with digest {found}"}
+            differ[name] = Diverged(where=f"view {name!r}", time=time - 1, **told)
+    return differ
+
+
+def view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:
+    view = engine.views[name]
+    return ViewRecord(view.schema.serialize().to_pybytes(), view.fingerprint, view.reads, shard, away, stored_key(view))
+
+
+def check_computable(engine: Engine, views: Collection[str]) -> None:
+    """Refuse views that cannot be computed from what is stored."""
+    _check_kept(engine, sorted({table for view in views for table in tables_under(engine.views, view)}), views)
+
+
+def _check_kept(engine: Engine, tables: Collection[str], views: Collection[str]) -> None:
+    unkept = [name for name in tables if not engine.tables[name].is_kept]
+    if unkept:
+        why = f"the tables {unkept} are not kept, so that what they held before cannot be read"
+        raise InvalidInput(where=f"views {sorted(views)}", why=f"{why}: add views over them only to a new storage")

@@ -1,0 +1,400 @@
+"""From a storage to a pipeline that runs: restore, replay, evolve, complete.
+
+1. *Restore.* The newest checkpoint that verifies. Its cohorts are taken up for views that are declared as they were; a
+   view of which it has no state is computed from the tables. Without a checkpoint everything is: loudly, unless there
+   never was one.
+2. *Replay.* Transactions that are in the shards but not in the state: their table deltas from the shards, compared with
+   what was recorded (I8).
+3. *Evolve.* What the script declares otherwise than the storage has it, by one change of generation. Views that are
+   new are away then, and computed while the pipeline runs (`evertide.pipeline.backfill.backfill`).
+4. *Complete.* Transactions that are bound but not in the shards: their input, as in a running pipeline.
+5. A pipeline that never ran gets an empty transaction, so that its views can be read, and hold what they hold without
+   any input.
+
+State that is missing is never taken for a view that is new: that is decided by the definition alone (C5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.draft import Restored
+from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged, ViewFailed
+from evertide.journal.journal import Journal
+from evertide.journal.records import Input
+from evertide.journal.replay import Replay, State
+from evertide.observer import NOBODY, Observer
+from evertide.pipeline.backfill.backfill import HOLDS, Backfill, hold_name
+from evertide.pipeline.definition import (
+    Away,
+    Definition,
+    Evolution,
+    TableRecord,
+    ViewRecord,
+    evolved,
+    read_definition,
+    shard_name,
+    stored_key,
+)
+from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
+from evertide.pipeline.input.source_positions import fed_tables, feeding, is_fed_as_recorded, left_positions
+from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
+from evertide.pipeline.recovery.hydration import (
+    Digests,
+    check_computable,
+    differing_contents,
+    hydrated_cohort,
+    hydrated_tables,
+    view_record,
+)
+from evertide.pipeline.replicas.follow import Following
+from evertide.pipeline.sinks.sink_record import held_by_sinks
+from evertide.pipeline.transaction.machine import Machine, MachineState
+from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.transaction.portions import Pending
+from evertide.pipeline.transaction.runner import Runner
+from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA, Tables
+from evertide.pipeline.transaction.table_input import aligned
+from evertide.rows.changes import DIFF
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.shard import Shards
+from evertide.sources.contract import Source
+from evertide.store.meta import Meta
+from evertide.store.paths import PIPELINE
+from evertide.store.retry import reading
+from evertide.store.sealed import unseal
+from evertide.store.writers import Writer
+
+__all__ = ["Hosts", "OnProgress", "open_follower", "open_runner", "positions", "take_lead"]
+
+logger = logging.getLogger(__name__)
+
+_TOLD_EVERY_S = 10.0
+
+OnProgress = Callable[[str, int, int], None]
+"""What is done, how much of it, out of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """What a process has once: storage, its right to write there, and what computes."""
+
+    meta: Meta
+    shards: Shards
+    journal: Journal
+    checkpoints: Checkpoints
+    writer: Writer
+    runtime: Runtime
+    settings: Settings
+    engine: Engine
+    store: StateStore
+    sources: Mapping[str, Source]
+    progress: OnProgress
+    observer: Observer = NOBODY
+
+
+def open_runner(hosts: Hosts) -> Runner:
+    """For the process that leads."""
+    _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+    evolution = evolved(known, hosts.engine)  # refuses before anything is changed
+    if known is not None and set_unreadable_views_aside(
+        hosts.shards, known, hosts.writer, hosts.runtime, hosts.settings
+    ):
+        _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+        evolution = evolved(known, hosts.engine)
+    runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution, leads=True)
+    take_lead(runner, hosts.progress)
+    return runner
+
+
+def open_follower(hosts: Hosts, leader: str, *, is_read_only: bool) -> Runner:
+    """For a process that follows: nothing is changed.
+
+    If its script is another than the one that runs, it must be read-only. It keeps the views that both have, and brings
+    in its own when it takes the lead.
+    """
+    _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+    if known is None:
+        raise Conflict(where=hosts.meta.path(PIPELINE), why=f"{leader} has just begun, and has not declared anything")
+    evolution = evolved(known, hosts.engine)
+    if not is_read_only and not (evolution.is_nothing() and known.sources == tuple(hosts.sources)):
+        why = f"{leader} runs another version of the script: stop it first, or start as read-only and promote"
+        raise Conflict(where=hosts.meta.path(PIPELINE), why=why)
+    return _restored(hosts, known, evolution, leads=False)
+
+
+def take_lead(runner: Runner, progress: OnProgress) -> None:
+    """Bring the storage to what the script says, and complete what was begun."""
+    runner.leave_lost()
+    _evolve(runner, evolved(runner.definition if runner.definition.generation else None, runner.machine.engine))
+    if runner.time == 0:
+        Backfill(runner, runner.definition.away("hydrating"), nullcontext()).run()
+    _complete(runner, progress)
+    _end_strays(runner)
+    if runner.time == 0:
+        runner.complete(runner.bind({name: Input(position, position) for name, position in _starts(runner).items()}))
+
+
+def positions(runner: Runner, upper: int | None = None) -> dict[str, str]:
+    """Where each source of the pipeline stands, after all that is bound, or all below a time.
+
+    Those that are new stand at their beginning, those that are back where they stood when they left.
+    """
+    if upper:
+        known = {name: given.after for name, given in runner.journal.read(upper - 1).inputs.items()}
+    else:
+        known = runner.journal.positions()
+    known = {**left_positions(runner.definition), **known}
+    return {name: known.get(name, start) for name, start in _starts(runner).items()}
+
+
+def _starts(runner: Runner) -> dict[str, str]:
+    return {name: source.start for name, source in runner.sources.items()}
+
+
+def _runner(hosts: Hosts, definition: Definition, machine: Machine) -> Runner:
+    return Runner(
+        meta=hosts.meta,
+        members=Members(hosts.shards, definition),
+        machine=machine,
+        journal=hosts.journal,
+        checkpoints=hosts.checkpoints,
+        writer=hosts.writer,
+        sources=hosts.sources,
+        runtime=hosts.runtime,
+        settings=hosts.settings,
+        observer=hosts.observer,
+    )
+
+
+def _fresh(hosts: Hosts) -> Runner:
+    if hosts.journal.upper or hosts.checkpoints.entries():
+        why = "the record of what the pipeline declares is gone, and transactions are there; see 'evertide fsck'"
+        raise RecordDamaged(path=hosts.meta.path(PIPELINE), why=why)
+    definition = Definition(0, {}, {}, tuple(hosts.sources), hosts.engine.fingerprint, hosts.runtime.new_id())
+    hosts.shards.create(definition.errors, ERRORS_SCHEMA, hosts.writer)
+    return _runner(hosts, definition, Machine(hosts.engine, hosts.store, Tables({}, hosts.store), [], 0))
+
+
+def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
+    members = Members(hosts.shards, known)
+    committed, bound = hosts.journal.committed_upper, hosts.journal.upper
+    changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back}
+    tables = {name: table for name, table in hosts.engine.tables.items() if name not in changed}
+    stable = {name: view for name, view in known.live().items() if name not in evolution.views_gone}
+    state = _state(hosts, known, tables, committed)
+    late = set() if state is None else _kept(known, tables) - state.shards.keys()
+    """Tables of which the checkpoint knows nothing: their shards say nothing of the time before they were declared."""
+    if state is None:
+        machine = _rebuilt(hosts, members, tables, stable, committed)
+    else:
+        before = {name: table for name, table in tables.items() if name not in late}
+        machine = _from_state(hosts, before, stable, state)
+    runner = _runner(hosts, known, machine)
+    replay = Replay(restored=machine.time, committed=committed, bound=bound, path=hosts.journal.path)
+    began_s = told_s = hosts.runtime.monotonic_s()
+    first = machine.time
+    logger.info(
+        "the state is as of time %d; committed are those below %d, bound those below %d", first, committed, bound
+    )
+    while replay.state is State.REPLAY:
+        stretch = runner.stretch(committed)
+        replay.replayed(runner.without_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
+        runner.replayed(stretch, "replayed")
+        hosts.progress("replay", replay.progress.done, committed - stretch.upper + replay.progress.done)
+        if (now_s := hosts.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
+            told_s = now_s
+            logger.info("replayed those below %d, of %d", machine.time, committed)
+    if machine.time > first:
+        took_s = hosts.runtime.monotonic_s() - began_s
+        logger.info("replayed the transactions from %d to %d in %.1f s", first, machine.time - 1, took_s)
+    for name in sorted(late):
+        machine.tables.add(tables[name])
+        for piece in members.table_pieces(name, machine.time) if tables[name].key else ():
+            machine.tables.settle({name: piece}, None)
+    if not leads:
+        runner.lost = []  # computed in place
+    _hydrate_missing(runner, stable, hosts.progress)
+    return runner
+
+
+def _state(hosts: Hosts, known: Definition, tables: Mapping[str, DeclaredTable], committed: int) -> MachineState | None:
+    """Of the newest checkpoint that fits; None if all has to be computed anew."""
+    try:
+        restored = hosts.checkpoints.restore(
+            hosts.writer, lambda verified: hosts.progress("restore", verified.bytes, verified.bytes_all)
+        )
+    except CheckpointDamaged:
+        logger.exception("no checkpoint is intact: all state is computed anew from the tables")
+        return None
+    if restored is None:
+        if committed:
+            logger.warning("there is no checkpoint yet: all state is computed from the tables")
+        return None
+    return _fitting(restored, known, tables)
+
+
+def _fitting(restored: Restored, known: Definition, tables: Mapping[str, DeclaredTable]) -> MachineState | None:
+    for skipped in restored.skipped:
+        logger.error("checkpoint %d is damaged and was not used: %s", skipped.entry.number, skipped.error)
+    state = unseal(restored.state, MachineState, f"state of checkpoint {restored.entry.number}")
+    moved = [name for name in tables if name in state.shards and known.tables[name].shard != state.shards[name]]
+    if moved:
+        logger.warning("the tables %s were changed since the checkpoint: all state is computed anew", moved)
+        return None
+    return state
+
+
+def _kept(known: Definition, tables: Mapping[str, DeclaredTable]) -> set[str]:
+    return {name for name in tables if known.tables[name].shard}
+
+
+def _from_state(
+    hosts: Hosts, tables: Mapping[str, DeclaredTable], stable: Mapping[str, ViewRecord], state: MachineState
+) -> Machine:
+    cohorts: list[Cohort] = []
+    for saved in state.cohorts:
+        views = [name for name, shard in saved.views.items() if name in stable and stable[name].shard == shard]
+        if views:
+            cohorts.append(hosts.engine.cohort(views, hosts.store, saved.state))
+    return Machine(hosts.engine, hosts.store, Tables(tables, hosts.store, state.tables), cohorts, state.time)
+
+
+def _rebuilt(
+    hosts: Hosts,
+    members: Members,
+    tables: Mapping[str, DeclaredTable],
+    stable: Mapping[str, ViewRecord],
+    time: int,
+) -> Machine:
+    """All from the tables' shards; or, where a table is not kept, from the first transaction on, if that is there."""
+    engine, store = hosts.engine, hosts.store
+    if all(table.is_kept for table in tables.values()):
+        return Machine(engine, store, hydrated_tables(tables, store, members, time), [], time)
+    cohorts = [engine.cohort([*stable], store, None)] if stable else []
+    return Machine(engine, store, Tables(tables, store), cohorts, 0)
+
+
+def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress) -> None:
+    """Members of which no state was found: it is computed, and must come to what their shards hold.
+
+    If it does not, or if a view fails, one that leads goes on without it, and computes it into a new shard beside the
+    transactions. One that follows tries again, and does not go on meanwhile (`Following`).
+    """
+    machine = runner.machine
+    here = {name for cohort in machine.cohorts for name in cohort.views} | runner.lost_views()
+    missing = [name for name in stable if name not in here]
+    if not missing:
+        return
+    logger.warning("the state of the views %s is computed from the tables", missing)
+    progress("rebuild", 0, len(missing))
+    digests, left, cohort = Digests(), missing, None
+    while left and cohort is None:
+        try:
+            cohort = hydrated_cohort(machine, runner.members, left, machine.time, digests)
+        except ViewFailed as error:
+            runner.lost.append(ViewFailed(views=error.views, time=machine.time - 1, why=error.why))
+            left = [name for name in left if name not in error.views]
+    if cohort is not None:
+        machine.cohorts.append(cohort)
+    wrong = differing_contents(runner.members, digests.all, left, machine.time) if machine.time else {}
+    for name, diverged in wrong.items():
+        runner.lose(name, diverged)
+    progress("rebuild", len(missing), len(missing))
+
+
+def _evolve(runner: Runner, evolution: Evolution) -> None:
+    definition, engine = runner.definition, runner.machine.engine
+    is_same = definition.sources == tuple(runner.sources) and is_fed_as_recorded(
+        definition, engine.tables, runner.sources
+    )
+    if evolution.is_nothing() and is_same:
+        return
+    tables = fed_tables(definition, engine.tables, runner.sources, runner.journal.positions())
+    if runner.time:
+        check_computable(engine, evolution.views_new)
+    for name in (*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back):
+        tables[name] = _table(runner, engine.tables[name], tables.get(name))
+    known = definition.views
+    away = Away("hydrating", runner.time - 1, "it is computed from the tables", runner.runtime.wall_s())
+    views = {name: known[name] for name in known if name not in evolution.views_gone}
+    for name in evolution.views_keyed:
+        views[name] = msgspec.structs.replace(views[name], key=stored_key(engine.views[name]))
+    for name in evolution.views_new:
+        views[name] = view_record(engine, name, known[name].shard if name in known else "", away)
+    runner.change(
+        tables=tables,
+        sources=tuple(runner.sources),
+        views={name: views[name] for name in engine.views},
+        fingerprint=engine.fingerprint,
+    )
+    for name in evolution.views_gone:
+        if name not in evolution.views_new and known[name].shard:
+            runner.members.shard(known[name].shard).finalize(runner.writer)
+
+
+def _end_strays(runner: Runner) -> None:
+    """Shards that neither the definition nor a sink names, and holds: what a backfill that was cut short left.
+
+    Only the process that leads makes backfills, and whoever led before is fenced.
+    """
+    definition = runner.definition
+    named = {*definition.members(), *(table.shard for table in definition.tables.values())}
+    named |= {view.shard for view in definition.views.values()}
+    named |= held_by_sinks(runner.meta, runner.runtime, runner.settings)
+    for name in runner.members.shards.names():
+        if name not in named and not runner.members.shard(name).log.read().state.finalized:
+            logger.warning("shard %s belongs to nothing: a computation that was cut short left it, and it ends", name)
+            runner.members.shard(name).finalize(runner.writer)
+    for shard in runner.members.all().values():
+        for hold in shard.holds:
+            if hold.startswith(HOLDS) and hold != hold_name(runner.writer):
+                logger.warning(
+                    "hold %s on shard %s belongs to a backfill that was cut short: released", hold, shard.name
+                )
+                shard.release(hold)
+
+
+def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> TableRecord:
+    """The table's shard, with what it holds; and its rows by key."""
+    runner.machine.tables.add(table)
+    shard = ""
+    if table.is_kept:
+        shard = shard_name(table.name, runner.runtime.new_id())
+        made = runner.members.create(shard, table.schema, runner.writer)
+        if runner.time:
+            held = Pending(runner.time - 1, runner.writer)
+            for piece in _held(runner, table, known):
+                held.store(runner.members)  # what came before
+                held.deltas = {shard: piece}
+                runner.machine.tables.settle({table.name: piece}, None)
+            held.fill([made], runner.members)
+    schema, source = table.schema.serialize().to_pybytes(), feeding(runner.sources)[table.name]
+    if known is not None:
+        return msgspec.structs.replace(known, schema=schema, shard=shard)
+    return TableRecord(schema, table.key, table.connector, shard, source=source)
+
+
+def _held(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> Iterator[pa.Table]:
+    """What the table holds, with NULL in the columns that it did not have before."""
+    if known is not None and known.shard:
+        before = runner.members.shard(known.shard)
+        for piece in runner.members.pieces(before, before.upper):
+            yield aligned(piece, pa.schema([*table.schema, piece.schema.field(DIFF)]))
+
+
+def _complete(runner: Runner, progress: OnProgress) -> None:
+    following = Following(runner)
+    first = runner.time
+    while runner.time < (bound := runner.journal.upper):
+        if not following.keep_up():
+            following.together(lambda: runner.complete(runner.journal.read(runner.time)))
+        progress("complete", runner.time - first, bound - first)

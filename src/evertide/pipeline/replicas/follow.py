@@ -1,0 +1,273 @@
+"""`Following`: keeping up with peers, which run the same pipeline on the same storage.
+
+1. What a peer committed goes through our operators as well, from the tables' shards, and must come to what is recorded
+   (I1, I8). Views that do not have lost their state, and it is computed again
+   (`evertide.pipeline.recovery.divergence`).
+2. What we computed, and a peer committed before us, is compared in the same way, and is not appended (I3).
+3. A generation that a peer made is taken over if it is of our own script; if it is of another one, we are fenced out
+   (I16). Which views take part is told per transaction by the shards that its record names: a view that failed there
+   leaves here at the same transaction, and a view that was computed there is computed here, from the tables, as of the
+   transaction that it joined at. (Before that one it may not be computable: that is why it had failed.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from evertide.errors import (
+    Conflict,
+    EvertideError,
+    Fenced,
+    GenerationMoved,
+    OutcomeUnknown,
+    Recomputing,
+    StateDiverged,
+    Unavailable,
+    ViewFailed,
+)
+from evertide.journal.records import Committed
+from evertide.journal.replay import Found, Stretch, check
+from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
+from evertide.pipeline.recovery.divergence import Backoff
+from evertide.pipeline.recovery.hydration import Digests, differing_contents, hydrated_cohort
+from evertide.pipeline.transaction.runner import Runner
+from evertide.store.paths import GENERATION
+from evertide.store.retry import reading
+from evertide.store.writers import Generation, read_generation
+
+__all__ = ["Following"]
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    def __init__(self, runner: Runner, leads: Callable[[], bool] = lambda: True) -> None:
+        """`leads` tells whether this process leads."""
+        self._runner = runner
+        self._leads = leads
+        self._backoff = Backoff(runner.settings.retry_view_s)
+        self._taken = 0
+        """The number of the generation whose views are those of the machine."""
+        self._stretch: Stretch | None = None
+        """What is being replayed: the machine may have taken a part of it."""
+        self._differs: tuple[Evolution, tuple[str, ...]]
+        """In what our script is another than the one that runs: in nothing, unless we only read."""
+        self.restart()
+
+    def keep_up(self) -> int:
+        """Take what peers have committed: how many transactions."""
+        runner = self._runner
+        if runner.outcome is not None:
+            return 0  # ours is under way: its commit tells whether a peer was faster
+        first = runner.time
+        if self._stretch is not None:  # storage or Spark was away in the middle of it: before anything else changes
+            self._replay(self._stretch)
+        while True:
+            # In this order: the generation is at least the one in which those were committed.
+            committed = runner.journal.committed_upper
+            self._adopt()
+            self._recover()
+            while runner.time < committed:
+                self._replay(runner.stretch(committed))
+                self._recover()
+            if self._taken == runner.writer.generation:
+                break
+            if runner.journal.committed_upper == committed and self._number_in_force() == runner.writer.generation:
+                self._align(runner.definition.members())  # nothing was committed since the generation was made
+                self._taken = runner.writer.generation
+                self._recover()
+        return runner.time - first
+
+    def together(self, call: Callable[[], object]) -> bool:
+        """Do what a peer may be doing at the same time. False if the peer was first, or it has to be asked again."""
+        before = self._runner.journal.upper
+        if self._runner.outcome is not None and self._taken != self._runner.writer.generation and self._settle():
+            return False  # what was not aligned when storage did not answer is now
+        try:
+            call()
+        except GenerationMoved:
+            self._settle()
+            return False
+        except Conflict as conflict:
+            if not self._settle() and self._runner.journal.upper == before:
+                raise conflict from None
+            return False
+        return True
+
+    def restart(self) -> None:
+        """The machine was restored anew, or the definition is ours now."""
+        runner = self._runner
+        self._taken = runner.writer.generation
+        self._stretch = None
+        runner.stop_replaying()
+        self._differs = (evolved(runner.definition, runner.machine.engine), runner.definition.sources)
+
+    def _replay(self, stretch: Stretch) -> None:
+        """What comes next. May be called again with the same if storage or Spark does not answer: see `Runner.replay`.
+
+        Views join and leave before it begins.
+        """
+        runner = self._runner
+        try:
+            if self._stretch is None and self._taken != runner.writer.generation:
+                self._align(stretch.records[0].shards)
+            self._stretch = stretch
+            found = runner.replay(stretch, is_peers=True)
+            check(runner.without_diverged(found, stretch.recorded), stretch.recorded)
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except EvertideError as error:
+            runner.machine.broken = error  # whatever it was, a part of it may be taken
+            raise
+        self._stretch = None
+        runner.replayed(stretch, "peer")
+
+    def _adopt(self) -> None:
+        """Take over the generation that is in force, if a peer made another."""
+        runner = self._runner
+        if self._number_in_force() == runner.writer.generation:
+            return
+        number, made, definition = self._in_force()
+        if made.writer == runner.writer.id:  # our own change, whose outcome was unknown
+            runner.adopt(definition, number)
+            self._differs = (evolved(definition, runner.machine.engine), definition.sources)
+            return
+        if (evolved(definition, runner.machine.engine), definition.sources) != self._differs:
+            why = f"generation {definition.generation} is of another version of the script, which has taken over"
+            raise Fenced(writer=runner.writer.id, why=why)
+        logger.info("generation %d of a peer is taken over", definition.generation)
+        runner.adopt(definition, number)
+
+    def _number_in_force(self) -> int:
+        runner = self._runner
+        record = reading(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
+        return record.seqno if record else 0
+
+    def _in_force(self) -> tuple[int, Generation, Definition]:
+        """The number of the generation's record, the generation, and its definition."""
+        runner = self._runner
+        while True:
+            number = self._number_in_force()
+            made = reading(lambda: read_generation(runner.meta), runner.runtime, runner.settings)
+            _, definition = reading(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
+            if made and definition and self._number_in_force() == number:
+                return number, made, definition
+
+    def _align(self, shards: Collection[str]) -> None:
+        """Make the machine's views those whose shards are named."""
+        runner, machine = self._runner, self._runner.machine
+        for cohort in machine.cohorts:
+            cohort.drop([name for name in cohort.views if runner.stands.get(name) not in shards])
+        machine.cohorts = [cohort for cohort in machine.cohorts if cohort.views]
+        here = {name for cohort in machine.cohorts for name in cohort.views}
+        live = {
+            name: view for name, view in runner.definition.live().items() if name not in self._differs[0].views_gone
+        }
+        here |= runner.lost_views()  # which `_recover` settles
+        missing = [name for name, view in live.items() if name not in here and view.shard in shards]
+        if missing:
+            self._take_in(missing)
+
+    def _take_in(self, views: Sequence[str]) -> None:
+        """As of the first transaction that is not committed here; they get what is computed of it already."""
+        runner = self._runner
+        machine, outcome = runner.machine, runner.outcome
+        runner.stands |= {name: runner.definition.views[name].shard for name in views}
+        try:
+            cohort = hydrated_cohort(machine, runner.members, views, runner.time, Digests())
+        except ViewFailed as error:
+            self._fails(error)
+            left = [name for name in views if name not in error.views]
+            if left:
+                self._take_in(left)
+            return
+        if outcome is None or not outcome.count:
+            machine.cohorts.append(cohort)
+            return
+        found, failures = machine.take_in(cohort, outcome.table_deltas(runner.members), outcome.time)
+        outcome.add({runner.stands[name]: delta for name, delta in found.items()}, failures)
+
+    def _fails(self, error: ViewFailed) -> None:
+        """A view that a peer has computed cannot be computed here."""
+        runner = self._runner
+        logger.error("a peer has computed what cannot be computed here: %s", error)
+        if runner.outcome is None:
+            runner.lost.append(ViewFailed(views=error.views, time=runner.time - 1, why=error.why))
+        else:
+            runner.outcome.add({}, [ViewFailed(views=error.views, time=runner.outcome.time, why=error.why)])
+
+    def _settle(self) -> bool:
+        """A peer moved on beside us. True if what we computed was committed by it."""
+        runner = self._runner
+        outcome = runner.outcome
+        if outcome is None:
+            self._adopt()
+            return False
+        recorded = runner.journal.committed(outcome.time)
+        self._adopt()
+        try:
+            if self._taken != runner.writer.generation:
+                self._align(recorded.shards if recorded is not None else runner.definition.members())
+            if recorded is None:
+                self._taken = runner.writer.generation
+            if recorded is None or not outcome.is_computed:
+                return False
+            self._compare(recorded)
+        except (Unavailable, OutcomeUnknown):  # storage did not answer: what is not aligned yet is the next time
+            raise
+        except EvertideError as error:
+            runner.machine.broken = error
+            raise
+        logger.info("transaction %d was committed by %s", recorded.time, recorded.writer)
+        runner.settled("peer")
+        return True
+
+    def _compare(self, recorded: Committed) -> None:
+        outcome = self._runner.outcome
+        if outcome is not None:
+            shards = {name: outcome.stored(name) for name in recorded.shards}
+            found = Found(outcome.time, outcome.sources.all, shards)
+            check(self._runner.without_diverged(found, recorded), recorded)
+
+    def _recover(self) -> None:
+        """Views whose state was discarded: one that leads has them computed beside the transactions, into new shards.
+
+        One that follows computes them in place, and they must come to what the shards hold. If they do not, it waits
+        before it tries again: its peers go on.
+        """
+        runner = self._runner
+        if not runner.lost:
+            return
+        if self._leads():
+            while runner.lost:
+                try:
+                    runner.leave_lost()
+                except GenerationMoved:
+                    self._adopt()
+            return
+        views, now_s = sorted(runner.lost_views()), runner.runtime.monotonic_s()
+        wait_s = self._backoff.wait_s(now_s)
+        if wait_s:
+            why = f"{runner.lost[0].why}; try {self._backoff.tries + 1} is in {wait_s:.0f} s"
+            raise Recomputing(path=f"state of the views {views}", why=why)
+        self._backoff.tried(now_s)
+        logger.warning("the views %s are computed again, as of transaction %d", views, runner.time - 1)
+        live = runner.definition.live()  # one that has another shard by now is taken in when that one begins
+        left = [name for name in views if name in live and live[name].shard == runner.stands.get(name)]
+        if left:
+            digests = Digests()
+            try:
+                cohort = hydrated_cohort(runner.machine, runner.members, left, runner.time, digests)
+            except ViewFailed as error:
+                raise self._lost_again(views, error.why) from error
+            for wrong in differing_contents(runner.members, digests.all, left, runner.time).values():
+                runner.machine.store.given_up.extend(part.key for part in cohort.parts())
+                why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
+                raise self._lost_again(views, why)
+            runner.machine.cohorts.append(cohort)
+        runner.lost = []
+
+    def _lost_again(self, views: Sequence[str], why: str) -> Recomputing:
+        self._runner.lost = [StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)]
+        return Recomputing(path=f"state of the views {list(views)}", why=why)

@@ -1,0 +1,113 @@
+"""Which of the processes that run a pipeline leads.
+
+All replicas keep the state of the whole pipeline, and any of them may bind and commit: compare-and-set decides, and
+safety never rests on who leads. The leader is the one that *does* what need be done once: it reads the sources, writes
+to sinks, makes checkpoints, compacts, and completes what is bound.
+
+1. The leader is the writer that the record names, for as long as that writer is registered.
+2. Whoever sees that it is not, or that its process is gone, ends its registration by compare-and-set, and takes its
+   place: one commit that expects the record it read, and the old writer to be unregistered. So there are never two, and
+   one that comes back finds itself fenced (I16).
+3. The leader's silence counts only while this process's own heartbeats get through (`Writer.hears`): after storage was
+   away for all, the leader beats again first, and stays.
+4. A read-only replica takes nothing by itself. `promote` names it, and ends the others that are not read-only.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from evertide.errors import Conflict
+from evertide.pipeline.replicas.ownership import FOLLOWING, RUNNING, Leader, end, is_gone, read_leader
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.meta import Guard, Meta, Write
+from evertide.store.paths import LEADER, writer_key
+from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.sealed import seal
+from evertide.store.writers import Registration, Writer, registered
+
+__all__ = ["Leading", "promote"]
+
+logger = logging.getLogger(__name__)
+
+
+class Leading:
+    """Whether this process leads, as far as it last looked."""
+
+    def __init__(self, meta: Meta, writer: Writer, runtime: Runtime, settings: Settings, *, may_take: bool) -> None:
+        self.is_ours = False
+        self._meta = meta
+        self._writer = writer
+        self._runtime = runtime
+        self._settings = settings
+        self._may_take = may_take
+
+    def look(self) -> bool:
+        """Take the lead if nobody has it."""
+        number, leader = reading(lambda: read_leader(self._meta), self._runtime, self._settings)
+        if leader is not None and leader.writer == self._writer.id:
+            self.is_ours = True
+        elif self._may_take:
+            self.is_ours = self._is_vacant(leader) and self._take(number, leader)
+        return self.is_ours
+
+    def leader(self) -> Registration | None:
+        """Of the one that leads, if it is registered."""
+        _, leader = reading(lambda: read_leader(self._meta), self._runtime, self._settings)
+        known = reading(lambda: registered(self._meta), self._runtime, self._settings)
+        return known.get(leader.writer) if leader is not None else None
+
+    def _is_vacant(self, leader: Leader | None) -> bool:
+        if leader is None:
+            return True
+        known = reading(lambda: registered(self._meta), self._runtime, self._settings).get(leader.writer)
+        if known is None:
+            return True
+        if not known.origin.has_ended() and not (
+            self._writer.hears and is_gone(self._meta, known, self._runtime, self._settings)
+        ):
+            return False
+        logger.warning("process %d on %s led, and is gone", known.pid, known.host)
+        return end(self._meta, known, self._runtime, self._settings)
+
+    def _take(self, number: int, before: Leader | None) -> bool:
+        guards = [self._writer.guards()[0]]
+        if before is not None:
+            guards.append(Guard(writer_key(before.writer), 0))
+        made = Leader(self._writer.id, self._runtime.wall_s(), self._runtime.new_id())
+        write = Write(LEADER, number, seal(made))
+        stale = commit_settled(self._meta, [write], guards, self._runtime, self._settings)
+        if stale is None:
+            truncate_sometimes(self._meta, LEADER, number + 1)
+            return True
+        self._writer.check_registered()
+        return False
+
+
+def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) -> Registration:
+    """Make a replica the leader: the read-only one, if no writer is named. All that could write are fenced out."""
+    known = reading(lambda: registered(meta), runtime, settings)
+    alive = {name: one for name, one in known.items() if not one.origin.has_ended()}
+    chosen = _chosen(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
+    for name, other in known.items():
+        if name != chosen.writer and other.label == RUNNING:
+            logger.warning("process %d on %s is fenced out", other.pid, other.host)
+            while not end(meta, other, runtime, settings):
+                pass  # it said meanwhile that it lives: once more
+    number, _ = reading(lambda: read_leader(meta), runtime, settings)
+    made = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())
+    guards = [Guard(writer_key(chosen.writer), 1)]
+    if commit_settled(meta, [Write(LEADER, number, seal(made))], guards, runtime, settings) is not None:
+        raise Conflict(where=meta.path(LEADER), why="another process took the lead meanwhile: look at the status again")
+    return chosen
+
+
+def _chosen(meta: Meta, following: dict[str, Registration], writer: str) -> Registration:
+    told = ", ".join(f"{name} (process {one.pid} on {one.host})" for name, one in sorted(following.items())) or "none"
+    if writer and writer not in following:
+        raise Conflict(where=meta.path(LEADER), why=f"{writer!r} is no read-only replica that runs; these are: {told}")
+    if not writer and len(following) != 1:
+        why = f"one read-only replica must run, or be named; these do: {told}"
+        raise Conflict(where=meta.path(LEADER), why=why)
+    return following[writer] if writer else next(iter(following.values()))

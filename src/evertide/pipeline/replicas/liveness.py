@@ -1,0 +1,118 @@
+"""`Pulse`: whether a process that runs a pipeline is alive: not whether it fares well, which `status` says.
+
+Alive is a process whose threads all run, and which gets on: its loop comes round, or what it is at made a step
+(`evertide.threads.steps`) not longer ago than `hang_after_s`. To wait is to be alive: for input, for storage, for a
+pause to end. While Spark computes one stage for long, tasks that it finished count as steps. It reads nothing but
+memory (and asks Spark, if nothing moved for half of that time), so that it can be asked while storage is away.
+
+A leader that hangs stops its heartbeat, and so loses the lead to another replica (decision 15).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from evertide.pipeline.transaction.phases import Doing, Phase
+from evertide.runtime import Runtime
+
+__all__ = ["Beat", "Pulse", "Withholding"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    is_alive: bool
+    why: str
+    """What is wrong; empty if nothing is."""
+    phase: str
+    """What it is at: `wait`, `read`, `bind`, `compute`, `commit` or `replay`."""
+    transaction: int
+    since_s: float
+    """For how long."""
+
+
+class Pulse:
+    def __init__(
+        self,
+        doing: Callable[[], Doing],
+        ended: Callable[[], Iterable[str]],
+        runtime: Runtime,
+        hang_after_s: float,
+        activity: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`ended` names the threads that should run, and do not; `activity` is another value when Spark got on."""
+        self._doing = doing
+        self._ended = ended
+        self._clock = runtime.monotonic_s
+        self._hang_after_s = hang_after_s
+        self._activity = activity
+        self._seen: object = None
+        self._moved_s = 0.0
+        """When the last step was made inside of a phase."""
+        self._round_s: float | None = None
+        """When the loop last came round; None while there is none."""
+
+    def comes_round(self) -> None:
+        self._round_s = self._clock()
+
+    def is_over(self) -> None:
+        """The loop has ended, as it was asked to."""
+        self._round_s = None
+
+    def moves(self) -> None:
+        """A step was made."""
+        self._moved_s = self._clock()
+
+    def beat(self) -> Beat:
+        doing = self._doing()
+        ended = sorted(self._ended())
+        why = f"the threads {ended} have ended: see the log" if ended else self.hang()
+        return Beat(not why, why, doing.phase.value, doing.time, self._clock() - doing.since_s)
+
+    def hang(self) -> str:
+        """Why this process does not get on; empty if it does, or waits."""
+        if self._still_s() > self._hang_after_s / 2 and (seen := self._activity()) != self._seen:
+            self._seen = seen
+            self.moves()
+        still_s, doing = self._still_s(), self._doing()
+        if still_s <= self._hang_after_s:
+            return ""
+        if doing.phase is not Phase.WAIT:
+            return f"transaction {doing.time} is in phase {doing.phase.value!r} for {still_s:.0f} s without a step"
+        return f"the loop has not come round for {still_s:.0f} s"
+
+    def stall(self, after_s: float) -> tuple[str, float] | None:
+        """Why there is no next transaction, although none is bound, and for how long: S1, before the bind."""
+        doing, still_s = self._doing(), self._still_s()
+        if doing.phase not in (Phase.READ, Phase.BIND) or still_s <= after_s:
+            return None
+        what = "its sources are read" if doing.phase is Phase.READ else "it is bound"
+        return f"transaction {doing.time} does not get on while {what}: a call does not return", still_s
+
+    def _still_s(self) -> float:
+        """For how long nothing moved that should."""
+        doing, now_s = self._doing(), self._clock()
+        if doing.phase is not Phase.WAIT:
+            return now_s - max(doing.since_s, self._moved_s)
+        if self._round_s is None:
+            return 0.0
+        return now_s - max(self._round_s, doing.since_s, self._moved_s)
+
+
+class Withholding:
+    """Why the heartbeat of this process is withheld: it leads, and hangs. Empty if it does not; logged once."""
+
+    def __init__(self, pulse: Pulse, leads: Callable[[], bool]) -> None:
+        self._pulse = pulse
+        self._leads = leads
+        self._is_on = False
+
+    def __call__(self) -> str:
+        why = self._pulse.hang() if self._leads() else ""
+        if why and not self._is_on:
+            logger.error("no heartbeat, so that another replica can take the lead: %s", why)
+        self._is_on = bool(why)
+        return why

@@ -1,0 +1,170 @@
+"""Who runs the pipeline of a storage: one process, or several replicas of it (`evertide.pipeline.replicas.lead`).
+
+A process that runs a pipeline is a registered writer with a label that says so. Who asks to run it alone is refused as
+long as another one does, or a repair is under way, and told who. If that one is gone (it is proven that its process has
+ended, see `evertide.store.process`, or it was silent for longer than it promised), its registration is ended by
+compare-and-set: should it come back, it finds itself fenced (I16). A replica ends no silent writer when it starts:
+after storage was away for all of them, the others are about to beat again (`evertide.pipeline.replicas.lead`).
+
+Where it lies: registrations are those of writers; the Meta key `leader`, version 1, names the replica that leads.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from evertide.checkpoint.alone import REPAIRING
+from evertide.errors import Conflict
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.meta import Meta, Write
+from evertide.store.paths import LEADER, beat_key, writer_key
+from evertide.store.retry import commit_settled, reading
+from evertide.store.sealed import unseal
+from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, registered
+
+__all__ = [
+    "FOLLOWING",
+    "RUNNING",
+    "Leader",
+    "Role",
+    "check_free",
+    "end",
+    "holder",
+    "is_gone",
+    "live_holder",
+    "read_leader",
+    "registered_as",
+    "take_over",
+]
+
+RUNNING = "pipeline"
+"""The label of whoever runs a pipeline."""
+
+FOLLOWING = "read-only"
+"""The label of whoever follows it, and does not write until it is promoted."""
+
+
+class Role(enum.Enum):
+    """As what a process runs a pipeline."""
+
+    ALONE = "alone"
+    REPLICA = "replica"
+    READ_ONLY = "read-only"
+
+
+class Leader(msgspec.Struct, frozen=True):
+    writer: str
+    since_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+
+
+def read_leader(meta: Meta) -> tuple[int, Leader | None]:
+    """With the number of its record."""
+    record = meta.head(LEADER)
+    return (0, None) if record is None else (record.seqno, unseal(record.data, Leader, meta.path(LEADER)))
+
+
+def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
+    """Register as the one that runs the pipeline. `Conflict` if somebody does."""
+    reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
+    for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
+        if not other.origin.has_ended():
+            raise _held(meta, other)
+        end(meta, other, runtime, settings)
+    writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING, instance=instance)
+    others = [
+        other
+        for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings))
+        if other.writer != writer.id and not _is_same(other, instance)
+    ]
+    if others:  # two at the same moment: neither goes on unless it was first, which the one that sees nobody was
+        writer.unregister()
+        other = others[0]
+        raise Conflict(
+            where=meta.path(writer_key(other.writer)),
+            why=f"process {other.pid} on {other.host} has just begun to run it",
+        )
+    return writer
+
+
+def registered_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
+    """`instance` is the caller's own: what an earlier try of unknown outcome registered under it is ended."""
+    for other in reading(lambda: registered(meta), runtime, settings).values():
+        if _is_same(other, instance):
+            end(meta, other, runtime, settings)
+    if role is Role.ALONE:
+        return take_over(meta, runtime=runtime, settings=settings, instance=instance)
+    label = FOLLOWING if role is Role.READ_ONLY else RUNNING
+    writer = Writer.register(meta, runtime=runtime, settings=settings, label=label, instance=instance)
+    for other in _repairing(meta, runtime, settings):
+        if not is_gone(meta, other, runtime, settings):
+            writer.unregister()
+            raise _held(meta, other)
+    return writer
+
+
+def _is_same(other: Registration, instance: str) -> bool:
+    return bool(instance) and other.instance == instance
+
+
+def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
+    """`Conflict` if somebody runs it: the same that `take_over` would say, before anything is begun."""
+    for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
+        if not is_gone(meta, other, runtime, settings):
+            raise _held(meta, other)
+
+
+def holder(meta: Meta) -> Registration | None:
+    """Who runs it now, as far as the storage knows: of several, the one that leads."""
+    known = registered(meta)
+    _, leader = read_leader(meta)
+    found = known.get(leader.writer) if leader is not None else None
+    return found or next((other for other in known.values() if other.label == RUNNING), None)
+
+
+def live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registration | None:
+    """`holder`, if that process lives."""
+    held = reading(lambda: holder(meta), runtime, settings)
+    return held if held is not None and not is_gone(meta, held, runtime, settings) else None
+
+
+def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
+    """Whether whoever is registered does not live any more, for all that can be told: nothing is changed."""
+    if other.origin.has_ended():
+        return True
+    record = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
+    if record is None:
+        return True
+    beat = unseal(record.data, Beat, meta.path(beat_key(other.writer)))
+    return runtime.wall_s() - beat.beat_at_s > other.ttl_s
+
+
+def _held(meta: Meta, other: Registration) -> Conflict:
+    does, then = ("repairs", "wait until it has ended") if other.label == REPAIRING else ("runs", "stop that one first")
+    why = f"process {other.pid} on {other.host} {does} it (writer {other.writer}): {then}"
+    return Conflict(where=meta.path(writer_key(other.writer)), why=why)
+
+
+def _running(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
+    known = reading(lambda: registered(meta), runtime, settings)
+    _, leader = reading(lambda: read_leader(meta), runtime, settings)
+    leads = leader.writer if leader is not None else ""  # one that was promoted is still labelled as read-only
+    return [other for other in known.values() if other.label == RUNNING or other.writer == leads]
+
+
+def _repairing(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
+    known = reading(lambda: registered(meta), runtime, settings)
+    return [other for other in known.values() if other.label == REPAIRING]
+
+
+def end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
+    """End a registration, unless it is said meanwhile that it lives."""
+    beat = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
+    if beat is None:
+        return True
+    writes = [Write(writer_key(other.writer), 1, None), Write(beat_key(other.writer), beat.seqno, None)]
+    return commit_settled(meta, writes, (), runtime, settings) is None

@@ -1,0 +1,170 @@
+"""What each process that runs a pipeline says of itself: its role, how far it is, and what takes it long.
+
+Where it lies: Meta key `replica/<writer>`, version 1; only the newest record counts, and only as long as that writer is
+registered. It is a courtesy, as health is: nothing rests on it. It is written when something changed, at most once per
+`lead_interval_s`, and removed in the end; what one that was killed left is removed by whoever leads.
+
+It is told from the beginning on, while state is restored, replayed or computed anew: whoever waits for a replica that
+was just started sees how much of it is done. So is a view that the leader computes beside the transactions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from evertide.errors import EvertideError
+from evertide.pipeline.replicas.ownership import is_gone
+from evertide.pipeline.status.health_record import tell
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.meta import Guard, Meta, Write
+from evertide.store.paths import replica_key, writer_key
+from evertide.store.retry import commit_settled, reading
+from evertide.store.sealed import unseal
+from evertide.store.writers import registered
+from evertide.threads.ticker import Ticker
+
+if TYPE_CHECKING:
+    from evertide.pipeline.recovery.opening import OnProgress
+
+__all__ = ["LongWork", "ReplicaRecord", "ReplicaStatus", "ReplicaTelling", "replica_statuses"]
+
+logger = logging.getLogger(__name__)
+
+
+_HYDRATING = ("rebuild", "backfill", "catch up")
+"""Work on views from scratch; all other long work is on coming back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongWork:
+    """What is under way: how much of it is done, out of how much."""
+
+    what: str
+    """`restore` (bytes), `replay`, `complete`, `catch up` (transactions), `rebuild` or `backfill` (views)."""
+    done: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.done:,} of {self.of:,}"
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    writer: str
+    role: str
+    """`leads`, `follows` or `read-only`."""
+    state: str
+    time: int
+    """The last transaction that it has taken; -1 while it opens."""
+    told_at_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from another's."""
+    work: LongWork | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    writer: str
+    host: str
+    pid: int
+    role: str
+    state: str
+    time: int
+    behind: int
+    """Transactions that are committed, and that it has not taken."""
+    since_s: float
+    told_at_s: float
+    work: LongWork | None = None
+    """What takes it long just now."""
+
+
+class ReplicaTelling(Ticker):
+    def __init__(self, role: Callable[[], str], meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
+        super().__init__("evertide-replica", settings.lead_interval_s)
+        self.stands: Callable[[], tuple[str, int]] = lambda: ("running", -1)
+        """State and time; until the pipeline is open there is no transaction."""
+        self._role = role
+        self._meta = meta
+        self._writer = writer
+        self._runtime = runtime
+        self._settings = settings
+        self._work: LongWork | None = None
+        self._last: tuple[str, str, int, LongWork | None] = ("", "", -1, None)
+
+    def noting(self, progress: OnProgress) -> OnProgress:
+        """Tell of long work, too."""
+
+        def noted(what: str, done: int, of: int) -> None:
+            self._work = LongWork(what, done, of) if done < of else None
+            progress(what, done, of)
+
+        return noted
+
+    def tick(self) -> bool:
+        now = self._now()
+        if now != self._last:
+            self._last = now
+            role, state, time, work = now
+            told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
+            record = ReplicaRecord(self._writer, role, state, time, told_at_s, change, work)
+            registered_still = (Guard(writer_key(self._writer), 1),)
+            tell(self._meta, replica_key(self._writer), record, self._runtime, self._settings, guards=registered_still)
+            if role == "leads":
+                self._remove(lambda writer, alive: writer not in alive)
+        return True
+
+    def _now(self) -> tuple[str, str, int, LongWork | None]:
+        state, time = self.stands()
+        work = self._work
+        if state == "running" and (time < 0 or (work is not None and work.what not in _HYDRATING)):
+            state = "hydrating" if work is not None and work.what in _HYDRATING else "replaying"
+        return self._role(), state, time, work
+
+    def stop(self) -> None:
+        super().stop()
+        self._remove(lambda writer, _: writer == self._writer)
+
+    def _remove(self, is_over: Callable[[str, Container[str]], bool]) -> None:
+        """Records of which nobody needs to know."""
+        prefix = replica_key("")
+        try:
+            heads = reading(lambda: self._meta.heads(prefix), self._runtime, self._settings)
+            alive = reading(lambda: registered(self._meta), self._runtime, self._settings)
+            for key, head in heads.items():
+                if is_over(key.removeprefix(prefix), alive):
+                    commit_settled(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
+        except EvertideError as error:
+            logger.warning("what replicas that are gone said of themselves stays: %s", error)
+
+
+def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Settings) -> tuple[ReplicaStatus, ...]:
+    """All that run now, the one that leads first. `committed` is the first time that is not."""
+    alive = reading(lambda: registered(meta), runtime, settings)
+    heads = reading(lambda: meta.heads(replica_key("")), runtime, settings)
+    found = []
+    for key, head in heads.items():
+        record = unseal(head.data, ReplicaRecord, meta.path(key))
+        one = alive.get(record.writer)
+        if one is None or is_gone(meta, one, runtime, settings):
+            continue
+        behind = max(committed - 1 - record.time, 0)
+        found.append(
+            ReplicaStatus(
+                record.writer,
+                one.host,
+                one.pid,
+                record.role,
+                record.state,
+                record.time,
+                behind,
+                one.registered_at_s,
+                record.told_at_s,
+                record.work,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (one.role != "leads", one.since_s, one.writer)))

@@ -1,0 +1,1 @@
+"""Delivery to sinks: one thread and one durable record per sink, and the changes that it gets."""

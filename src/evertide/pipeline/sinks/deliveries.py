@@ -1,0 +1,281 @@
+"""All sinks of a pipeline: which there are, a thread for each, and how they fare.
+
+A sink that cannot go on is tried again, after waits that grow; no other sink, and no transaction, waits for it (I10).
+
+A sink is `lagging` by two measures: the age of the oldest transaction that it has not got (`sink_lag_s`), as the
+journal dates it, and the number of transactions that it is behind (`sink_lag_transactions`). That it moves does not
+help: a sink that is slower than the transactions falls behind for ever. Until the first content is written, the age is
+how long this process has been at it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from evertide.errors import EvertideError, Fenced, InvalidInput, SinkFailed
+from evertide.journal.journal import Journal
+from evertide.observer import NOBODY, Fault, Observer
+from evertide.pipeline.definition import ViewRecord
+from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
+from evertide.pipeline.sinks.delivery import Delivery
+from evertide.pipeline.sinks.sink_record import Recorded, SinkRecords, hold_name
+from evertide.pipeline.status.source_record import SinkHealth
+from evertide.pipeline.status.status import Problem, SinkStatus
+from evertide.pipeline.transaction.members import Members
+from evertide.progress.flush import FlushTracker
+from evertide.runtime import Runtime
+from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.sinks.registry import prepare_sinks
+from evertide.threads.watched import Watched
+
+__all__ = ["Deliveries", "PreparedSinks"]
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 0.25
+"""How long a thread sleeps at most before it looks whether it was stopped."""
+
+
+class PreparedSinks:
+    """The sinks that a script declares, refused before anything is changed if they cannot be."""
+
+    def __init__(self, engine: Engine, records: SinkRecords, base: Path) -> None:
+        declared = _declared(engine, base, records.runtime)
+        self._engine, self._base = engine, base
+        self.records = records
+        self.declarations = {one.name: one for one in declared}
+        self.prepared = prepare_sinks(declared)
+        self.recorded = records.all()
+        for name, declaration in self.declarations.items():
+            self._check(declaration, self.prepared[name], self.recorded.get(name))
+
+    def again(self) -> PreparedSinks:
+        """As they are recorded now."""
+        return PreparedSinks(self._engine, self.records, self._base)
+
+    def _check(self, declaration: SinkDeclaration, prepared: Prepared, recorded: Recorded | None) -> None:
+        if recorded is None or not recorded.record.is_declared:
+            prepared.probe()
+            return
+        was = recorded.record
+        if (was.collection, was.connector) != (declaration.collection, declaration.connector):
+            why = f"it was a sink of {was.collection!r} by {was.connector!r}: give this one another name"
+            raise InvalidInput(where=f"{declaration.where}, sink {declaration.name!r}", why=why)
+
+
+@dataclass
+class _Lane:
+    """One sink, and what is wrong with it."""
+
+    delivery: Delivery
+    thread: Watched | None = None
+    problem: Problem | None = None
+
+
+class Deliveries:
+    def __init__(
+        self,
+        sinks: PreparedSinks,
+        members: Callable[[], Members],
+        turn: threading.RLock,
+        journal: Journal,
+        observer: Observer = NOBODY,
+    ) -> None:
+        self._members = members
+        self._journal = journal
+        self._observer = observer
+        self._records = sinks.records
+        self._runtime = sinks.records.runtime
+        self._settings = sinks.records.settings
+        self._stopping = threading.Event()
+        self._tracking = threading.Lock()
+        self.tracker = FlushTracker()
+        self._began_s = self._runtime.wall_s()
+        self._lanes: dict[str, _Lane] = {}
+        for name, declaration in sinks.declarations.items():
+            prepared, recorded = sinks.prepared[name], sinks.recorded.get(name)
+            delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn, observer)
+            self._lanes[name] = _Lane(delivery)
+            self.tracker.register(name, delivery.position, is_reader=True)
+        self._end(sinks.recorded)
+
+    def start(self) -> Deliveries:
+        for name, lane in self._lanes.items():
+            lane.thread = Watched(f"evertide-sink-{name}", self._run, lane)
+            lane.thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for lane in self._lanes.values():
+            if lane.thread is not None:
+                lane.thread.join()
+            lane.delivery.close()
+
+    def ended(self) -> list[str]:
+        """The threads that should run, and do not: those of sinks that failed have ended in order."""
+        return [
+            lane.thread.name
+            for lane in self._lanes.values()
+            if lane.thread is not None and not lane.thread.is_alive() and not self._stopping.is_set()
+            if lane.problem is None or lane.problem.state != "failed"
+        ]
+
+    def troubles(self) -> list[Problem]:
+        return [one for lane in self._lanes.values() if lane.thread is not None for one in lane.thread.troubles()]
+
+    def once(self) -> None:
+        """Deliver all that there is, to all that can: for those who have no threads."""
+        for lane in self._lanes.values():
+            while self._step(lane):
+                pass
+            if lane.problem is None:
+                lane.delivery.keep()
+
+    def are_settled(self, time: int) -> bool:
+        """Whether all that can go on have got everything up to a transaction; those without a thread do not go on."""
+        return all(
+            lane.thread is None or lane.problem or lane.delivery.waits_for or lane.delivery.position >= time
+            for lane in self._lanes.values()
+        )
+
+    def statuses(self, time: int) -> tuple[SinkStatus, ...]:
+        """As of the pipeline's last transaction."""
+        with self._tracking:
+            self.tracker.ends(time)
+        return tuple(self._status(lane, time) for lane in self._lanes.values())
+
+    def healths(self, time: int) -> dict[str, SinkHealth]:
+        """For other processes: how far each sink is, they read from its own record."""
+        return {one.name: SinkHealth(one.state, one.problem) for one in self.statuses(time)}
+
+    def _status(self, lane: _Lane, time: int) -> SinkStatus:
+        delivery, problem = lane.delivery, lane.problem
+        declaration, behind = delivery.declaration, time - delivery.position
+        waits_for = delivery.waits_for or self._away(declaration.collection)
+        state = "running"
+        if problem is not None:
+            state = problem.state
+        elif waits_for and behind:
+            state = "waiting"
+            problem = Problem("waiting", "", waits_for, "", self._runtime.wall_s())
+        elif (problem := self._lag(delivery.position, behind)) is not None:
+            state = "lagging"
+        written = None if delivery.written < 0 else delivery.written
+        return SinkStatus(
+            declaration.name, declaration.collection, declaration.connector, written, behind, state, problem
+        )
+
+    def _lag(self, position: int, behind: int) -> Problem | None:
+        if behind <= 0:
+            return None
+        since_s = self._began_s if position < 0 else self._journal.bound_at_s(position + 1)
+        age_s = self._runtime.wall_s() - since_s
+        is_far = position >= 0 and behind > self._settings.sink_lag_transactions
+        if age_s <= self._settings.sink_lag_s and not is_far:
+            return None
+        what = "the first content has been under way" if position < 0 else "the oldest of them has been waiting"
+        why = f"the sink is {behind} transactions behind, and {what} for {age_s:.0f} s; their changes are kept for it"
+        remedy = "Make the target faster, or take the sink out of the script. No transaction waits for it."
+        return Problem("lagging", "", why, remedy, since_s)
+
+    def _away(self, collection: str) -> str:
+        view = self._members().definition.views.get(collection)
+        if isinstance(view, ViewRecord) and view.away is not None:
+            return f"the view {collection!r} is {view.away.state}: {view.away.why}"
+        return ""
+
+    def _run(self, lane: _Lane) -> None:
+        wait_s = self._settings.retry_wait_s
+        while not self._stopping.is_set():
+            if self._step(lane):
+                wait_s = self._settings.retry_wait_s
+            elif lane.problem is None:
+                self._idle(lane)
+            elif lane.problem.state == "failed":
+                return
+            else:
+                self._stopping.wait(wait_s * (0.5 + self._runtime.random()))
+                wait_s = min(wait_s * 2, self._settings.retry_wait_max_s)
+
+    def _idle(self, lane: _Lane) -> None:
+        try:
+            lane.delivery.wait(_WAIT_S)
+            lane.delivery.keep(self._settings.beat_interval_s)
+        except EvertideError as error:
+            self._stalls(lane, error)
+        except Exception as error:  # noqa: BLE001 - a connector's own fault must show, and stop nothing else
+            self._stalls(lane, _fault(lane.delivery.name, error))
+        if lane.delivery.waits_for:
+            self._stopping.wait(_WAIT_S)
+
+    def _step(self, lane: _Lane) -> bool:
+        """True if there may be more at once."""
+        try:
+            more = lane.delivery.step()
+        except EvertideError as error:
+            self._stalls(lane, error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a connector's own fault must show, and stop nothing else
+            self._stalls(lane, _fault(lane.delivery.name, error))
+            return False
+        if lane.problem is not None:
+            logger.info("sink %r goes on", lane.delivery.name)
+            lane.problem = None
+        with self._tracking:
+            self.tracker.reports(lane.delivery.name, lane.delivery.position)
+        return more and not self._stopping.is_set()
+
+    def _stalls(self, lane: _Lane, error: EvertideError) -> None:
+        """One that is fenced stays so: whoever took over delivers."""
+        self._observer.failed(Fault("sink", lane.delivery.name, error.error_code))
+        if lane.problem is None or lane.problem.why != str(error):
+            logger.error("sink %r stalls: %s", lane.delivery.name, error)
+            state = "failed" if isinstance(error, Fenced) else "stalled"
+            lane.problem = Problem(state, error.error_code, str(error), error.remedy, self._runtime.wall_s())
+
+    def _end(self, recorded: Mapping[str, Recorded]) -> None:
+        """Sinks that are no longer declared: nothing is kept for them."""
+        for name, found in recorded.items():
+            if name in self._lanes or not found.record.is_declared:
+                continue
+            logger.warning(
+                "sink %r is no longer declared: its target stays as it is, at %d", name, found.record.written
+            )
+            self._records.write(name, found.number, msgspec.structs.replace(found.record, is_declared=False))
+            for shard in found.record.shards:
+                self._members().shard(shard).release(hold_name(name))
+
+
+def _declared(engine: Engine, base: Path, runtime: Runtime) -> list[SinkDeclaration]:
+    collections: list[DeclaredTable | DeclaredView] = [*engine.tables.values(), *engine.views.values()]
+    return [
+        SinkDeclaration(
+            name=sink.name,
+            collection=one.name,
+            schema=one.schema,
+            key=one.key if isinstance(one, DeclaredTable) else (),
+            connector=sink.connector,
+            options=sink.options,
+            where=sink.where,
+            base=base,
+            runtime=runtime,
+        )
+        for one in collections
+        for sink in one.sinks
+    ]
+
+
+def _fault(sink: str, error: Exception) -> SinkFailed:
+    """Not what it says, as that may be a secret."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = "" if at is None else f"{Path(at.tb_frame.f_code.co_filename).name}, line {at.tb_lineno}"
+    return SinkFailed(sink=sink, where=where, why=f"{type(error).__name__}: a fault of its connector")

@@ -1,0 +1,325 @@
+"""Delivery to one sink: the collection's shard, transaction by transaction, from where the sink durably stands.
+
+What `step` does, each thing durable before the next (`evertide.pipeline.sinks.sink_record` has the record's rules):
+
+1. *Register*, once the collection has content: a hold on its shard, then the record with a new token.
+2. *Open* the sink, and compare what the target says it holds with what is recorded.
+3. *Move*, if the collection has another shard than the one that was delivered (the view was changed, or failed and was
+   computed anew): the record says where to, then new minus old is written as one transaction.
+4. *Begin* with the whole content as one transaction, or *go on* with the changes since, each transaction by itself.
+   Those without changes are passed over (J7). The record follows each write; the hold follows the record. What is
+   large goes in pieces (`evertide.pipeline.sinks.sink_changes`).
+
+A view that failed stands still, and so does its sink. Errors leave the sink closed: the next step opens it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import msgspec
+import pyarrow as pa
+
+from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, SinkFailed
+from evertide.logs import TRANSACTION
+from evertide.observer import NOBODY, Delivered, Observer
+from evertide.pipeline.sinks.sink_changes import SinkReader
+from evertide.pipeline.sinks.sink_record import Recorded, SinkRecord, SinkRecords, hold_name
+from evertide.pipeline.transaction.members import Members
+from evertide.rows.changes import DIFF
+from evertide.shard.shard import Shard
+from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
+
+__all__ = ["Delivery"]
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.5
+
+
+class Delivery:
+    """One thread at a time takes steps."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        declaration: SinkDeclaration,
+        prepared: Prepared,
+        recorded: Recorded | None,
+        records: SinkRecords,
+        members: Callable[[], Members],
+        turn: threading.RLock,
+        observer: Observer = NOBODY,
+    ) -> None:
+        """`turn` keeps definitions from changing; `recorded` is None for a sink that is new."""
+        self.declaration = declaration
+        self.name = declaration.name
+        self.waits_for = ""
+        """Why there is nothing to do, if that is not for want of transactions."""
+        self._prepared = prepared
+        self._number = recorded.number if recorded else 0
+        self._record = recorded.record if recorded and recorded.record.is_declared else None
+        self._records = records
+        self._members = members
+        self._turn = turn
+        self._observer = observer
+        self._writer = records.writer
+        self._sink: Sink | None = None
+        self._position = self._record.position if self._record else -1
+        self._held = -1
+        """The last number that the target has."""
+        self._kept_at_s = declaration.runtime.monotonic_s()
+        self._reader = SinkReader(declaration.key, self._fitted, records.settings, self._count_pieces)
+        self._is_known = True
+        """Whether the record in storage is the one that we know: not after a write whose outcome was unknown."""
+
+    @property
+    def position(self) -> int:
+        """Up to this transaction it has everything; durable, but perhaps not recorded yet."""
+        return self._position
+
+    @property
+    def written(self) -> int:
+        return self._record.written if self._record else -1
+
+    def step(self) -> bool:
+        """Some of what there is to deliver. False if that is nothing, for now."""
+        TRANSACTION.set(None)
+        try:
+            return self._step()
+        except BaseException:
+            self._close()
+            raise
+
+    def keep(self, after_s: float = 0.0) -> None:
+        """Record how far it is, where nothing was written to say so, and let go of the rest."""
+        if not self._is_known:
+            self._read_back()
+        record, now_s = self._record, self.declaration.runtime.monotonic_s()
+        if record is None or now_s - self._kept_at_s < after_s:
+            return
+        self._kept_at_s = now_s
+        if record.moving_to == "" and self._position > record.position:
+            record = self._write(position=self._position)
+        if record.moving_to == "" and record.position >= 0:
+            self._members().shard(record.shard).hold(hold_name(self.name), record.position)
+
+    def close(self) -> None:
+        """The orderly end."""
+        try:
+            self.keep()
+        except EvertideError as error:
+            logger.warning("how far sink %r is was not recorded: %s", self.name, error)
+        self._close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be something to do, or so long."""
+        shard = self._current()
+        if shard is None:
+            return
+        log = shard.log
+        log.meta.wait(log.key, log.read().seqno, timeout_s)
+
+    def _close(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - what was written is durable, and it is not used any more
+                logger.warning("sink %r did not close: %s", self.name, type(error).__name__)
+
+    def _current(self) -> Shard | None:
+        """The shard that the collection has now; None while it has none."""
+        members, collection = self._members(), self.declaration.collection
+        tables, views = members.definition.tables, members.definition.views
+        shard = views[collection].shard if collection in views else tables[collection].shard
+        return members.shard(shard) if shard else None
+
+    def _read_back(self) -> None:
+        """Only the leader writes the record: what is there is what this process wrote last, or nothing happened."""
+        found = self._records.all().get(self.name)
+        if found is not None:
+            self._number = found.number
+            self._record = found.record if found.record.is_declared else None
+        self._is_known = True
+
+    def _step(self) -> bool:
+        self.waits_for = ""
+        if not self._is_known:
+            self._read_back()
+        record = self._record or self._registered()
+        if record is None:
+            return False
+        sink = self._sink or self._opened(record)
+        current = self._current()
+        if record.moving_to == "" and current is not None and current.name != record.shard:
+            if self._position < 0:  # nothing of the old one was written
+                if self._registered() is not None:
+                    self._leave(record.shard)
+                return self._record is not record
+            record = self._moving(record, current)
+        if record.moving_to:
+            self._move(record, sink)
+            return True
+        if current is None:
+            self.waits_for = f"{self.declaration.collection!r} has no content yet"
+        if current is None or current.name != record.shard:
+            return False
+        return self._go_on(current, sink)
+
+    def _registered(self) -> SinkRecord | None:
+        if not self._turn.acquire(timeout=_PATIENCE_S):
+            return None
+        try:
+            shard, collection = self._current(), self.declaration.collection
+            if shard is None or shard.upper == 0:
+                self.waits_for = f"{collection!r} has no content yet"
+                return None
+            shard.hold(hold_name(self.name), shard.upper - 1)
+            token = self._record.token if self._record else f"evertide-{self.declaration.runtime.new_id()}"
+            return self._keep(SinkRecord(token, collection, self.declaration.connector, shard.name))
+        finally:
+            self._turn.release()
+
+    def _opened(self, record: SinkRecord) -> Sink:
+        sink = self._prepared.open(record.token)
+        try:
+            held = self._checked(record, sink)
+        except BaseException:
+            sink.close()
+            raise
+        self._sink = sink
+        self._held = max(held, record.written)
+        if not record.moving_to or held < record.moving_at:
+            self._position = max(self._position, held)
+        return sink
+
+    def _checked(self, record: SinkRecord, sink: Sink) -> int:
+        """What the target holds, if that can be."""
+        last = sink.last()
+        held = -1 if last is None else last
+        if sink.remembers and held < record.written:
+            why = f"the target no longer holds transaction {record.written}, which was written: it was replaced"
+            raise self._failed(f"{why}. Bring it back; or give the sink another name, and another target")
+        upper = self._members().shard(record.shard).upper
+        if held >= max(upper, record.moving_at + 1):
+            why = f"the target holds transaction {held}, and the pipeline stands at {upper - 1}"
+            raise self._failed(f"{why}: was the storage brought back from a backup? Give the sink another name")
+        return held
+
+    def _go_on(self, shard: Shard, sink: Sink) -> bool:
+        upper = shard.upper
+        if self._position + 1 >= upper:
+            return False
+        if self._position < 0:
+            time = self._begun(upper - 1)
+            with shard.snapshot(time) as found, self._reader.content(time, found) as content:
+                self._deliver(sink, time, content)
+            upper = time + 1
+        else:
+            upper = shard.log.read().state.reach(self._position + 1, shard.log.settings.transaction_rows_max)
+            with closing(self._reader.transactions(shard, self._position + 1, upper)) as transactions:
+                for time, changes in transactions:
+                    self._deliver(sink, time, changes)
+        self._position = upper - 1
+        if self._record is not None and self._record.position < 0:
+            self._write(position=self._position)
+        self.keep(shard.log.settings.beat_interval_s)
+        return self._position + 1 < shard.upper
+
+    def _begun(self, time: int) -> int:
+        """The transaction that the first content is written as: the same again if an earlier try got somewhere."""
+        record = self._record
+        return record.cut[0] if record is not None and record.cut is not msgspec.UNSET else time
+
+    def _count_pieces(self, time: int, count: int) -> int:
+        """What is cut, or may be given again as a whole, is recorded first: another try cuts it in the same way."""
+        record = self._record
+        if record is not None and record.cut is not msgspec.UNSET and record.cut[0] == time:
+            return record.cut[1]
+        if count > 1 or self._position < 0:
+            self._write(cut=(time, count))
+        return count
+
+    def _deliver(self, sink: Sink, time: int, changes: Changes) -> None:
+        if not changes.is_empty:
+            self._put(sink, time, changes)
+            self._position = self._held = time
+            self._write(position=time, written=time)
+
+    def _put(self, sink: Sink, time: int, changes: Changes) -> None:
+        clock = self.declaration.runtime.monotonic_s
+        TRANSACTION.set(time)
+        began_s = clock()
+        sink.write(time, changes)
+        self._observer.delivered(Delivered(self.name, time, changes.rows, began_s, clock() - began_s))
+
+    def _moving(self, record: SinkRecord, current: Shard) -> SinkRecord:
+        """Numbers increase: the difference is a transaction that the target does not have yet."""
+        time = current.upper - 1
+        if time <= self._held:
+            self.waits_for = f"the new content of {self.declaration.collection!r} goes with the next transaction"
+            return record
+        current.hold(hold_name(self.name), time)
+        return self._write(moving_to=current.name, moving_at=time)
+
+    def _move(self, record: SinkRecord, sink: Sink) -> None:
+        members = self._members()
+        old, new, time = members.shard(record.shard), members.shard(record.moving_to), record.moving_at
+        if self._held < time:
+            with (
+                old.snapshot(self._position) as before,
+                new.snapshot(time) as after,
+                self._reader.content(time, after, before) as difference,
+            ):
+                if not difference.is_empty:
+                    self._put(sink, time, difference)
+                    self._held = time
+        self._position = time
+        self._write(shard=new.name, position=time, written=max(record.written, self._held), moving_to="", moving_at=-1)
+        self._leave(old.name)
+
+    def _leave(self, shard: str) -> None:
+        """It ends, if nobody else has it: this sink was the last that kept it."""
+        members = self._members()
+        old, definition = members.shard(shard), members.definition
+        old.release(hold_name(self.name))
+        named = {one.shard for one in definition.tables.values()} | {one.shard for one in definition.views.values()}
+        others = {
+            each for name, found in self._records.all().items() if name != self.name for each in found.record.shards
+        }
+        if shard not in named | others:
+            old.finalize(self._writer)
+
+    def _fitted(self, changes: pa.Table) -> pa.Table:
+        """With the columns that are declared: those that a collection got later are NULL in older rows."""
+        wanted = self.declaration.schema
+        have = changes.schema
+        for field in have:
+            if field.name != DIFF and (field.name not in wanted.names or wanted.field(field.name).type != field.type):
+                why = f"the column {field.name!r} of {self.declaration.collection!r} is gone, or of another type now"
+                raise self._failed(f"{why}: give the sink another name, and another target")
+        columns = [
+            changes[field.name] if field.name in have.names else pa.nulls(changes.num_rows, field.type)
+            for field in wanted
+        ]
+        return pa.Table.from_arrays([*columns, changes[DIFF]], schema=pa.schema([*wanted, have.field(DIFF)]))
+
+    def _write(self, **changed: object) -> SinkRecord:
+        if self._record is None:
+            raise Fenced(writer=self._writer.id, why=f"sink {self.name!r} was never registered")
+        return self._keep(msgspec.structs.replace(self._record, **changed))
+
+    def _keep(self, record: SinkRecord) -> SinkRecord:
+        try:
+            found = self._records.write(self.name, self._number, record)
+        except (OutcomeUnknown, Conflict):
+            self._is_known = False
+            raise
+        self._number, self._record = found.number, found.record
+        return found.record
+
+    def _failed(self, why: str) -> SinkFailed:
+        return SinkFailed(sink=self.name, where=f"{self.declaration.where}, {self.declaration.collection!r}", why=why)

@@ -1,0 +1,156 @@
+"""What a sink gets of a shard: its content, the difference of two contents, or one transaction after the other.
+
+Memory follows the piece, not the transaction (`evertide.sinks.contract.Changes`):
+
+1. Up to `portion_rows_max` rows and `portion_bytes_max` bytes, the changes of a transaction are one piece, in memory.
+2. More are spread over slices in temporary files: by the hash of the sink's key, or of the row if there is no key. One
+   slice, netted, is one piece.
+3. Many transactions that compaction merged into one large batch are first spread over slices by their times.
+
+How many pieces there are depends on how the shard is stored, which compaction changes. A webhook numbers its requests
+in their order, and a repeated request must have the same content: so the caller decides on the count, and records it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.rows.changes import DIFF, TIME, consolidate, net
+from evertide.rows.slices import SLICES_MAX, Slices, by_columns, by_row, by_time, slice_count
+from evertide.settings import Settings
+from evertide.shard.read import Snapshot
+from evertide.shard.shard import Shard
+from evertide.sinks.contract import Changes
+
+__all__ = ["SinkReader"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReader:
+    """Reads for one sink."""
+
+    key: tuple[str, ...]
+    fit: Callable[[pa.Table], pa.Table]
+    """Gives rows of any version of the collection, with `__diff`, the columns that the sink has."""
+    settings: Settings
+    count_pieces: Callable[[int, int], int]
+    """Given a transaction, and into how many pieces it would be cut now: how many it is cut into."""
+
+    @contextmanager
+    def content(self, time: int, added: Snapshot, removed: Snapshot | None = None) -> Iterator[Changes]:
+        """A content as additions; less another one, if there is one."""
+        snapshots = [added] if removed is None else [removed, added]
+        tables = (
+            _negated(self._fitted(table)) if snapshot is removed else self._fitted(table)
+            for snapshot in snapshots
+            for table in snapshot.scan()
+        )
+        with self._cut(time, tables, _size(snapshots), is_addition=removed is None) as changes:
+            yield changes
+
+    def transactions(self, shard: Shard, lower: int, upper: int) -> Generator[tuple[int, Changes], None, None]:
+        """Those of [lower, upper) in order; each is used before the next is asked for."""
+        size = _Size(0, 0)
+        for part in shard.log.read().state.parts:
+            if part.time_max >= lower and part.time_min < upper:
+                size = _Size(size.rows + part.rows, size.bytes + part.bytes)
+        if self._fits(size):
+            yield from self._each(shard.changes(lower, upper))
+            return
+        with shard.leased(lower, upper) as found:
+            is_addition = not any(part.retractions for part in found.parts)
+            yield from self._windows(found.scan(), size, lower, upper, is_addition=is_addition)
+
+    def _windows(
+        self, tables: Iterable[pa.Table], size: _Size, lower: int, upper: int, *, is_addition: bool
+    ) -> Iterator[tuple[int, Changes]]:
+        if self._fits(size):
+            found = [*tables]
+            if found:
+                yield from self._each(consolidate(pa.concat_tables(found), "sink"))
+        elif upper - lower == 1:
+            rows = (self._fitted(table) for table in tables)
+            with self._cut(lower, rows, size, is_addition=is_addition) as changes:
+                yield lower, changes
+        else:
+            yield from self._spread_by_time(tables, size, lower, upper, is_addition=is_addition)
+
+    def _spread_by_time(
+        self, tables: Iterable[pa.Table], size: _Size, lower: int, upper: int, *, is_addition: bool
+    ) -> Iterator[tuple[int, Changes]]:
+        count, times = max(2, min(self._pieces(size), upper - lower)), upper - lower
+        with ExitStack() as stack:
+            slices: Slices | None = None
+            for table in tables:
+                slices = slices or stack.enter_context(Slices(table.schema, count, by_time(lower, upper)))
+                slices.add(table)
+            if slices is None:
+                return
+            for index in range(count):
+                first, last = (lower - (-place * times // count) for place in (index, index + 1))
+                within = _Size(slices.rows[index], slices.bytes[index])
+                yield from self._windows(slices.scan(index), within, first, last, is_addition=is_addition)
+
+    @contextmanager
+    def _cut(self, time: int, tables: Iterable[pa.Table], size: _Size, *, is_addition: bool) -> Iterator[Changes]:
+        """Tables with the columns that the sink has, and `__diff`."""
+        count = self.count_pieces(time, 1 if self._fits(size) else slice_count(self._pieces(size)))
+        if count == 1:
+            found = [*tables]
+            yield Changes.of(net(pa.concat_tables(found), "sink")) if found else Changes(list, is_addition=True)
+            return
+        with ExitStack() as stack:
+            slices: Slices | None = None
+            for table in tables:
+                if slices is None:
+                    placing = by_columns(self.key) if self.key else by_row
+                    slices = stack.enter_context(Slices(table.schema, count, placing))
+                slices.add(table)
+            made = slices
+            yield Changes(
+                lambda: (net(made.read(index), "sink") for index in range(count)) if made is not None else (),
+                is_addition=is_addition,
+            )
+
+    def _each(self, changes: pa.Table) -> Iterator[tuple[int, Changes]]:
+        """Transaction by transaction, each in an order that its content decides."""
+        if changes.num_rows == 0:
+            return
+        times = changes[TIME].to_numpy()
+        order = np.argsort(times, kind="stable")
+        ordered = self.fit(changes.take(pa.array(order)).drop_columns([TIME]))
+        starts = np.flatnonzero(np.diff(times[order], prepend=-1))
+        for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
+            yield int(times[order[start]]), Changes.of(ordered.slice(int(start), int(end - start)))
+
+    def _fitted(self, table: pa.Table) -> pa.Table:
+        return self.fit(table.drop_columns([TIME]))
+
+    def _fits(self, size: _Size) -> bool:
+        return size.rows <= self.settings.portion_rows_max and size.bytes <= self.settings.portion_bytes_max
+
+    def _pieces(self, size: _Size) -> int:
+        settings = self.settings
+        wanted = max(size.rows / settings.portion_rows_max, size.bytes / settings.portion_bytes_max)
+        return max(2, min(SLICES_MAX, int(-(-wanted // 1))))
+
+
+def _size(snapshots: Sequence[Snapshot]) -> _Size:
+    parts = [part for snapshot in snapshots for part in snapshot.parts]
+    return _Size(sum(part.rows for part in parts), sum(part.bytes for part in parts))
+
+
+def _negated(changes: pa.Table) -> pa.Table:
+    return changes.set_column(changes.num_columns - 1, changes.schema.field(DIFF), pc.negate(changes[DIFF]))

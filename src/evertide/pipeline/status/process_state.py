@@ -1,0 +1,139 @@
+"""`Condition`: how the process that runs a pipeline fares, the worst first; the storage is told of it by the leader.
+
+1. An error that the process cannot go on from stays, and is what whoever asks for something gets.
+2. Otherwise it is what stalls, a source or all of them; otherwise a pause; otherwise it runs.
+3. Warnings stand beside that: they change no state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from evertide.errors import EvertideError, Fenced
+from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.pause import Pause
+from evertide.pipeline.recovery.opening import Hosts, positions
+from evertide.pipeline.replicas.lead import Leading
+from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.replicas.replica_record import replica_statuses
+from evertide.pipeline.status.health_record import Telling
+from evertide.pipeline.status.status import Problem, Status, collection_statuses, problem, stall
+from evertide.pipeline.transaction.runner import Runner
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.meta import Meta
+from evertide.store.writers import Writer
+
+__all__ = ["Condition"]
+
+logger = logging.getLogger(__name__)
+
+
+class Condition:
+    def __init__(self, meta: Meta, writer: Writer, leading: Leading, runtime: Runtime, settings: Settings) -> None:
+        self.pause = Pause(runtime)
+        self.error: EvertideError | None = None
+        self._failed: Problem | None = None
+        self._stalled: dict[str, Problem] = {}
+        self._warnings: list[Problem] = []
+        self._stall: Callable[[], tuple[str, float] | None] = lambda: None
+        self._leading = leading
+        self._writer = writer
+        self._telling = Telling(meta, writer.id, runtime, settings)
+        self._runtime = runtime
+        self._opened_s = runtime.wall_s()
+
+    def watch(self, intake: Intake, stall: Callable[[], tuple[str, float] | None]) -> None:
+        """What stalls there counts from now on; `stall` says why and for how long the next transaction does."""
+        self._stalled = intake.stalled
+        self._stall = stall
+
+    def fail(self, error: EvertideError) -> EvertideError:
+        """The pipeline cannot go on. An error of a process that was fenced meanwhile follows from that: it is told."""
+        if not isinstance(error, Fenced):
+            try:
+                self._writer.check_registered()
+            except Fenced as fenced:
+                fenced.__cause__ = error
+                error = fenced
+            except EvertideError:
+                logger.warning("whether this process is still registered could not be read")
+        self.error, self._failed = error, problem(error, self._runtime.wall_s())
+        return error
+
+    def warn(self, code: str, why: str, remedy: str) -> None:
+        self._warnings.append(Problem("warning", code, why, remedy, self._runtime.wall_s()))
+
+    def tell(self) -> None:
+        self._tell(self.foremost())
+
+    def tell_begun(self) -> None:
+        self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
+
+    def waits(self, error: EvertideError) -> None:
+        """Storage does not answer while the pipeline opens."""
+        now_s = self._runtime.wall_s()
+        known = self._stalled.get("")
+        since_s = known.since_s if known is not None else now_s
+        self._stalled[""] = Problem("stalled", error.error_code, str(error), error.remedy, since_s)
+        self.tell()
+
+    def goes_on(self) -> None:
+        if self._stalled.pop("", None) is not None:
+            self.tell_begun()
+
+    def tell_ended(self) -> None:
+        self._tell(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
+
+    def problems(self) -> list[Problem]:
+        """The worst first."""
+        return [*self._known(), *self._still()]
+
+    def _known(self) -> list[Problem]:
+        return [*([] if self._failed is None else [self._failed]), *self._stalled.values()]
+
+    def _still(self) -> list[Problem]:
+        """A hang before the bind: a transaction that is bound, and waits, is seen in the journal by all."""
+        found = self._stall()
+        if found is None:
+            return []
+        why, still_s = found
+        remedy = "Look at the log, and at what the source's server does; another replica takes over after hang_after_s."
+        return [Problem("stalled", "stalled", why, remedy, self._runtime.wall_s() - still_s)]
+
+    def foremost(self) -> Problem:
+        return next(iter(self.problems()), self.pause.problem(self._opened_s))
+
+    def status(
+        self, hosts: Hosts, runner: Runner, intake: Intake, duties: Duties, troubles: Iterable[Problem]
+    ) -> Status:
+        """`troubles` are those of threads."""
+        members, journal, time = runner.members, hosts.journal, runner.time - 1
+        stalled = stall(hosts.meta, journal, members, hosts.runtime, hosts.settings)
+        found = self.problems() if stalled is None else [*self._known(), stalled]
+        first = found[0] if found else self.foremost()
+        where = positions(runner)
+        sinks = duties.sink_statuses(time)
+        return Status(
+            state=first.state,
+            since_s=first.since_s,
+            why=first.why,
+            remedy=first.remedy,
+            time=time,
+            bound=journal.upper - 1,
+            generation=runner.definition.generation,
+            holder=hosts.writer.id,
+            sources=tuple(intake.status(source, where[name]) for name, source in runner.sources.items()),
+            collections=collection_statuses(members),
+            checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
+            problems=(*found, *self._warnings, *duties.warnings(), *troubles),
+            sinks=sinks,
+            flushed=duties.flushed(time, sinks),
+            replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),
+        )
+
+    def _tell(self, now: Problem) -> None:
+        """The storage is told by the one that leads."""
+        if self._leading.is_ours:
+            self._telling(now)

@@ -1,0 +1,175 @@
+"""The state of the sources and sinks of a running pipeline, as its process reports it to those who ask the storage.
+
+Where it lies: Meta key `sources`, version 1; only the newest record counts. The process that runs the pipeline writes
+it, as long as it is registered. Like `health` it is a courtesy: if it cannot be written the pipeline goes on, and
+nothing rests on it.
+
+1. It is written at the start, and when something changes in kind: a state, a problem that comes or goes.
+2. A lag is another one with every row. It is written when it has doubled or halved, or came or went, but only so often;
+   smaller changes of it more rarely still. So what others see of it may be some seconds old: `told_at_s` says when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, replace
+from typing import Self
+
+import msgspec
+
+from evertide.errors import EvertideError
+from evertide.pipeline.status.health_record import tell
+from evertide.problem import Problem
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.sources.contract import Lag
+from evertide.store.meta import Guard, Meta
+from evertide.store.paths import SOURCES, writer_key
+from evertide.store.sealed import unseal
+from evertide.threads.ticker import Ticker
+
+__all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceTelling", "read_source_records"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_LAG_S = 5.0
+"""How often a lag that is another one in kind is written."""
+_SAME_LAG_S = 30.0
+"""How often one that is about the same is."""
+
+
+class SourceRecord(msgspec.Struct, frozen=True):
+    tables: tuple[str, ...]
+    state: str
+    lag: Lag | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+class SinkHealth(msgspec.Struct, frozen=True):
+    """How far the sink is stands in a record of its own (`evertide.pipeline.sinks.sink_record`)."""
+
+    state: str
+    problem: Problem | None = None
+
+
+class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
+    writer: str
+    told_at_s: float
+    change: str
+    """A unique id: tells a commit whose outcome was unknown from another's."""
+    sources: dict[str, SourceRecord]
+    sinks: dict[str, SinkHealth] = {}
+    feeds: tuple[Problem, ...] = ()
+    """Why live clients of a collection are not served, where they are not."""
+    warnings: tuple[Problem, ...] = ()
+    """What fails beside the transactions, which go on: garbage collection, maintenance, checkpoints, threads."""
+
+
+class SourceTelling(Ticker):
+    def __init__(
+        self,
+        look: Callable[[], Mapping[str, SourceRecord]],
+        meta: Meta,
+        writer: str,
+        runtime: Runtime,
+        settings: Settings,
+    ) -> None:
+        """`look` is called in the thread: it says how each source fares, and does not wait."""
+        super().__init__("evertide-sources", _LOOK_S)
+        self._look = look
+        self._meta = meta
+        self._writer = writer
+        self._runtime = runtime
+        self._settings = settings
+        self._look_at_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
+        self._look_at_feeds: Callable[[], Iterable[Problem]] = tuple
+        self._look_at_warnings: Callable[[], Iterable[Problem]] = tuple
+        self._told: _All | None = None
+        self._told_s = 0.0
+
+    def watch_sinks(self, look: Callable[[], Mapping[str, SinkHealth]]) -> None:
+        """Report sinks, too, from now on. `look` is called in the thread, and does not wait for a target."""
+        self._look_at_sinks = look
+
+    def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
+        """Report the feeds of live clients, too, from now on. `look` is called in the thread, and does not wait."""
+        self._look_at_feeds = look
+
+    def watch_warnings(self, look: Callable[[], Iterable[Problem]]) -> None:
+        """Report what fails beside the transactions, too, from now on. `look` is called in the thread."""
+        self._look_at_warnings = look
+
+    def begun(self, *, threads: bool) -> Self:
+        """Told once; and on, if there are to be threads."""
+        self.once()
+        return self.start() if threads else self
+
+    def tick(self) -> bool:
+        try:
+            self.once()
+        except EvertideError as error:
+            logger.warning("the state of sources and sinks could not be recorded: %s", error)
+        except Exception:  # a thread that dies in silence would leave others with what was true once (I13)
+            logger.exception("a bug: the state of sources and sinks could not be recorded")
+        return True
+
+    def once(self) -> None:
+        """Write how they fare, if it is news."""
+        found = {name: _lasting(record) for name, record in self._look().items()}
+        sinks, feeds = dict(self._look_at_sinks()), tuple(self._look_at_feeds())
+        warnings = tuple(replace(one, wait_s=None) for one in self._look_at_warnings())
+        now_s = self._runtime.monotonic_s()
+        if self._told is not None and not _is_news(self._told, (found, sinks, feeds, warnings), now_s - self._told_s):
+            return
+        self._told, self._told_s = (found, sinks, feeds, warnings), now_s
+        told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
+        records = SourceRecords(self._writer, told_at_s, change, found, sinks, feeds, warnings)
+        registered = (Guard(writer_key(self._writer), 1),)  # whoever came after us tells of its own sources
+        tell(self._meta, SOURCES, records, self._runtime, self._settings, guards=registered)
+
+
+def read_source_records(meta: Meta) -> SourceRecords | None:
+    record = meta.head(SOURCES)
+    return unseal(record.data, SourceRecords, meta.path(SOURCES)) if record else None
+
+
+def _lasting(record: SourceRecord) -> SourceRecord:
+    """Without what is true for a moment only."""
+    problems = tuple(replace(problem, wait_s=None) for problem in record.problems)
+    return msgspec.structs.replace(record, problems=problems)
+
+
+_All = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth], tuple[Problem, ...], tuple[Problem, ...]]
+
+
+def _is_news(told: _All, found: _All, since_s: float) -> bool:
+    if _each(told[0], _kind) != _each(found[0], _kind) or _sink_kinds(told[1]) != _sink_kinds(found[1]):
+        return True
+    if _kinds(told[2]) != _kinds(found[2]) or _kinds(told[3]) != _kinds(found[3]):
+        return True
+    if _each(told[0], _size) != _each(found[0], _size):
+        return since_s >= _LAG_S
+    return told != found and since_s >= _SAME_LAG_S
+
+
+def _sink_kinds(sinks: Mapping[str, SinkHealth]) -> dict[str, object]:
+    return {name: (one.state, one.problem.error_code if one.problem else "") for name, one in sinks.items()}
+
+
+def _kinds(problems: Iterable[Problem]) -> list[tuple[str, str]]:
+    return sorted((one.state, one.error_code) for one in problems)
+
+
+def _each(records: Mapping[str, SourceRecord], what: Callable[[SourceRecord], Iterable[object]]) -> dict[str, object]:
+    return {name: what(record) for name, record in records.items()}
+
+
+def _kind(record: SourceRecord) -> tuple[object, ...]:
+    return record.tables, record.state, {(problem.state, problem.error_code) for problem in record.problems}
+
+
+def _size(record: SourceRecord) -> tuple[object, ...]:
+    """To the power of two."""
+    return tuple(None if each is None else int(each).bit_length() for each in astuple(record.lag or Lag()))

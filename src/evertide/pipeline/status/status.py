@@ -1,0 +1,323 @@
+"""What a pipeline is doing, and what is wrong, derived from what is durable: any process can ask (I13).
+
+The states, of which the first that holds is told:
+
+    failed      it stopped because of an error
+    diverged    a replay came to something else than what is recorded
+    frozen      a part that is needed is missing or damaged
+    stopped     nobody runs it
+    replaying   it comes back after a stop
+    stalled     a transaction is bound, and not committed for longer than it should take; or a source cannot be read
+    reconnecting  the connection to a source was lost, and is made again
+    paused      somebody asked it to wait
+    running
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from evertide.checkpoint.catalog import Checkpoints
+from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError, StateDiverged
+from evertide.journal.journal import Journal
+from evertide.pipeline.definition import Definition, read_definition
+from evertide.pipeline.names import ERRORS
+from evertide.pipeline.replicas.ownership import holder, is_gone
+from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
+from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
+from evertide.pipeline.status.health_record import Health, read_health
+from evertide.pipeline.status.source_record import SinkHealth, SourceRecord, SourceRecords, read_source_records
+from evertide.pipeline.transaction.members import Members
+from evertide.problem import Problem
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.shard import Shards
+from evertide.sources.contract import Lag
+from evertide.store.meta import Meta
+from evertide.store.open import Storage
+from evertide.store.paths import shape_prefix
+from evertide.store.retry import reading
+from evertide.store.sealed import unseal
+from evertide.store.writers import Registration
+
+__all__ = [
+    "CollectionStatus",
+    "Problem",
+    "SinkStatus",
+    "SourceStatus",
+    "Status",
+    "collection_statuses",
+    "divergences",
+    "problem",
+    "read_status",
+    "sink_statuses",
+    "stall",
+]
+
+
+_ENDED = ("failed", "diverged", "frozen")
+"""States that no process goes on from by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionStatus:
+    name: str
+    kind: str
+    """`table`, `view` or `errors`."""
+    state: str
+    """`running`, `hydrating`, `failed` or `undeclared`."""
+    upper: int
+    since: int
+    rows: int
+    """Changes that are stored, of which some may take back others."""
+    bytes: int
+    why: str = ""
+    parts: int = 0
+    shapes: int = 0
+    """How many there are of it, whoever serves them."""
+
+
+class _Followed(msgspec.Struct, frozen=True):
+    """What is read of the record of a shape (`evertide.shapes.log.record`)."""
+
+    collection: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    name: str
+    tables: tuple[str, ...]
+    position: str
+    state: str
+    """`running`, `reconnecting` or `stalled`; `stopped` if nobody runs it; empty if nobody said so."""
+    lag: Lag | None = None
+    """None if it does not say."""
+    problems: tuple[Problem, ...] = ()
+    """What keeps it from going on first, then warnings."""
+    told_at_s: float | None = None
+    """When state, lag and problems were so, if another process asks; None: now."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    name: str
+    collection: str
+    connector: str
+    last: int | None
+    """The last transaction that was written to it."""
+    behind: int
+    """Transactions that it has not got; some of them may change nothing for it."""
+    state: str
+    """`running`, `waiting`, `lagging`, `stalled`, or `failed`; `stopped` if no process runs the pipeline; empty if the
+    process that does has not said yet."""
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    state: str
+    since_s: float
+    why: str
+    remedy: str
+    time: int
+    """The last transaction that is in all collections; -1 if none is."""
+    bound: int
+    generation: int
+    holder: str
+    sources: tuple[SourceStatus, ...]
+    collections: tuple[CollectionStatus, ...]
+    checkpoints: tuple[tuple[int, int], ...]
+    """Number and time, the newest first."""
+    problems: tuple[Problem, ...] = field(default=())
+    host: str = ""
+    pid: int = 0
+    """Of the process that runs it, if another one asks."""
+    sinks: tuple[SinkStatus, ...] = ()
+    flushed: int = -1
+    """Up to this transaction, every sink has everything; without sinks, the last one."""
+    replicas: tuple[ReplicaStatus, ...] = ()
+    """The processes that run it, the one that leads first."""
+
+
+def problem(error: EvertideError, since_s: float) -> Problem:
+    if isinstance(error, Diverged):
+        state = "diverged"
+    elif isinstance(error, BlobMissing | BlobDamaged):
+        state = "frozen"
+    else:
+        state = "failed"
+    return Problem(state, error.error_code, str(error), error.remedy, since_s)
+
+
+def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:
+    """A transaction that is bound, and waits for longer than it should (S1)."""
+    waiting = journal.committed_upper  # once, and before the head: peers may go on meanwhile
+    head = journal.head()
+    if head is None or waiting > head.time:
+        return None
+    bound_at_s = journal.read(waiting).bound_at_s
+    if runtime.wall_s() - bound_at_s < settings.stall_after_s:
+        return None
+    behind = [name for name, shard in members.all().items() if shard.upper <= waiting]
+    held = holder(meta)
+    who = f"process {held.pid} on {held.host} holds it" if held else "nobody runs the pipeline"
+    why = f"transaction {waiting} is bound and not committed; the shards {behind} wait for it; {who}"
+    remedy = "Look at the log of that process; if it hangs, end it and start again: nothing is lost."
+    return Problem("stalled", "stalled", why, remedy, bound_at_s)
+
+
+def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints: Checkpoints) -> Status:
+    """From the storage alone: what only the process itself knows (an error that it holds) is not in it."""
+    meta, runtime, settings = storage.meta, shards.runtime, shards.settings
+    _, definition = reading(lambda: read_definition(meta), runtime, settings)
+    members = Members(shards, definition) if definition is not None else None
+    held = reading(lambda: holder(meta), runtime, settings)
+    lives = held is not None and not is_gone(meta, held, runtime, settings)
+    head = journal.head()
+    stalled = stall(meta, journal, members, runtime, settings) if lives and members is not None else None
+    said = _said(reading(lambda: read_health(meta), runtime, settings), held if lives else None)
+    if held is not None and lives:
+        first = stalled or said or Problem("running", "", "", "", held.registered_at_s)
+    else:
+        why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
+        first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
+    told = reading(lambda: read_source_records(meta), runtime, settings)
+    is_so = told is not None and held is not None and lives and told.writer == held.writer
+    time = journal.committed_upper - 1
+    sinks = sink_statuses(meta, told, held if lives else None, time, runtime, settings)
+    return Status(
+        state=first.state,
+        since_s=first.since_s,
+        why=first.why,
+        remedy=first.remedy,
+        time=journal.committed_upper - 1,
+        bound=head.time if head else -1,
+        generation=definition.generation if definition else 0,
+        holder=held.writer if held and lives else "",
+        sources=_sources(journal.positions(), told, definition, held if lives else None),
+        collections=collection_statuses(members) if members is not None else (),
+        checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
+        problems=(
+            *((first,) if first.error_code else ()),
+            *(divergences(definition).values() if definition else ()),
+            *(told.feeds + told.warnings if told is not None and is_so else ()),
+        ),
+        host=held.host if held and lives else "",
+        pid=held.pid if held and lives else 0,
+        sinks=sinks,
+        flushed=min([time, *(time - sink.behind for sink in sinks)]),
+        replicas=replica_statuses(meta, journal.committed_upper, runtime, settings),
+    )
+
+
+def _said(health: Health | None, held: Registration | None) -> Problem | None:
+    """What the process that lives says of itself; or, of one that ended, the error that it ended with."""
+    if health is None or (held is not None and health.writer != held.writer):
+        return None
+    if held is None and health.state not in _ENDED:
+        return None
+    return Problem(health.state, health.error_code, health.why, health.remedy, health.since_s)
+
+
+def _sources(
+    positions: Mapping[str, str], told: SourceRecords | None, definition: Definition | None, held: Registration | None
+) -> tuple[SourceStatus, ...]:
+    """How they fare is what the process that lives says; which tables they have, also what the last one said."""
+    known = told.sources if told is not None else {}
+    is_so = told is not None and held is not None and told.writer == held.writer
+    told_at_s = told.told_at_s if told is not None and is_so else None
+    found = []
+    for name, position in positions.items():
+        record = known.get(name) or SourceRecord(_tables(name, definition), "")
+        if is_so:
+            one = SourceStatus(name, record.tables, position, record.state, record.lag, record.problems, told_at_s)
+        else:
+            one = SourceStatus(name, record.tables, position, "" if held is not None else "stopped")
+        found.append(one)
+    return tuple(found)
+
+
+def _tables(source: str, definition: Definition | None) -> tuple[str, ...]:
+    """Of a source that no record names: one that is named as its table is."""
+    return (source,) if definition is not None and source in definition.tables else ()
+
+
+def sink_statuses(  # noqa: PLR0917
+    meta: Meta,
+    told: SourceRecords | None,
+    held: Registration | None,
+    time: int,
+    runtime: Runtime,
+    settings: Settings,
+) -> tuple[SinkStatus, ...]:
+    """As the storage records them, for a process that does not deliver. `held` is the live leader's registration."""
+    is_so = told is not None and held is not None and told.writer == held.writer
+    healths = told.sinks if told is not None and is_so else {}
+    unknown = SinkHealth("" if held is not None else "stopped")
+    found = read_sinks(meta, runtime, settings)
+    return tuple(
+        _sink(name, one.record, healths.get(name, unknown), time)
+        for name, one in found.items()
+        if one.record.is_declared
+    )
+
+
+def _sink(name: str, record: SinkRecord, health: SinkHealth, time: int) -> SinkStatus:
+    """How far it is, as recorded; an idle one may be further."""
+    last = None if record.written < 0 else record.written
+    behind = max(0, time - record.position)
+    return SinkStatus(name, record.collection, record.connector, last, behind, health.state, health.problem)
+
+
+def _stopped(held: Registration | None, committed: int, bound: int) -> str:
+    if bound == 0:
+        return "no pipeline ever ran on this storage"
+    who = f"process {held.pid} on {held.host} ended without saying so" if held else "nobody runs it"
+    return (
+        f"{who}; {bound - committed} transactions are bound, and completed by the next start"
+        if bound > committed
+        else who
+    )
+
+
+def divergences(definition: Definition) -> dict[str, Problem]:
+    """By name, the views whose state was discarded, and which are computed again (X7)."""
+    code, remedy = StateDiverged.error_code, StateDiverged.remedy
+    return {
+        name: Problem("warning", code, f"view {name!r}: {away.why}", remedy, away.since_s)
+        for name, away in definition.diverged().items()
+    }
+
+
+def collection_statuses(members: Members) -> tuple[CollectionStatus, ...]:
+    definition: Definition = members.definition
+    found = []
+    for name, table in definition.tables.items():
+        if table.shard:
+            found.append(_of(members, name, "table", table.shard, "running" if table.is_declared else "undeclared"))
+    for name, view in definition.views.items():
+        state, why = (view.away.state, view.away.why) if view.away else ("running", "")
+        found.append(_of(members, name, "view", view.shard, state, why))
+    found.append(_of(members, ERRORS, "errors", definition.errors, "running"))
+    shapes = _shapes(members)
+    return tuple(replace(one, shapes=shapes[one.name]) for one in found)
+
+
+def _shapes(members: Members) -> Counter[str]:
+    shards = members.shards
+    records = reading(lambda: shards.meta.heads(shape_prefix()), shards.runtime, shards.settings)
+    return Counter(unseal(record.data, _Followed, shards.meta.path(key)).collection for key, record in records.items())
+
+
+def _of(members: Members, name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:  # noqa: PLR0917
+    if not shard:
+        return CollectionStatus(name, kind, state, 0, 0, 0, 0, why)
+    known = members.shard(shard).log.read().state
+    rows = sum(batch.rows for batch in known.batches)
+    size = sum(batch.bytes for batch in known.batches)
+    parts = sum(len(batch.parts) for batch in known.batches)
+    return CollectionStatus(name, kind, state, known.upper, known.since, rows, size, why, parts)

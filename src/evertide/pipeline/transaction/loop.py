@@ -1,0 +1,109 @@
+"""`Loop`: transactions one after the other, as sources bring input, and checkpoints now and then; until it is over.
+
+1. It is over when somebody stops it, or after so many transactions; or, if asked for, when all that was there is taken.
+2. All is taken when sources have nothing more, and sinks have everything up to there. A source to which others may
+   write without end (`Marking`) has nothing more once that is bound which was upstream when the loop began: input that
+   never ends does not keep the loop from ending.
+3. While storage is away, or does not say what became of a write, nothing is lost by waiting: the next step reads back
+   what is there, and goes on from that (I14).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Set
+from typing import Protocol
+
+from evertide.errors import OutcomeUnknown, Unavailable
+from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.pause import Pause
+from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.replicas.liveness import Pulse
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+
+__all__ = ["Advanced", "Loop"]
+
+logger = logging.getLogger(__name__)
+
+
+class Advanced(Protocol):
+    """The pipeline, as the loop sees it."""
+
+    @property
+    def time(self) -> int: ...
+
+    @property
+    def leads(self) -> bool: ...
+
+    def advance(self) -> int | None: ...
+
+    def try_checkpoint(self) -> None: ...
+
+
+class Loop:
+    def __init__(  # noqa: PLR0917
+        self,
+        pipeline: Advanced,
+        intake: Intake,
+        duties: Duties,
+        pause: Pause,
+        pulse: Pulse,
+        stopping: threading.Event,
+        runtime: Runtime,
+        settings: Settings,
+    ) -> None:
+        self._pipeline = pipeline
+        self._intake = intake
+        self._duties = duties
+        self._pause = pause
+        self._pulse = pulse
+        self._stopping = stopping
+        self._clock = runtime.monotonic_s
+        self._settings = settings
+
+    def run(self, transactions: int | None, told: Callable[[int, float], None] | None, *, until_idle: bool) -> None:
+        made, last = 0, self._pipeline.time
+        idle_at: int | None = None
+        replaced: Set[int] = frozenset()
+        checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
+        if until_idle:
+            self._intake.mark()
+        while not self._stopping.is_set() and (transactions is None or made < transactions):
+            self._pulse.comes_round()
+            damaged = self._duties.checkpointing.damaged
+            if not damaged <= replaced:
+                replaced = damaged  # one try at once; if it fails, the next comes with the interval
+                self._pipeline.try_checkpoint()
+            began_s = self._clock()
+            t = None if self._pause.is_on else self._patiently()
+            for each in range(last + 1, self._pipeline.time + 1):  # who pushes may have made some, too
+                made, last = made + 1, each
+                if told is not None:
+                    told(each, self._clock() - began_s)
+            if until_idle and idle_at is None and self._is_idle(t):
+                idle_at = self._pipeline.time
+            if idle_at is not None and self._duties.are_settled(idle_at):
+                break
+            if t is None:
+                self._stopping.wait(self._settings.transaction_interval_s)
+            if self._clock() >= checkpoint_s:
+                self._pipeline.try_checkpoint()
+                checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
+        self._pulse.is_over()
+
+    def _is_idle(self, made: int | None) -> bool:
+        """One that leads asks the sources itself, and knows what they had for the transaction that it made."""
+        is_asked = made is None or self._pipeline.leads
+        return is_asked and not self._pause.is_on and self._intake.is_idle()
+
+    def _patiently(self) -> int | None:
+        try:
+            made = self._pipeline.advance()
+        except (Unavailable, OutcomeUnknown) as error:
+            self._intake.stalls("", error)
+            self._stopping.wait(self._settings.retry_wait_max_s)
+            return None
+        self._intake.goes_on("")
+        return made

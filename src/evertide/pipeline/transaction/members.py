@@ -1,0 +1,133 @@
+"""The collections of a pipeline as shards: opening, reading and making them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
+from evertide.pipeline.names import ERRORS
+from evertide.rows.changes import DIFF, TIME, net
+from evertide.shard.parts.pieces import pieces
+from evertide.shard.shard import Shard, Shards
+from evertide.store.writers import Writer
+
+__all__ = ["Members", "at_time"]
+
+_TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
+
+
+def at_time(delta: pa.Table, time: int) -> pa.Table:
+    """A delta as changes of one time."""
+    times = pa.array(np.full(delta.num_rows, time, np.int64))
+    return delta.add_column(delta.num_columns - 1, _TIME_FIELD, times)
+
+
+class Members:
+    """The shards of one definition, each opened once."""
+
+    def __init__(self, shards: Shards, definition: Definition) -> None:
+        self.shards = shards
+        self.definition = definition
+        self._open: dict[str, Shard] = {}
+
+    def moved(self, definition: Definition) -> Members:
+        """Of another generation, with what is open already."""
+        found = Members(self.shards, definition)
+        found._open = self._open
+        return found
+
+    def shard(self, name: str) -> Shard:
+        if name not in self._open:
+            self._open[name] = self.shards.open(name)
+        return self._open[name]
+
+    def all(self) -> dict[str, Shard]:
+        """Those that every transaction moves on, by the name of the shard."""
+        return {name: self.shard(name) for name in self.definition.members()}
+
+    @cached_property
+    def collections(self) -> dict[str, str]:
+        """Tables, views and the dead letters, as far as they have one: their shards, by name."""
+        definition = self.definition
+        tables = {name: table.shard for name, table in definition.tables.items() if table.shard}
+        views = {name: view.shard for name, view in definition.views.items() if view.shard}
+        return {**tables, **views, ERRORS: definition.errors}
+
+    def record(self, collection: str) -> TableRecord | ViewRecord:
+        """Of a table or view, whatever the case of its name."""
+        known: dict[str, TableRecord | ViewRecord] = {**self.definition.tables, **self.definition.views}
+        spelled = {name.lower(): name for name in known}
+        found = spelled.get(collection.lower())
+        if found is None:
+            why = f"the pipeline has no such collection; it has {sorted([*known, ERRORS])}"
+            raise InvalidInput(where=f"collection {collection!r}", why=why)
+        return known[found]
+
+    def collection(self, name: str) -> Shard:
+        if name.lower() == ERRORS:
+            return self.shard(self.definition.errors)
+        record = self.record(name)
+        if not record.shard and isinstance(record, ViewRecord):
+            why = f"it has no content yet, as it is {record.away.state}: {record.away.why}" if record.away else ""
+            raise InvalidInput(where=f"view {name!r}", why=why)
+        if not record.shard:
+            why = "the table is not kept (evertide.keep = 'none'): only views over it can be read"
+            raise InvalidInput(where=f"table {name!r}", why=why)
+        return self.shard(record.shard)
+
+    def table_content(self, table: str, upper: int) -> pa.Table:
+        """The rows of a kept table, with their counts, before a time."""
+        return self.content(self.collection(table), upper)
+
+    def table_rows(self, table: str) -> int:
+        """How many its shard stores: at least as many as the table holds."""
+        return sum(part.rows for part in self.collection(table).log.read().state.parts)
+
+    def table_pieces(self, table: str, upper: int) -> Iterator[pa.Table]:
+        """The same as `table_content`, about a portion at a time."""
+        return self.pieces(self.collection(table), upper)
+
+    def pieces(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
+        settings = self.shards.settings
+        if upper:
+            with shard.snapshot(upper - 1) as found:
+                yield from pieces(found, settings.portion_rows_max, settings.portion_bytes_max)
+
+    def content(self, shard: Shard, upper: int) -> pa.Table:
+        if upper == 0:
+            return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
+        with shard.snapshot(upper - 1) as found:
+            return found.to_arrow()
+
+    def table_changes(self, time: int, upper: int, only: Collection[str] | None = None) -> dict[str, pa.Table]:
+        """What the transactions from a time on changed in the kept tables, or in some of them."""
+        found = {}
+        for name, table in self.definition.tables.items():
+            if table.shard and table.is_declared and (only is None or name in only):
+                delta = _changes(self.shard(table.shard), time, upper)
+                if delta.num_rows:
+                    found[name] = delta
+        return found
+
+    def dead_letter_changes(self, time: int, upper: int) -> pa.Table:
+        return _changes(self.shard(self.definition.errors), time, upper)
+
+    def is_changed_since(self, table: str, time: int) -> bool:
+        """Whether a kept table may have changed after a transaction; merged changes count as changes of later."""
+        return any(part.rows and part.time_max > time for part in self.collection(table).log.read().state.parts)
+
+    def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
+        """A new shard, with nothing in it."""
+        self._open[name] = self.shards.create(name, schema, writer)
+        return self._open[name]
+
+
+def _changes(shard: Shard, lower: int, upper: int) -> pa.Table:
+    """Without times: what one transaction changed has each row once already."""
+    found = shard.changes(lower, upper).drop_columns([TIME])
+    return found if upper == lower + 1 else net(found, shard.name)

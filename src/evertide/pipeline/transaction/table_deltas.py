@@ -1,0 +1,246 @@
+"""What sources say, as deltas of the tables: the last change of a key wins, against what the table holds.
+
+Kept is, per table with a key, an arrangement of its rows by that key; and of the dead letters one by table and key.
+Both are functions of the shards: they are saved in checkpoints, and can be built again.
+
+1. Of all changes of a key in a transaction, in the order in which they came, the last counts (U5). What the table held
+   under the key goes, what the last change says comes; a delete of a key that is not there changes nothing.
+2. A table without a key takes rows as they come. A delete takes one row that is equal in all columns, if there is one
+   at that moment: rows that come after it are not meant.
+3. A row that does not fit goes to the dead letters, with its place and the reason. If its key could be read, the key
+   has no row from then on, as the old one is known to be wrong; the next good change, or a delete, takes the dead
+   letter back (U6).
+4. A table that is truncated loses all its rows, and the dead letters of its keys; what comes after counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import InvalidInput
+from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.keys import canonical
+from evertide.flow.state.manifest import Manifest
+from evertide.journal.records import Content
+from evertide.pipeline.engine import DeclaredTable, StateStore
+from evertide.pipeline.names import ERRORS, path_name
+from evertide.pipeline.transaction.table_input import Gathered, Letter, completed, gathered, json_texts
+from evertide.rows.changes import DIFF, lowest, net
+from evertide.rows.columns import Longs, one_chunk
+from evertide.rows.digest import digest, to_hex
+from evertide.sources.contract import DELETE, UPSERT, Rows
+from evertide.threads.stopping import IsStopping
+
+__all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "path_name"]
+
+ERRORS_SCHEMA = pa.schema(
+    [
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("place", pa.string(), nullable=False),
+        pa.field("line", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("raw", pa.string(), nullable=False),
+    ]
+)
+_ERRORS_KEY = ("table", "key")
+_DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TableDeltas:
+    tables: Mapping[str, pa.Table]
+    """Of the tables that change: columns, then `__diff`, each row once."""
+    errors: pa.Table
+    sources: Mapping[str, Content]
+    """Per source, how many rows it gave, and their digest."""
+
+
+class Tables:
+    def __init__(
+        self, tables: Mapping[str, DeclaredTable], store: StateStore, saved: Mapping[str, Manifest] | None = None
+    ) -> None:
+        """`saved` is what other tables of the same declaration saved; without it they are empty."""
+        self._tables: dict[str, DeclaredTable] = {}
+        self._store = store
+        self._by_key: dict[str, Arrangement] = {}
+        for table in tables.values():
+            self._add(table, saved)
+        self._errors = self._arrange(f"{ERRORS}.keyed", ERRORS_SCHEMA, _ERRORS_KEY, saved)
+
+    def _arrange(
+        self, name: str, schema: pa.Schema, key: tuple[str, ...], all_saved: Mapping[str, Manifest] | None
+    ) -> Arrangement:
+        store = self._store
+        parts: dict[str, Any] = {"blob": store.blob, "cache": store.cache, "new_name": store.new_name}
+        saved = None if all_saved is None else all_saved.get(name)
+        if saved is None:
+            return Arrangement(name, schema, key, **parts)
+        return Arrangement.restore(saved, **parts)
+
+    def add(self, table: DeclaredTable) -> None:
+        """A table that is new, is back, or has further columns; `settle` gets all that it holds.
+
+        What a checkpoint saved of a table that has left since is older than what its shard holds, and not used.
+        """
+        self._add(table, None)
+
+    def _add(self, table: DeclaredTable, saved: Mapping[str, Manifest] | None) -> None:
+        self._tables[table.name] = table
+        if table.key:
+            name = f"{path_name(table.name)}.keyed{len(table.schema)}"
+            self._by_key[table.name] = self._arrange(name, table.schema, table.key, saved)
+
+    def kept(self) -> Iterator[Arrangement]:
+        yield from self._by_key.values()
+        yield self._errors
+
+    def deltas(self, batches: Iterable[tuple[str, Rows]], content: Callable[[str], pa.Table]) -> TableDeltas:
+        """Of what sources gave, by their names. `content` has the rows of a table, with their counts."""
+        by_table: dict[str, list[tuple[str, Rows]]] = {}
+        given: dict[str, tuple[int, int]] = {}
+        for source, batch in batches:
+            by_table.setdefault(batch.table, []).append((source, batch))
+            rows, total = given.get(source, (0, 0))
+            given[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest(batch))
+        found, errors = {}, []
+        for name, several in by_table.items():
+            made = self._gathered(name, several)
+            delta = self._delta(made, content)
+            if delta.num_rows:
+                found[name] = delta
+            errors.append(self._errors_delta(made))
+        empty = pa.schema([*ERRORS_SCHEMA, _DIFF_FIELD]).empty_table()
+        contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in given.items()}
+        return TableDeltas(found, net(pa.concat_tables([empty, *errors]), ERRORS), contents)
+
+    def _gathered(self, name: str, several: Sequence[tuple[str, Rows]]) -> Gathered:
+        made = gathered(self._table(name), several)
+        return completed(made, self._by_key[name].lookup) if made.table.key else made
+
+    def has(self, name: str) -> bool:
+        return name in self._tables
+
+    def _table(self, name: str) -> DeclaredTable:
+        if name not in self._tables:
+            why = (
+                "rows of it are bound, and the script has no such table; open the pipeline with the script that had it"
+            )
+            raise InvalidInput(where=f"table {name!r}", why=why)
+        return self._tables[name]
+
+    def settle(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> None:
+        for name, delta in deltas.items():
+            if name in self._by_key and delta.num_rows:
+                self._by_key[name].apply(delta)
+        if errors is not None and errors.num_rows:
+            self._errors.apply(errors)
+
+    def save(self) -> dict[str, Manifest]:
+        return {kept.name: kept.save() for kept in self.kept()}
+
+    def maintain(self, is_stopping: IsStopping) -> bool:
+        done = [kept.maintain(is_stopping) for kept in self.kept()]
+        return any(done)
+
+    def _delta(self, made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
+        table = made.table
+        if not table.key:
+            return _unkeyed_delta(made, content)
+        kept = self._by_key[table.name]
+        old = kept.scan() if made.is_truncated else kept.lookup(made.keys_once)
+        new = made.upserts
+        return net(
+            pa.concat_tables([_with_diffs(old, -_diffs(old)), _with_diffs(new, np.ones(new.num_rows, np.int64))]),
+            table.name,
+        )
+
+    def _errors_delta(self, made: Gathered) -> pa.Table:
+        letters = made.standing
+        new = _with_diffs(_letters(made.table, letters), np.ones(len(letters), np.int64))
+        if not made.table.key or not self._errors.rows:
+            return new
+        if made.is_truncated:
+            all_old = self._errors.scan()
+            of_keys = pc.and_(pc.equal(all_old.column("table"), made.table.name), all_old.column("key").is_valid())
+            old = all_old.filter(of_keys)
+        else:
+            texts = _key_texts(made.keys_once)
+            names = [made.table.name] * len(texts)
+            schema = pa.schema([ERRORS_SCHEMA.field(column) for column in _ERRORS_KEY])
+            old = self._errors.lookup(pa.Table.from_arrays([pa.array(names), pa.array(texts)], schema=schema))
+        return pa.concat_tables([_with_diffs(old, -_diffs(old)), new])
+
+
+def _unkeyed_delta(made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
+    table, ops = made.table, made.ops
+    rows = pa.Table.from_arrays(made.rows.columns, schema=table.schema)
+    changes = _with_diffs(rows, np.where(ops == UPSERT, 1, -1))
+    taken = lowest(changes) if (ops == DELETE).any() else changes.slice(0, 0)
+    delta = net(changes, table.name)
+    if not made.is_truncated and taken.num_rows == 0:
+        return delta
+    if not table.is_kept:
+        why = "it has no key and is not kept, so that nobody knows which rows it has to delete"
+        raise InvalidInput(where=f"table {table.name!r}", why=why)
+    before = content(table.name)
+    if made.is_truncated:
+        gone, before = _with_diffs(before, -_diffs(before)), before.slice(0, 0)
+        delta = pa.concat_tables([delta, gone])
+    return net(pa.concat_tables([delta, _excess(taken, before, table.name)]), table.name)
+
+
+def _excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
+    """How far the rows that are taken are more than there are: as additions, which make up for it."""
+    left = net(pa.concat_tables([taken, before]), where)
+    below = left.filter(pc.less(left.column(DIFF), 0))
+    return _with_diffs(below, -_diffs(below))
+
+
+def _letters(table: DeclaredTable, letters: Sequence[Letter]) -> pa.Table:
+    keys = [letter.fault.key for letter in letters if table.key and letter.fault.key is not None]
+    texts = iter(_key_texts(pa.concat_tables(keys)) if keys else [])
+    rows = [
+        {
+            "table": table.name,
+            "key": next(texts) if table.key and letter.fault.key is not None else None,
+            "source": letter.source,
+            "place": letter.fault.place,
+            "line": letter.fault.line,
+            "reason": letter.fault.reason,
+            "raw": letter.fault.raw,
+        }
+        for letter in letters
+    ]
+    return pa.Table.from_pylist(rows, ERRORS_SCHEMA)
+
+
+def _key_texts(keys: pa.Table) -> list[str]:
+    """Equal keys have equal texts, whatever other keys are there: so a good row finds the letters of its key."""
+    columns = [canonical(one_chunk(column)) for column in keys.columns]
+    return json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
+
+
+def _digest(batch: Rows) -> int:
+    ones = np.ones(batch.rows.num_rows, np.int64)
+    if not batch.faults:
+        return digest(batch.rows, ones)
+    raw = pa.table({"raw": [fault.raw for fault in batch.faults], "line": [fault.line for fault in batch.faults]})
+    return digest(batch.rows, ones) + digest(raw, np.ones(raw.num_rows, np.int64))
+
+
+def _with_diffs(rows: pa.Table, diffs: Longs) -> pa.Table:
+    plain = rows.drop_columns([DIFF]) if DIFF in rows.schema.names else rows
+    return plain.append_column(_DIFF_FIELD, pa.array(diffs))
+
+
+def _diffs(rows: pa.Table) -> Longs:
+    found: Longs = rows.column(DIFF).to_numpy()
+    return found

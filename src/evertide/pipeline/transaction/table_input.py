@@ -1,0 +1,296 @@
+"""All that came for one table in a transaction, in order, made ready to be compared with what the table holds.
+
+1. A row with a NULL where the table allows none is a fault. A fault whose key is known takes a row of its own, with
+   that key: it counts as a change of it (U6).
+2. After the last `TRUNCATE` everything counts, before it nothing.
+3. An upsert that says "as it was" of some columns gets their values from the row that had them: an earlier one of the
+   same transaction, or the one in the table. If there is none, because it did not fit, the upsert is a fault itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.flow.aggregates.groups import group_rows
+from evertide.json_values import python_rows
+from evertide.pipeline.engine import DeclaredTable
+from evertide.rows.columns import Longs, one_chunk
+from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
+from evertide.sources.values.fit import key_of
+
+__all__ = ["Gathered", "Letter", "aligned", "completed", "gathered", "json_texts"]
+
+_OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
+_SAME_FIELD = pa.field(SAME, pa.string())
+_FAULT = 3
+"""Beside `UPSERT`, `DELETE` and `TRUNCATE`: what came for the key could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A fault, the source that it is of, and the row that it takes; -1 if its key is not known."""
+
+    source: str
+    fault: Fault
+    row: int = -1
+
+
+@dataclass(frozen=True)
+class Gathered:
+    table: DeclaredTable
+    rows: pa.Table
+    ops: Longs
+    letters: tuple[Letter, ...]
+    same: Mapping[int, str]
+    """By row, what an upsert leaves as it was (`SAME`)."""
+    sources: tuple[str, ...]
+    is_truncated: bool = False
+
+    @cached_property
+    def _groups(self) -> tuple[Longs, Longs]:
+        return group_rows(self.rows.select(list(self.table.key)))
+
+    @cached_property
+    def last(self) -> Longs:
+        """The last row of each key, in order of the keys' first appearance."""
+        numbers, first = self._groups
+        found = np.empty(len(first), np.int64)
+        found[numbers] = np.arange(len(numbers))  # of several assignments to one place the last stays
+        return found
+
+    @property
+    def upserts(self) -> pa.Table:
+        """What the last changes of the keys say is there."""
+        rows = self.rows.take(pa.array(self.last[self.ops[self.last] == UPSERT]))
+        return pa.Table.from_arrays(rows.columns, schema=self.table.schema)
+
+    @cached_property
+    def keys_once(self) -> pa.Table:
+        table = self.table
+        _, first = self._groups
+        schema = pa.schema([table.schema.field(column) for column in table.key])
+        return pa.Table.from_arrays(self.rows.select(list(table.key)).take(pa.array(first)).columns, schema=schema)
+
+    @property
+    def standing(self) -> list[Letter]:
+        """The letters that no later change of the same key takes back."""
+        if not self.table.key:
+            return list(self.letters)
+        last = set(self.last.tolist())
+        return [letter for letter in self.letters if letter.row < 0 or letter.row in last]
+
+
+def gathered(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> Gathered:
+    pieces: list[pa.Table] = []
+    letters: list[Letter] = []
+    schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
+    for source, batch in batches:
+        rows, bad = _checked(table, aligned(batch.rows, schema), source)
+        known = sorted([*batch.faults, *bad], key=lambda fault: fault.after)
+        keyed = [fault for fault in known if fault.key is not None] if table.key else []
+        pieces.append(_interleaved(table, rows, keyed))
+        letters += [Letter(source, fault) for fault in known]
+    rows = pa.concat_tables(pieces)
+    ops = rows.column(OP).to_numpy().astype(np.int64)
+    made = Gathered(
+        table,
+        rows.drop_columns([OP, SAME]),
+        ops,
+        _placed(letters, ops) if table.key else tuple(letters),
+        _marks(rows.column(SAME)),
+        tuple(dict.fromkeys(source for source, _ in batches)),
+    )
+    return _since_truncate(made)
+
+
+def _placed(letters: Sequence[Letter], ops: Longs) -> tuple[Letter, ...]:
+    """Faults with a key took their rows in order."""
+    rows = iter(np.flatnonzero(ops == _FAULT).tolist())
+    return tuple(letter if letter.fault.key is None else replace(letter, row=next(rows)) for letter in letters)
+
+
+def _marks(same: Any) -> dict[int, str]:
+    if same.null_count == len(same):
+        return {}
+    return {row: same[row].as_py() for row in np.flatnonzero(np.asarray(same.is_valid())).tolist()}
+
+
+def _since_truncate(made: Gathered) -> Gathered:
+    cuts = np.flatnonzero(made.ops == TRUNCATE)
+    if not len(cuts):
+        return made
+    first = int(cuts[-1]) + 1
+    letters = [letter for letter in made.letters if letter.row < 0 or letter.row >= first]
+    return Gathered(
+        made.table,
+        made.rows.slice(first),
+        made.ops[first:],
+        tuple(letter if letter.row < 0 else replace(letter, row=letter.row - first) for letter in letters),
+        {row - first: mark for row, mark in made.same.items() if row >= first},
+        made.sources,
+        is_truncated=True,
+    )
+
+
+def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema; rows of a time before the table got further ones have NULL in those."""
+    have = set(rows.schema.names)
+    columns = [
+        rows.column(field.name) if field.name in have else pa.nulls(rows.num_rows, field.type) for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _checked(table: DeclaredTable, rows: pa.Table, source: str) -> tuple[pa.Table, list[Fault]]:
+    """The rows, those with a NULL where the table allows none as faults: their place stays taken, by nothing."""
+    ops = rows.column(OP).to_numpy()
+    marks = _marks(rows.column(SAME))
+    bad = np.zeros(rows.num_rows, np.bool_)
+    why = np.full(rows.num_rows, -1)
+    for at, field in enumerate(table.schema):
+        column = rows.column(at)
+        if field.nullable or not column.null_count:
+            continue
+        missing = column.is_null().to_numpy() & (ops != TRUNCATE)
+        if field.name not in table.key:
+            missing = missing & (ops == UPSERT)
+        for row, mark in marks.items():
+            missing[row] = missing[row] and field.name not in _named(mark)[1]
+        why[missing & ~bad] = at
+        bad |= missing
+    if not bad.any():
+        return rows, []
+    faults = [
+        _null_fault(table, rows, int(at), table.schema.field(int(why[at])).name, source) for at in np.flatnonzero(bad)
+    ]
+    kept = np.cumsum(~bad)
+    faults = [replace(fault, after=int(kept[fault.after])) for fault in faults]
+    return rows.filter(pa.array(~bad)), faults
+
+
+def _null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, source: str) -> Fault:
+    return _fault(table, rows, at, f"column {column!r} is NULL, and the table allows none", source)
+
+
+def _fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: str) -> Fault:
+    row = rows.slice(at, 1).select(table.schema.names)
+    return Fault(
+        table=table.name,
+        place=source,
+        line=at + 1,
+        reason=reason,
+        raw=json_texts(row)[0],
+        key=key_of(row, table.key, 0),
+        after=at,
+    )
+
+
+def _interleaved(table: DeclaredTable, rows: pa.Table, faults: Sequence[Fault]) -> pa.Table:
+    """Rows, and for each fault one that has only its key, in their order."""
+    if not faults:
+        return rows
+    keys = pa.concat_tables([fault.key.select(list(table.key)) for fault in faults if fault.key is not None])
+    marks = aligned(keys.append_column(_OP_FIELD, pa.array(np.full(len(faults), _FAULT, np.int8))), rows.schema)
+    places = np.concatenate([np.arange(rows.num_rows) * 2 + 1, [fault.after * 2 for fault in faults]])
+    return pa.concat_tables([rows, marks]).take(pa.array(np.argsort(places, kind="stable")))
+
+
+def json_texts(rows: pa.Table) -> list[str]:
+    """Each row as JSON. The text of a row does not depend on the others."""
+    try:
+        found: list[Mapping[str, Any]] = rows.to_pylist()
+    except (OverflowError, ValueError):  # values that Python lacks, such as the year 10000
+        found = [row for at in range(rows.num_rows) for row in python_rows(rows.slice(at, 1))]
+    return [json.dumps(row, default=str, ensure_ascii=False) for row in found]
+
+
+# What an upsert leaves as it was
+
+
+def _named(mark: str) -> tuple[bool, list[str]]:
+    """Whether the key changed, and the columns."""
+    found = json.loads(mark)
+    return (True, found["moved"]) if isinstance(found, dict) else (False, found)
+
+
+def completed(made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> Gathered:
+    """With all values in place, for a table with a key. `lookup` has its rows under some keys."""
+    if not made.same:
+        return made
+    values = _Values(made, lookup)
+    found, bad = values.found()
+    rows, ops = made.rows, made.ops.copy()
+    for at, field in enumerate(made.table.schema):
+        here = {row: given[field.name] for row, given in found.items() if field.name in given}
+        if here:
+            both = [one_chunk(rows.column(at)), *(one_chunk(here[row]) for row in sorted(here))]
+            places = np.arange(rows.num_rows)
+            places[sorted(here)] = rows.num_rows + np.arange(len(here))
+            filled = pa.concat_arrays(both).take(pa.array(places))  # of nested types, too
+            rows = rows.set_column(at, pa.field(field.name, field.type), filled)
+    letters = list(made.letters)
+    for row, column in bad.items():
+        ops[row] = _FAULT
+        why = f"column {column!r} is as it was, but the row that had its value did not fit either, or is not there"
+        letters.append(Letter(made.sources[0], _fault(made.table, rows, row, why, made.sources[0]), row))
+    return replace(made, rows=rows, ops=ops, letters=tuple(letters), same={})
+
+
+class _Values:
+    """Walks through the changes in order, and knows at each which row every key has."""
+
+    def __init__(self, made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> None:
+        self._made = made
+        self._before = lookup(made.keys_once if not made.is_truncated else made.keys_once.slice(0, 0))
+        columns = list(made.table.key)
+        keys = made.rows.select(columns)
+        both = pa.concat_tables([keys, aligned(self._before, keys.schema)])
+        numbers = group_rows(both)[0].tolist()
+        self._keys: list[int] = numbers[: made.rows.num_rows]
+        """Of each row, the number of its key."""
+        self._old = {key: row for row, key in enumerate(numbers[made.rows.num_rows :])}
+        """By key, the row that the table has."""
+        self._now: dict[int, int | None] = {}
+        """By key, the row that it has; None: it has none. What is not here is as the table has it."""
+        self._found: dict[int, dict[str, Any]] = {}
+
+    def found(self) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+        """Values, as arrays of one, by row and column; and rows for which there are none, each with a column."""
+        bad: dict[int, str] = {}
+        deleted: Callable[[str], Any] = self._nothing
+        for row, (key, op) in enumerate(zip(self._keys, self._made.ops.tolist(), strict=True)):
+            if op == UPSERT and row in self._made.same:
+                is_moved, names = _named(self._made.same[row])
+                value_of = deleted if is_moved else self._reader(key)
+                try:
+                    self._found[row] = {name: value_of(name) for name in names}
+                except KeyError as error:
+                    bad[row] = str(error.args[0])
+            deleted = self._reader(key) if op == DELETE else self._nothing
+            self._now[key] = row if op == UPSERT and row not in bad else None
+        return self._found, bad
+
+    def _reader(self, key: int) -> Callable[[str], Any]:
+        """Of the values that a key has now."""
+        at, is_changed, old = self._now.get(key), key in self._now, self._old.get(key)
+
+        def value(name: str) -> Any:
+            if at is not None:
+                given = self._found.get(at, {})
+                return given[name] if name in given else self._made.rows.column(name).slice(at, 1)
+            if is_changed or old is None:
+                raise KeyError(name)
+            return self._before.column(name).slice(old, 1)
+
+        return value
+
+    @staticmethod
+    def _nothing(name: str) -> Any:
+        raise KeyError(name)

@@ -1,0 +1,1 @@
+"""From Catalyst's optimized plan to ours: operators, refusals, order, shared parts, fingerprints."""

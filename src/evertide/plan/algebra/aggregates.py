@@ -1,0 +1,386 @@
+"""Aggregates, in the forms that can be maintained.
+
+An Aggregate is taken apart by how its functions are maintained, and put together again by joining the parts by the
+group's keys (each part has exactly one row per group):
+
+1. functions that a delta can move on (count, sum, avg, stddev, min, max, ...): *additive*. A Map below computes keys
+   and arguments, the Aggregate itself puts out keys and Catalyst's buffers, and a Map above runs Catalyst's final step.
+2. DISTINCT functions of one list of arguments: an additive Aggregate without functions makes the arguments distinct,
+   and the functions, no longer DISTINCT, go on from there as any other. Additive ones and others are parts of their
+   own, as Catalyst would add floats in the order of rows.
+3. all others: computed by Catalyst, from the rows of each group that is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from evertide.errors import InvalidInput
+from evertide.plan.algebra.nodes import Aggregate, Attribute, Function, Join, Map, Node
+from evertide.plan.algebra.order import canonical_aggregate, in_order
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.scala import optional, sequence
+from evertide.plan.catalyst.walk import kind, within
+
+__all__ = [
+    "above_functions",
+    "aggregate_node",
+    "attribute_of",
+    "keys_below",
+    "map_node",
+    "over_columns",
+    "refuse_collated",
+]
+
+_FLOATS = ('"float"', '"double"')
+_INTEGERS = ('"byte"', '"short"', '"integer"', '"long"')
+_SUMMED = ("Sum", "Average")
+_MOMENTS = frozenset(
+    (
+        *("StddevSamp", "StddevPop", "VarianceSamp", "VariancePop", "Skewness", "Kurtosis"),
+        *("CovPopulation", "CovSample", "Corr", "RegrReplacement", "RegrSlope", "RegrIntercept", "RegrR2", "RegrSXY"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Functions that are maintained together: aggregate expressions of Catalyst."""
+
+    found: list[Any]
+    distinct: tuple[Any, ...] = ()
+    """The arguments, if they are DISTINCT."""
+    is_additive: bool = False
+
+
+def attribute_of(attribute: Any) -> Attribute:
+    return Attribute(attribute.exprId().id(), attribute.name(), attribute.dataType().json(), bool(attribute.nullable()))
+
+
+def map_node(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
+    """A projection: of attributes and aliases of Catalyst."""
+    passed = {}
+    for column in columns:
+        source = column.child() if kind(column) == "Alias" else column
+        if kind(source) == "AttributeReference":
+            passed[column.exprId().id()] = source.exprId().id()
+    jvm = catalyst.project(columns, child.jvm)
+    output = tuple(attribute_of(attribute) for attribute in sequence(jvm.output()))
+    is_moves_only = len(passed) == len(columns)
+    return Map(jvm=jvm, output=output, children=(child,), passed=passed, is_moves_only=is_moves_only)
+
+
+def aggregate_node(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Node:
+    """Of a Catalyst Aggregate, over a child that is converted already."""
+    keys, results, child = _keys_as_columns(catalyst, jvm, child)
+    refuse_collated(catalyst, keys, where)
+    refuse_collated(catalyst, _distinct_arguments(results), where)
+    results = [_canonical(catalyst, result, where) for result in results]
+    found = _distinct_expressions(
+        part for result in results for part in within(result) if kind(part) == "AggregateExpression"
+    )
+    if not keys and not found:  # its one row has to be there
+        found = [catalyst.count_rows()]
+    parts = _parts(found)
+    if len(parts) == 1 and not parts[0].is_additive and not parts[0].distinct:
+        return _computed(catalyst, keys, results, child, found)
+    return _joined(catalyst, keys, results, child, parts)
+
+
+def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
+    """State is kept by keys that are equal bit by bit."""
+    for key in keys:
+        if catalyst.is_collated(key.dataType()):
+            why = f"{key.sql()} is {key.dataType().sql()}: which of its equal texts would a group show?"
+            raise InvalidInput(where=where, why=f"{why} Group by lower() or another function of it")
+
+
+def _distinct_arguments(results: list[Any]) -> list[Any]:
+    """What DISTINCT functions choose one of equal values of; min and max are the same without it."""
+    found = [part for result in results for part in within(result) if kind(part) == "AggregateExpression"]
+    return [
+        argument
+        for part in found
+        if part.isDistinct() and kind(part.aggregateFunction()) not in ("Min", "Max")
+        for argument in sequence(part.aggregateFunction().children())
+    ]
+
+
+def keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], bool]) -> Any:
+    """A Catalyst Aggregate in which such keys are columns of its input."""
+    keys = sequence(jvm.groupingExpressions())
+    added = [(key, catalyst.alias(key, "key")) for key in _distinct_expressions(filter(is_computed, keys))]
+    swaps = [(key, alias.toAttribute()) for key, alias in added]
+    below = catalyst.project([*sequence(jvm.child().output()), *(alias for _, alias in added)], jvm.child())
+    return over_columns(catalyst, jvm, swaps, below)
+
+
+def over_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]], below: Any) -> Any:
+    """A Catalyst Aggregate over another input, in which a column stands for each of some expressions."""
+    keys = [_swapped(catalyst, key, swaps) for key in sequence(jvm.groupingExpressions())]
+    columns = sequence(jvm.aggregateExpressions())
+    columns = [_named(catalyst, column, _swapped(catalyst, column, swaps)) for column in columns]
+    return catalyst.aggregate(keys, columns, below)
+
+
+def above_functions(catalyst: Catalyst, jvm: Any) -> Any:
+    """A Catalyst Aggregate as a projection of one that puts out keys and functions, and nothing computed of them."""
+    keys = sequence(jvm.groupingExpressions())
+    results = sequence(jvm.aggregateExpressions())
+    found = _distinct_expressions(
+        part for result in results for part in within(result) if kind(part) == "AggregateExpression"
+    )
+    columns = [catalyst.alias(expression, "value") for expression in (*keys, *found)]
+    swaps = [(before, column.toAttribute()) for before, column in zip((*keys, *found), columns, strict=True)]
+    above = [_named(catalyst, result, _swapped(catalyst, result, swaps)) for result in results]
+    return catalyst.project(above, catalyst.aggregate(keys, columns, jvm.child()))
+
+
+def _keys_as_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[list[Any], list[Any], Node]:
+    """Keys that are attributes, what is computed of them, and a child that has them."""
+    keys, added = [], []
+    for expression in sequence(jvm.groupingExpressions()):
+        if kind(expression) == "AttributeReference":
+            keys.append(expression)
+        else:
+            added.append((expression, catalyst.alias(expression, "key")))
+            keys.append(added[-1][1].toAttribute())
+    results = sequence(jvm.aggregateExpressions())
+    if added:
+        child = map_node(catalyst, [*sequence(child.jvm.output()), *(alias for _, alias in added)], child)
+        swaps = [(expression, alias.toAttribute()) for expression, alias in added]
+        results = [_named(catalyst, result, _swapped(catalyst, result, swaps)) for result in results]
+    return _distinct_expressions(keys), results, child
+
+
+def _named(catalyst: Catalyst, before: Any, after: Any) -> Any:
+    """A result stays a named expression of the same id."""
+    if kind(after) == "Alias" or (kind(after) == "AttributeReference" and after.exprId().equals(before.exprId())):
+        return after
+    return catalyst.alias(after, before.name(), before.exprId())
+
+
+def _canonical(catalyst: Catalyst, expression: Any, where: str) -> Any:
+    if kind(expression) == "AggregateExpression":
+        return canonical_aggregate(catalyst, expression, where)
+    children = sequence(expression.children())
+    return catalyst.with_children(expression, [_canonical(catalyst, child, where) for child in children])
+
+
+def _swapped(catalyst: Catalyst, expression: Any, swaps: list[tuple[Any, Any]]) -> Any:
+    for before, after in swaps:
+        if expression.semanticEquals(before):
+            return after
+    children = sequence(expression.children())
+    return catalyst.with_children(expression, [_swapped(catalyst, child, swaps) for child in children])
+
+
+def _distinct_expressions(found: Any) -> list[Any]:
+    kept: list[Any] = []
+    for expression in found:
+        if not any(expression.semanticEquals(other) for other in kept):
+            kept.append(expression)
+    return kept
+
+
+def _parts(found: list[Any]) -> list[_Part]:
+    additive, other = _Part([], is_additive=True), _Part([])
+    distinct: list[_Part] = []
+    for expression in found:
+        if expression.isDistinct() and kind(expression.aggregateFunction()) not in ("Min", "Max", "ListAgg"):
+            _add_distinct(distinct, expression)
+        elif _has_inverse(expression):
+            additive.found.append(expression)
+        else:
+            other.found.append(expression)
+    parts = [part for part in (additive, *distinct, other) if part.found]
+    return parts or [additive]
+
+
+def _add_distinct(parts: list[_Part], expression: Any) -> None:
+    arguments = [child for child in sequence(expression.aggregateFunction().children()) if not child.foldable()]
+    for part in parts:
+        if _has_inverse(part.found[0]) != _has_inverse(expression):
+            continue
+        if len(part.distinct) == len(arguments) and all(
+            a.semanticEquals(b) for a, b in zip(part.distinct, arguments, strict=True)
+        ):
+            part.found.append(expression)
+            return
+    parts.append(_Part([expression], tuple(arguments)))
+
+
+def _has_inverse(expression: Any) -> bool:
+    function = expression.aggregateFunction()
+    name = kind(function)
+    types = [child.dataType().json() for child in sequence(function.children())]
+    if name == "Count" or (name in ("Min", "Max") and _is_plain(types[0])):
+        return True
+    if name in _SUMMED:
+        return types[0] in (*_INTEGERS, *_FLOATS) or types[0].startswith('"decimal')
+    return name in _MOMENTS or name == "BitXorAgg"
+
+
+def _is_plain(data_type: str) -> bool:
+    """Whether Arrow puts values of the type into the order in which Spark does."""
+    known = (*_INTEGERS, *_FLOATS, '"boolean"', '"string"', '"binary"', '"date"', '"timestamp"', '"timestamp_ntz"')
+    return data_type in known or data_type.startswith('"decimal')
+
+
+def _computed(catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, found: list[Any]) -> Aggregate:
+    """Computed by Catalyst, group by group."""
+    jvm = catalyst.aggregate(keys, results, child.jvm)
+    ids = [key.exprId().id() for key in keys]
+    passed = {}
+    for result in results:
+        source = result.child() if kind(result) == "Alias" else result
+        if kind(source) == "AttributeReference" and source.exprId().id() in ids:
+            passed[result.exprId().id()] = source.exprId().id()
+    return Aggregate(
+        jvm=jvm,
+        output=tuple(attribute_of(attribute) for attribute in sequence(jvm.output())),
+        children=(child,),
+        passed=passed,
+        keys=tuple(ids),
+        names=tuple(expression.sql() for expression in found),
+    )
+
+
+def _joined(catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, parts: list[_Part]) -> Node:
+    made: Node | None = None
+    swaps: list[tuple[Any, Any]] = []
+    first_keys: list[Any] = []
+    for part in parts:
+        node, part_keys, columns = _part_node(catalyst, keys, child, part)
+        swaps += list(zip(part.found, columns, strict=True))
+        if made is None:
+            made, first_keys = node, part_keys
+            swaps += list(zip(keys, part_keys, strict=True))
+        else:
+            made = _by_keys(catalyst, made, node, first_keys, part_keys)
+    assert made is not None  # noqa: S101 - there is at least one part
+    columns = [_named(catalyst, result, _swapped(catalyst, result, swaps)) for result in results]
+    return map_node(catalyst, columns, made)
+
+
+def _by_keys(catalyst: Catalyst, left: Node, right: Node, left_keys: list[Any], right_keys: list[Any]) -> Join:
+    condition = None
+    for a, b in zip(left_keys, right_keys, strict=True):
+        equal = catalyst.expression("EqualNullSafe", a, b)
+        condition = equal if condition is None else catalyst.expression("And", condition, equal)
+    return Join(
+        jvm=catalyst.join(left.jvm, right.jvm, "Inner", condition),
+        output=(*left.output, *right.output),
+        children=(left, right),
+        join="Inner",
+        keys=tuple((a.exprId().id(), b.exprId().id()) for a, b in zip(left_keys, right_keys, strict=True)),
+        is_null_safe=(True,) * len(left_keys),
+        has_more=False,
+    )
+
+
+def _part_node(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
+    """The part, its keys and one column per function, all with ids of their own."""
+    if part.distinct:
+        return _of_distinct(catalyst, keys, child, part)
+    if part.is_additive:
+        return _additive(catalyst, keys, child, part.found)
+    aliases = [catalyst.alias(key, key.name()) for key in keys]
+    columns = [catalyst.alias(in_order(catalyst, expression), "value") for expression in part.found]
+    node = _computed(catalyst, keys, [*aliases, *columns], child, part.found)
+    return node, [alias.toAttribute() for alias in aliases], [column.toAttribute() for column in columns]
+
+
+def _of_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
+    """With FILTER, arguments are counted once if any row with them meets the condition: so those rows are counted."""
+    conditions = _distinct_expressions(filter(None, (optional(expression.filter()) for expression in part.found)))
+    aliases = [catalyst.alias(argument, "argument") for argument in (*part.distinct, *conditions)]
+    columns = [alias.toAttribute() for alias in aliases]
+    arguments, meets = columns[: len(part.distinct)], columns[len(part.distinct) :]
+    below = map_node(catalyst, [*keys, *aliases], child)
+    row = catalyst.seq([catalyst.literal(1)])
+    counts = [catalyst.aggregate_expression(catalyst.expression("aggregate.Count", row), met) for met in meets]
+    inner, inner_keys, counted = _additive(catalyst, [*keys, *arguments], below, counts)
+    new_keys, new_arguments = inner_keys[: len(keys)], inner_keys[len(keys) :]
+    swaps = list(zip(part.distinct, new_arguments, strict=True))
+    any_met = [catalyst.expression("GreaterThan", count, catalyst.long(0)) for count in counted]
+    plain = []
+    for expression in part.found:
+        function = _swapped(catalyst, expression.aggregateFunction(), swaps)
+        wanted = optional(expression.filter())
+        met = [
+            one
+            for one, condition in zip(any_met, conditions, strict=True)
+            if wanted is not None and condition.semanticEquals(wanted)
+        ]
+        plain.append(catalyst.aggregate_expression(function, met[0] if met else None))
+    [outer] = _parts(plain)  # either all of them have an inverse, or none
+    return _part_node(catalyst, new_keys, inner, outer)
+
+
+def _additive(catalyst: Catalyst, keys: list[Any], child: Node, found: list[Any]) -> tuple[Node, list[Any], list[Any]]:
+    inputs: list[Any] = [catalyst.alias(catalyst.normalized(key), key.name()) for key in keys]
+    group = [alias.toAttribute() for alias in inputs]
+    functions, finals, buffers = [], [], []
+    for expression in found:
+        function, final, buffer = _function(catalyst, expression, inputs)
+        functions.append(function)
+        finals.append(catalyst.alias(final, "value"))
+        buffers += buffer
+    if not inputs:  # rows without columns cannot be counted
+        inputs.append(catalyst.alias(catalyst.literal(1), "row"))
+    below = map_node(catalyst, inputs, child)
+    output = tuple(attribute_of(attribute) for attribute in (*group, *buffers))
+    node = Aggregate(
+        jvm=catalyst.local([*group, *buffers]),
+        output=output,
+        children=(below,),
+        passed={key.exprId().id(): key.exprId().id() for key in group},
+        keys=tuple(key.exprId().id() for key in group),
+        names=tuple(expression.sql() for expression in found),
+        functions=tuple(functions),
+        is_additive=True,
+    )
+    if not found:
+        return node, group, []
+    above = map_node(catalyst, [*group, *finals], node)
+    return above, group, [final.toAttribute() for final in finals]
+
+
+def _function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tuple[Function, Any, list[Any]]:
+    """The function, its final step over its buffer, and the buffer; `inputs` gets the columns that it reads."""
+    function = expression.aggregateFunction()
+    arguments = [_input(catalyst, child, inputs) for child in _arguments(function)]
+    condition = optional(expression.filter())
+    buffer = sequence(function.aggBufferAttributes())
+    found = Function(
+        name=kind(function),
+        arguments=tuple(arguments),
+        condition=None if condition is None else _input(catalyst, condition, inputs),
+        mode=_mode(function),
+        buffer=tuple(attribute_of(attribute) for attribute in buffer),
+    )
+    return found, function.evaluateExpression(), buffer
+
+
+def _arguments(function: Any) -> list[Any]:
+    """Without those that are never NULL: all that Count asks of them."""
+    children = sequence(function.children())
+    return [child for child in children if not (kind(function) == "Count" and not child.nullable())]
+
+
+def _input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:
+    for alias in inputs:
+        if alias.child().semanticEquals(expression):
+            return int(alias.exprId().id())
+    inputs.append(catalyst.alias(expression, "argument"))
+    return int(inputs[-1].exprId().id())
+
+
+def _mode(function: Any) -> str:
+    if kind(function) not in _SUMMED:
+        return "ANSI"
+    context = function.evalContext() if kind(function) == "Sum" else function
+    return str(context.evalMode().toString())

@@ -1,0 +1,79 @@
+"""dropDuplicates by some columns: of all rows that agree in them, the first by all other columns, as a whole.
+
+Spark's optimizer writes it as a group by these columns and `first` of each other column, and so finds them all in the
+row that it happens to meet first. Here each `first` is the least value by itself (`evertide.plan.algebra.order`), so
+that the columns of one result would come from several rows. So it is written as the first row of each group, before the
+optimizer sees it. The order names all columns: wherever the result is read, whatever is left out of it, it is the same
+row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.walk import kind, nodes
+
+__all__ = ["first_rows"]
+
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+
+
+def first_rows(catalyst: Catalyst, analyzed: Any, where: str) -> Any | None:
+    """An analyzed plan in which each Deduplicate is a window; None if there is none."""
+    found = sum(kind(node) == "Deduplicate" for node in nodes(analyzed))
+    if not found:
+        return None
+    swap = _Swap(catalyst, where)
+    made = swap.plan(analyzed)
+    if swap.found < found:
+        why = "dropDuplicates stands in a subquery of an expression: make what it is called on a view of its own"
+        raise InvalidInput(where=where, why=why)
+    return made
+
+
+class _Swap:
+    def __init__(self, catalyst: Catalyst, where: str) -> None:
+        self._catalyst = catalyst
+        self._where = where
+        self.found = 0
+
+    def plan(self, jvm: Any) -> Any:
+        before = self.found
+        children = [self.plan(child) for child in sequence(jvm.children())]
+        if self.found > before:
+            jvm = self._catalyst.with_children(jvm, children)
+        if kind(jvm) != "Deduplicate":
+            return jvm
+        self.found += 1
+        return self._first_of_each(jvm)
+
+    def _first_of_each(self, jvm: Any) -> Any:
+        make, child, keys = self._catalyst, jvm.child(), sequence(jvm.keys())
+        ids = {key.exprId().id() for key in keys}
+        columns = sequence(child.output())
+        others = [column for column in columns if column.exprId().id() not in ids]
+        if not others:
+            return jvm
+        self._refuse_unordered(others)
+        order = [make.ascending(column) for column in others]
+        first, current, rows = (
+            make.companion(f"{_EXPRESSIONS}.{name}") for name in ("UnboundedPreceding", "CurrentRow", "RowFrame")
+        )
+        frame = make.expression("SpecifiedWindowFrame", rows, first, current)
+        spec = make.expression("WindowSpecDefinition", make.seq(keys), make.seq(order), frame)
+        number = make.alias(make.expression("WindowExpression", make.expression("RowNumber"), spec), "number")
+        numbered = make.window([number], make.seq(keys), order, child)
+        is_first = make.expression("EqualTo", number.toAttribute(), make.literal(1))
+        return make.project(columns, make.filter(is_first, numbered))
+
+    def _refuse_unordered(self, columns: list[Any]) -> None:
+        for column in columns:
+            if not self._catalyst.is_orderable(column.dataType()):
+                why = (
+                    f"dropDuplicates would have to choose among rows by {column.name()!r}, but values of type "
+                    f"{column.dataType().sql()} have no order: leave the column out before"
+                )
+                raise InvalidInput(where=self._where, why=why)

@@ -1,0 +1,144 @@
+"""DISTINCT aggregates as the query has them.
+
+Where an Aggregate makes several lists of arguments distinct, Spark's optimizer writes it as two: the rows are repeated
+once per list under a number (`gid`), grouped by keys, arguments and number, and each function then takes the rows of
+its number. Which list gets which number changes from session to session, so nothing that holds such numbers could be
+stored. The rule cannot be switched off, so it is undone here:
+
+    Aggregate keys, [count(a') FILTER (WHERE gid = 2), sum(b') FILTER (WHERE gid = 1 AND c'), first(n, true) FILTER
+                     (WHERE gid = 0)]
+      Aggregate keys, a', b', gid, [max(c) AS c', count(1) AS n]        becomes        Aggregate keys, [
+        Expand [keys, NULL, NULL, 0, NULL],                                              count(DISTINCT a),
+               [keys, NULL, b, 1, condition],                                            sum(DISTINCT b) FILTER
+               [keys, a, NULL, 2, NULL]                                                    (WHERE condition),
+                                                                                         count(1)]
+
+What does not look like that in every detail is left as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.scala import optional, sequence
+from evertide.plan.catalyst.walk import kind, within
+
+__all__ = ["without_distinct_rewrite"]
+
+_AGGREGATE_EXPRESSION = "org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression"
+
+Forms = dict[int, dict[int, Any]]
+"""By number of the list: what an attribute of the Expand stands for."""
+
+
+def without_distinct_rewrite(catalyst: Catalyst, outer: Any) -> Any:
+    """An Aggregate of Catalyst as it was before the rewrite; itself, if it was not rewritten."""
+    inner = outer.child()
+    expand = inner.child() if kind(inner) == "Aggregate" else None
+    if expand is None or kind(expand) != "Expand":
+        return outer
+    gid = _gid(expand, sequence(inner.groupingExpressions()))
+    if gid is None:
+        return outer
+    undo = _Undo(catalyst, inner, expand, gid)
+    found = [part for column in sequence(outer.aggregateExpressions()) for part in within(column)]
+    if not all(undo.is_rewritten(part) for part in found if kind(part) == "AggregateExpression"):
+        return outer
+    keys = [undo.key(key) for key in sequence(outer.groupingExpressions())]
+    columns = [undo.column(column) for column in sequence(outer.aggregateExpressions())]
+    return catalyst.aggregate(keys, columns, expand.child())
+
+
+def _gid(expand: Any, keys: list[Any]) -> Any | None:
+    """The attribute that numbers the forms of a row."""
+    forms = [sequence(form) for form in sequence(expand.projections())]
+    wanted = {key.exprId().id() for key in keys if kind(key) == "AttributeReference" and key.name() == "gid"}
+    for at, attribute in enumerate(sequence(expand.output())):
+        if attribute.exprId().id() not in wanted or any(kind(form[at]) != "Literal" for form in forms):
+            continue
+        if len({form[at].value() for form in forms}) == len(forms):
+            return attribute
+    return None
+
+
+class _Undo:
+    def __init__(self, catalyst: Catalyst, inner: Any, expand: Any, gid: Any) -> None:
+        self._catalyst = catalyst
+        self._gid: int = gid.exprId().id()
+        ids = [attribute.exprId().id() for attribute in sequence(expand.output())]
+        forms = [dict(zip(ids, sequence(form), strict=True)) for form in sequence(expand.projections())]
+        self._forms: Forms = {form[self._gid].value(): form for form in forms}
+        self._inner = {column.exprId().id(): column for column in sequence(inner.aggregateExpressions())}
+
+    def is_rewritten(self, aggregate: Any) -> bool:
+        number, rest = self._number(aggregate)
+        if number not in self._forms or aggregate.isDistinct():
+            return False
+        inner = self._below(aggregate.aggregateFunction().children().apply(0)) if self._is_first(aggregate) else None
+        conditions = [self._below(condition) for condition in rest]
+        return (inner is None or kind(inner) == "AggregateExpression") and all(
+            condition is not None and kind(condition.aggregateFunction()) == "Max" for condition in conditions
+        )
+
+    def key(self, key: Any) -> Any:
+        return self._swapped(key, next(iter(self._forms.values())))
+
+    def column(self, column: Any) -> Any:
+        """Named as before."""
+        changed = self._restored(column)
+        if kind(changed) == "Alias" or changed.exprId().equals(column.exprId()):
+            return changed
+        return self._catalyst.alias(changed, column.name(), column.exprId())
+
+    def _restored(self, expression: Any) -> Any:
+        if kind(expression) == "AggregateExpression":
+            return self._aggregate(expression)
+        if kind(expression) == "AttributeReference":
+            return self.key(expression)
+        children = [self._restored(child) for child in sequence(expression.children())]
+        return self._catalyst.with_children(expression, children)
+
+    def _aggregate(self, aggregate: Any) -> Any:
+        number, rest = self._number(aggregate)
+        form = self._forms[number]
+        if self._is_first(aggregate):
+            return self._swapped(self._below(aggregate.aggregateFunction().children().apply(0)), form)
+        function = self._swapped(aggregate.aggregateFunction(), form)
+        condition = self._catalyst.none
+        for below in map(self._below, rest):
+            if below is not None:
+                condition = self._catalyst.some(self._swapped(below.aggregateFunction().children().apply(0), form))
+        made = self._catalyst.companion(_AGGREGATE_EXPRESSION)
+        return made.apply(function, self._catalyst.complete, True, condition)  # noqa: FBT003
+
+    def _is_first(self, aggregate: Any) -> bool:
+        """Whether it only hands on what the inner Aggregate computed for a function that is not DISTINCT."""
+        function = aggregate.aggregateFunction()
+        return kind(function) == "First" and self._below(function.children().apply(0)) is not None
+
+    def _number(self, aggregate: Any) -> tuple[int, list[Any]]:
+        """The number of the list that a function takes, or -1, and the rest of its condition."""
+        condition = optional(aggregate.filter())
+        if condition is None:
+            return -1, []
+        first, *rest = sequence(condition.children()) if kind(condition) == "And" else [condition]
+        if kind(first) != "EqualTo" or len(rest) > 1:
+            return -1, []
+        left, right = sequence(first.children())
+        if kind(left) != "AttributeReference" or left.exprId().id() != self._gid or kind(right) != "Literal":
+            return -1, []
+        return right.value(), rest
+
+    def _below(self, attribute: Any) -> Any | None:
+        """The function of the inner Aggregate whose result an attribute is."""
+        if kind(attribute) != "AttributeReference":
+            return None
+        column = self._inner.get(attribute.exprId().id())
+        found = column.child() if column is not None and kind(column) == "Alias" else None
+        return found if found is not None and kind(found) == "AggregateExpression" else None
+
+    def _swapped(self, expression: Any, form: dict[int, Any]) -> Any:
+        if kind(expression) == "AttributeReference":
+            return form.get(expression.exprId().id(), expression)
+        children = [self._swapped(child, form) for child in sequence(expression.children())]
+        return self._catalyst.with_children(expression, children)

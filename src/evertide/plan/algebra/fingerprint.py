@@ -1,0 +1,74 @@
+"""Fingerprints: whether two plans, perhaps of different sessions, processes or machines, compute the same.
+
+A fingerprint is a hash of our own plan. State that was stored under one may be used again only by an operator that has
+the same; where two differ, nothing is said about the rows. What is in the fingerprint of an operator:
+
+1. its kind, what it does to its inputs, and the types of its columns;
+2. the fingerprints of its inputs. Columns of an input count by their place, so that ids and names that Spark makes
+   mean nothing; a column of a table counts with the whole table: its name, its columns with types, its key;
+3. a materialized view that it reads: its name, and its fingerprint;
+4. Spark's version, and every setting that can change a result (`evertide.plan.catalyst.result_settings`).
+
+A view's fingerprint adds the names of its columns, a pipeline's all tables, flows and views. Space, comments, the case
+of keywords and names of inner columns are not in the plan, and so not in its fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from evertide.plan.algebra.node_fingerprints import NodePrints, hashed
+from evertide.plan.algebra.nodes import Node
+from evertide.plan.catalyst.canonical import Canonical
+from evertide.plan.catalyst.result_settings import result_settings
+from evertide.plan.program.program import Program
+from evertide.plan.program.statements import FlowStatement, TableStatement
+
+__all__ = ["Fingerprints", "fingerprint", "pipeline_fingerprint"]
+
+
+def fingerprint(node: Node, session: SparkSession, views: Mapping[str, str] | None = None) -> str:
+    """Of one operator with all below it; `views` are the fingerprints of the materialized views that it may read."""
+    return NodePrints(Canonical(session, "plan"), result_settings(session), {} if views is None else views, {}).of(node)
+
+
+def pipeline_fingerprint(program: Program) -> str:
+    return Fingerprints(program).pipeline
+
+
+class Fingerprints:
+    """Of a program: `views` by name, `pipeline` of the whole, and `of` any operator."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._settings = result_settings(program.catalog.session)
+        self._nodes: dict[int, str] = {}
+        self.views: dict[str, str] = {}
+        canonical = Canonical(program.catalog.session, "")
+        for name, plan in program.views.items():
+            canonical.where = f"view {name!r}"
+            found = NodePrints(canonical, self._settings, self.views, self._nodes).of(plan)
+            self.views[name] = hashed(["view", [attribute.name for attribute in plan.output], found])
+
+    def of(self, node: Node) -> str:
+        """Of an operator of one of the program's views."""
+        return self._nodes[id(node)]
+
+    @cached_property
+    def pipeline(self) -> str:
+        declared: dict[str, Any] = {}
+        for statement in self._program.statements:
+            match statement:
+                case TableStatement():
+                    columns = [[each.name, each.type, each.nullable, each.default] for each in statement.columns]
+                    declared[statement.name] = ["table", columns, list(statement.key), statement.is_streaming]
+                case FlowStatement():
+                    facts = asdict(statement)
+                    del facts["where"]
+                    declared[statement.name] = ["flow", facts]
+        return hashed(["pipeline", self._settings, sorted(declared.items()), sorted(self.views.items())])

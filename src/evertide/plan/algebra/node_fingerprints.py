@@ -1,0 +1,123 @@
+"""Fingerprints of single operators of a plan: see `evertide.plan.algebra.fingerprint`, which says what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from evertide.plan.algebra.nodes import Aggregate, Attribute, Map, Node, Scan, TopK
+from evertide.plan.catalyst.canonical import Canonical
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.walk import kind
+
+__all__ = ["NodePrints", "hashed"]
+
+_FORMAT = 1
+"""Goes up if what is hashed changes."""
+_DIGEST_BYTES = 16
+
+
+class NodePrints:
+    def __init__(
+        self, canonical: Canonical, settings: Mapping[str, str], views: Mapping[str, str], known: dict[int, str]
+    ) -> None:
+        self._canonical = canonical
+        self._settings = hashed(dict(settings))
+        self._views = views
+        self._known = known
+
+    def of(self, node: Node) -> str:
+        """An operator that two read is hashed once; the caller keeps it alive, as it is known by its id."""
+        if id(node) not in self._known:
+            below = [self.of(child) for child in node.children]
+            types = [[attribute.type, attribute.nullable] for attribute in node.output]
+            self._known[id(node)] = hashed([self._settings, node.kind, self._own(node), types, below])
+        return self._known[id(node)]
+
+    def _own(self, node: Node) -> Any:
+        """What it does, beside its inputs."""
+        if isinstance(node, Scan):
+            places = {attribute.id: at for at, attribute in enumerate(node.output)}
+            key = [places[attribute] for attribute in node.unique]
+            names = [attribute.name for attribute in node.output]
+            return [node.collection, self._views.get(node.collection, ""), names, key]
+        labels = _labels(node)
+        if isinstance(node, Aggregate) and node.is_additive:
+            return _additive(node, labels)
+        if isinstance(node, Map) and node.is_moves_only:
+            return [labels[node.passed[attribute]] for attribute in node.ids]
+        stop = [child.jvm for child in node.children]
+        return [_kept(node, labels), [self._operator(operator, labels) for operator in _operators(node.jvm, stop)]]
+
+    def _operator(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
+        expressions = [] if kind(jvm) in ("LocalRelation", "Range") else sequence(jvm.expressions())
+        texts = [self._canonical.expression(expression, labels) for expression in expressions]
+        return [kind(jvm), _facts(jvm), texts]
+
+
+def _labels(node: Node) -> dict[int, Any]:
+    """What an attribute is called by its place: of the inputs first, then of the output."""
+    found: dict[int, Any] = {}
+    for number, child in enumerate(node.children):
+        for at, attribute in enumerate(child.ids):
+            found.setdefault(attribute, [number, at])
+    for at, attribute in enumerate(node.ids):
+        found.setdefault(attribute, ["output", at])
+    return found
+
+
+def _kept(node: Node, labels: Mapping[int, Any]) -> Any:
+    """What its state depends on, beside its operators of Catalyst."""
+    if isinstance(node, TopK) and node.first is not None:
+        return node.first.limit
+    return [labels[key] for key in node.keys] if isinstance(node, Aggregate) else None
+
+
+def _additive(node: Aggregate, labels: Mapping[int, Any]) -> Any:
+    functions = [
+        [
+            function.name,
+            [labels[argument] for argument in function.arguments],
+            None if function.condition is None else labels[function.condition],
+            function.mode,
+            [_type(attribute) for attribute in function.buffer],
+        ]
+        for function in node.functions
+    ]
+    return [[labels[key] for key in node.keys], functions]
+
+
+def _type(attribute: Attribute) -> list[Any]:
+    return [attribute.type, attribute.nullable]
+
+
+def _operators(jvm: Any, stop: list[Any]) -> Iterator[Any]:
+    """The operators of Catalyst that one node is made of."""
+    yield jvm
+    for child in sequence(jvm.children()):
+        if not any(child.equals(other) for other in stop):
+            yield from _operators(child, stop)
+
+
+def _facts(jvm: Any) -> Any:
+    """What an operator says beside its expressions."""
+    found = _FACTS.get(kind(jvm))
+    return None if found is None else found(jvm)
+
+
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "Join": lambda jvm: kind(jvm.joinType()),
+    "Sort": lambda jvm: bool(getattr(jvm, "global")()),
+    "Generate": lambda jvm: bool(jvm.outer()),
+    "Expand": lambda jvm: jvm.projections().size(),
+    "ArrowEvalPython": lambda jvm: int(jvm.evalType()),
+    "Range": lambda jvm: [jvm.start(), jvm.end(), jvm.step()],
+    "LocalRelation": lambda jvm: jvm.toSQL("rows") if jvm.data().size() else "",
+}
+
+
+def hashed(text: Any) -> str:
+    written = json.dumps([_FORMAT, text], separators=(",", ":"), sort_keys=True)
+    return blake2b(written.encode(), digest_size=_DIGEST_BYTES).hexdigest()

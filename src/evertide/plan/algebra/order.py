@@ -1,0 +1,224 @@
+"""Order where SQL leaves it open (I15): ties are broken by all columns, so that every path gives the same rows.
+
+Windows and top-k see their rows sorted by all columns of the input after those that the query names, and then by the
+exact form of each column whose order takes different values for equal (0.0 and -0.0, texts under a collation). Rows
+that are still equal are the same bit by bit, so that any choice among them is the same choice. Aggregates that depend
+on order become ones that do not:
+
+    collect_list(x), collect_set(x)    sorted
+    first(x), any_value(x)             the least, NULL first; the least that is not NULL with IGNORE NULLS
+    last(x)                            the greatest, likewise
+    max_by(x, y), min_by(x, y)         of equal y, the greatest or least x
+    mode(x)                            of the most frequent, the least
+    listagg(x) WITHIN GROUP (...)      of equal rank, the least first
+
+Of 0.0 and -0.0 the result is always 0.0. Of texts that are equal under a collation, the least or greatest is the one
+whose bytes are. What cannot be made so is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.scala import optional, sequence
+from evertide.plan.catalyst.walk import kind, within
+
+__all__ = ["canonical_aggregate", "in_order", "is_by_distinct_rewrite", "total_order"]
+
+_ORDER_FREE = frozenset(
+    (
+        *("Count", "Sum", "Average", "BitAndAgg", "BitOrAgg", "BitXorAgg", "PivotFirst"),
+        *("StddevSamp", "StddevPop", "VarianceSamp", "VariancePop", "Skewness", "Kurtosis"),
+        *("CovPopulation", "CovSample", "Corr", "RegrReplacement", "RegrSlope", "RegrIntercept", "RegrR2", "RegrSXY"),
+        *("HyperLogLogPlusPlus", "CountMinSketchAgg", "BitmapConstructAgg", "BitmapOrAgg", "BitmapAndAgg"),
+    )
+)
+"""Functions of which the multiset of their input decides the result, given that floats are summed exactly."""
+_OF_VALUES = frozenset(("Percentile", "PercentileCont", "PercentileDisc"))
+"""Functions that count how often each value is there, and give out one of them: of equal values, any."""
+
+
+def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) -> list[Any]:
+    """`order`, then every other column of `child`, then what tells equal values of a column apart."""
+    columns, forms = [], []
+    for attribute in sequence(child.output()):
+        form = _exact_form(catalyst, attribute)
+        if form is not None:
+            forms.append(catalyst.ascending(form))
+        if any(attribute.semanticEquals(by.child()) for by in order):
+            continue
+        if not catalyst.is_orderable(attribute.dataType()):
+            why = (
+                f"rows that tie would have to be told apart by {attribute.name()!r}, but values of type "
+                f"{attribute.dataType().sql()} have no order: leave the column out of this subquery"
+            )
+            raise InvalidInput(where=where, why=why)
+        columns.append(catalyst.ascending(attribute))
+    return [*order, *columns, *forms]
+
+
+def _exact_form(catalyst: Catalyst, value: Any) -> Any | None:
+    """Bytes or text that differ where values differ that Spark's order takes for equal; None if there are none such.
+
+    All NaN are one value to the engine (`evertide.rows.columns`).
+    """
+    kind_of = value.dataType().json()
+    if catalyst.is_collated(value.dataType()):
+        return catalyst.cast(value, "BinaryType" if kind_of.startswith('"string') else "StringType")
+    return catalyst.cast(value, "StringType") if '"float"' in kind_of or '"double"' in kind_of else None
+
+
+def is_by_distinct_rewrite(aggregate: Any) -> bool:
+    """Whether this `first` is Spark's own, of a group that holds one value."""
+    function = aggregate.aggregateFunction()
+    condition = optional(aggregate.filter())
+    if kind(function) != "First" or condition is None:
+        return False
+    named = [part for part in within(condition) if kind(part) == "AttributeReference"]
+    return bool(function.ignoreNulls()) and [part.name() for part in named] == ["gid"]
+
+
+def canonical_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
+    """An aggregate expression as one that does not depend on the order of rows; it may be wrapped in others."""
+    function = aggregate.aggregateFunction()
+    name = kind(function)
+    if name in ("Min", "Max"):
+        return _extreme_of(catalyst, name, function.child(), optional(aggregate.filter()))
+    if name in _ORDER_FREE:
+        return aggregate
+    if name in _OF_VALUES:
+        return _normalized(catalyst, aggregate)
+    if is_by_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
+        return _extreme_of(catalyst, "Max", function.child(), optional(aggregate.filter()))
+    if name == "ListAgg":
+        _check_list(function, where)
+        return _list_in_order(catalyst, aggregate, function)
+    if name == "Mode" and catalyst.is_collated(function.child().dataType()):
+        what = function.child().dataType().sql()
+        why = (
+            f"{aggregate.sql()} is one of several equal texts, as {what} compares them: take the mode of lower() of it"
+        )
+        raise InvalidInput(where=where, why=why)
+    rewrite = _REWRITES.get(name)
+    unordered = [child for child in sequence(function.children()) if not catalyst.is_orderable(child.dataType())]
+    if unordered:
+        what = unordered[0].dataType().sql()
+        why = f"{aggregate.sql()} depends on the order of rows, and values of type {what} have none"
+        raise InvalidInput(where=where, why=why)
+    if rewrite is None:
+        why = f"{aggregate.sql()}: {function.prettyName()} may depend on the order of rows, which a collection has not"
+        raise InvalidInput(where=where, why=why)
+    return rewrite(catalyst, aggregate, function)
+
+
+def in_order(catalyst: Catalyst, aggregate: Any) -> Any:
+    """What `canonical_aggregate` wrapped, as a value that may be stored by itself: a collected array, sorted."""
+    if kind(aggregate.aggregateFunction()) not in ("CollectList", "CollectSet"):
+        return aggregate
+    return _sort_array(catalyst, aggregate)
+
+
+def _check_list(function: Any, where: str) -> None:
+    if not sequence(function.orderExpressions()):
+        why = f"{function.sql()} depends on the order of rows: add WITHIN GROUP (ORDER BY {function.child().sql()})"
+        raise InvalidInput(where=where, why=why)
+
+
+def _list_in_order(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+    """Among elements that its order takes for equal, by their bytes."""
+    what = function.child()
+    by = sequence(function.orderExpressions())
+    if len(by) == 1 and by[0].child().semanticEquals(what) and not catalyst.is_collated(what.dataType()):
+        return aggregate
+    total = [*by, catalyst.ascending(catalyst.cast(what, "BinaryType"))]
+    ordered = function.withOrderingWithinGroup(catalyst.seq(total))
+    return catalyst.with_children(aggregate, [ordered, *sequence(aggregate.children())[1:]])
+
+
+def _normalized(catalyst: Catalyst, aggregate: Any) -> Any:
+    """The same function of values with one NaN and one zero."""
+    function = aggregate.aggregateFunction()
+    children = [child if child.foldable() else catalyst.normalized(child) for child in sequence(function.children())]
+    of_normalized = catalyst.with_children(function, children)
+    return catalyst.with_children(aggregate, [of_normalized, *sequence(aggregate.children())[1:]])
+
+
+def _sorted(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+    [value] = sequence(function.children())
+    if catalyst.is_collated(value.dataType()):
+        return _sorted_by_form(catalyst, aggregate, function, value)
+    return _sort_array(catalyst, _normalized(catalyst, aggregate))
+
+
+def _sorted_by_form(catalyst: Catalyst, aggregate: Any, function: Any, value: Any) -> Any:
+    """Equal texts by their bytes: so each is collected with them."""
+    value = catalyst.normalized(value)
+    pair = catalyst.struct([value, _exact_form(catalyst, value)])
+    condition = _and_not_null(catalyst, value, optional(aggregate.filter()))
+    collected = catalyst.aggregate_expression(catalyst.with_children(function, [pair]), condition)
+    fields = pair.dataType().fields()
+    return catalyst.expression("GetArrayStructFields", _sort_array(catalyst, collected), fields[0], 0, 2, False)  # noqa: FBT003
+
+
+def _sort_array(catalyst: Catalyst, array: Any) -> Any:
+    return catalyst.expression("SortArray", array, catalyst.literal(True))  # noqa: FBT003
+
+
+def _and_not_null(catalyst: Catalyst, value: Any, condition: Any | None) -> Any:
+    is_there = catalyst.expression("IsNotNull", value)
+    return is_there if condition is None else catalyst.expression("And", condition, is_there)
+
+
+def _extreme(name: str) -> Callable[[Catalyst, Any, Any], Any]:
+    def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+        condition = optional(aggregate.filter())
+        if function.ignoreNulls():
+            return _extreme_of(catalyst, name, function.child(), condition)
+        return _of_struct(catalyst, name, [function.child()], condition)
+
+    return rewrite
+
+
+def _by(name: str) -> Callable[[Catalyst, Any, Any], Any]:
+    def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+        value, by = function.valueExpr(), function.orderingExpr()
+        condition = _and_not_null(catalyst, by, optional(aggregate.filter()))
+        return _of_struct(catalyst, name, [by, value], condition)
+
+    return rewrite
+
+
+def _of_struct(catalyst: Catalyst, name: str, fields: list[Any], condition: Any | None) -> Any:
+    """The last field of the least or greatest struct of these."""
+    return catalyst.field(_extreme_of(catalyst, name, catalyst.struct(fields), condition), len(fields) - 1)
+
+
+def _extreme_of(catalyst: Catalyst, name: str, value: Any, condition: Any | None) -> Any:
+    value = catalyst.normalized(value)
+    if not catalyst.is_collated(value.dataType()):
+        return catalyst.aggregate_expression(catalyst.expression(f"aggregate.{name}", value), condition)
+    pair = catalyst.struct([value, _exact_form(catalyst, value)])
+    found = catalyst.expression(f"aggregate.{name}", pair)
+    return catalyst.field(catalyst.aggregate_expression(found, _and_not_null(catalyst, value, condition)), 0)
+
+
+def _mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+    if function.reverseOpt().isDefined():
+        return _normalized(catalyst, aggregate)
+    value = catalyst.normalized(function.child())
+    made = catalyst.expression("aggregate.Mode", value, 0, 0, catalyst.some(True))  # noqa: FBT003
+    return catalyst.aggregate_expression(made, optional(aggregate.filter()))
+
+
+_REWRITES: dict[str, Callable[[Catalyst, Any, Any], Any]] = {
+    "CollectList": _sorted,
+    "CollectSet": _sorted,
+    "First": _extreme("Min"),
+    "Last": _extreme("Max"),
+    "MaxBy": _by("Max"),
+    "MinBy": _by("Min"),
+    "Mode": _mode,
+}

@@ -1,0 +1,98 @@
+"""Session windows as a column of each row: then a group by them is a group as any other.
+
+Spark merges the sessions of neighbouring rows while it aggregates them, in the order of their times: sums of floats
+would depend on the order of rows that have the same time. So the session of each row is computed first, by window
+functions over the rows with the same other keys, in order of time:
+
+    reached     the latest end of the rows before; a row that starts later begins a session, as Spark has it
+    first       the latest start of a row up to this one that begins a session
+    last        what was reached where the next session begins; for the last session, the latest end of all
+
+Rows of one time may come in any order: `first` and `last` are the same for all rows of a session.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from evertide.plan.algebra.aggregates import map_node
+from evertide.plan.algebra.nodes import Node
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.walk import kind
+
+__all__ = ["assign_sessions", "session_key"]
+
+_MARK = "spark.sessionWindow"
+
+
+class WindowNode(Protocol):
+    def __call__(self, jvm: Any, order: list[Any], child: Node, *, has_ties: bool) -> Node: ...
+
+
+def session_key(aggregate: Any) -> Any | None:
+    """The key of a Catalyst Aggregate that is the session window of one row."""
+    keys = sequence(aggregate.groupingExpressions())
+    return next((key for key in keys if kind(key) == "AttributeReference" and key.metadata().contains(_MARK)), None)
+
+
+def assign_sessions(
+    catalyst: Catalyst, session: Any, keys: list[Any], child: Node, window: WindowNode
+) -> tuple[Node, Any]:
+    """The rows of `child` with their sessions, and the column of these; `keys` are attributes, without the session."""
+    make = _Columns(catalyst, keys)
+    start, end = (catalyst.alias(catalyst.field(session, at), name) for at, name in enumerate(("start", "end")))
+    node: Node = map_node(catalyst, [*sequence(child.jvm.output()), start, end], child)
+    at, until = start.toAttribute(), end.toAttribute()
+    order = [catalyst.ascending(at)]
+
+    reached = make.over("Max", until, order, make.first, catalyst.literal(-1))
+    node = window(make.window([reached], order, node), order, node, has_ties=False)
+    is_within = catalyst.expression("LessThanOrEqual", at, reached.toAttribute())
+    begins = catalyst.alias(make.unless(is_within, at), "begins")
+    closes = catalyst.alias(make.unless(is_within, reached.toAttribute()), "closes")
+    node = map_node(catalyst, [*sequence(node.jvm.output()), begins, closes], node)
+
+    first = make.over("Max", begins.toAttribute(), order, make.first, make.current)
+    closed = make.over("Min", closes.toAttribute(), order, catalyst.literal(1), make.last)
+    latest = make.over("Max", until, order, make.first, make.last)
+    node = window(make.window([first, closed, latest], order, node), order, node, has_ties=False)
+    last = catalyst.expression("Coalesce", catalyst.seq([closed.toAttribute(), latest.toAttribute()]))
+    whole = catalyst.alias(make.like(session, [first.toAttribute(), last]), session.name())
+    node = map_node(catalyst, [*sequence(child.jvm.output()), whole], node)
+    return node, whole.toAttribute()
+
+
+class _Columns:
+    def __init__(self, catalyst: Catalyst, keys: list[Any]) -> None:
+        self._catalyst = catalyst
+        self._keys = catalyst.seq(keys)
+        path = "org.apache.spark.sql.catalyst.expressions"
+        self.first, self.current, self.last, self._rows = (
+            catalyst.companion(f"{path}.{name}")
+            for name in ("UnboundedPreceding", "CurrentRow", "UnboundedFollowing", "RowFrame")
+        )
+
+    def over(self, function: str, value: Any, order: list[Any], lower: Any, upper: Any) -> Any:
+        """A function of the rows from one to another of a partition, as a column."""
+        make = self._catalyst
+        frame = make.expression("SpecifiedWindowFrame", self._rows, lower, upper)
+        spec = make.expression("WindowSpecDefinition", self._keys, make.seq(order), frame)
+        found = make.aggregate_expression(make.expression(f"aggregate.{function}", value))
+        return make.alias(make.expression("WindowExpression", found, spec), function.lower())
+
+    def window(self, columns: list[Any], order: list[Any], child: Node) -> Any:
+        return self._catalyst.window(columns, self._keys, order, child.jvm)
+
+    def unless(self, condition: Any, value: Any) -> Any:
+        """The value, or NULL if the condition is true; not if it is unknown."""
+        nothing = self._catalyst.companion("org.apache.spark.sql.catalyst.expressions.Literal")
+        return self._catalyst.expression("If", condition, nothing.create(None, value.dataType()), value)
+
+    def like(self, session: Any, values: list[Any]) -> Any:
+        """A struct of the session's own type."""
+        named: list[Any] = []
+        for field, value in zip(session.dataType().fields(), values, strict=True):
+            known = value if field.nullable() else self._catalyst.expression("KnownNotNull", value)
+            named += [self._catalyst.literal(field.name()), known]
+        return self._catalyst.expression("CreateNamedStruct", self._catalyst.seq(named))

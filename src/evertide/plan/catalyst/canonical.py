@@ -1,0 +1,157 @@
+"""Expressions of Catalyst as plain values that are the same in every session, process and machine.
+
+Catalyst can write an expression down by itself (`toJSON`), in one call, but with ids that are new in each session,
+with names that the analyzer made of them, and without the fields that are no expressions, types or plain values. So:
+
+1. attributes become what `labels` says of them (where in the input they come from), or else, as variables of lambda
+   functions do, numbers in the order in which they appear;
+2. names of attributes, aliases and variables, qualifiers and ids of results are left out, as they decide nothing;
+3. a field that came as null is asked for again: modes of arithmetic, sets of values, options, Python functions;
+4. literals whose text could be an address in memory are written as SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from py4j.java_gateway import JavaObject, is_instance_of  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalyst.python_function import described
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.walk import within
+
+__all__ = ["Canonical"]
+
+_LEFT_OUT = frozenset(("qualifier", "nonInheritableMetadataKeys", "resultId", "context", "queryContext", "origin"))
+_NAMED = frozenset(("AttributeReference", "Alias", "NamedLambdaVariable"))
+_PLAIN_LITERAL = re.compile(r"boolean|byte|short|integer|long|float|double|string.*|decimal.*|date|timestamp.*|void")
+_ADDRESS = re.compile(r"@[0-9a-f]+\b")
+_PYTHON_FUNCTION = "org.apache.spark.api.python.PythonFunction"
+
+
+class Canonical:
+    def __init__(self, session: SparkSession, where: str) -> None:
+        self._gateway = session._sc._gateway
+        self.where = where
+        """For messages: whose expressions these are."""
+        self._shapes: dict[str, Callable[[Any], Any]] = {}
+
+    def expression(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
+        """Nested lists and dicts of strings and numbers."""
+        return _Text(self, jvm, labels).value()
+
+    def field(self, value: Any) -> Any:
+        """A field of an expression that Catalyst does not write down."""
+        if not isinstance(value, JavaObject):
+            return value.hex() if isinstance(value, bytes | bytearray) else value
+        name = value.getClass().getName()
+        if name not in self._shapes:
+            self._shapes[name] = self._shape(value, name)
+        return self._shapes[name](value)
+
+    def _shape(self, value: Any, name: str) -> Callable[[Any], Any]:
+        """How values of this class are written; asking the JVM what something is takes several calls."""
+        if name.endswith(("QueryContext", "AtomicReference")):
+            return lambda _: None
+        for kind, write in self._kinds.items():
+            if is_instance_of(self._gateway, value, kind):
+                return write
+        return _plain
+
+    @cached_property
+    def _kinds(self) -> dict[str, Callable[[Any], Any]]:
+        return {
+            _PYTHON_FUNCTION: self._python,
+            "scala.Enumeration$Value": lambda value: value.toString(),
+            "java.lang.Class": lambda value: value.getName(),
+            "scala.collection.Map": lambda value: sorted(self._all(value.toSeq()), key=json.dumps),
+            "scala.collection.Set": lambda value: sorted(self._all(value.toSeq()), key=json.dumps),
+            "scala.collection.Seq": self._all,
+            "scala.Product": lambda value: [value.productPrefix(), *self._all(value.productIterator().toSeq())],
+        }
+
+    def _all(self, values: Any) -> list[Any]:
+        return [self.field(value) for value in sequence(values)]
+
+    def _python(self, function: Any) -> Any:
+        """Functions that are chained are one after the other in a list of their own."""
+        pickled = bytes(byte & 0xFF for byte in sequence(function.command()))
+        try:
+            command = CloudPickleSerializer().loads(pickled)
+        except Exception as error:  # whatever a user's class raises when it is unpickled
+            why = f"a Python function cannot be read back, so that nobody could say whether it changed: {error}"
+            raise InvalidInput(where=self.where, why=why) from error
+        return described(command[0] if isinstance(command, tuple) else command, self.where)
+
+
+class _Text:
+    """One expression."""
+
+    def __init__(self, canonical: Canonical, jvm: Any, labels: Mapping[int, Any]) -> None:
+        self._canonical = canonical
+        self._jvm = jvm
+        self._labels = labels
+        self._numbers: dict[int, int] = {}
+        self._all: list[Any] | None = None
+
+    def value(self) -> Any:
+        return [self._node(at, found) for at, found in enumerate(json.loads(self._jvm.toJSON()))]
+
+    def _node(self, at: int, found: dict[str, Any]) -> Any:
+        """`at` is its place in the expression, parents first; -1 inside a field, where it is not told."""
+        kind = found["class"].rpartition(".")[2]
+        made = {}
+        for name, value in found.items():
+            if name in _LEFT_OUT or (name == "name" and kind in _NAMED) or (name == "exprId" and kind == "Alias"):
+                continue
+            if name == "exprId":
+                made[name] = self._label(value["id"])
+            elif value is None and kind != "Literal" and at >= 0:
+                made[name] = self._canonical.field(self._asked(at, name))
+            elif kind == "Literal" and name == "value" and value is not None and not _is_plain(found):
+                made[name] = self._below(at).sql() if at >= 0 else None
+            else:
+                made[name] = self._field(value)
+        return made
+
+    def _field(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._field(part) for part in value]
+        if isinstance(value, dict) and "class" in value and "num-children" in value:
+            return self._node(-1, value)
+        if isinstance(value, dict):
+            return {name: self._field(part) for name, part in value.items() if part is not None and name != "jvmId"}
+        return value
+
+    def _label(self, attribute: int) -> Any:
+        if attribute in self._labels:
+            return self._labels[attribute]
+        return ["variable", self._numbers.setdefault(attribute, len(self._numbers))]
+
+    def _below(self, at: int) -> Any:
+        if self._all is None:
+            self._all = list(within(self._jvm))
+        return self._all[at]
+
+    def _asked(self, at: int, name: str) -> Any:
+        try:
+            return getattr(self._below(at), name)()
+        except Py4JError:  # a field that nobody outside can see: then nobody outside can see it change
+            return None
+
+
+def _plain(value: Any) -> Any:
+    text = value.toString()
+    return value.getClass().getName() if _ADDRESS.search(text) else text
+
+
+def _is_plain(literal: dict[str, Any]) -> bool:
+    return isinstance(literal["dataType"], str) and _PLAIN_LITERAL.fullmatch(literal["dataType"]) is not None

@@ -1,0 +1,360 @@
+"""Catalyst's operators and expressions, made from Python.
+
+The handles on Scala's companion objects are looked up once per `Catalyst`, as each look-up is a call to the JVM. Only
+what the rewrites and fragments need is here; whatever Spark made itself is copied with other children, never rebuilt.
+
+Threads: all circuits of a program share one `Catalyst`, and run fragments by it at the same time. It is not changed
+after it is made, but for handles that are looked up when they are first needed: if two threads look up the same one,
+both find the same object. Rows go through scratch files of one call each. Which session is active is a matter of the
+JVM's thread; each Python thread has one of its own there, as sessions are refused without it
+(`evertide.plan.catalyst.session`). Settings of the sessions are not changed by a run, but for the number of partitions
+of large ones: all threads set the number that Spark has then, and a plan that is made of two numbers is right, too.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.scratch_files import framed, read_scratch
+from evertide.plan.fragment.small import compiled
+from evertide.scratch import scratch_file, using_scratch
+
+__all__ = ["Catalyst"]
+
+_PLANS = "org.apache.spark.sql.catalyst.plans"
+_LOGICAL = f"{_PLANS}.logical"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_ARROW = "org.apache.spark.sql.execution.arrow"
+_EXECUTION = "org.apache.spark.sql.execution"
+_TIME_ZONE = "UTC"
+"""Of timestamps in Arrow: instants do not depend on it."""
+_NO = (False, False)
+"""Names may repeat; strings have 32-bit offsets."""
+_LARGE = {
+    "spark.sql.autoBroadcastJoinThreshold": "10MB",
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
+}
+
+
+class Catalyst:
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session._jsparkSession
+        self._context = session.sparkContext
+        self._gateway = session._sc._gateway
+        self._jvm = session._jvm
+        self._objects: dict[str, Any] = {}
+        # Each step of a name like `jvm.java.util` is a call of its own: so whole names are looked up once.
+        self._array_list = self._jvm.java.util.ArrayList
+        self._converters = self._jvm.scala.jdk.javaapi.CollectionConverters
+        self._option = self._jvm.scala.Option
+        self._java_context = self._jvm.org.apache.spark.api.java.JavaSparkContext
+        self._logical_rdd = self._jvm.org.apache.spark.sql.execution.LogicalRDD
+        self._unknown_partitioning = self._jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning
+        self._python_utils = self._jvm.org.apache.spark.sql.api.python.PythonSQLUtils
+        self._python_rdd = self._jvm.org.apache.spark.api.python.PythonRDD
+        self._data_output = self._jvm.java.io.DataOutputStream
+        self._file_output = self._jvm.java.io.FileOutputStream
+        self._cloning = threading.Lock()
+        self._large_session: SparkSession | None = None
+        self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
+        self._nil = self.companion("scala.collection.immutable.Nil")
+        self.none = self._option.empty()
+
+    def companion(self, path: str) -> Any:
+        """The Scala object of this name."""
+        if path not in self._objects:
+            self._objects[path] = self._jvm.java.lang.Class.forName(f"{path}$").getField("MODULE$").get(None)
+        return self._objects[path]
+
+    def some(self, value: Any) -> Any:
+        return self._option.apply(value)
+
+    def seq(self, values: Iterable[Any]) -> Any:
+        """A list, put together from its end."""
+        made = self._nil
+        for value in reversed(list(values)):
+            made = getattr(made, "$colon$colon")(value)
+        return made
+
+    # Operators.
+
+    def project(self, columns: Iterable[Any], child: Any) -> Any:
+        return self.companion(f"{_LOGICAL}.Project").apply(self.seq(columns), child)
+
+    def filter(self, condition: Any, child: Any) -> Any:
+        return self.companion(f"{_LOGICAL}.Filter").apply(condition, child)
+
+    def join(self, left: Any, right: Any, kind: str, condition: Any | None) -> Any:
+        """`kind` is the name of a join type that is a Scala object: Inner, LeftOuter, ..."""
+        hint = self.companion(f"{_LOGICAL}.JoinHint").NONE()
+        condition = self.none if condition is None else self.some(condition)
+        return self.companion(f"{_LOGICAL}.Join").apply(
+            left, right, self.companion(f"{_PLANS}.{kind}"), condition, hint
+        )
+
+    def aggregate(self, keys: Iterable[Any], columns: Iterable[Any], child: Any) -> Any:
+        made = self.companion(f"{_LOGICAL}.Aggregate")
+        return made.apply(self.seq(keys), self.seq(columns), child, self.none)
+
+    def window(self, columns: Iterable[Any], partition: Any, order: Iterable[Any], child: Any) -> Any:
+        made = self.companion(f"{_LOGICAL}.Window")
+        return made.apply(self.seq(columns), partition, self.seq(order), child, self.none)
+
+    def sort(self, order: Iterable[Any], child: Any, *, is_global: bool) -> Any:
+        return self.companion(f"{_LOGICAL}.Sort").apply(self.seq(order), is_global, child, self.none)
+
+    def union(self, children: list[Any]) -> Any:
+        if len(children) == 1:
+            return children[0]
+        return self.companion(f"{_LOGICAL}.Union").apply(self.seq(children), False, False)  # noqa: FBT003
+
+    def limit(self, rows: int, child: Any) -> Any:
+        local = self.companion(f"{_LOGICAL}.LocalLimit").apply(self.literal(rows), child)
+        return self.companion(f"{_LOGICAL}.GlobalLimit").apply(self.literal(rows), local)
+
+    def placeholder(self, attributes: Any) -> Any:
+        """A relation that the optimizer knows nothing about, told apart by the id of its RDD."""
+        context = self._java_context.fromSparkContext(self.session.sparkContext())
+        return self._logical_rdd(
+            attributes,
+            context.emptyRDD().rdd(),
+            self._unknown_partitioning(0),
+            self._nil,
+            False,  # noqa: FBT003
+            self.none,
+            self.session,
+            self.none,
+            self.none,
+            False,  # noqa: FBT003
+        )
+
+    def optimized(self, plan: Any) -> Any:
+        plan.setAnalyzed()
+        with self._active(self.session):
+            return self.session.sessionState().optimizer().execute(plan)
+
+    def small(self, *parts: Any) -> Any:
+        """The way of few rows through a fragment, in the JVM (`evertide.plan.fragment.small`)."""
+        made = self._gateway.new_array(self._jvm.java.lang.Object, len(parts) + 1)
+        for at, part in enumerate((self.session, *parts)):
+            made[at] = part
+        return self._small.newInstance(made)
+
+    @cached_property
+    def _small(self) -> Any:
+        return compiled(self._gateway)
+
+    def listed(self, values: Iterable[Any]) -> Any:
+        """A list of Java."""
+        made = self._array_list()
+        for value in values:
+            made.add(value)
+        return made
+
+    def _written(self, arrays: Any) -> Iterator[pa.Buffer]:
+        """Byte arrays of an iterator of Scala, by way of a file."""
+        with scratch_file() as path:
+            stream = self._data_output(self._file_output(str(path)))
+            try:
+                self._python_rdd.writeIteratorToStream(arrays, stream)
+            finally:
+                stream.close()
+            return framed(read_scratch(path))
+
+    def spread(self, rows: pa.Table, attributes: Any, struct: Any) -> Any:
+        """A relation of these rows, in partitions, whose size the planner knows; by way of a file, as bytes go slowly
+        from Python to the JVM."""
+        partitions = self._large.sparkContext().defaultParallelism()
+        self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))  # executors come and go
+        with scratch_file() as path:
+            with (
+                using_scratch(),
+                pa.OSFile(str(path), "wb") as file,
+                pa.ipc.new_stream(file, rows.schema) as stream,
+            ):
+                stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
+            batches = self._python_utils.readArrowStreamFromFile(str(path))
+        made = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(batches, struct, self._large, _TIME_ZONE, *_NO)
+        return self._logical_rdd(
+            attributes,
+            made.queryExecution().logical().rdd(),
+            self._unknown_partitioning(0),
+            self._nil,
+            False,  # noqa: FBT003
+            self.none,
+            self._large,
+            self.some(self._size(rows.nbytes)),
+            self.none,
+            False,  # noqa: FBT003
+        )
+
+    def _size(self, size: int) -> Any:
+        """Statistics that say so: those of numbers of eight bytes each, as py4j can make no `BigInt`."""
+        return self.companion(f"{_LOGICAL}.Range").apply(0, size // 8 + 1, 1, 1).stats()
+
+    def collector(self, struct: Any) -> Callable[[Any], pa.Table]:
+        """Collects rows of these columns of optimized plans, computed and made Arrow by all executors."""
+        frame = self._large.createDataFrame(self._array_list(), struct)
+        empty = self.companion(f"{_ARROW}.ArrowConverters").createEmptyArrowBatch(struct, _TIME_ZONE, *_NO)
+        schema = pa.ipc.open_stream(empty).schema
+
+        def collect(plan: Any) -> pa.Table:
+            with self._active(self._large):
+                ready = self.companion(f"{_EXECUTION}.QueryExecution").prepareExecutedPlan(self._large, plan)
+                batches = frame.toArrowBatchRdd(ready).toJavaRDD().collect()
+            found = self._written(self._converters.asScala(batches.iterator()))
+            return pa.Table.from_batches([pa.ipc.read_record_batch(batch, schema) for batch in found], schema)
+
+        return collect
+
+    @property
+    def _large(self) -> Any:
+        """With the settings of ours that decide results, and those of Spark that make many rows fast."""
+        with self._cloning:
+            if self._large_session is None:
+                clone = self.session.cloneSession()
+                for name, value in _LARGE.items():
+                    clone.conf().set(name, value)
+                self._large_session = SparkSession(self._context, jsparkSession=clone)
+            return self._large_session._jsparkSession
+
+    @contextmanager
+    def _active(self, session: Any) -> Iterator[None]:
+        """Spark reads settings from the session that is active in the thread: ours, for as long as it is asked."""
+        before = self._sessions.getActiveSession()
+        self._sessions.setActiveSession(session)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                self._sessions.setActiveSession(before.get())
+            else:
+                self._sessions.clearActiveSession()
+
+    def offset(self, rows: int, child: Any) -> Any:
+        return self.companion(f"{_LOGICAL}.Offset").apply(self.literal(rows), child)
+
+    def local(self, attributes: Iterable[Any]) -> Any:
+        """A relation of these attributes, without rows."""
+        return self.companion(f"{_LOGICAL}.LocalRelation").apply(self.seq(attributes), self.seq([]), False, self.none)  # noqa: FBT003
+
+    def clustered(self, by: list[Any], child: Any) -> Any:
+        """Rows that agree in `by` are in one partition; all rows, if `by` is empty."""
+        made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
+        return made.apply(self.seq(by), child, self.none if by else self.some(1), self.none)
+
+    def with_children(self, tree: Any, children: list[Any]) -> Any:
+        """The same operator or expression over other children; itself, if there are none."""
+        return tree.withNewChildren(self.seq(children)) if children else tree
+
+    # Expressions.
+
+    def literal(self, value: Any) -> Any:
+        return self.companion(f"{_EXPRESSIONS}.Literal").apply(value)
+
+    def long(self, value: int) -> Any:
+        """A BIGINT, which Python does not tell from an INT: so the parser makes it."""
+        return self.session.sessionState().sqlParser().parseExpression(f"{value}L")
+
+    def alias(self, expression: Any, name: str, expr_id: Any | None = None) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.Alias")
+        empty = self.seq([])
+        expr_id = self.new_id() if expr_id is None else expr_id
+        return made.apply(expression, name, expr_id, empty, self.none, empty)
+
+    def new_id(self) -> Any:
+        return self.companion(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+
+    def attribute(self, name: str, data_type: Any, *, nullable: bool) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.AttributeReference")
+        metadata = self._jvm.org.apache.spark.sql.types.Metadata.empty()
+        return made.apply(name, data_type, nullable, metadata, self.new_id(), self.seq([]))
+
+    def ascending(self, expression: Any) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.SortOrder")
+        return made.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
+
+    def normalized(self, expression: Any) -> Any:
+        """With one NaN and one zero, as Spark groups them."""
+        return self.companion("org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers").normalize(expression)
+
+    def count_rows(self) -> Any:
+        return self.aggregate_expression(self.expression("aggregate.Count", self.seq([self.literal(1)])))
+
+    def is_collated(self, data_type: Any) -> bool:
+        """Whether the type holds texts, perhaps nested, that may be equal without being the same."""
+        return not self._jvm.org.apache.spark.sql.catalyst.util.UnsafeRowUtils.isBinaryStable(data_type)
+
+    def cast(self, expression: Any, to: str) -> Any:
+        """`to` is the name of a type that is a Scala object: StringType, BinaryType."""
+        made, legacy = self.companion(f"{_EXPRESSIONS}.Cast"), self.companion(f"{_EXPRESSIONS}.EvalMode").LEGACY()
+        zone = self.session.sessionState().conf().sessionLocalTimeZone()
+        return made.apply(expression, self.companion(f"org.apache.spark.sql.types.{to}"), self.some(zone), legacy)
+
+    def struct(self, fields: Iterable[Any]) -> Any:
+        """With fields named f0, f1, and so on."""
+        named = [part for at, value in enumerate(fields) for part in (self.literal(f"f{at}"), value)]
+        return self.expression("CreateNamedStruct", self.seq(named))
+
+    def field(self, struct: Any, at: int) -> Any:
+        return self.expression("GetStructField", struct, at, self.none)
+
+    def is_orderable(self, data_type: Any) -> bool:
+        return _is_orderable(json.loads(data_type.json()))
+
+    def expression(self, name: str, *arguments: Any) -> Any:
+        """An expression by the name of its class below `catalyst.expressions`."""
+        return self.companion(f"{_EXPRESSIONS}.{name}").apply(*arguments)
+
+    # Rewriting: a call to the JVM per step, so only when a view is declared.
+
+    def is_expression(self, value: Any) -> bool:
+        return bool(is_instance_of(self._gateway, value, f"{_EXPRESSIONS}.Expression"))
+
+    def map_expressions(self, node: Any, change: Callable[[Any], Any]) -> Any:
+        """The same operator with each of its expressions changed, top ones only; `change` may walk on."""
+        arguments = sequence(node.productIterator().toSeq())
+        changed = [self._changed(argument, change) for argument in arguments]
+        array = self._gateway.new_array(self._jvm.java.lang.Object, len(changed))
+        for at, value in enumerate(changed):
+            array[at] = value
+        return node.makeCopy(array)
+
+    def _changed(self, argument: Any, change: Callable[[Any], Any]) -> Any:
+        if not hasattr(argument, "getClass"):
+            return argument
+        if self.is_expression(argument):
+            return change(argument)
+        if is_instance_of(self._gateway, argument, "scala.Some") and self.is_expression(argument.get()):
+            return self.some(change(argument.get()))
+        if is_instance_of(self._gateway, argument, "scala.collection.immutable.Seq"):
+            return self.seq([self._changed(value, change) for value in sequence(argument)])
+        return argument
+
+    @cached_property
+    def complete(self) -> Any:
+        return self.companion(f"{_EXPRESSIONS}.aggregate.Complete")
+
+    def aggregate_expression(self, function: Any, condition: Any | None = None) -> Any:
+        made = self.companion(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
+        return made.apply(function, self.complete, False, self.none if condition is None else self.some(condition))  # noqa: FBT003
+
+
+def _is_orderable(data_type: Any) -> bool:
+    """Of Spark's JSON form of a type: maps, variants and intervals of mixed units have no order."""
+    if isinstance(data_type, str):
+        return data_type not in ("variant", "interval")
+    if data_type["type"] == "struct":
+        return all(_is_orderable(field["type"]) for field in data_type["fields"])
+    return data_type["type"] == "array" and _is_orderable(data_type["elementType"])

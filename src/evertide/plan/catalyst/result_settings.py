@@ -1,0 +1,58 @@
+"""Settings of Spark under which the same plan over the same rows can give other rows (I15).
+
+Settings that only change how a query is *read* (ordinals in GROUP BY, double quotes, case of names in the script) are
+not here: what they change shows in the plan. Nor are those that only change how it is run."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from evertide.plan.catalyst.scala import mapping
+
+__all__ = ["RESULT_PREFIX", "RESULT_SETTINGS", "result_settings"]
+
+RESULT_SETTINGS = MappingProxyType(
+    {
+        "spark.sql.ansi.enabled": "an overflow or a bad cast is an error, or NULL",
+        "spark.sql.session.timeZone": "dates and hours of timestamps, their text, windows of days",
+        "spark.sql.timestampType": "whether TIMESTAMP has a time zone, also where text is parsed",
+        "spark.sql.caseSensitive": "which field of a struct or of JSON a name means",
+        "spark.sql.decimalOperations.allowPrecisionLoss": "scale of the result of decimal arithmetic",
+        "spark.sql.mapKeyDedupPolicy": "which of two equal keys of a map wins, or an error",
+        "spark.sql.icu.caseMappings.enabled": "upper and lower by ICU or by the JVM",
+        "spark.sql.chunkBase64String.enabled": "line breaks in base64",
+        "spark.sql.jsonGenerator.ignoreNullFields": "NULL fields in to_json",
+        "spark.sql.json.enablePartialResults": "what from_json makes of bad fields",
+        "spark.sql.json.enableExactStringParsing": "text of nested JSON that is read as a string",
+        "spark.sql.columnNameOfCorruptRecord": "where from_json and from_csv put what they cannot parse",
+        "spark.sql.variant.allowDuplicateKeys": "parse_json of an object that says a key twice",
+        "spark.sql.preserveCharVarcharTypeInfo": "lengths of CHAR and VARCHAR",
+        "spark.sql.readSideCharPadding": "padding of CHAR",
+        "spark.sql.execution.pyspark.binaryAsBytes": "what Python functions get for BINARY",
+        "spark.sql.execution.pandas.structHandlingMode": "what pandas functions get for a struct",
+        "spark.sql.execution.pandas.convertToArrowArraySafely": "whether pandas functions may truncate",
+        "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "integers of Python as DECIMAL",
+        "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype": "integers with NULL in pandas",
+    }
+)
+"""By name, with what they change."""
+RESULT_PREFIX = "spark.sql.legacy."
+"""Each of these brings back what some function did in an older Spark: all that are not at their default count."""
+
+
+def result_settings(session: SparkSession) -> dict[str, str]:
+    """The values in force, and Spark's version; two sessions that agree in them compute the same."""
+    known = mapping(session._jsparkSession.sessionState().conf().getAllConfs())
+    legacy = {name: value for name, value in known.items() if name.startswith(RESULT_PREFIX)}
+    changed = {name: value for name, value in legacy.items() if value != _default(session, name)}
+    found = {name: str(session.conf.get(name)) for name in RESULT_SETTINGS} | changed
+    return {"spark": session.version, **dict(sorted(found.items()))}
+
+
+def _default(session: SparkSession, name: str) -> str | None:
+    companion: Any = session._jvm.java.lang.Class.forName("org.apache.spark.sql.internal.SQLConf$")
+    entry = companion.getField("MODULE$").get(None).getConfigEntry(name)
+    return None if entry is None else str(entry.defaultValueString())

@@ -1,0 +1,128 @@
+"""Spark for a pipeline: the session that it is given, or one of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalyst.failure import reason
+from evertide.plan.catalyst.network import REMEDY, bound_to_loopback, network_settings, why_open
+
+__all__ = ["Session", "SparkSession", "open_session"]
+
+logger = logging.getLogger(__name__)
+
+_ENDING_S = 10.0
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.codegen.cache.maxEntries": "4000",
+    "spark.executor.killOnFatalError.depth": "0",
+}
+"""Small jobs by the thousand: what they compile to is kept, and nobody watches each of them. A row that takes more
+memory than there is fails its task, and so a view; by default it would end the JVM, again after every restart."""
+_NO_SECRET = "secret key must be specified"  # noqa: S105 - as Spark says that it has none
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    spark: SparkSession
+    is_own: bool
+
+    def cancel(self) -> None:
+        """End all jobs that run. From another thread."""
+        self.spark.sparkContext.cancelAllJobs()
+
+    def has_tasks(self) -> bool:
+        """Whether any still run: one that is cancelled goes on until it looks up."""
+        executors = self.spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+        return any(executor.numRunningTasks() for executor in executors)
+
+    def jvm_ended(self) -> int | None:
+        """The exit code of its JVM, if that has ended: it is waited for a little, as it may be about to."""
+        process = getattr(SparkContext._gateway, "proc", None)
+        try:
+            return None if process is None else int(process.wait(_ENDING_S))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def why_open(self) -> str | None:
+        """Why other processes may command this Spark; None if they may not."""
+        return why_open(dict(self.spark.sparkContext.getConf().getAll()))
+
+    def close(self) -> None:
+        if self.is_own:
+            self.spark.stop()
+
+
+def open_session(
+    spark: SparkSession | None = None, master: str | None = None, settings: Mapping[str, str] | None = None
+) -> Session:
+    """The session given, the one that is active, or a new one at `master`, all cores of this machine by default.
+
+    A new one has these settings, and listens as `spark_network` has it. They stand on a command line: no secrets.
+    """
+    known = spark or SparkSession.getActiveSession()
+    if known is not None:
+        if master is not None and known.sparkContext.master != master:
+            why = f"a session at {known.sparkContext.master!r} is active in this process already"
+            raise InvalidInput(where=f"master {master!r}", why=why)
+        return _checked(Session(known, is_own=False))
+    _check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    chosen = master or os.environ.get("SPARK_MASTER", "local[*]")
+    try:
+        made = _made(chosen, {**_SETTINGS, **(settings or {})})
+    except (PySparkException, Py4JJavaError, RuntimeError) as error:
+        why = f"it does not start: {reason(error)}"
+        if _NO_SECRET in why:
+            why = f"{why}. {REMEDY}"
+        raise InvalidInput(where="Spark", why=why) from error
+    made.sparkContext.setLogLevel("ERROR")
+    return _checked(Session(made, is_own=True))
+
+
+def _made(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """The JVM starts with these settings; what it need not start with is handed to it, and on no command line."""
+    launched = {"spark.app.name": "evertide", "spark.master": master, **settings}
+    with bound_to_loopback(master):
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*launched.items()]))
+    builder = SparkSession.builder
+    for name, value in {**launched, **network_settings(SparkContext._jvm, master)}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _checked(session: Session) -> Session:
+    _check_threads(session.spark)
+    if (why := session.why_open()) is not None:
+        logger.warning("%s. %s", why, REMEDY)
+    return session
+
+
+def _check_threads(session: SparkSession) -> None:
+    """Backfills run beside transactions. Which session and which task a thread is at, Spark knows by the JVM's thread;
+    so each Python thread needs one of its own there."""
+    if not isinstance(session.sparkContext._gateway, ClientServer):
+        why = "Python threads share threads of the JVM; set PYSPARK_PIN_THREAD=true before Spark starts"
+        raise InvalidInput(where="Spark session", why=why)
+
+
+def _check_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and shutil.which("java", path=f"{home}/bin")):
+        raise InvalidInput(
+            where="Java", why="Spark needs Java 17 or newer, and none was found: install it, or set JAVA_HOME"
+        )

@@ -1,0 +1,266 @@
+"""A fragment of a plan, ready to run: Catalyst's own operators over leaves that are filled anew for each run.
+
+A fragment is a tree of nodes from a root down to leaves, which stand for other collections. It is prepared once:
+placeholders take the leaves' places, and Catalyst's optimizer sees the whole. A run binds rows to the leaves of one or
+two copies of the tree, the old and the new, and yields the rows of both with the sign as `__diff`: the difference, not
+yet consolidated.
+
+1. Only attributes that the fragment reads are bound; the rest of a leaf never leaves its arrangement.
+2. A run over few rows is neither analyzed, optimized nor planned again; one over many rows is planned.
+3. Few rows become a local relation in one partition, so that no exchange is left to plan, and are computed where they
+   are, mostly without a job (`evertide.plan.fragment.small`).
+4. A run over few rows of which a join makes very many ends there, and begins again as one over many rows.
+5. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
+   that it reads and computes (`evertide.plan.fragment.narrow`).
+
+Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits, of the same
+view even, run beside it; they share the `Catalyst` and the plans in the JVM, which are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, Map, Node
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.walk import kind
+from evertide.plan.fragment.narrow import Narrow, narrow
+from evertide.plan.fragment.small import Small, Term
+from evertide.rows.changes import DIFF
+
+__all__ = ["ROWS_MADE_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
+
+_ROW_WISE = (Map, Filter, Expand, Generate)
+ROWS_SMALL_MAX = 16_384
+"""Up to so many rows, the driver's one thread is faster than a job of many tasks."""
+ROWS_MADE_MAX = 64 * ROWS_SMALL_MAX
+"""How many rows a join may make of them in that thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """An operator of Catalyst and the places below; `leaf` is its number, or -1."""
+
+    jvm: Any
+    below: tuple[_Tree, ...] = ()
+    leaf: int = -1
+
+
+class Fragment:
+    def __init__(self, catalyst: Catalyst, root: Node, leaves: Sequence[Node], keys: Set[int] = frozenset()) -> None:
+        """`leaves` are nodes below the root, by identity, each at one place of the tree or more.
+
+        `keys` are attributes of leaves that are read although the fragment itself does not.
+        """
+        self._catalyst = catalyst
+        self.output = root.output
+        self.schema = arrow_schema(root.output)
+        self._changes = pa.schema([*self.schema, pa.field(DIFF, pa.int64(), nullable=False)])
+        references = _references(root, list(leaves)) | set(root.ids) | keys
+        self.reads: list[tuple[Attribute, ...]] = [_read(leaf, references) for leaf in leaves]
+        self.schemas = [arrow_schema(read) for read in self.reads]
+        self._attributes = [_attributes_of(leaf, read) for leaf, read in zip(leaves, self.reads, strict=True)]
+        self._outputs = [catalyst.seq(attributes) for attributes in self._attributes]
+        self._empty = [catalyst.local(attributes) for attributes in self._attributes]
+        self._structs = [relation.schema() for relation in self._empty]
+        self._places = range(len(self.reads))
+        self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
+        marks = [catalyst.placeholder(outputs) for outputs in self._outputs]
+        self._marks = [mark.rdd().id() for mark in marks]
+        plan = _replaced(catalyst, root.jvm, root, list(leaves), marks)
+        self._tree = _tree_of(catalyst.optimized(plan), {mark: at for at, mark in enumerate(self._marks)})
+        self._columns = sequence(self._tree.jvm.output())
+        self._signed_struct = self._with_sign(self._tree.jvm, 1).schema()
+        self._rows_heavy: int | None = None
+        """So many rows were too few to tell that the run is large: a join made too many of them."""
+        self.is_row_wise = _is_row_wise(root, list(leaves))
+        self.is_moves_only = _is_moves_only(root, list(leaves))
+
+    def run(self, terms: Sequence[Term], *, is_counted: bool = False) -> pa.Table:
+        """Of each term the rows that the tree makes of its leaves, times its sign.
+
+        `is_counted`: many are alike, so that it pays to have the executors count them. A diff may then be any number.
+        """
+        if self.is_large(terms):
+            return self._run_large(terms, is_counted=is_counted)
+        found = self._small.run(terms, is_row_wise=self.is_row_wise)
+        if found is None:
+            self._rows_heavy = _rows_of(terms)
+            return self._run_large(terms, is_counted=is_counted)
+        typed = [_typed(rows, self._changes) for rows in found]
+        return pa.concat_tables(typed) if typed else self._changes.empty_table()
+
+    def is_large(self, terms: Sequence[Term]) -> bool:
+        """Whether the executors share the rows, or one partition has them all: by how many there are, and by whether as
+        many or fewer were found to be too much for one thread before."""
+        rows = _rows_of(terms)
+        return rows > ROWS_SMALL_MAX or (self._rows_heavy is not None and rows >= self._rows_heavy)
+
+    def _run_large(self, terms: Sequence[Term], *, is_counted: bool) -> pa.Table:
+        if self._narrow is not None:
+            return self._run_narrow(self._narrow, terms)
+        with_diff = self._with_count if is_counted else self._with_sign
+        trees = [
+            with_diff(self._bound(self._tree, [*map(self._spread, self._places, leaves)]), sign)
+            for sign, leaves in terms
+        ]
+        found = self._collect_large(self._catalyst.union(trees))
+        return _typed(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
+
+    def _run_narrow(self, narrow: Narrow, terms: Sequence[Term]) -> pa.Table:
+        leaves = [leaf for _, [leaf] in terms]
+        spread, collect = self._narrow_ways
+        trees = [self._catalyst.project(narrow.computed, spread(leaf)) for leaf in leaves if leaf.num_rows]
+        found = collect(self._catalyst.union(trees)).combine_chunks()
+        signs = pa.array(np.repeat([sign for sign, _ in terms], [leaf.num_rows for leaf in leaves]))
+        columns = narrow.joined(pa.concat_tables(leaves), found)
+        return _typed(pa.Table.from_arrays([*columns, signs], names=self._changes.names), self._changes)
+
+    @cached_property
+    def _narrow(self) -> Narrow | None:
+        is_map = kind(self._tree.jvm) == "Project" and [tree.leaf for tree in self._tree.below] == [0]
+        return narrow(self._tree.jvm, self._attributes[0]) if is_map and len(self.reads) == 1 else None
+
+    @cached_property
+    def _narrow_ways(self) -> tuple[Callable[[pa.Table], Any], Callable[[Any], pa.Table]]:
+        """To the executors with the columns that are read, and back with those that are computed."""
+        narrow = self._narrow
+        if narrow is None:
+            raise ValueError("only a map over a leaf is narrow")
+        attributes = [self._attributes[0][at] for at in narrow.reads]
+        outputs, empty = self._catalyst.seq(attributes), self._catalyst.local(attributes)
+        schema, struct = pa.schema([self.schemas[0].field(at) for at in narrow.reads]), empty.schema()
+
+        def spread(leaf: pa.Table) -> Any:
+            columns = [leaf.column(at) for at in narrow.reads]
+            return self._catalyst.spread(pa.Table.from_arrays(columns, schema=schema), outputs, struct)
+
+        return spread, self._catalyst.collector(self._catalyst.project(narrow.computed, empty).schema())
+
+    @cached_property
+    def _collect_large(self) -> Callable[[Any], pa.Table]:
+        return self._catalyst.collector(self._signed_struct)
+
+    @cached_property
+    def _small(self) -> Small:
+        signed = [self._catalyst.seq([*self._columns, self._signs[sign]]) for sign in (-1, 1)]
+        several = [self._catalyst.listed(each) for each in (self._marks, self._outputs, self._structs)]
+        tree = self._tree
+        made = self._catalyst.small(tree.jvm, _height(tree), *several, *signed, self._signed_struct, ROWS_MADE_MAX)
+        return Small(made, self.schemas)
+
+    def _with_sign(self, plan: Any, sign: int) -> Any:
+        return self._catalyst.project([*self._columns, self._signs[sign]], plan)
+
+    def _with_count(self, plan: Any, sign: int) -> Any:
+        """Each row once, with how often it is there, times the sign."""
+        count = self._catalyst.alias(self._catalyst.count_rows(), DIFF)
+        counted = self._catalyst.aggregate(self._columns, [*self._columns, count], plan)
+        if sign > 0:
+            return counted
+        *columns, count = sequence(counted.output())
+        negated = self._catalyst.expression("UnaryMinus", count, False)  # noqa: FBT003 - cannot overflow
+        return self._catalyst.project([*columns, self._catalyst.alias(negated, DIFF)], counted)
+
+    def _bound(self, tree: _Tree, leaves: list[Any]) -> Any:
+        if tree.leaf >= 0:
+            return leaves[tree.leaf]
+        return self._catalyst.with_children(tree.jvm, [self._bound(child, leaves) for child in tree.below])
+
+    def _spread(self, at: int, rows: pa.Table) -> Any:
+        """Rows as a relation on the executors."""
+        if not rows.num_rows:
+            return self._empty[at]
+        rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at])
+        return self._catalyst.spread(rows, self._outputs[at], self._structs[at])
+
+
+def _rows_of(terms: Sequence[Term]) -> int:
+    return sum(rows.num_rows for _, leaves in terms for rows in leaves)
+
+
+def _attributes_of(leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:
+    by_id = {attribute.exprId().id(): attribute for attribute in sequence(leaf.jvm.output())}
+    return [by_id[attribute.id] for attribute in read]
+
+
+def _replaced(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+    """Operators of Catalyst between a node and its children (a Sort, a Project) are the node's own."""
+    for leaf, mark in zip(leaves, marks, strict=True):
+        if node is leaf:
+            return mark
+    return _inside(catalyst, jvm, node, leaves, marks)
+
+
+def _inside(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+    below = []
+    for child in sequence(jvm.children()):
+        known = next((other for other in node.children if other.jvm.equals(child)), None)
+        if known is None:
+            below.append(_inside(catalyst, child, node, leaves, marks))
+        else:
+            below.append(_replaced(catalyst, child, known, leaves, marks))
+    return catalyst.with_children(jvm, below)
+
+
+def _tree_of(jvm: Any, numbers: dict[int, int]) -> _Tree:
+    if kind(jvm) == "LogicalRDD" and jvm.rdd().id() in numbers:
+        return _Tree(jvm, leaf=numbers[jvm.rdd().id()])
+    below = tuple(_tree_of(child, numbers) for child in sequence(jvm.children()))
+    return _Tree(jvm, below)
+
+
+def _height(tree: _Tree) -> int:
+    return 1 + max(map(_height, tree.below)) if tree.below else 0
+
+
+def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_arrays(rows.columns, names=schema.names).cast(schema)
+
+
+def _read(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:
+    """Each once, and at least one column, as Arrow cannot count rows without any."""
+    found = {attribute.id: attribute for attribute in leaf.output if attribute.id in references}
+    return tuple(found.values()) or leaf.output[:1]
+
+
+def _references(root: Node, leaves: list[Node]) -> set[int]:
+    """What the operators above the leaves read."""
+    if any(root is leaf for leaf in leaves):
+        return set()
+    found = _read_by(root.jvm, [child.jvm for child in root.children])
+    for child in root.children:
+        found |= _references(child, leaves)
+        if root.kind == "Union":
+            found |= set(child.ids)
+    return found
+
+
+def _read_by(jvm: Any, stop: list[Any]) -> set[int]:
+    found = {attribute.exprId().id() for attribute in sequence(jvm.references().toSeq())}
+    for child in sequence(jvm.children()):
+        if not any(child.equals(other) for other in stop):
+            found |= _read_by(child, stop)
+    return found
+
+
+def _all(root: Node, leaves: list[Node], holds: Callable[[Node], bool]) -> bool:
+    if any(root is leaf for leaf in leaves):
+        return True
+    return holds(root) and all(_all(child, leaves, holds) for child in root.children)
+
+
+def _is_row_wise(root: Node, leaves: list[Node]) -> bool:
+    return _all(root, leaves, lambda node: isinstance(node, _ROW_WISE))
+
+
+def _is_moves_only(root: Node, leaves: list[Node]) -> bool:
+    return _all(root, leaves, lambda node: isinstance(node, Map) and node.is_moves_only)

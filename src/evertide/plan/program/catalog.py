@@ -1,0 +1,153 @@
+"""The tables and views of a pipeline as Spark's analyzer sees them.
+
+A session of its own, made as the user's is at that moment: its settings and registered functions count, its temporary
+views do not, and nothing that is done here shows there.
+
+1. A table, and a materialized view for those who read it, is a leaf: an empty relation with an explicit schema. It
+   survives the optimizer (an empty local relation would be folded away), keeps NOT NULL, and is recognised in a plan
+   by the id of its RDD.
+2. A plain or temporary view is a name for a query, and becomes part of whatever reads it.
+3. A query is analyzed and optimized once, when it is declared. Unknown names and columns are errors that say where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from evertide.errors import InvalidInput, SparkEnded
+from evertide.plan.catalyst.failure import reason, told_of
+from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.walk import nodes
+from evertide.plan.program.statements import TableStatement, ViewStatement
+
+__all__ = ["SETTINGS", "Catalog", "Framed", "Query"]
+
+SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.cbo.enabled": "false",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.{rule}"
+        for rule in (
+            "catalyst.optimizer.InferWindowGroupLimit",
+            "catalyst.optimizer.LimitPushDown",
+            "catalyst.optimizer.LimitPushDownThroughWindow",
+            "execution.planmerging.MergeSubplans",
+        )
+    ),
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""What makes plans depend on more than the query, as a plan must be the same in every session; and what makes small
+jobs of many stages where one does. MergeSubplans puts the values of several scalar subqueries into one struct, in which
+two fields may have the same name, as no column of Arrow can have them; parts that are equal are shared here anyway
+(`evertide.plan.algebra.sharing`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A view's query: its plans in the JVM, and the tables and materialized views that it reads."""
+
+    name: str
+    frame: DataFrame
+    reads: tuple[str, ...]
+    where: str
+
+    @property
+    def analyzed(self) -> Any:
+        return self.frame._jdf.queryExecution().analyzed()
+
+    @property
+    def optimized(self) -> Any:
+        """`InvalidInput` where Spark's optimizer fails on what its analyzer takes."""
+        try:
+            return self.frame._jdf.queryExecution().optimizedPlan()
+        except (PySparkException, Py4JJavaError) as error:
+            told = told_of(self.frame.sparkSession.sparkContext, error)
+            if isinstance(told, SparkEnded):
+                raise told from error
+            why = "Spark's own optimizer fails on this query, so split it, for example into one subquery per aggregate"
+            why = f"{why} with DISTINCT or listagg: {reason(error)}"
+            raise InvalidInput(where=f"{self.where}, view {self.name!r}", why=why) from error
+
+
+class Framed(Protocol):
+    """A view whose query is a DataFrame, and not a text."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_materialized(self) -> bool: ...
+
+    @property
+    def where(self) -> str: ...
+
+    def frame(self, session: SparkSession, /) -> DataFrame: ...
+
+
+class Catalog:
+    def __init__(self, spark: SparkSession) -> None:
+        clone = spark._jsparkSession.cloneSession()
+        clone.sessionState().catalog().clearTempTables()
+        self.session = SparkSession(spark.sparkContext, jsparkSession=clone)
+        for key, value in SETTINGS.items():
+            self.session.conf.set(key, value)
+        self._leaves: dict[int, str] = {}
+        """By the id of the leaf's RDD."""
+        self._keys: dict[str, tuple[str, ...]] = {}
+
+    def add_table(self, table: TableStatement) -> None:
+        fields = [
+            {"name": column.name, "type": json.loads(column.type), "nullable": column.nullable, "metadata": {}}
+            for column in table.columns
+        ]
+        self._keys[table.name] = tuple(name.lower() for name in table.key)
+        self._add_leaf(table.name, json.dumps({"type": "struct", "fields": fields}))
+
+    def add_view(self, view: ViewStatement | Framed) -> Query:
+        """Analyze a view's query, and make the view known to later ones."""
+        frame = self._analyzed(view) if isinstance(view, ViewStatement) else view.frame(self.session)
+        query = Query(view.name, frame, self._reads(frame), view.where)
+        if view.is_materialized:
+            self._add_leaf(view.name, frame.schema.json())
+        else:
+            frame.createOrReplaceTempView(view.name)
+        return query
+
+    def leaf_of(self, leaf: Any) -> str:
+        """The table or materialized view that a leaf of a plan stands for; empty if it stands for none."""
+        if leaf.getClass().getSimpleName() != "LogicalRDD":
+            return ""
+        return self._leaves.get(leaf.rdd().id(), "")
+
+    def key_of(self, name: str) -> tuple[str, ...]:
+        """The primary key of a table, in lower case; empty if it has none."""
+        return self._keys.get(name, ())
+
+    def _analyzed(self, view: ViewStatement) -> DataFrame:
+        try:
+            return self.session.sql(view.query)
+        except AnalysisException as error:
+            why = next(line.strip() for line in str(error).splitlines() if line.strip())
+            raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why) from error
+
+    def _reads(self, frame: DataFrame) -> tuple[str, ...]:
+        """In order of first appearance, subqueries included."""
+        found = map(self.leaf_of, nodes(frame._jdf.queryExecution().analyzed()))
+        return tuple(dict.fromkeys(filter(None, found)))
+
+    def _add_leaf(self, name: str, schema: str) -> None:
+        jvm_session = self.session._jsparkSession
+        context = self.session._jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
+            jvm_session.sparkContext()
+        )
+        frame = jvm_session.createDataFrame(context.emptyRDD(), jvm_session.parseDataType(schema))
+        [leaf] = sequence(frame.queryExecution().analyzed().collectLeaves())
+        self._leaves[leaf.rdd().id()] = name
+        frame.createOrReplaceTempView(name)

@@ -1,0 +1,179 @@
+"""Streaming tables and what feeds them: the target of an AUTO CDC flow is a view of the changes that feed it.
+
+    CREATE STREAMING TABLE customers;
+    CREATE FLOW f AS AUTO CDC INTO customers FROM STREAM changes KEYS (id) SEQUENCE BY at;
+
+keeps, of all rows of `changes` with the same `id`, the last by `at`, unless that one is a deletion. Said like this it
+is a view like any other: changes may come late, in any order, or be taken back, and the table is right all the same.
+Rows that are equal in `at` are told apart by all their columns. What the changes come from may be a view as well.
+
+    CREATE FLOW north AS INSERT INTO orders BY NAME SELECT * FROM STREAM orders_north;
+    CREATE FLOW south AS INSERT INTO orders BY NAME SELECT * FROM STREAM orders_south;
+
+feed `orders` together: it is the view of all their rows (`Appended`). A streaming table without a flow is a table that
+is only appended to, and needs columns of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeAlias
+
+from pyspark.sql import DataFrame, SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.program.statements import (
+    AppendStatement,
+    Column,
+    FlowStatement,
+    Statement,
+    TableStatement,
+    ViewStatement,
+)
+
+__all__ = ["AppendFlow", "Appended", "Fed", "fed"]
+
+_RANK, _GONE = "__rank", "__gone"
+
+
+@dataclass(frozen=True)
+class AppendFlow:
+    """Rows of a streaming table, by a function that makes a DataFrame of them."""
+
+    name: str
+    target: str
+    frame: Callable[[SparkSession], DataFrame]
+    where: str
+
+
+@dataclass(frozen=True)
+class Appended:
+    """A streaming table as the view of what its flows bring, taken together by the names of columns."""
+
+    name: str
+    flows: tuple[AppendFlow, ...]
+    columns: tuple[Column, ...]
+    properties: Mapping[str, str]
+    comment: str
+    where: str
+    is_materialized: bool = True
+
+    def frame(self, session: SparkSession) -> DataFrame:
+        frames = [flow.frame(session) for flow in self.flows]
+        for flow, each in zip(self.flows, frames, strict=True):
+            self._check(each, frames[0], flow)
+        whole = reduce(DataFrame.unionByName, frames)
+        return whole.select(*(_quoted(column.name) for column in self.columns)) if self.columns else whole
+
+    def _check(self, frame: DataFrame, first: DataFrame, flow: AppendFlow) -> None:
+        """Columns are those that the table declares, or those of its first flow; an other type would become a third."""
+        declared = {column.name.lower(): json.loads(column.type) for column in self.columns}
+        expected = declared or _types(first)
+        found = _types(frame)
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                has, wants = (json.dumps(each[name]) if name in each else "none" for each in (found, expected))
+                whose = f"the table {self.name!r}" if self.columns else f"the flow {self.flows[0].name!r}"
+                why = f"the column {name!r} is {has} by the flow {flow.name!r}, and {wants} by {whose}"
+                raise InvalidInput(where=flow.where, why=why)
+
+
+Fed: TypeAlias = TableStatement | ViewStatement | Appended
+
+
+def fed(statements: Iterable[Statement | AppendFlow]) -> list[Fed]:
+    """Tables first, then what flows feed, then views, each in the order of the script."""
+    statements = list(statements)
+    tables = {each.name.lower(): each for each in statements if isinstance(each, TableStatement)}
+    flows: dict[str, FlowStatement] = {}
+    appends: dict[str, list[AppendFlow]] = {}
+    for flow in statements:
+        if isinstance(flow, FlowStatement):
+            _check(flow, tables, flows)
+            flows[flow.target.lower()] = flow
+        elif isinstance(flow, AppendStatement | AppendFlow):
+            _check_target(flow, tables)
+            appends.setdefault(flow.target.lower(), []).append(_append(flow))
+    for name in flows.keys() & appends.keys():
+        why = f"{flows[name].target!r} gets changes by key from {flows[name].name!r}, and can have no rows besides"
+        raise InvalidInput(where=appends[name][0].where, why=why)
+    plain = [table for name, table in tables.items() if name not in flows and name not in appends]
+    for table in plain:
+        if not table.columns:
+            raise InvalidInput(where=table.where, why=f"{table.name!r} has neither columns nor a flow that brings them")
+    targets = [_target(tables[name], flow, tables.get(flow.source.lower())) for name, flow in flows.items()]
+    appended = [_appended(tables[name], flows) for name, flows in appends.items()]
+    return [*plain, *targets, *appended, *(each for each in statements if isinstance(each, ViewStatement))]
+
+
+def _check(flow: FlowStatement, tables: dict[str, TableStatement], flows: dict[str, FlowStatement]) -> None:
+    _check_target(flow, tables)
+    if flow.target.lower() in flows:
+        why = f"{flow.target!r} is fed by {flows[flow.target.lower()].name!r} already: a key has one history"
+        raise InvalidInput(where=flow.where, why=why)
+
+
+def _check_target(flow: FlowStatement | AppendStatement | AppendFlow, tables: dict[str, TableStatement]) -> None:
+    target = tables.get(flow.target.lower())
+    if target is None or not target.is_streaming:
+        raise InvalidInput(where=flow.where, why=f"{flow.target!r} is no streaming table of the script")
+
+
+def _append(flow: AppendStatement | AppendFlow) -> AppendFlow:
+    if isinstance(flow, AppendFlow):
+        return flow
+    return AppendFlow(flow.name, flow.target, lambda session: session.sql(flow.query), flow.where)
+
+
+def _appended(table: TableStatement, flows: list[AppendFlow]) -> Appended:
+    return Appended(table.name, tuple(flows), table.columns, table.properties, table.comment, table.where)
+
+
+def _types(frame: DataFrame) -> dict[str, object]:
+    return {field.name.lower(): json.loads(field.dataType.json()) for field in frame.schema.fields}
+
+
+def _target(table: TableStatement, flow: FlowStatement, source: TableStatement | None) -> ViewStatement:
+    """`source` is the table that is read; a view, or a table that flows feed, has columns once it is analyzed."""
+    if source is not None and source.columns:
+        _check_columns(table, flow, source)
+    without = {name.lower() for name in flow.without}
+    named = [_quoted(column.name) for column in table.columns if column.name.lower() not in without]
+    columns = ", ".join(named) or f"* EXCEPT ({', '.join(map(_quoted, (_RANK, _GONE, *flow.without)))})"
+    gone = f"coalesce({flow.delete_when}, false)" if flow.delete_when else "false"
+    rank = f"row_number() OVER (PARTITION BY {', '.join(flow.keys)} ORDER BY {flow.sequence_by} DESC)"
+    query = (
+        f"SELECT {columns} FROM "
+        f"(SELECT *, {rank} AS {_RANK}, {gone} AS {_GONE} FROM {_quoted(flow.source)}) "
+        f"WHERE {_RANK} = 1 AND NOT {_GONE}"
+    )
+    return ViewStatement(
+        name=table.name,
+        query=query,
+        is_materialized=True,
+        properties=table.properties,
+        comment=table.comment,
+        where=table.where,
+    )
+
+
+def _check_columns(table: TableStatement, flow: FlowStatement, source: TableStatement) -> None:
+    """Those that the table declares must be the source's; and keys must be among those that it gets."""
+    known = {column.name.lower(): column for column in source.columns}
+    for column in table.columns:
+        found = known.get(column.name.lower())
+        if found is None or found.type != column.type:
+            why = f"the column {column.name!r} of {table.name!r} is not one of {source.name!r}, with the same type"
+            raise InvalidInput(where=table.where, why=why)
+    without = {name.lower() for name in flow.without}
+    columns = {column.name.lower() for column in table.columns or source.columns} - without
+    for key in flow.keys:
+        if key.strip("`").lower() not in columns:
+            raise InvalidInput(where=flow.where, why=f"the key {key!r} is not a column of {table.name!r}")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,214 @@
+"""A script or a project as plans: its tables, and its materialized views.
+
+1. What reads another view comes after it, whatever order they are declared in: when Spark misses a name that is
+   declared further on, that one is taken first. Views that read each other in a circle are refused.
+2. Apart from that the order is that of the declarations, those in Python last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
+
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.algebra.algebra import Algebra
+from evertide.plan.algebra.identity import key_of
+from evertide.plan.algebra.nodes import Attribute, Node
+from evertide.plan.algebra.refusals import refuse_unmaintainable
+from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.failure import without_traces
+from evertide.plan.program.catalog import SETTINGS as PLANNING
+from evertide.plan.program.catalog import Catalog, Query
+from evertide.plan.program.flows import Appended, AppendFlow, fed
+from evertide.plan.program.project import Project
+from evertide.plan.program.project_files import Declared, ProjectView, configure, read_files
+from evertide.plan.program.project_inputs import ProjectSession
+from evertide.plan.program.properties import SinkProperties, check_properties, key_property, sink_properties
+from evertide.plan.program.statements import Statement, TableStatement, ViewStatement, parse_script
+from evertide.plan.program.view_function import ViewFunction
+
+__all__ = ["Program"]
+
+logger = logging.getLogger(__name__)
+
+_View: TypeAlias = ViewStatement | ViewFunction | Appended | ProjectView
+_Named = TypeVar("_Named", Statement | AppendFlow, TableStatement, ViewFunction, ProjectView)
+
+
+class Program:
+    def __init__(
+        self,
+        spark: SparkSession,
+        script: str | Project,
+        path: str = "SQL",
+        *,
+        functions: Sequence[ViewFunction] = (),
+        spelling: Mapping[str, str] | None = None,
+    ) -> None:
+        """`spelling` has the names to use for tables and views, by the name in lower case."""
+        self._spelling = spelling or {}
+        self.catalog = Catalog(spark)
+        self._inputs: ProjectSession | None = None
+        read = (
+            self._read_project(script)
+            if isinstance(script, Project)
+            else Declared([*parse_script(spark, script, path)])
+        )
+        self.catalyst = Catalyst(self.catalog.session)
+        self._algebra = Algebra(self.catalyst, self.catalog)
+        spelled = [self._spelled(each) for each in read.statements]
+        self.statements: list[Statement] = [each for each in spelled if not isinstance(each, AppendFlow)]
+        self.functions = tuple(map(self._spelled, functions))
+        self.tables: dict[str, tuple[Attribute, ...]] = {}
+        self.views: dict[str, Node] = {}
+        self.reads: dict[str, tuple[str, ...]] = {}
+        """Per materialized view, the tables and materialized views that it reads itself."""
+        self.keys: dict[str, tuple[str, ...]] = {}
+        """Per materialized view, columns that tell its rows apart; none if that is not known."""
+        self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
+        """Per table and materialized view, where it is written to."""
+        declared = fed(spelled)
+        self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
+        views = [each for each in declared if not isinstance(each, TableStatement)]
+        for statement in self.table_statements:
+            self._add_table(statement)
+        written: list[ViewFunction | ProjectView] = [*map(self._spelled, read.views), *self.functions]
+        for function in written:
+            self._check_name(function, written)
+        self._add_views([*views, *written])
+        self._add_inputs()
+
+    def _read(self, spark: SparkSession, script: str | Project, path: str) -> Declared:
+        if isinstance(script, Project):
+            return self._read_project(script)
+        return Declared([*parse_script(spark, script, path)])
+
+    def _spelled(self, declared: _Named) -> _Named:
+        return replace(declared, name=self._spelling.get(declared.name.lower(), declared.name))
+
+    def _read_project(self, project: Project) -> Declared:
+        decided = configure(self.catalog.session, project, PLANNING)
+        for name in decided:
+            logger.warning(
+                "%s: %s is passed over: Evertide decides it, and no result depends on it", project.where, name
+            )
+        self._inputs = ProjectSession(self.catalog.session, self.catalog.add_table)
+        return read_files(project, self._inputs)
+
+    def _check_name(
+        self, function: ViewFunction | ProjectView, functions: Iterable[ViewFunction | ProjectView]
+    ) -> None:
+        declared = (*self.statements, *functions)
+        first = next(other for other in declared if other.name.lower() == function.name.lower())
+        if first is not function:
+            why = f"{function.name!r} is declared before, at {first.where}"
+            raise InvalidInput(where=function.where, why=why)
+
+    def _add_views(self, views: Sequence[_View]) -> None:
+        waiting = {view.name.lower(): view for view in views}
+        for name in list(waiting):
+            if name in waiting:
+                self._add_after_those_it_reads(name, waiting, ())
+
+    def _add_after_those_it_reads(self, name: str, waiting: dict[str, _View], readers: tuple[str, ...]) -> None:
+        view = waiting[name]
+        while True:
+            try:
+                with without_traces():
+                    self._add_view(view)
+            except InvalidInput as error:
+                missing = _missing(error)
+                if missing not in waiting:
+                    raise
+                if missing in (*readers, name):
+                    circle = " reads ".join(map(repr, (*readers, name, missing)))
+                    raise InvalidInput(where=view.where, why=f"views read each other in a circle: {circle}") from error
+                self._add_after_those_it_reads(missing, waiting, (*readers, name))
+            else:
+                del waiting[name]
+                return
+
+    def _add_inputs(self) -> None:
+        """Tables that functions of a project loaded."""
+        names = {name.lower() for name in (*self.tables, *self.views)}
+        for table, _ in self._inputs.loaded.values() if self._inputs is not None else ():
+            if table.name.lower() in names:
+                why = f"what it loads would be the table {table.name!r}, which is declared: give that another name"
+                raise InvalidInput(where=table.where, why=why)
+            self._add_input(table)
+
+    def _add_input(self, table: TableStatement) -> None:
+        table = self._spelled(table)
+        self.statements.append(table)
+        self.table_statements.append(table)
+        self._add_table(table)
+
+    def _add_table(self, statement: TableStatement) -> None:
+        where = f"{statement.where}, table {statement.name!r}"
+        check_properties(statement.properties, is_view=False, where=where)
+        self.sinks[statement.name] = sink_properties(statement.properties, where)
+        with _told(where):
+            self.catalog.add_table(statement)
+        self.tables[statement.name] = tuple(
+            Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
+        )
+
+    def _add_view(self, statement: _View) -> None:
+        where = f"{statement.where}, view {statement.name!r}"
+        check_properties(statement.properties, is_view=True, where=where)
+        self.sinks[statement.name] = sink_properties(statement.properties, where)
+        if self.sinks[statement.name] and not statement.is_materialized:
+            why = "'evertide.sinks': only a materialized view has content of its own to write"
+            raise InvalidInput(where=where, why=why)
+        with _told(where):
+            query: Query = self.catalog.add_view(statement)
+            loaded = self._inputs.take(query.frame) if self._inputs and statement.is_materialized else None
+            if loaded is not None:
+                self._add_input(replace(loaded, name=statement.name, properties=dict(statement.properties)))
+                return
+            refuse_unmaintainable(query, self.catalog)
+            if not statement.is_materialized:
+                return
+            plan = self._algebra.plan(query)
+        names = [attribute.name.lower() for attribute in plan.output]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
+        declared = key_property(statement.properties, [attribute.name for attribute in plan.output], where)
+        self.keys[statement.name] = declared or key_of(plan)
+        self.views[statement.name] = plan
+        self.reads[statement.name] = query.reads
+
+    def needed(self, views: Iterable[str]) -> set[str]:
+        """These views and those that they read, directly or not."""
+        found: set[str] = set()
+        waiting = list(views)
+        while waiting:
+            name = waiting.pop()
+            if name in self.views and name not in found:
+                found.add(name)
+                waiting += self.reads[name]
+        return found
+
+
+def _missing(error: InvalidInput) -> str:
+    """The name that Spark does not know, as names are compared; empty if that is not what is wrong."""
+    cause = error.__cause__
+    if not isinstance(cause, PySparkException) or cause.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        return ""
+    return str((cause.getMessageParameters() or {}).get("relationName", "")).strip("`").lower()
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Some things Spark finds out later than it could: names that it cannot use, types that are switched off."""
+    try:
+        yield
+    except AnalysisException as error:
+        why = next(line.strip() for line in str(error).splitlines() if line.strip())
+        raise InvalidInput(where=where, why=why) from error

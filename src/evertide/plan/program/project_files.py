@@ -1,0 +1,296 @@
+"""The files of a project as statements and functions: what its SQL says, and what its Python registers.
+
+SQL is parsed as any script is. Python is run, as `spark-pipelines` does, with `spark` in its globals, and with a
+registry of ours behind `pyspark.pipelines`, which only takes down what is declared:
+
+    @dp.materialized_view, @dp.table, @dp.temporary_view    a view of what the function returns
+    dp.create_streaming_table, @dp.append_flow              a table of what its flows bring together
+    dp.create_auto_cdc_flow                                 as AUTO CDC in SQL
+
+1. What Evertide has no counterpart for (sinks, partitions, formats, settings of a single flow, SCD type 2) is refused,
+   with file, line, and what to do.
+2. A function is called when the tables it reads are known (`evertide.plan.program.program`), and what it loads itself
+   becomes a table (`evertide.plan.program.project_inputs`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark import pipelines
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.pipelines import api
+from pyspark.pipelines.flow import AutoCdcFlow, Flow
+from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
+from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable, Table, TemporaryView
+from pyspark.pipelines.source_code_location import SourceCodeLocation, get_caller_source_code_location
+from pyspark.sql import Column, DataFrame, SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.program.flows import AppendFlow
+from evertide.plan.program.project import Project, ProjectFile
+from evertide.plan.program.project_inputs import ProjectSession, columns_of
+from evertide.plan.program.statements import FlowStatement, Statement, TableStatement, check_names, parse_script
+from evertide.plan.program.view_function import ViewFunction, active
+
+__all__ = ["Declared", "ProjectView", "configure", "read_files"]
+
+
+@dataclass(frozen=True)
+class ProjectView:
+    """A decorated function. Its DataFrame is made once, when all that it reads is known."""
+
+    name: str
+    function: ViewFunction
+    session: ProjectSession
+    is_materialized: bool
+    properties: Mapping[str, str]
+    comment: str
+    where: str
+
+    def frame(self, _session: SparkSession) -> DataFrame:
+        """The plan's session is the project's own, in which `spark.read` loads tables."""
+        return self.function.frame(self.session)
+
+
+@dataclass
+class Declared:
+    statements: list[Statement | AppendFlow] = field(default_factory=list)
+    views: list[ProjectView] = field(default_factory=list)
+
+
+def configure(session: SparkSession, project: Project, ours: Iterable[str]) -> list[str]:
+    """Set what the spec says. The names of settings that Evertide decides itself, and that change no result."""
+    for name, value in project.configuration.items():
+        if name in ours:
+            continue
+        try:
+            session.conf.set(name, value)
+        except AnalysisException as error:
+            why = f"the configuration {name!r} counts only when Spark starts: set it there (spark-defaults.conf)"
+            raise InvalidInput(where=project.where, why=why) from error
+    return sorted(set(ours) & project.configuration.keys())
+
+
+def read_files(project: Project, session: ProjectSession) -> Declared:
+    """All that the files declare; in no order that means anything."""
+    declared = Declared()
+    for file in project.sql:
+        declared.statements += parse_script(session, file.text, str(file.path))
+    registry = _Registry(declared, session)
+    with _in(project.root), graph_element_registration_context(registry), _auto_cdc(registry), active(session):
+        for file in project.python:
+            _run(file, session)
+    registry.end()
+    check_names(each for each in declared.statements if not isinstance(each, AppendFlow))
+    return declared
+
+
+def _run(file: ProjectFile, session: ProjectSession) -> None:
+    session.begin("", str(file.path))
+    place = importlib.util.spec_from_file_location(file.path.stem, str(file.place))
+    if place is None or place.loader is None:
+        raise InvalidInput(where=str(file.path), why="it is no module of Python")
+    module = importlib.util.module_from_spec(place)
+    module.__dict__["spark"] = session
+    try:
+        place.loader.exec_module(module)
+    except InvalidInput as error:
+        if error.where != str(file.path):
+            raise
+        raise InvalidInput(where=_line(file, error), why=error.why) from error
+    except Exception as error:  # a user's module may raise anything
+        raise InvalidInput(where=_line(file, error), why=_said(error)) from error
+
+
+def _line(file: ProjectFile, error: BaseException) -> str:
+    """The last line of the file itself that had a part in it."""
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"{file.path}, line {error.lineno}"
+    own = str(file.place)
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == own]
+    return f"{file.path}, line {lines[-1]}" if lines else str(file.path)
+
+
+def _said(error: BaseException) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, PySparkException):
+        return first or type(error).__name__
+    return f"the file failed: {type(error).__name__}: {first}"
+
+
+class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classes are Any here
+    """Takes down what is declared; `end` puts outputs and their flows together, as one may come before the other."""
+
+    def __init__(self, declared: Declared, session: ProjectSession) -> None:
+        self._declared = declared
+        self._session = session
+        self._outputs: dict[str, Output] = {}
+        self._flows: list[Flow] = []
+
+    def register_output(self, output: Output) -> None:
+        where = _place(output.source_code_location)
+        _check_output(output, where)
+        before = self._outputs.get(output.name.lower())
+        if before is not None:
+            why = f"{output.name!r} is declared before, at {_place(before.source_code_location)}"
+            raise InvalidInput(where=where, why=why)
+        self._outputs[output.name.lower()] = output
+
+    def register_flow(self, flow: Flow) -> None:
+        where = _place(flow.source_code_location)
+        if flow.spark_conf:
+            why = f"spark_conf= of {flow.name!r}: settings count for a whole pipeline; put them into the spec"
+            raise InvalidInput(where=where, why=why)
+        self._flows.append(flow)
+
+    def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
+        raise InvalidInput(where=_place(flow.source_code_location), why="call it as dp.create_auto_cdc_flow")
+
+    def register_sql(self, sql_text: str, file_path: Path) -> None:
+        self._declared.statements += parse_script(self._session, sql_text, str(file_path))
+
+    def add(self, flow: FlowStatement) -> None:
+        self._declared.statements.append(flow)
+
+    def end(self) -> None:
+        for flow in self._flows:
+            output = self._outputs.get(flow.target.lower())
+            if isinstance(output, MaterializedView | TemporaryView):
+                self._declared.views.append(self._view(output, flow))
+            else:
+                self._declared.statements.append(self._append(flow))
+        for output in self._outputs.values():
+            if isinstance(output, StreamingTable):
+                self._declared.statements.append(_streaming(output))
+
+    def _view(self, output: MaterializedView | TemporaryView, flow: Flow) -> ProjectView:
+        is_stored = isinstance(output, MaterializedView)
+        where = _place(output.source_code_location)
+        if is_stored and output.schema is not None:
+            why = f"schema= of {output.name!r}: a view has the columns of its query; cast them there"
+            raise InvalidInput(where=where, why=why)
+        properties = dict(output.table_properties) if is_stored else {}
+        function = ViewFunction(output.name, self._reading(output.name, flow, where))
+        return ProjectView(output.name, function, self._session, is_stored, properties, output.comment or "", where)
+
+    def _append(self, flow: Flow) -> AppendFlow:
+        where = _place(flow.source_code_location)
+        function = ViewFunction(flow.name, self._reading(flow.name, flow, where))
+        return AppendFlow(flow.name, flow.target, lambda _: function.frame(self._session), where)
+
+    def _reading(self, name: str, flow: Flow, where: str) -> Any:
+        def read() -> DataFrame:
+            self._session.begin(name, where)
+            return flow.func()
+
+        read.__wrapped__ = flow.func  # type: ignore[attr-defined]  # so that messages name its line
+        return read
+
+
+def _check_output(output: Output, where: str) -> None:
+    if isinstance(output, Sink):
+        why = f"the sink {output.name!r}: give the view itself the property 'evertide.sinks', see docs/sinks.md"
+        raise InvalidInput(where=where, why=why)
+    if "." in output.name:
+        raise InvalidInput(where=where, why=f"{output.name!r}: names in a pipeline have no catalog or schema")
+    if isinstance(output, Table):
+        given = {"partition_cols": output.partition_cols, "cluster_by": output.cluster_by, "format": output.format}
+        for name, value in given.items():
+            if value:
+                why = f"{name}= of {output.name!r} means nothing here: a pipeline keeps its tables itself; leave it out"
+                raise InvalidInput(where=where, why=why)
+
+
+def _streaming(output: StreamingTable) -> TableStatement:
+    return TableStatement(
+        name=output.name,
+        columns=() if output.schema is None else columns_of(output.schema),
+        key=(),
+        connector="",
+        options={},
+        properties=dict(output.table_properties),
+        comment=output.comment or "",
+        is_streaming=True,
+        where=_place(output.source_code_location),
+    )
+
+
+@contextmanager
+def _auto_cdc(registry: _Registry) -> Iterator[None]:
+    """Spark's own function makes columns of a Spark Connect client, which need not be installed: ours takes texts."""
+
+    def create_auto_cdc_flow(  # noqa: PLR0917 - Spark's parameters
+        target: str,
+        source: str,
+        keys: Sequence[str | Column],
+        sequence_by: str | Column,
+        apply_as_deletes: str | Column | None = None,
+        column_list: Sequence[str | Column] | None = None,
+        except_column_list: Sequence[str | Column] | None = None,
+        stored_as_scd_type: int | str | None = None,
+        name: str | None = None,
+        **others: Any,
+    ) -> None:
+        where = _place(get_caller_source_code_location(stacklevel=1))
+        given = {
+            "stored_as_scd_type=2": str(stored_as_scd_type or 1) != "1",
+            "column_list=": bool(column_list),
+            **{f"{each}=": bool(value) for each, value in others.items()},
+        }
+        for each, is_given in given.items():
+            if is_given:
+                why = f"{each} is not supported: a table holds the current row of each key, all columns or all but some"
+                raise InvalidInput(where=where, why=why)
+        registry.add(
+            FlowStatement(
+                name=name or target,
+                target=target,
+                source=source,
+                keys=tuple(map(_sql, keys)),
+                sequence_by=_sql(sequence_by),
+                delete_when="" if apply_as_deletes is None else _sql(apply_as_deletes),
+                without=tuple(_sql(each).strip("`") for each in except_column_list or ()),
+                where=where,
+            )
+        )
+
+    before = api.create_auto_cdc_flow
+    try:
+        for module in (api, pipelines):
+            module.create_auto_cdc_flow = create_auto_cdc_flow
+        yield
+    finally:
+        for module in (api, pipelines):
+            module.create_auto_cdc_flow = before
+
+
+def _sql(column: str | Column) -> str:
+    if isinstance(column, str):
+        return column
+    text: str = column._jc.node().sql()  # a classic column
+    return text
+
+
+def _place(location: SourceCodeLocation) -> str:
+    return f"{location.filename}, line {location.line_number}"
+
+
+@contextmanager
+def _in(root: Path) -> Iterator[None]:
+    """Files are run in the project's directory, and may import modules that lie there."""
+    before, path = Path.cwd(), list(sys.path)
+    os.chdir(root)
+    sys.path.insert(0, str(root))
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.path[:] = path

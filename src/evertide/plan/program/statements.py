@@ -1,0 +1,344 @@
+"""What a script declares: tables, views and flows, as plain values.
+
+Statements are *parsed* by Spark's own parser and never executed: there is no second dialect. What Spark can say and
+Evertide does not keep (partitioning, buckets, generated columns, a location) is refused with its name, not passed
+over.
+
+    CREATE TABLE t (id BIGINT NOT NULL, ..., PRIMARY KEY (id)) USING <connector> OPTIONS (...) TBLPROPERTIES (...)
+    CREATE STREAMING TABLE t [...]                          a table that flows feed
+    CREATE STREAMING TABLE t AS SELECT ... FROM STREAM s    a materialized view: whatever s gets, t has
+    CREATE MATERIALIZED VIEW v AS SELECT ...                maintained, stored
+    CREATE VIEW v AS SELECT ...                             a name for a query; part of whatever uses it
+    CREATE TEMPORARY VIEW v AS SELECT ...                   the same
+    CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (...) ...  changes of s, applied to t by key
+    CREATE FLOW f AS INSERT INTO t BY NAME SELECT ...       rows of t; several flows are taken together
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from evertide.errors import InvalidInput
+from evertide.plan.catalyst.scala import mapping, optional, sequence
+from evertide.plan.program.script import Piece, split_script
+from evertide.plan.program.streams import without_streams
+
+__all__ = [
+    "AppendStatement",
+    "Column",
+    "FlowStatement",
+    "Statement",
+    "TableStatement",
+    "ViewStatement",
+    "check_names",
+    "parse_script",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: str
+    """Spark's JSON form of the data type."""
+    nullable: bool = True
+    comment: str = ""
+    default: str = ""
+    """The SQL of its default value; empty if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatement:
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    connector: str
+    options: dict[str, str]
+    properties: dict[str, str]
+    comment: str
+    is_streaming: bool
+    where: str
+    """Script and line: for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStatement:
+    name: str
+    query: str
+    is_materialized: bool
+    properties: dict[str, str]
+    comment: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStatement:
+    """AUTO CDC: the rows of `source` are applied to `target` by `keys`, the last by `sequence_by` wins."""
+
+    name: str
+    target: str
+    source: str
+    keys: tuple[str, ...]
+    sequence_by: str
+    delete_when: str
+    without: tuple[str, ...]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendStatement:
+    """INSERT INTO: the rows of `query` are rows of `target`, by the names of its columns."""
+
+    name: str
+    target: str
+    query: str
+    where: str
+
+
+_SIZED_TEXT = re.compile(r'(?<!"name":)"(?:var)?char\(\d+\)"')
+"""CHAR and VARCHAR in Spark's JSON form of a type."""
+
+Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement | AppendStatement
+
+
+def parse_script(spark: SparkSession, script: str, path: str = "SQL") -> list[Statement]:
+    """The statements of a script, in order. A name that is declared twice is an error."""
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    statements = [_parse(parser, piece, f"{path}, line {piece.line}") for piece in split_script(script, path)]
+    check_names(statements)
+    return statements
+
+
+def _parse(parser: Any, piece: Piece, where: str) -> Statement:
+    try:
+        plan = parser.parsePlan(piece.text)
+    except AnalysisException as error:
+        raise InvalidInput(where=_place(error, piece, where), why=_first_line(error)) from error
+    kind = plan.getClass().getSimpleName()
+    read = _READERS.get(kind)
+    if read is None:
+        declared = "CREATE TABLE, STREAMING TABLE, MATERIALIZED VIEW, VIEW, TEMPORARY VIEW and FLOW"
+        raise InvalidInput(where=where, why=f"this is a {kind}; a pipeline is made of {declared}")
+    statement = read(plan, where)
+    if isinstance(statement, ViewStatement | AppendStatement):
+        return replace(statement, query=without_streams(parser, statement.query))
+    return statement
+
+
+def _place(error: AnalysisException, piece: Piece, where: str) -> str:
+    """The parser counts lines from the statement's first; people count from the script's."""
+    line = optional(error._origin.line()) if hasattr(error, "_origin") else None
+    return where if line is None else f"{where.rpartition(',')[0]}, line {piece.line + line - 1}"
+
+
+def _first_line(error: AnalysisException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "it cannot be parsed")
+
+
+def check_names(statements: Iterable[Statement]) -> None:
+    """A flow may have the name of what it feeds."""
+    seen: dict[str, str] = {}
+    for statement in statements:
+        name = statement.name.lower()
+        if isinstance(statement, FlowStatement | AppendStatement) and name == statement.target.lower():
+            continue
+        if name in seen:
+            raise InvalidInput(where=statement.where, why=f"{statement.name!r} is declared before, at {seen[name]}")
+        seen[name] = statement.where
+
+
+def _name(plan: Any, where: str) -> str:
+    parts = sequence(plan.nameParts())
+    if len(parts) != 1:
+        raise InvalidInput(where=where, why=f"{'.'.join(parts)!r}: names in a pipeline have no catalog or schema")
+    name: str = parts[0]
+    return name
+
+
+def _table(plan: Any, where: str) -> TableStatement:
+    spec = plan.tableSpec()
+    name = _name(plan.name(), where)
+    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_unkept(spec)})
+    columns = tuple(_column(column, where) for column in sequence(plan.columns()))
+    return TableStatement(
+        name=name,
+        columns=columns,
+        key=_primary_key(spec, columns, where),
+        connector=optional(spec.provider()) or "",
+        options=_options(spec),
+        properties=mapping(spec.properties()),
+        comment=optional(spec.comment()) or "",
+        is_streaming=False,
+        where=where,
+    )
+
+
+def _streaming_table(plan: Any, where: str) -> TableStatement:
+    spec = plan.tableSpec()
+    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_unkept(spec)})
+    return TableStatement(
+        name=_name(plan.name(), where),
+        columns=tuple(_column(column, where) for column in sequence(plan.columns())),
+        key=(),
+        connector="",
+        options={},
+        properties=mapping(spec.properties()),
+        comment=optional(spec.comment()) or "",
+        is_streaming=True,
+        where=where,
+    )
+
+
+def _column(column: Any, where: str) -> Column:
+    given = {
+        "GENERATED ALWAYS AS": column.generationExpression().isDefined(),
+        "GENERATED AS IDENTITY": column.identityColumnSpec().isDefined(),
+    }
+    _refuse(f"{where}, column {column.name()!r}", given)
+    if _SIZED_TEXT.search(column.dataType().json()):
+        why = f"{column.dataType().sql()}: Spark itself keeps no lengths of texts in queries; declare STRING"
+        raise InvalidInput(where=f"{where}, column {column.name()!r}", why=why)
+    default = optional(column.defaultValue())
+    return Column(
+        name=column.name(),
+        type=column.dataType().json(),
+        nullable=column.nullable(),
+        comment=optional(column.comment()) or "",
+        default=default.originalSQL() if default is not None else "",
+    )
+
+
+def _primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tuple[str, ...]:
+    key: tuple[str, ...] = ()
+    for constraint in sequence(spec.constraints()):
+        kind = constraint.getClass().getSimpleName()
+        if kind != "PrimaryKeyConstraint":
+            raise InvalidInput(where=where, why=f"a {kind} is not enforced by Evertide; leave it out")
+        key = tuple(sequence(constraint.columns()))
+    for name in key:
+        if name.lower() not in {column.name.lower() for column in columns}:
+            raise InvalidInput(where=where, why=f"the key column {name!r} is not a column of the table")
+    return key
+
+
+def _options(spec: Any) -> dict[str, str]:
+    """Constants only: options are read before any query runs. The parser makes a location of the option `path`."""
+    pairs = sequence(spec.optionExpression().options())
+    location = optional(spec.location())
+    path = {"path": location} if location is not None else {}
+    return path | {pair._1(): str(pair._2().eval(None)) for pair in pairs}
+
+
+def _unkept(spec: Any) -> dict[str, bool]:
+    return {
+        "LOCATION": spec.location().isDefined() and not spec.provider().isDefined(),
+        "SERDE": spec.serde().isDefined(),
+        "EXTERNAL": spec.external(),
+        "COLLATION": spec.collation().isDefined(),
+    }
+
+
+def _refuse(where: str, given: dict[str, bool]) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise InvalidInput(where=where, why=f"{name} means nothing here: a pipeline keeps its tables itself")
+
+
+def _materialized_view(plan: Any, where: str) -> ViewStatement:
+    spec = plan.tableSpec()
+    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_unkept(spec)})
+    _refuse(where, {"a list of columns": plan.columns().size() > 0})
+    return ViewStatement(
+        name=_name(plan.name(), where),
+        query=plan.originalText(),
+        is_materialized=True,
+        properties=mapping(spec.properties()),
+        comment=optional(spec.comment()) or "",
+        where=where,
+    )
+
+
+def _plain_view(plan: Any, where: str) -> ViewStatement:
+    """A plain view's name is yet to be resolved, a temporary one's is not."""
+    _refuse(where, {"a list of columns": plan.userSpecifiedColumns().size() > 0})
+    is_temporary = plan.getClass().getSimpleName() == "CreateViewCommand"
+    return ViewStatement(
+        name=plan.name().table() if is_temporary else _name(plan.child(), where),
+        query=optional(plan.originalText()) or "",
+        is_materialized=False,
+        properties=mapping(plan.properties()),
+        comment=optional(plan.comment()) or "",
+        where=where,
+    )
+
+
+def _flow(plan: Any, where: str) -> FlowStatement | AppendStatement:
+    kind = plan.flowOperation().getClass().getSimpleName()
+    if kind == "InsertIntoStatement":
+        return _append(plan, where)
+    if kind == "AutoCdcInto":
+        return _auto_cdc(plan, where)
+    why = f"a flow of kind {kind}: INSERT INTO and AUTO CDC INTO feed a table; use a view instead"
+    raise InvalidInput(where=where, why=why)
+
+
+def _append(plan: Any, where: str) -> AppendStatement:
+    insert = plan.flowOperation()
+    _refuse(where, {"OVERWRITE": insert.overwrite(), "PARTITION": insert.partitionSpec().size() > 0})
+    if not insert.byName():
+        raise InvalidInput(where=where, why="INSERT INTO needs BY NAME: columns are told by their names")
+    origin = insert.query().origin()
+    text = str(origin.sqlText().get()).encode("utf-16-le")  # the JVM counts in units of UTF-16
+    return AppendStatement(
+        name=_name(plan.name(), where),
+        target=_relation(insert.table(), where),
+        query=text[2 * origin.startIndex().get() :].decode("utf-16-le"),
+        where=where,
+    )
+
+
+def _auto_cdc(plan: Any, where: str) -> FlowStatement:
+    cdc = plan.flowOperation()
+    given = {
+        "STORED AS SCD TYPE 2": cdc.storedAsScdType() != 1,
+        "TRACK HISTORY ON": cdc.trackHistoryColumns().isDefined() or cdc.trackHistoryExceptColumns().isDefined(),
+        "COLUMNS without EXCEPT": cdc.includeColumns().isDefined(),
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InvalidInput(where=where, why=f"{name} is not supported: a table holds the current row of each key")
+    delete = optional(cdc.deleteCondition())
+    without = optional(cdc.excludeColumns())
+    return FlowStatement(
+        name=_name(plan.name(), where),
+        target=_name(cdc.targetTable(), where),
+        source=_relation(cdc.source(), where),
+        keys=tuple(key.sql() for key in sequence(cdc.keys())),
+        sequence_by=cdc.sequenceByExpr().sql(),
+        delete_when=delete.sql() if delete is not None else "",
+        without=tuple(column.name() for column in sequence(without)) if without is not None else (),
+        where=where,
+    )
+
+
+def _relation(plan: Any, where: str) -> str:
+    leaves = sequence(plan.collectLeaves())
+    if len(leaves) != 1 or leaves[0].getClass().getSimpleName() != "UnresolvedRelation":
+        raise InvalidInput(where=where, why="a flow reads one table: FROM STREAM name")
+    return ".".join(sequence(leaves[0].multipartIdentifier()))
+
+
+_READERS: dict[str, Callable[[Any, str], Statement]] = {
+    "CreateTable": _table,
+    "CreateStreamingTable": _streaming_table,
+    "CreateMaterializedViewAsSelect": _materialized_view,
+    "CreateStreamingTableAsSelect": _materialized_view,
+    "CreateView": _plain_view,
+    "CreateViewCommand": _plain_view,
+    "CreateFlowCommand": _flow,
+}

@@ -1,0 +1,1 @@
+"""Queries that Spark answers once, and the functions that they may call."""

@@ -1,0 +1,1 @@
+"""The row algebra: rows with a diff (`changes`), digests, slices, exact equality, Arrow's memory (`columns`)."""

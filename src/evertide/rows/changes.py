@@ -1,0 +1,327 @@
+"""Changes: rows with a time and a diff, and the multiset they add up to.
+
+A table of changes has the shard's columns in order, then `__time` (int64, not NULL, >= 0) and `__diff` (int64, not
+NULL, not 0 once checked). All functions are pure and return new tables.
+
+Equality of rows is bit-exact, as in `evertide.rows.digest`: NaN equals NaN, NULL equals NULL, -0.0 and 0.0 differ.
+
+A consolidated table holds each (row, time) once, with a diff that is not 0, in an order that depends on its content
+only: by the columns that can be sorted, in order, NULL first, then time, then the row's hash. So the same multiset is
+the same table, whatever the order and chunks it arrived in, and neighbouring rows compress and prune well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import Damaged, InvalidInput
+from evertide.rows.columns import Bools, Longs, Words, one_chunk, plain
+from evertide.rows.conform import alike, conform, first_null, forbids_null, refused_type
+from evertide.rows.digest import RowHashes, row_hashes
+from evertide.rows.equality import equal_rows
+
+__all__ = [
+    "DIFF",
+    "TIME",
+    "advance",
+    "changes_schema",
+    "check_changes",
+    "check_column",
+    "consolidate",
+    "content",
+    "empty",
+    "expand",
+    "expanded",
+    "lowest",
+    "net",
+]
+
+TIME = "__time"
+DIFF = "__diff"
+
+_TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
+_DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+
+_PIECE_ROWS = 65_536
+_PIECE_BYTES = 8 * 1024 * 1024
+
+_TIME_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+_SORTABLE = frozenset(
+    getattr(pa.lib, f"Type_{name}")
+    for name in (
+        *("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FLOAT", "DOUBLE"),
+        *("DATE32", "DATE64", "TIME32", "TIME64", "TIMESTAMP", "DURATION", "DECIMAL128", "DECIMAL256"),
+        *("STRING", "LARGE_STRING", "BINARY", "LARGE_BINARY", "FIXED_SIZE_BINARY"),
+    )
+)
+
+
+@lru_cache(maxsize=1024)
+def changes_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns of a shard, then time and diff; refuses what a shard cannot hold."""
+    names = schema.names
+    for field in schema:
+        if field.name in (TIME, DIFF):
+            raise InvalidInput(where=f"column {field.name!r}", why="the name is taken by the shard itself")
+        if names.count(field.name) > 1:
+            raise InvalidInput(where=f"column {field.name!r}", why="the name occurs twice")
+        if why := refused_type(field.type):
+            raise InvalidInput(where=f"column {field.name!r}", why=why)
+    return pa.schema([*schema, _TIME_FIELD, _DIFF_FIELD])
+
+
+def empty(schema: pa.Schema) -> pa.Table:
+    """No changes, of a shard with these columns."""
+    return changes_schema(schema).empty_table()
+
+
+def check_changes(table: pa.Table, schema: pa.Schema, lower: int, upper: int, where: str) -> pa.Table:
+    """The same changes exactly as the shard `where` declares them, without those of diff 0; or `InvalidInput`.
+
+    Times must lie in [lower, upper), the columns be those of `schema` in order, of like types, with no NULL where the
+    schema allows none. Messages name the first row that offends, counted from 0.
+    """
+    wanted = changes_schema(schema)
+    _check_names(table, wanted, where)
+    arrays = [check_column(table.column(i), wanted.field(i), where) for i in range(len(wanted))]
+    _check_times(_longs(arrays[-2]), lower, upper, where)
+    checked = pa.Table.from_arrays(arrays, schema=wanted)
+    kept = _longs(arrays[-1]) != 0
+    return checked if kept.all() else checked.take(pa.array(np.flatnonzero(kept)))
+
+
+def advance(table: pa.Table, since: int) -> pa.Table:
+    """Times below `since` become `since`: nobody can tell them apart any more."""
+    times = _longs(table.column(TIME))
+    if len(times) == 0 or times.min() >= since:
+        return table
+    return table.set_column(table.num_columns - 2, _TIME_FIELD, pa.array(np.maximum(times, since)))
+
+
+def consolidate(table: pa.Table, where: str = "changes") -> pa.Table:
+    """Each (row, time) once, with the sum of its diffs, without sums of 0, in an order that the content decides."""
+    columns = table.drop_columns([TIME, DIFF])
+    rows, diffs = _summed(columns, _longs(table.column(TIME)), _longs(table.column(DIFF)), where)
+    taken = table.drop_columns([DIFF]).take(pa.array(rows))
+    return taken.append_column(_DIFF_FIELD, pa.array(diffs))
+
+
+def content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:
+    """The multiset at a time: the changes up to it, their times forgotten, consolidated. Columns, then `__diff`."""
+    times = _longs(table.column(TIME))
+    if len(times) and times.max() > as_of:
+        table = table.take(pa.array(np.flatnonzero(times <= as_of)))
+    return net(table.drop_columns([TIME]), where)
+
+
+def net(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> pa.Table:
+    """Changes without times (columns, then `__diff`): each row once, with the sum of its diffs, without sums of 0.
+
+    In an order that the content decides, unless the caller does without: sorting costs more than summing.
+    """
+    columns = table.drop_columns([DIFF])
+    rows, diffs = _summed(columns, None, _longs(table.column(DIFF)), where, is_sorted=is_sorted)
+    return columns.take(pa.array(rows)).append_column(_DIFF_FIELD, pa.array(diffs))
+
+
+def lowest(table: pa.Table) -> pa.Table:
+    """Of changes without times, in order: each row whose diffs sum to less than 0 on the way, with the lowest sum."""
+    columns, diffs = table.drop_columns([DIFF]), _longs(table.column(DIFF))
+    if len(diffs) == 0:
+        return table
+    order, again = _verified(columns, *_grouped(row_hashes(columns).high, None))
+    is_first = np.concatenate(([True], ~again))
+    starts = np.flatnonzero(is_first)
+    order = order[np.lexsort((order, np.cumsum(is_first)))]  # equal rows are neighbours as before, now as they came
+    sums = np.cumsum(diffs[order])
+    before = np.repeat((sums - diffs[order])[starts], np.diff(np.append(starts, len(order))))
+    found = np.minimum.reduceat(sums - before, starts)
+    return columns.take(pa.array(order[starts][found < 0])).append_column(_DIFF_FIELD, pa.array(found[found < 0]))
+
+
+def expand(table: pa.Table, where: str = "collection") -> pa.Table:
+    """A multiset as `content` gives it, each row repeated as often as it is there."""
+    columns, counts = _counted(table, where)
+    return _repeated(columns, counts)
+
+
+def expanded(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
+    """The same in pieces: one small row may be there a billion times, and nobody has memory for all of them."""
+    columns, counts = _counted(table, where)
+    yield from _pieces(columns, counts)
+
+
+def _pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
+    """In halves, until a piece is small enough, or holds one row."""
+    most = int(counts.max(initial=0))
+    if most <= 1 or (columns.nbytes <= _PIECE_BYTES // most and counts.sum(dtype=np.float64) <= _PIECE_ROWS):
+        yield _repeated(columns, counts)
+    elif len(counts) == 1:
+        at_once = min(_PIECE_ROWS, max(1, _PIECE_BYTES // max(1, columns.nbytes)))
+        for done in range(0, most, at_once):
+            yield _repeated(columns, np.array([min(at_once, most - done)]))
+    else:
+        half = len(counts) // 2
+        yield from _pieces(columns.slice(0, half), counts[:half])
+        yield from _pieces(columns.slice(half), counts[half:])
+
+
+def _counted(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:
+    """The rows, and how often each is there."""
+    counts = _longs(table.column(DIFF))
+    columns = table.drop_columns([name for name in (TIME, DIFF) if name in table.schema.names])
+    negative = np.flatnonzero(counts < 0)
+    if len(negative):
+        at = int(negative[0])
+        row = columns.slice(at, 1).to_pylist()[0]
+        raise Damaged(
+            path=where, why=f"row {row!r} is there {int(counts[at])} times: a collection has no negative counts"
+        )
+    return columns, counts
+
+
+def _repeated(columns: pa.Table, counts: Longs) -> pa.Table:
+    if (counts == 1).all():
+        return columns
+    return columns.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+
+
+def _longs(column: Any) -> Longs:
+    return np.asarray(one_chunk(column))
+
+
+def _check_names(table: pa.Table, wanted: pa.Schema, where: str) -> None:
+    found = table.schema.names
+    if found != wanted.names:
+        pairs = enumerate(zip(wanted.names, found, strict=False))
+        at = next((i for i, (left, right) in pairs if left != right), min(len(found), len(wanted.names)))
+        expected = repr(wanted.names[at]) if at < len(wanted.names) else "no further column"
+        given = repr(found[at]) if at < len(found) else "no further column"
+        raise InvalidInput(where=f"{where}, column {at}", why=f"is {given}, but the shard has {expected} there")
+
+
+def check_column(column: Any, field: Any, where: str) -> Any:
+    """The same values exactly as `field` declares them; or `InvalidInput`, with the first row that offends."""
+    as_declared = column.type.equals(field.type, check_metadata=True)
+    if as_declared and not forbids_null(field.type) and (field.nullable or column.null_count == 0):
+        return column  # nothing to convert, and nothing that could be wrong: every append of our own engine
+    place = f"{where}, column {field.name!r}"
+    if not alike(column.type, field.type):
+        raise InvalidInput(where=place, why=f"has the type {column.type}, but {field.type} is declared")
+    checked, before = [], 0
+    for chunk in column.chunks:
+        array = conform(chunk, field.type)
+        row = first_null(array, field)
+        if row is not None:
+            value = array[row].as_py()
+            why = f"row {before + row} holds {value!r}, but {field} allows no NULL there"
+            raise InvalidInput(where=place, why=why)
+        checked.append(array)
+        before += len(chunk)
+    return pa.chunked_array(checked, field.type)
+
+
+def _check_times(times: Longs, lower: int, upper: int, where: str) -> None:
+    if len(times) == 0 or (times.min() >= lower and times.max() < upper):
+        return
+    row = int(np.flatnonzero((times < lower) | (times >= upper))[0])
+    why = f"row {row} has the time {int(times[row])}, which is not in [{lower}, {upper})"
+    raise InvalidInput(where=f"{where}, column {TIME!r}", why=why)
+
+
+def _summed(
+    columns: pa.Table, times: Longs | None, diffs: Longs, where: str, *, is_sorted: bool = True
+) -> tuple[Longs, Longs]:
+    """Of each distinct (row, time) whose diffs do not sum to 0: one of its rows and that sum, in order.
+
+    1. Rows are sorted by hash and time, which makes equal ones neighbours, and verified.
+    2. The diffs of each group are summed; the sum stays with one row of it.
+    3. What is left is put into its final order: sorting all by value would cost more, as equal rows tie everywhere.
+    """
+    if len(diffs) == 0:
+        return np.empty(0, np.int64), diffs
+    hashes = row_hashes(columns)
+    order, again = _verified(columns, *_grouped(hashes.high, times))
+    if again.any():
+        starts = np.flatnonzero(np.concatenate(([True], ~again)))
+        totals = np.zeros(len(diffs), np.int64)
+        totals[order[starts]] = _sums(columns, diffs[order], order, starts, where)
+    else:
+        totals = diffs
+    rows = np.flatnonzero(totals)
+    if is_sorted:
+        rows = _sorted(columns, times, hashes, rows)
+    return rows, totals[rows]
+
+
+def _grouped(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
+    """An order in which equal rows of one time are neighbours, and which row may equal the one before it.
+
+    Half of the hash does, as all is verified. The factor is odd: equal rows share a key only at the same time.
+    """
+    key = high if times is None else high + times.view(np.uint64) * _TIME_SPREAD
+    order = np.argsort(key)
+    in_order = key[order]
+    return order, np.equal(in_order[1:], in_order[:-1])
+
+
+def _sorted(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Longs) -> Longs:
+    """The rows by the columns that can be sorted, NULL first, then time, then hash."""
+    everything = len(rows) == columns.num_rows
+    keys: list[Any] = []
+    for column in columns.columns:
+        array = plain(one_chunk(column))
+        if array.type.id in _SORTABLE:
+            array = array if everything else array.take(pa.array(rows))
+            keys += [array.is_valid(), array] if array.null_count else [array]
+    keys += [pa.array(key[rows]) for key in (times, *hashes) if key is not None]
+    names = [str(i) for i in range(len(keys))]
+    found = pc.sort_indices(pa.Table.from_arrays(keys, names=names), sort_keys=[(name, "ascending") for name in names])
+    return np.take(rows, np.asarray(found))
+
+
+def _verified(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Bools]:
+    """Whether each row really equals the one before it, where the keys say so: a hash is never trusted.
+
+    A run of like keys that holds different rows is put in order, so that equal ones are neighbours.
+    """
+    pairs = np.flatnonzero(again)
+    if len(pairs) == 0:
+        return order, again
+    equal = equal_rows(columns, order[pairs], order[pairs + 1])
+    if equal.all():
+        return order, again
+    order, verified = order.copy(), again.copy()
+    run_starts = np.flatnonzero(np.concatenate(([True], ~again)))
+    ends = np.append(run_starts[1:], len(order))
+    for run in np.unique(np.searchsorted(run_starts, pairs[~equal], "right") - 1):
+        at, rest = run_starts[run], order[run_starts[run] : ends[run]].copy()
+        while len(rest):
+            same = equal_rows(columns, np.full(len(rest), rest[0]), rest)
+            same[0] = True
+            order[at : at + same.sum()] = rest[same]
+            verified[at : at + same.sum() - 1] = True
+            at, rest = at + same.sum(), rest[~same]
+            if len(rest):
+                verified[at - 1] = False
+    return order, verified
+
+
+def _sums(columns: pa.Table, diffs: Longs, order: Longs, starts: Longs, where: str) -> Longs:
+    """In halves of 32 bits, as a sum that wrapped around would be a wrong count that nobody notices."""
+    upper = np.add.reduceat(diffs >> 32, starts)
+    lower = np.add.reduceat(diffs & 0xFFFF_FFFF, starts)
+    upper += lower >> 32
+    over = np.flatnonzero((upper < -(1 << 31)) | (upper >= 1 << 31))
+    if len(over):
+        row = columns.slice(int(order[starts[over[0]]]), 1).to_pylist()[0]
+        total = (int(upper[over[0]]) << 32) + int(lower[over[0]] & 0xFFFF_FFFF)
+        raise InvalidInput(where=where, why=f"the diffs of row {row!r} add up to {total}, which does not fit 64 bits")
+    return (upper << 32) + (lower & 0xFFFF_FFFF)

@@ -1,0 +1,207 @@
+"""Columns brought to the exact type that a shard declares.
+
+Two types are *alike* if they hold the same values and differ only in encoding (dictionary, view, 32- or 64-bit offsets)
+or in labels (names of list elements, nullability inside). A column of a like type is converted; any other is refused,
+as a conversion of values is for whoever knows what they mean. Nullability is checked against the values afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evertide.rows.columns import LISTS, Longs, list_values, plain, validity
+
+__all__ = [
+    "alike",
+    "conform",
+    "first_null",
+    "forbids_null",
+    "refused_type",
+    "reinterpret",
+    "stored_type",
+    "type_fields",
+]
+
+_ENCODINGS = (
+    pa.types.is_dictionary,
+    pa.types.is_run_end_encoded,
+    pa.types.is_union,
+    pa.types.is_string_view,
+    pa.types.is_binary_view,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+_STORED = {
+    pa.date64(): pa.int64(),
+    pa.time32("s"): pa.int32(),
+    pa.month_day_nano_interval(): pa.binary(16),
+}
+
+
+def refused_type(kind: Any) -> str | None:
+    """Why a shard's column cannot have this type, or None: a shard stores values, not their encodings."""
+    if any(is_encoding(kind) for is_encoding in _ENCODINGS):
+        return f"{kind} is an encoding or a union: declare the plain type of the values"
+    if pa.types.is_struct(kind) and kind.num_fields == 0:
+        return "a struct without fields holds nothing that could be stored"
+    if isinstance(kind, pa.BaseExtensionType):
+        return refused_type(kind.storage_type)
+    return next(filter(None, (refused_type(field.type) for field in type_fields(kind))), None)
+
+
+def alike(left: Any, right: Any) -> bool:
+    return left.equals(right) or bool(_values_type(left).equals(_values_type(right)))
+
+
+def conform(array: Any, kind: Any) -> Any:
+    """The same values with exactly the type `kind`, which is alike."""
+    return _rebuilt(array, kind, _cast)
+
+
+def reinterpret(array: Any, kind: Any) -> Any:
+    """The same bits with the type `kind`, which has the same layout: for types that a file format lacks."""
+    return _rebuilt(array, kind, _view)
+
+
+def stored_type(kind: Any) -> Any:
+    """What a file holds instead: Parquet has no intervals, rounds or rescales seconds and date64, and cannot read back
+    lists of a fixed size inside a struct that is NULL. What is NOT NULL inside a struct has no value where that is
+    NULL."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return stored_type(kind.storage_type)
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return pa.int64()
+    if pa.types.is_nested(kind):
+        fields = [field.with_type(stored_type(field.type)) for field in type_fields(kind)]
+        if pa.types.is_struct(kind):
+            return pa.struct([field.with_nullable(nullable=True) for field in fields])
+        return pa.list_(fields[0]) if pa.types.is_fixed_size_list(kind) else _nested_type(kind, fields)
+    return _STORED.get(kind, kind)
+
+
+def _nested_type(kind: Any, fields: list[Any]) -> Any:
+    """A type like `kind` with these fields inside."""
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    if pa.types.is_map(kind):
+        entry = fields[0].type
+        return pa.map_(entry.field(0).with_nullable(nullable=False), entry.field(1), keys_sorted=kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    return pa.large_list(fields[0]) if pa.types.is_large_list(kind) else pa.list_(fields[0])
+
+
+def _cast(array: Any, kind: Any) -> Any:
+    return array.cast(kind)
+
+
+def _view(array: Any, kind: Any) -> Any:
+    return array.view(kind)
+
+
+def _rebuilt(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+    if array.type.equals(kind, check_metadata=True):
+        return array
+    array = plain(array)
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _rebuilt(array, kind.storage_type, leaf))
+    if pa.types.is_struct(kind):
+        children = [_rebuilt(array.field(i), kind.field(i).type, leaf) for i in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, len(array), [_validity_buffer(array)], children=children)
+    if kind.id in LISTS:
+        offsets, values = list_values(array)
+        buffers = [_validity_buffer(array)]
+        if kind.id == pa.lib.Type_FIXED_SIZE_LIST:
+            values = _filled(offsets, values, kind.list_size)
+        else:
+            width = np.int64 if kind.id == pa.lib.Type_LARGE_LIST else np.int32
+            buffers.append(pa.py_buffer(offsets.astype(width)))
+        children = [_rebuilt(values, type_fields(kind)[0].type, leaf)]
+        return pa.Array.from_buffers(kind, len(array), buffers, children=children)
+    return array if array.type.equals(kind, check_metadata=True) else leaf(array, kind)
+
+
+def _filled(offsets: Longs, values: Any, size: int) -> Any:
+    """Elements for lists of a fixed size: where a NULL, or one around it, left no elements, they are NULL."""
+    lengths = np.diff(offsets)
+    there = lengths == size
+    if there.all():
+        return values
+    if (lengths[~there] != 0).any():
+        raise pa.ArrowInvalid(f"a list has not the length {size} that its type says")
+    rows = offsets[:-1, np.newaxis] + np.arange(size)
+    return values.take(pa.array(rows.ravel(), mask=np.repeat(~there, size)))
+
+
+def first_null(array: Any, field: Any) -> int | None:
+    """The first row with a NULL where the field, or one inside it, allows none. A field inside a NULL is not there."""
+    if not field.nullable and array.null_count:
+        return int(np.argmin(validity(array)))  # type: ignore[arg-type]
+    if not forbids_null(field.type):
+        return None
+    array = plain(array)
+    valid = validity(array)
+    valid = np.ones(len(array), np.bool_) if valid is None else valid
+    if pa.types.is_struct(array.type):
+        rows = np.flatnonzero(valid)
+        children = [array.field(i).take(pa.array(rows)) for i in range(array.type.num_fields)]
+    else:
+        offsets, values = list_values(array)
+        rows = np.repeat(np.arange(len(array)), np.diff(offsets))
+        inside = np.flatnonzero(valid[rows])
+        rows, children = rows[inside], [values.take(pa.array(inside))]
+    pairs = zip(children, type_fields(array.type), strict=True)
+    found = [row for child, inner in pairs if (row := first_null(child, inner)) is not None]
+    return int(rows[min(found)]) if found else None
+
+
+def type_fields(kind: Any) -> list[Any]:
+    """The fields inside a type: of a struct all, of a list its element, of a map its entry."""
+    if pa.types.is_map(kind):
+        entry = pa.struct([kind.key_field, kind.item_field])
+        return [pa.field("entries", entry, nullable=False)]
+    if kind.id in LISTS:
+        return [kind.value_field]
+    return [kind.field(i) for i in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+
+
+@lru_cache(maxsize=4096)
+def forbids_null(kind: Any) -> bool:
+    """Whether a field somewhere inside this type allows no NULL."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return forbids_null(kind.storage_type)
+    return any(not field.nullable or forbids_null(field.type) for field in type_fields(kind))
+
+
+def _validity_buffer(array: Any) -> Any:
+    valid = validity(array)
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _values_type(kind: Any) -> Any:
+    """One type for all that are alike; extension types stay apart."""
+    if pa.types.is_dictionary(kind):
+        return _values_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if any(is_list(kind) for is_list in (pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)):
+        kind = pa.list_(kind.value_type)
+    if not pa.types.is_nested(kind) or pa.types.is_union(kind):
+        return kind
+    return _nested_type(kind, [_any_field(field, kind) for field in type_fields(kind)])
+
+
+def _any_field(field: Any, parent: Any) -> Any:
+    """Without its nullability, and without its name where that is a label only; keys of maps allow no NULL anyway."""
+    name = field.name if pa.types.is_struct(parent) else "item"
+    if not pa.types.is_map(parent):
+        return pa.field(name, _values_type(field.type))
+    key, item = (_values_type(inner.type) for inner in field.type)
+    return pa.field(name, pa.struct([pa.field("key", key, nullable=False), pa.field("value", item)]))

@@ -1,0 +1,277 @@
+"""Digests: 128 bits that say what a multiset of rows holds, whatever the order and the way it was written.
+
+Where it lies: as 32 hexadecimal digits in every part, batch and commit record. Version 1, frozen: a change of any
+constant or step below makes every stored digest wrong, and needs a new version of the storage format.
+
+The digest of a set of changes is the sum of hash(row) x diff, modulo 2^128. So:
+
+1. it does not depend on the order of rows, on chunks, or on how they are spread over parts;
+2. it is linear: the digest of a concatenation is the sum, an insertion and its retraction cancel out;
+3. unlike an exclusive or, it sees duplicates.
+
+The hash of a row is two lanes of 64 bits. A lane starts with its seed and takes in the columns in order, each by
+`lane = mix(lane ^ word)`; `mix` is a bijection with other constants per lane. The word of a column's value is
+
+    bool, integers, dates, times, timestamps, durations    the value, extended to 64 bits (with its sign)
+    decimals up to 64 bits, month and day-time intervals   the same, of the unscaled value
+    float16, float32, float64                              its bits; any NaN is the one NaN; -0.0 and 0.0 differ
+    decimal128, decimal256, month-day-nano interval        per lane: its 64-bit words, lowest first, mixed in turn
+    string, binary, fixed size binary                      per lane: one half of XXH3-128 of its bytes (UTF-8)
+    list, map (a list of entries, in stored order)         per lane: the sum of mix(element ^ position), with the length
+    struct                                                 per lane: its fields mixed in turn, as those of a row
+    dictionary, views, extension types                     the word of the value that they stand for
+    NULL                                                   a constant that differs between lanes, as no plain word does
+
+Types and names are not part of the hash, as they are fixed per shard: int32 5 and int64 5 hash alike, so do a string
+and the binary of its bytes; float32 0.5 and float64 0.5 differ, so do decimals of up to 64, 128 and 256 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from evertide.errors import InvalidInput
+from evertide.rows.columns import (
+    BINARY,
+    FIXED,
+    LISTS,
+    WIDE,
+    Longs,
+    Words,
+    as_bytes,
+    bits,
+    bools,
+    list_values,
+    one_chunk,
+    plain,
+    validity,
+    wide_words,
+)
+
+__all__ = ["ZERO", "RowHashes", "add", "digest", "from_hex", "negate", "row_hashes", "to_hex"]
+
+ZERO = "0" * 32
+"""The digest of nothing."""
+
+_BITS_128 = (1 << 128) - 1
+_BITS_32 = np.uint64(0xFFFF_FFFF)
+_32 = np.uint64(32)
+
+
+def _lanes(high: int, low: int) -> Words:
+    return np.array([[high], [low]], np.uint64)
+
+
+_SEED = _lanes(0x9E37_79B9_7F4A_7C15, 0xC2B2_AE3D_27D4_EB4F)
+_NULL = _lanes(0x6A09_E667_F3BC_C908, 0xBB67_AE85_84CA_A73B)
+_WIDE = _lanes(0x3C6E_F372_FE94_F82B, 0xA54F_F53A_5F1D_36F1)
+_STRUCT = _lanes(0x510E_527F_ADE6_82D1, 0x9B05_688C_2B3E_6C1F)
+_LIST = _lanes(0x1F83_D9AB_FB41_BD6B, 0x5BE0_CD19_137E_2179)
+_ELEMENT = _lanes(0xCBBB_9D5D_C105_9ED8, 0x629A_292A_367C_D507)
+_POSITION = _lanes(0xD6E8_FEB8_6659_FD93, 0xA076_1D64_78BD_642F)
+
+_MULTIPLY_1 = _lanes(0xBF58_476D_1CE4_E5B9, 0x7FB5_D329_728E_A185)
+_MULTIPLY_2 = _lanes(0x94D0_49BB_1331_11EB, 0x81DA_DEF4_BC2D_D44D)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+_BLOCK_ROWS = 8192
+"""Rows mixed at a time, so that the lanes stay in the processor's cache."""
+
+_SAMPLE_ROWS = 2048
+
+
+class RowHashes(NamedTuple):
+    """The hash of row i is `high[i] << 64 | low[i]`."""
+
+    high: Words
+    low: Words
+
+
+def row_hashes(columns: pa.Table | pa.RecordBatch) -> RowHashes:
+    """One hash per row over all columns in order: leave out `__time` and `__diff` before."""
+    rows = columns.num_rows
+    words = [
+        _words(name, one_chunk(column)) for name, column in zip(columns.schema.names, columns.columns, strict=True)
+    ]
+    lanes = np.empty((2, rows), np.uint64)
+    lanes[:] = _SEED
+    _fold(lanes, words)
+    return RowHashes(lanes[0], lanes[1])
+
+
+def digest(columns: pa.Table | pa.RecordBatch, diffs: Longs) -> int:
+    """The sum of hash(row) x diff over all rows, modulo 2^128, exact for any diffs."""
+    if columns.num_rows != len(diffs):
+        raise InvalidInput(where="digest", why=f"{columns.num_rows} rows and {len(diffs)} diffs")
+    if len(diffs) == 0:
+        return 0
+    high, low = row_hashes(columns)
+    first = int(diffs[0])
+    if (diffs == first).all():
+        return (_total(high, low) * first) & _BITS_128
+    total = 0
+    for start in range(0, len(diffs), _BLOCK_ROWS):
+        block = slice(start, start + _BLOCK_ROWS)
+        total += _weighted_total(high[block], low[block], diffs[block])
+    return total & _BITS_128
+
+
+def to_hex(value: int) -> str:
+    return f"{value & _BITS_128:032x}"
+
+
+def from_hex(value: str) -> int:
+    return int(value, 16)
+
+
+def add(a: str, b: str) -> str:
+    """The digest of both together, of digests as hexadecimal digits."""
+    return to_hex(from_hex(a) + from_hex(b))
+
+
+def negate(a: str) -> str:
+    """The digest of what takes `a` back."""
+    return to_hex(-from_hex(a))
+
+
+def _total(high: Words, low: Words) -> int:
+    """Halves of 32 bits, as the sum of up to 2^32 of them still fits 64 bits; what `high` carries out is modulo."""
+    return (_wrapped(high) << 64) + _split_total(low)
+
+
+def _weighted_total(high: Words, low: Words, diffs: Longs) -> int:
+    """Schoolbook multiplication. A negative diff is 2^64 - |diff| here, so 2^64 x hash is taken back at the end."""
+    weights = diffs.view(np.uint64)
+    low_0, low_1 = low & _BITS_32, low >> _32
+    weight_0, weight_1 = weights & _BITS_32, weights >> _32
+    total = _split_total(low_0 * weight_0)
+    total += (_split_total(low_0 * weight_1) + _split_total(low_1 * weight_0)) << 32
+    total += (_wrapped(low_1 * weight_1) + _wrapped(high * weights)) << 64
+    return total - (_wrapped(low[diffs < 0]) << 64)
+
+
+def _split_total(numbers: Words) -> int:
+    return int((numbers & _BITS_32).sum()) + (int((numbers >> _32).sum()) << 32)
+
+
+def _wrapped(numbers: Words) -> int:
+    return int(numbers.sum())
+
+
+def _mix(lanes: Words, scratch: Words) -> None:
+    """The finalizer of splitmix64 (lane 0) and of Stafford's variant 1 (lane 1), in place."""
+    np.right_shift(lanes, _SHIFT_1, out=scratch)
+    np.bitwise_xor(lanes, scratch, out=lanes)
+    np.multiply(lanes, _MULTIPLY_1, out=lanes)
+    np.right_shift(lanes, _SHIFT_2, out=scratch)
+    np.bitwise_xor(lanes, scratch, out=lanes)
+    np.multiply(lanes, _MULTIPLY_2, out=lanes)
+    np.right_shift(lanes, _SHIFT_3, out=scratch)
+    np.bitwise_xor(lanes, scratch, out=lanes)
+
+
+def _fold(lanes: Words, words: list[Words]) -> None:
+    """Take words in, in order: each has one word per row, or one per lane and row."""
+    rows = lanes.shape[1]
+    scratch = np.empty((2, min(rows, _BLOCK_ROWS)), np.uint64)
+    for start in range(0, rows, _BLOCK_ROWS):
+        block = lanes[:, start : start + _BLOCK_ROWS]
+        room = scratch[:, : block.shape[1]]
+        for word in words:
+            np.bitwise_xor(block, word[..., start : start + _BLOCK_ROWS], out=block)
+            _mix(block, room)
+
+
+def _words(name: str, array: Any) -> Words:  # noqa: PLR0911 - one per kind of type
+    """One word per row (n), or one per lane and row (2, n), NULL included."""
+    if len(array) == 0:
+        return np.empty(0, np.uint64)
+    kind = array.type.id
+    if kind in FIXED:
+        return _with_nulls(array, _unsigned(bits(array)))
+    if kind in BINARY:
+        return _binary_words(name, array)
+    if kind == pa.lib.Type_DICTIONARY:
+        return _dictionary_words(name, array)
+    if pa.types.is_nested(array.type) or kind in WIDE:
+        return _with_nulls(array, _nested_words(name, array))
+    if kind == pa.lib.Type_BOOL:
+        return _with_nulls(array, bools(array.buffers()[1], array.offset, len(array)).astype(np.uint64))
+    return _other_words(name, array)
+
+
+def _nested_words(name: str, array: Any) -> Words:
+    kind = array.type.id
+    if kind in WIDE:
+        return _chained(_WIDE, len(array), list(wide_words(array).T))
+    if kind == pa.lib.Type_STRUCT:
+        return _chained(_STRUCT, len(array), [_words(name, array.field(i)) for i in range(array.type.num_fields)])
+    return _list_words(name, array) if kind in LISTS else _other_words(name, array)
+
+
+def _other_words(name: str, array: Any) -> Words:
+    if array.type.id == pa.lib.Type_NA:
+        return np.broadcast_to(_NULL, (2, len(array)))
+    peeled = plain(array)
+    if peeled is array:
+        raise InvalidInput(where=f"column {name!r}", why=f"rows with the type {array.type} cannot be hashed")
+    return _words(name, peeled)
+
+
+def _with_nulls(array: Any, words: Words) -> Words:
+    valid = validity(array)
+    return words if valid is None else np.where(valid, words, _NULL)
+
+
+def _unsigned(numbers: Any) -> Words:
+    if numbers.dtype.itemsize == 8:
+        return numbers.view(np.uint64)  # type: ignore[no-any-return]
+    return numbers.astype(np.uint64)  # type: ignore[no-any-return]
+
+
+def _chained(seed: Words, rows: int, words: list[Words]) -> Words:
+    lanes = np.empty((2, rows), np.uint64)
+    lanes[:] = seed
+    _fold(lanes, words)
+    return lanes
+
+
+def _binary_words(name: str, array: Any) -> Words:
+    """Where values repeat, hash each once: a sample tells, as encoding distinct ones costs more than it saves."""
+    if len(array) > 2 * _SAMPLE_ROWS and len(array.slice(0, _SAMPLE_ROWS).unique()) * 2 < _SAMPLE_ROWS:
+        return _dictionary_words(name, array.dictionary_encode())
+    found = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, as_bytes(array))), ">u8")
+    return _with_nulls(array, found.reshape(-1, 2).T.astype(np.uint64))
+
+
+def _dictionary_words(name: str, array: Any) -> Words:
+    """A value of the dictionary may itself be NULL; an index under a NULL may be anything."""
+    values = array.dictionary
+    if len(values) == 0:
+        return np.broadcast_to(_NULL, (2, len(array)))
+    indices = bits(array.indices)
+    valid = validity(array)
+    if valid is not None:
+        indices = np.where(valid, indices, 0)
+    words = np.take(_words(name, values), indices, axis=-1)
+    return words if valid is None else np.where(valid, words, _NULL)
+
+
+def _list_words(name: str, array: Any) -> Words:
+    """Neighbouring lists tile the elements, so that summing from start to start skips the empty ones."""
+    offsets, values = list_values(array)
+    lengths = np.diff(offsets)
+    lanes = _chained(_LIST, len(array), [lengths.view(np.uint64)])
+    filled = lengths > 0
+    if filled.any():
+        elements = _chained(_ELEMENT, len(values), [_words(name, values)])
+        positions = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
+        elements ^= (positions + 1).view(np.uint64) * _POSITION
+        _mix(elements, np.empty_like(elements))
+        lanes[:, filled] ^= np.add.reduceat(elements, offsets[:-1][filled], axis=1)
+    _mix(lanes, np.empty_like(lanes))
+    return lanes

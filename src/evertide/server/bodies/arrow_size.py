@@ -1,0 +1,160 @@
+"""How much memory an Arrow stream takes once it is decoded: told before it is, by what its messages say of themselves.
+
+1. A compressed buffer begins with the length that it comes to, and the reader takes exactly so much memory for it: the
+   sum of these is known without decoding anything. Values without a buffer (a column of NULL) count, too.
+2. A dictionary, or a view, may stand for a large value in a few bytes, again and again: of these it is what they stand
+   for that counts (`plain_bytes`), as that is what becomes of them. Unions and runs could as well, and no table has
+   them: they are told apart (`is_foreign`), to be refused.
+
+Flatbuffers are read by hand, three tables of them: Arrow has verified their form when it hands the message over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from evertide.rows.columns import Longs
+
+__all__ = ["is_foreign", "may_repeat", "message_bytes", "plain_bytes"]
+
+_VALUE_BYTES = 8
+"""What a value takes at least, whatever its type: with its place in the transaction."""
+
+_HEADER, _RECORDS, _DICTIONARY = 2, 3, 2
+"""Of a message: which field its header is, and the kinds of header that bring values."""
+_NODES, _BUFFERS, _COMPRESSION = 1, 2, 3
+_PAIR = struct.Struct("<qq")
+
+
+def message_bytes(message: Any) -> int:
+    """Of a message of a stream, decoded. A schema takes nothing."""
+    buffer = message.metadata
+    root = _Table(buffer, struct.unpack_from("<I", buffer, 0)[0])
+    header = root.table(_HEADER)
+    kind = root.byte(1)
+    batch = header if kind == _RECORDS else header.table(1) if header and kind == _DICTIONARY else None
+    if batch is None:
+        return 0
+    is_compressed = batch.table(_COMPRESSION) is not None
+    body = message.body
+    held = sum(_decoded(body, at, length) if is_compressed else length for at, length in batch.pairs(_BUFFERS))
+    return max(held, sum(length for length, _ in batch.pairs(_NODES)) * _VALUE_BYTES)
+
+
+def _decoded(body: Any, at: int, length: int) -> int:
+    """A length below zero says that this one is not compressed after all."""
+    if length < 8 or at < 0 or at + length > body.size:
+        return max(0, length)
+    told: int = struct.unpack_from("<q", body, at)[0]
+    return told if told >= 0 else length
+
+
+class _Table:
+    """A table of a flatbuffer: fields by their number."""
+
+    def __init__(self, buffer: Any, at: int) -> None:
+        self._buffer = buffer
+        self._at = at
+        self._fields = at - struct.unpack_from("<i", buffer, at)[0]
+        self._end = self._fields + struct.unpack_from("<H", buffer, self._fields)[0]
+
+    def byte(self, field: int) -> int:
+        at = self._place(field)
+        return 0 if at is None else struct.unpack_from("<B", self._buffer, at)[0]
+
+    def table(self, field: int) -> _Table | None:
+        at = self._place(field)
+        return None if at is None else _Table(self._buffer, at + struct.unpack_from("<I", self._buffer, at)[0])
+
+    def pairs(self, field: int) -> Iterator[tuple[int, int]]:
+        """A list of structs that have two longs each."""
+        at = self._place(field)
+        if at is None:
+            return
+        start = at + struct.unpack_from("<I", self._buffer, at)[0]
+        count = struct.unpack_from("<I", self._buffer, start)[0]
+        for number in range(count):
+            yield _PAIR.unpack_from(self._buffer, start + 4 + number * _PAIR.size)
+
+    def _place(self, field: int) -> int | None:
+        at = self._fields + 4 + 2 * field
+        offset = struct.unpack_from("<H", self._buffer, at)[0] if at + 2 <= self._end else 0
+        return self._at + offset if offset else None
+
+
+def may_repeat(kind: Any) -> bool:
+    """Whether values of a type may stand for more than their buffers hold."""
+    return _has(kind, (kinds.is_dictionary, _is_view, _is_list_view))
+
+
+def is_foreign(kind: Any) -> bool:
+    """Whether a type is, or has in it, one that no table takes."""
+    return _has(kind, (kinds.is_run_end_encoded, kinds.is_union))
+
+
+def _has(kind: Any, tests: tuple[Callable[[Any], bool], ...]) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has(kind.storage_type, tests)
+    if any(test(kind) for test in tests):
+        return True
+    inner = [kind.value_type] if kinds.is_dictionary(kind) else [kind.field(at).type for at in range(kind.num_fields)]
+    return any(_has(one, tests) for one in inner)
+
+
+def plain_bytes(array: Any) -> int:
+    """What the values of an array take that is valid, without dictionaries and views."""
+    for is_kind, measured in _MEASURED:
+        if is_kind(array.type):
+            return measured(array)
+    return int(array.nbytes)
+
+
+def _repeated_bytes(values: Any, indices: Any) -> int:
+    kind = values.type
+    if _is_view(kind) or _is_text(kind):
+        lengths = _view_lengths(values) if _is_view(kind) else pc.binary_length(values).cast(pa.int64())
+        return int(pc.sum(pa.array(lengths).take(indices)).as_py() or 0)
+    if kinds.is_nested(kind) or kinds.is_dictionary(kind):  # rare: as if each were all of them
+        return len(indices) * plain_bytes(values)
+    return len(indices) * _VALUE_BYTES * 2
+
+
+def _view_lengths(array: Any) -> Longs:
+    """A view is four words, of which the first is its length. There is no function of Arrow's that says it."""
+    words = np.frombuffer(array.buffers()[1] or b"", np.int32)[array.offset * 4 :][: len(array) * 4 : 4]
+    return np.where(np.asarray(array.is_valid()), words, 0).astype(np.int64)
+
+
+def _is_view(kind: Any) -> bool:
+    return bool(kinds.is_string_view(kind) or kinds.is_binary_view(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    tests = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _is_list_view(kind: Any) -> bool:
+    return bool(kinds.is_list_view(kind) or kinds.is_large_list_view(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
+
+
+_MEASURED: tuple[tuple[Callable[[Any], bool], Callable[[Any], int]], ...] = (
+    (lambda kind: isinstance(kind, pa.BaseExtensionType), lambda array: plain_bytes(array.storage)),
+    (kinds.is_dictionary, lambda array: _repeated_bytes(array.dictionary, array.indices)),
+    (_is_view, lambda array: int(_view_lengths(array).sum())),
+    (_is_list_view, lambda array: len(array) * plain_bytes(array.values)),  # lists may overlap
+    (kinds.is_struct, lambda array: sum(map(plain_bytes, array.flatten()))),
+    (kinds.is_map, lambda array: plain_bytes(array.keys) + plain_bytes(array.items)),
+    (_is_list, lambda array: plain_bytes(array.flatten())),
+)

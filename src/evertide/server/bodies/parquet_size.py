@@ -1,0 +1,217 @@
+"""How much memory a Parquet file takes once it is decoded: told before it is, from the heads of its pages.
+
+1. A file's footer says how large it is, and need not say so truly. The reader believes the heads of the pages: it takes
+   as much memory as one says that a page comes to, and decodes as many values as one says that there are, of which a
+   billion may be a few bytes. So it is the heads that are counted here, of the very ranges that the reader goes
+   through.
+2. A dictionary may stand for a large text in a few bits, again and again. Unless it is small enough whatever it stands
+   for, its columns are read once as dictionaries, which is cheap, and what they stand for is counted.
+3. The footer is read by hand, too: Arrow's own way of telling what it says ends the whole process if it makes no sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evertide.server.bodies.arrow_size import plain_bytes
+from evertide.server.bodies.thrift import Malformed, read_struct
+
+__all__ = ["parquet_bytes"]
+
+_MAGIC = b"PAR1"
+_FOOTER_BYTES = 2 * 1024 * 1024
+_PAGES = 200_000
+"""That a file may have: each has a head, which takes its time."""
+
+_TEXT = 6
+_WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, _TEXT: 8}
+"""By the number of the physical type; 7 says its own."""
+_LEVELS_BYTES = 4
+"""Of a value: whether it is there, and whether it begins a list."""
+_ROW_BYTES = 8
+_BATCH_ROWS = 16_384
+
+_SIZE, _STORED = 2, 3
+_DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
+"""Fields of a head: what it says of a page of its kind."""
+_VALUES = 1
+_ENCODINGS = {_DATA: 2, _DATA_V2: 4}
+_DELTA_BYTE_ARRAY = 7
+_DICTIONARY_ENCODINGS = frozenset((2, 8))
+_PADDING_BYTES = 100
+"""So much farther the reader goes in a file that says it was written by a certain old version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    bytes: int
+    values: int
+    encodings: frozenset[int] = frozenset()
+    is_dictionary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The pages of a column in a group of rows."""
+
+    name: str
+    width: int
+    is_text: bool
+    start: int
+    end: int
+
+
+def parquet_bytes(content: bytes, enough: int) -> int:
+    """Decoded, as far as it is counted: it ends beyond `enough`. A file that is none is `ValueError`, or Arrow's error.
+
+    It may say more than there is, of encodings by which one value is told by the one before.
+    """
+    try:
+        return _counted(content, enough)
+    except Malformed as error:
+        raise ValueError("what it says of its pages makes no sense") from error
+
+
+def _counted(content: bytes, enough: int) -> int:
+    footer = _footer(content)
+    total = sum(max(0, _number(group, 3)) for group in _structs(footer, 4)) * _ROW_BYTES
+    stood_for, count, repeated = 0, 0, set[str]()
+    for chunk in _chunks(footer, len(content)):
+        pages = [*islice(_pages(content, chunk), _PAGES + 1 - count)]
+        count += len(pages)
+        if count > _PAGES:
+            raise ValueError(f"it has more than {_PAGES} pages")
+        total += sum(_page_bytes(page, chunk.width) for page in pages)
+        if total > enough:
+            return total
+        if chunk.is_text and (at_most := _stands_for(pages)):
+            stood_for += at_most
+            repeated.add(chunk.name)
+    if total + stood_for <= enough:
+        return total
+    return total + _told_by_dictionaries(content, sorted(repeated), enough - total)
+
+
+def _page_bytes(page: _Page, width: int) -> int:
+    if _DELTA_BYTE_ARRAY in page.encodings:  # each value may begin as the one before
+        width += page.bytes
+    return page.bytes + page.values * (width + _LEVELS_BYTES)
+
+
+def _stands_for(pages: list[_Page]) -> int:
+    """As if each value were the whole dictionary."""
+    largest = max((page.bytes for page in pages if page.is_dictionary), default=0)
+    return largest * sum(page.values for page in pages if page.encodings & _DICTIONARY_ENCODINGS)
+
+
+def _told_by_dictionaries(content: bytes, columns: list[str], enough: int) -> int:
+    """Group by group, as each has its own dictionaries, and one array of a nested column has one."""
+    total = 0
+    with pq.ParquetFile(pa.BufferReader(content), read_dictionary=columns) as file:
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(_BATCH_ROWS, [group], columns):
+                total += sum(map(plain_bytes, batch.columns))
+                if total > enough:
+                    return total
+    return total
+
+
+def _footer(content: bytes) -> dict[int, Any]:
+    size = int.from_bytes(content[-8:-4], "little")
+    if len(content) < 12 or content[-4:] != _MAGIC or size > len(content) - 8:
+        raise ValueError("it has no footer")
+    if size > _FOOTER_BYTES:
+        raise ValueError(f"its footer has {size} bytes, of which at most {_FOOTER_BYTES} are read: write larger groups")
+    return read_struct(content[-8 - size : -8], has_lists=True)[0]
+
+
+def _chunks(footer: dict[int, Any], length: int) -> Iterator[_Chunk]:
+    leaves = [*_leaves(_structs(footer, 2))]
+    if len({name for name, _ in leaves}) < len(leaves):
+        raise ValueError("two of its columns have the same name")
+    for group in _structs(footer, 4):
+        columns = _structs(group, 1)
+        if len(columns) != len(leaves):
+            raise Malformed
+        for (name, leaf), column in zip(leaves, columns, strict=True):
+            said = column.get(3)
+            if not isinstance(said, dict):
+                raise Malformed
+            start, dictionary = _number(said, 9), _number(said, 11)
+            start = dictionary if 0 < dictionary < start else start
+            end = start + _number(said, 7)
+            if not 0 <= start <= end <= length:
+                raise ValueError(f"the column {name!r} lies outside of the file")
+            kind = _number(leaf, 1)
+            yield _Chunk(name, _WIDTHS.get(kind, max(0, _number(leaf, 2))), kind == _TEXT, start, end)
+
+
+def _leaves(elements: list[dict[int, Any]]) -> Iterator[tuple[str, dict[int, Any]]]:
+    """The columns that hold values, by the names of what they lie in: a tree that is written down in order."""
+    inside: list[tuple[list[str], int]] = []
+    for at, element in enumerate(elements):
+        while inside and inside[-1][1] == 0:
+            inside.pop()
+        path = inside[-1][0] if inside else []
+        if inside:
+            inside[-1] = path, inside[-1][1] - 1
+            path = [*path, _text(element, 4)]
+        elif at:
+            raise Malformed
+        children = _number(element, 5)
+        if children <= 0 and 1 in element:
+            yield ".".join(path), element
+        else:
+            inside.append((path, children))
+
+
+def _pages(content: bytes, chunk: _Chunk) -> Iterator[_Page]:
+    at = chunk.start
+    while at < chunk.end:
+        page, at = _page(content, at)
+        yield page
+    while at < min(chunk.end + _PADDING_BYTES, len(content)):  # mostly it is the next column's, and counted twice
+        try:
+            page, at = _page(content, at)
+        except Malformed:
+            return
+        yield _Page(page.bytes, page.values)
+
+
+def _page(content: bytes, at: int) -> tuple[_Page, int]:
+    """Whatever kind of page a head says that it is of, the most that it says counts."""
+    head, at = read_struct(content, at, has_lists=False)
+    said = {kind: head[kind] for kind in (_DATA, _DICTIONARY, _DATA_V2) if isinstance(head.get(kind), dict)}
+    size, stored = _number(head, _SIZE), _number(head, _STORED)
+    values = [_number(one, _VALUES) for one in said.values()]
+    encodings = frozenset(_number(said[kind], field) for kind, field in _ENCODINGS.items() if kind in said)
+    if min(size, stored, *values) < 0:
+        raise Malformed
+    return _Page(size, max(values, default=0), encodings, _DICTIONARY in said), at + stored
+
+
+def _structs(struct: dict[int, Any], field: int) -> list[dict[int, Any]]:
+    found = struct.get(field, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise Malformed
+    return found
+
+
+def _number(struct: dict[int, Any], field: int) -> int:
+    found = struct.get(field, 0)
+    if not isinstance(found, int):
+        raise Malformed
+    return found
+
+
+def _text(struct: dict[int, Any], field: int) -> str:
+    found = struct.get(field, b"")
+    if not isinstance(found, bytes):
+        raise Malformed
+    return found.decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""One module per group of addresses: collections, rows, pushes, transactions, queries, status, events."""

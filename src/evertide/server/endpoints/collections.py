@@ -1,0 +1,274 @@
+"""What there is: `/v1/collections`, `/v1/tables`, `/v1/views`, and how it hangs together: `/v1/graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from evertide.json_values import plain
+from evertide.pipeline.definition import TableRecord, ViewRecord
+from evertide.pipeline.engine import DeclaredTable, DeclaredView
+from evertide.pipeline.input.pushes import PUSH
+from evertide.pipeline.names import ERRORS
+from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.status.status import SourceStatus, Status
+from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA
+from evertide.server.endpoints.columns import Column, columns_of
+from evertide.server.endpoints.history import History
+from evertide.server.http.answers import JSON, no_such, told
+from evertide.server.http.endpoint import Endpoint, NoQuery
+
+__all__ = ["Collection", "Collections", "Inventory", "name_of"]
+
+
+class Feed(msgspec.Struct, frozen=True):
+    """The source that feeds a table."""
+
+    name: str
+    connector: str
+    state: str
+    position: str
+    lag: Any
+    """What it says of how far behind it is: `bytes`, `rows`, `files`, `seconds`; null if it says nothing."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A sink that a collection is written to."""
+
+    name: str
+    connector: str
+    state: str
+    last: int | None
+    behind: int
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """A table or a view, as it is now."""
+
+    name: str
+    kind: str
+    columns: list[Column]
+    key: list[str] | None
+    comment: str
+    sql: str | None
+    state: str
+    why: str
+    upper: int
+    since: int
+    rows: int | None
+    """Exact; null if its content is not kept, or not there yet."""
+    bytes: int
+    parts: int
+    reads: list[str]
+    source: Feed | None
+    sinks: list[Target]
+    is_kept: bool
+
+
+class Listed(msgspec.Struct, frozen=True):
+    time: int
+    collections: list[Collection]
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A source, table, view or sink."""
+
+    id: str
+    name: str
+    kind: str
+    state: str
+    upper: int | None
+    lag_s: float | None
+    rows: int | None
+    bytes: int | None
+    rows_per_s: float
+
+
+class Edge(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    from_: str
+    to: str
+
+
+class Graph(msgspec.Struct, frozen=True):
+    time: int
+    nodes: list[Node]
+    edges: list[Edge]
+
+
+class Collections:
+    """The endpoints."""
+
+    def __init__(self, pipeline: Pipeline, history: History) -> None:
+        self._pipeline = pipeline
+        self._history = history
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        area, several, one = "collections", {JSON: Listed}, {JSON: Collection}
+        yield Endpoint("GET", "/v1/collections", area, "All tables and views.", self._all, several)
+        yield Endpoint("GET", "/v1/tables", area, "All tables.", self._tables, several)
+        yield Endpoint("GET", "/v1/views", area, "All views.", self._views, several)
+        for kind, handler in (("tables", self._table), ("views", self._view)):
+            summary = f"One of the {kind}."
+            path = f"/v1/{kind}/{{name}}"
+            yield Endpoint("GET", path, area, summary, handler, one, refusals=(400, 404))
+        yield Endpoint(
+            "GET", "/v1/graph", area, "Sources, tables, views and sinks, and what flows.", self._graph, {JSON: Graph}
+        )
+
+    async def _all(self, _: Request, __: NoQuery) -> Response:
+        return await run_in_threadpool(self._listed, ("table", "view"))
+
+    async def _tables(self, _: Request, __: NoQuery) -> Response:
+        return await run_in_threadpool(self._listed, ("table",))
+
+    async def _views(self, _: Request, __: NoQuery) -> Response:
+        return await run_in_threadpool(self._listed, ("view",))
+
+    async def _table(self, request: Request, _: NoQuery) -> Response:
+        return await run_in_threadpool(self._one, request.path_params["name"], "table")
+
+    async def _view(self, request: Request, _: NoQuery) -> Response:
+        return await run_in_threadpool(self._one, request.path_params["name"], "view")
+
+    async def _graph(self, _: Request, __: NoQuery) -> Response:
+        return await run_in_threadpool(self._drawn)
+
+    def _listed(self, kinds: tuple[str, ...]) -> Response:
+        inventory = Inventory(self._pipeline)
+        return told(Listed(inventory.status.time, [one for one in inventory.all() if one.kind in kinds]))
+
+    def _one(self, name: str, kind: str) -> Response:
+        own = name_of(self._pipeline, name, kind)
+        return told(next(one for one in Inventory(self._pipeline).all() if one.name == own))
+
+    def _drawn(self) -> Response:
+        inventory = Inventory(self._pipeline)
+        self._history.follow()
+        return told(Graph(inventory.status.time, [*inventory.nodes(self._history)], [*inventory.edges()]))
+
+
+def name_of(pipeline: Pipeline, name: str, kind: str) -> str:
+    """The name as it was declared; 404 if there is no such table, or view."""
+    definition = pipeline.definition
+    tables = [*(one for one, table in definition.tables.items() if table.is_declared), ERRORS]
+    known = tables if kind == "table" else [*definition.views]
+    found = next((one for one in known if one.lower() == name.lower()), None)
+    if found is None:
+        raise no_such(f"{kind} {name!r}", f"the pipeline has no such {kind}; it has {sorted(known)}")
+    return found
+
+
+class Inventory:
+    """What there is, as of one look."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.status: Status = pipeline.status()
+        self._members = pipeline.collections.members()
+        self._states = {one.name: one for one in self.status.collections}
+        self._sources = {table: source for source in self.status.sources for table in source.tables}
+
+    def all(self) -> Iterator[Collection]:
+        engine, definition = self._pipeline.engine, self._members.definition
+        for name, table in definition.tables.items():
+            if table.is_declared:
+                yield self._table(name, table, engine.tables.get(name))
+        for name, view in definition.views.items():
+            yield self._view(name, view, engine.views.get(name))
+        yield self._stored(ERRORS, "table", definition.errors, ERRORS_SCHEMA, comment="Rows that did not fit.")
+
+    def _table(self, name: str, record: TableRecord, declared: DeclaredTable | None) -> Collection:
+        return self._stored(
+            name,
+            "table",
+            record.shard,
+            record.arrow(),
+            key=[*record.key] or None,
+            comment=declared.comment if declared else "",
+            source=self._source(name, record.connector),
+        )
+
+    def _view(self, name: str, record: ViewRecord, declared: DeclaredView | None) -> Collection:
+        return self._stored(
+            name,
+            "view",
+            record.shard,
+            record.arrow(),
+            key=[*record.key] if record.key is not msgspec.UNSET else None,
+            comment=declared.comment if declared else "",
+            sql=(declared.sql or None) if declared else None,
+            reads=[*record.reads],
+        )
+
+    def _stored(self, name: str, kind: str, shard: str, schema: Any, **more: Any) -> Collection:
+        known = self._states.get(name)
+        state = self._members.shard(shard).log.read().state if shard else None
+        parts = state.parts if state is not None else ()
+        facts = {"key": None, "comment": "", "sql": None, "reads": [], "source": None, **more}
+        return Collection(
+            name=name,
+            kind=kind,
+            columns=columns_of(schema),
+            state=known.state if known is not None else "running",
+            why=known.why if known is not None else "",
+            upper=state.upper if state is not None else self.status.time + 1 if kind == "table" else 0,
+            since=state.since if state is not None else 0,
+            rows=sum(part.count for part in parts) if state is not None else None,
+            bytes=sum(part.bytes for part in parts),
+            parts=len(parts),
+            sinks=[
+                Target(sink.name, sink.connector, sink.state, sink.last, sink.behind)
+                for sink in self.status.sinks
+                if sink.collection == name
+            ],
+            is_kept=bool(shard) or kind == "view",
+            **facts,
+        )
+
+    def _source(self, table: str, connector: str) -> Feed | None:
+        source = self._sources.get(table)
+        if source is None:
+            return None
+        return Feed(source.name, connector or PUSH, source.state, source.position, plain(source.lag))
+
+    def nodes(self, history: History) -> Iterator[Node]:
+        sources, shards = history.rates()
+        definition = self._members.definition
+        for source in self.status.sources:
+            rate = round(sources.get(source.name, 0.0), 3)
+            yield Node(
+                f"source:{source.name}", source.name, "source", source.state, None, _lag_s(source), None, None, rate
+            )
+        rates: dict[str, float] = {}
+        for one in self.all():
+            if one.name == ERRORS:
+                continue
+            record = definition.tables.get(one.name) or definition.views[one.name]
+            rates[one.name] = round(shards.get(record.shard, 0.0), 3)
+            lag_s = _lag_s(self._sources[one.name]) if one.name in self._sources else None
+            facts = (one.name, one.kind, one.state, one.upper, lag_s, one.rows, one.bytes, rates[one.name])
+            yield Node(f"{one.kind}:{one.name}", *facts)
+        for sink in self.status.sinks:
+            upper = self.status.time + 1 - sink.behind
+            rate = rates.get(sink.collection, 0.0)
+            yield Node(f"sink:{sink.name}", sink.name, "sink", sink.state, upper, None, None, None, rate)
+
+    def edges(self) -> Iterator[Edge]:
+        definition = self._members.definition
+        kinds = {**dict.fromkeys(definition.tables, "table"), **dict.fromkeys(definition.views, "view")}
+        for source in self.status.sources:
+            yield from (Edge(f"source:{source.name}", f"table:{table}") for table in source.tables)
+        for name, view in definition.views.items():
+            yield from (Edge(f"{kinds[read]}:{read}", f"view:{name}") for read in view.reads if read in kinds)
+        for sink in self.status.sinks:
+            if sink.collection in kinds:
+                yield Edge(f"{kinds[sink.collection]}:{sink.collection}", f"sink:{sink.name}")
+
+
+def _lag_s(source: SourceStatus) -> float | None:
+    return source.lag.seconds if source.lag is not None else None

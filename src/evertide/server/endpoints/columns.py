@@ -1,0 +1,21 @@
+"""The columns of an answer, as people write their types."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from evertide.sources.values.kinds import sql_name
+
+__all__ = ["Column", "columns_of"]
+
+
+class Column(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    """As in CREATE TABLE."""
+    is_nullable: bool
+
+
+def columns_of(schema: pa.Schema) -> list[Column]:
+    return [Column(field.name, sql_name(field.type), field.nullable) for field in schema]

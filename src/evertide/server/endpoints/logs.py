@@ -1,0 +1,42 @@
+"""`/v1/logs`: the last lines of the log of this process, as records (`evertide.logs`). No secret is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from evertide.logs import LogLine, Ring
+from evertide.server.http.answers import JSON, told
+from evertide.server.http.endpoint import Endpoint
+
+__all__ = ["Logs"]
+
+
+class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=2000, description="At most so many.")] = 100
+    level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"], msgspec.Meta(description="Of this level or worse.")
+    ] = "info"
+
+
+class LogLines(msgspec.Struct, frozen=True):
+    logs: list[LogLine]
+
+
+class Logs:
+    """The endpoint. A process that keeps no lines says none."""
+
+    def __init__(self, ring: Ring | None) -> None:
+        self._ring = ring
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        last = "The last lines of the log of this process, the newest first."
+        yield Endpoint("GET", "/v1/logs", "status", last, self._logs, {JSON: LogLines}, LogsQuery)
+
+    async def _logs(self, _: Request, query: LogsQuery) -> Response:
+        found = [] if self._ring is None else self._ring.lines(query.limit, query.level)
+        return told(LogLines(found))

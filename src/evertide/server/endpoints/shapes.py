@@ -1,0 +1,90 @@
+"""`/v1/shapes`: the shapes that are known to the storage, whoever serves them; and the end of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from evertide.media import JSON
+from evertide.server.http.answers import no_such, told
+from evertide.server.http.endpoint import Endpoint, NoQuery
+from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.record import ShapeRecord, log_rows
+from evertide.shapes.log.registry import Shapes
+from evertide.shapes.service import ShapeService
+
+__all__ = ["Shaping"]
+
+
+class Shape(msgspec.Struct, frozen=True):
+    handle: str
+    collection: str
+    columns: list[str]
+    where: str | None
+    time: int
+    """Of its snapshot."""
+    made_at_s: float
+    rows: int
+    """Changes that the collection held then."""
+    log_rows: int
+    """Changes that are kept for it, about."""
+    bytes: int
+    """That this process holds of its log, in memory."""
+    clients: int
+    """That wait for a change here."""
+
+
+class ShapesAnswer(msgspec.Struct, frozen=True):
+    shapes: list[Shape]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    handle: str
+
+
+class Shaping:
+    """The endpoints."""
+
+    def __init__(self, service: ShapeService) -> None:
+        self._shapes: Shapes = service.shapes
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        area = "shapes"
+        yield Endpoint("GET", "/v1/shapes", area, "The shapes that there are.", self._all, {JSON: ShapesAnswer})
+        end = "End a shape: whoever follows it begins anew."
+        path = "/v1/shapes/{handle}"
+        yield Endpoint("DELETE", path, area, end, self._end, {JSON: Ended}, refusals=(400, 404))
+
+    async def _all(self, _: Request, __: NoQuery) -> Response:
+        return told(ShapesAnswer(await run_in_threadpool(self._listed)))
+
+    def _listed(self) -> list[Shape]:
+        self._shapes.look()
+        live = {shape.handle: shape for shape in self._shapes.live()}
+        return [self._shape(record, live.get(record.handle)) for record in self._shapes.records.all()]
+
+    def _shape(self, record: ShapeRecord, live: LiveShape | None) -> Shape:
+        definition = msgspec.json.decode(record.definition)
+        state = self._shapes.members.shard(record.shard).log.read().state
+        return Shape(
+            handle=record.handle,
+            collection=record.collection,
+            columns=list(definition["columns"]),
+            where=definition["where"],
+            time=record.time,
+            made_at_s=record.made_at_s,
+            rows=record.rows,
+            log_rows=log_rows(record, state),
+            bytes=live.bytes if live is not None else 0,
+            clients=len(live.waiters) if live is not None else 0,
+        )
+
+    async def _end(self, request: Request, _: NoQuery) -> Response:
+        handle: str = request.path_params["handle"]
+        if not await run_in_threadpool(self._shapes.end, handle, "somebody asked for it"):
+            raise no_such(f"shape {handle!r}", "there is none of that handle")
+        return told(Ended(handle))

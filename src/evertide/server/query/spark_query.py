@@ -1,0 +1,134 @@
+"""Spark answers, in a worker: a session of its own, which reads the collections where they are stored.
+
+1. Its JVM has a heap that is bounded, and ends when that is used up: one that has run out of memory is of no more use.
+   The next question gets another one.
+2. Collections are read by `spark.read.format("evertide")`, all at one time: as a stream, by Spark's own tasks. So there
+   is no bound on how large they are.
+3. A job that is ended in time may leave tasks that do not look up: then the process is given up, too.
+4. What it writes to disk goes to a directory of its own, which the server looks at, and removes.
+5. It computes with the settings of the pipeline (time zone, ANSI), as its views do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from evertide.errors import InvalidInput, LimitExceeded, QueryEnded, SparkEnded
+from evertide.pipeline.names import ERRORS
+from evertide.pipeline.reading.collections import Collections
+from evertide.pipeline.reading.query import Question
+from evertide.pipeline.reading.reader import Reader
+from evertide.plan.catalyst.session import Session, open_session
+from evertide.plan.query.query import configure, query, stored
+from evertide.server.query.bounds import heap_bytes
+from evertide.server.query.duck_query import Given, as_now, rows_wanted, time_of
+from evertide.settings import Settings
+from evertide.shard.read import Window, listing
+
+if TYPE_CHECKING:
+    from evertide.plan.catalyst.session import SparkSession
+
+__all__ = ["BySpark"]
+
+_LEASE_SPARE_S = 60
+_LOOK_S = 0.05
+_LOOKS = 10
+_MIB = 1024 * 1024
+_OUT_OF_MEMORY = (3, 52)
+"""By which a JVM that has no memory left ends: itself, or as Spark has it end."""
+
+
+@dataclass
+class BySpark:
+    reader: Reader
+    session: Session
+    options: Mapping[str, str]
+    """Of the data source."""
+    is_over: bool = False
+    """Its JVM has ended."""
+    is_interrupted: bool = False
+    """The last question was."""
+
+    @classmethod
+    def open(cls, reader: Reader, opening: Mapping[str, Any]) -> BySpark:
+        settings = reader.settings
+        session = open_session(None, opening["master"] or f"local[{settings.query_threads}]", _spark_settings(opening))
+        configure(session.spark, opening["results"])
+        options = {"storage": opening["location"], "lease_s": str(int(settings.query_limit_s) + _LEASE_SPARE_S)}
+        if opening["meta"] is not None:
+            options["meta"] = opening["meta"]
+        made = cls(reader, session, options)
+        with suppress(InvalidInput):  # before the first transaction there is nothing to read
+            made.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # the first one takes much longer
+        return made
+
+    def answer(self, question: Question) -> Given:
+        settings, collections = self.reader.settings, as_now(self.reader)
+        time, most = collections.time(), rows_wanted(question, settings)
+
+        def load(session: SparkSession, names: Sequence[str]) -> Mapping[str, Any]:
+            nonlocal time
+            views = [collections.view(name).name for name in names]
+            time = _readable_time(collections, question, views)
+            return {name: stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
+
+        try:
+            rows = query(self.session.spark, question.sql, load, question.parameters, rows_max=most + 1)
+        except SparkEnded as error:
+            self.is_over = True
+            if self.session.jvm_ended() not in _OUT_OF_MEMORY:
+                raise QueryEnded(path="spark", why=error.why) from error
+            why = f"it takes more than {heap_bytes(settings)} bytes of memory"
+            raise LimitExceeded(where="query", why=why) from error
+        if rows.nbytes > settings.query_bytes_max:
+            why = f"its answer is larger than {settings.query_bytes_max} bytes: ask for less, or with a limit"
+            raise LimitExceeded(where="query", why=why)
+        return Given(time, rows.slice(0, most), rows.num_rows > most)
+
+    def interrupt(self) -> None:
+        self.is_interrupted = True
+        self.session.cancel()
+
+    def is_worn(self) -> bool:
+        """A task of a query that was ended may go on for hours, and take from the next one."""
+        is_interrupted, self.is_interrupted = self.is_interrupted, False
+        runtime = self.reader.runtime
+        for _ in range(_LOOKS if is_interrupted else 0):
+            if self.is_over or not self.session.has_tasks():
+                return self.is_over
+            runtime.sleep_s(_LOOK_S)
+        return self.is_over or is_interrupted
+
+    def close(self) -> None:
+        self.session.close()
+        self.reader.close()
+
+
+def _readable_time(collections: Collections, question: Question, names: Sequence[str]) -> int:
+    """Checked here, where an error is still what it is: Spark makes a text of it."""
+    time = time_of(collections, question, names)
+    if time > collections.time():
+        raise InvalidInput(where=f"time {time}", why=f"it is not there yet; the last is {collections.time()}")
+    for name in names:
+        at = collections.time_of(name, time)
+        if at < 0:
+            raise InvalidInput(where=f"collection {name!r}", why="it has no content yet")
+        log = collections.members().collection(name).log
+        listing(log, log.read(), Window(0, at + 1, at))  # refuses what is not kept any more
+    return time
+
+
+def _spark_settings(opening: Mapping[str, Any]) -> dict[str, str]:
+    settings, scratch = Settings(**opening["settings"]), opening["scratch"]
+    java = f"-XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Djava.io.tmpdir={scratch} -Dderby.system.home={scratch}"
+    return {
+        "spark.driver.memory": f"{heap_bytes(settings) // _MIB}m",
+        "spark.driver.defaultJavaOptions": java,
+        "spark.eventLog.enabled": "false",
+        "spark.local.dir": scratch,
+        "spark.sql.shuffle.partitions": str(4 * settings.query_threads),
+        "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+    }

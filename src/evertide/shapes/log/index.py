@@ -1,0 +1,149 @@
+"""`ShapeIndex`: which shapes a batch of rows concerns, without asking each.
+
+1. Shapes with the same clause are asked once.
+2. A clause that has an `index_key` is found by the values of the column: a batch costs what it has rows, and what
+   matches. How many other shapes have such clauses makes no difference.
+3. What such a clause says besides (`Where.rest`) is looked at only in the rows found so, and once for all clauses that
+   say the same besides.
+4. Clauses without a key are each evaluated over the batch.
+5. The answer is exact: what is named matches, and what matches is named. Rows are numbers in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from evertide.errors import Conflict
+from evertide.pgexpr.clause import Where
+from evertide.pgexpr.types.columns import values_of
+from evertide.pgexpr.types.sqltypes import type_of
+
+__all__ = ["ShapeIndex"]
+
+Rows = npt.NDArray[np.int64]
+
+
+class ShapeIndex:
+    """Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._wheres: dict[Hashable, Where | None] = {}
+        self._handles: dict[Where | None, dict[Hashable, None]] = {}
+        self._keyed: dict[str, dict[Any, dict[Where, None]]] = {}
+        """Clauses by column and value."""
+        self._others: dict[Where, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._wheres)
+
+    def add(self, handle: Hashable, where: Where | None) -> None:
+        """`where` None: all rows."""
+        if handle in self._wheres:
+            raise Conflict(where=f"shape {handle}", why="it is in the index already")
+        self._wheres[handle] = where
+        is_new = where not in self._handles
+        self._handles.setdefault(where, {})[handle] = None
+        if is_new and where is not None:
+            self._enter(where)
+
+    def remove(self, handle: Hashable) -> None:
+        """Nothing, if it is not there."""
+        if handle not in self._wheres:
+            return
+        where = self._wheres.pop(handle)
+        handles = self._handles[where]
+        del handles[handle]
+        if not handles:
+            del self._handles[where]
+            if where is not None:
+                self._leave(where)
+
+    def candidates(self, rows: pa.Table) -> dict[Hashable, Rows]:
+        """The rows that each shape has, by its handle; shapes that have none are not named."""
+        found: dict[Where | None, Rows] = {}
+        if rows.num_rows and None in self._handles:
+            found[None] = np.arange(rows.num_rows, dtype=np.int64)
+        for where in self._others:
+            found[where] = np.flatnonzero(_truths(where, rows))
+        keyed = self._left(rows, self._by_value(rows))
+        return {
+            handle: chosen
+            for where, chosen in (*found.items(), *keyed.items())
+            if len(chosen)
+            for handle in self._handles[where]
+        }
+
+    def _enter(self, where: Where) -> None:
+        key = where.index_key()
+        if key is None:
+            self._others[where] = None
+            return
+        column, values = key
+        by_value = self._keyed.setdefault(column, {})
+        for value in values:
+            by_value.setdefault(value, {})[where] = None
+
+    def _leave(self, where: Where) -> None:
+        key = where.index_key()
+        if key is None:
+            del self._others[where]
+            return
+        column, values = key
+        by_value = self._keyed[column]
+        for value in values:
+            del by_value[value][where]
+            if not by_value[value]:
+                del by_value[value]
+        if not by_value:
+            del self._keyed[column]
+
+    def _by_value(self, rows: pa.Table) -> dict[Where, Rows]:
+        """Rows that have a value of a clause's key."""
+        found: dict[Where, list[Rows]] = {}
+        for column, by_value in self._keyed.items():
+            for value, places in _places(rows.column(column), by_value).items():
+                chosen = np.array(places, np.int64)
+                for where in by_value[value]:
+                    found.setdefault(where, []).append(chosen)
+        return {where: each[0] if len(each) == 1 else np.sort(np.concatenate(each)) for where, each in found.items()}
+
+    def _left(self, rows: pa.Table, found: dict[Where, Rows]) -> dict[Where, Rows]:
+        """Of those rows, the ones that match the rest of the clause too."""
+        by_rest: dict[Where | None, list[Where]] = {}
+        for where in found:
+            by_rest.setdefault(where.rest, []).append(where)
+        for rest, wheres in by_rest.items():
+            if rest is None:
+                continue
+            looked_at = [found[where] for where in wheres]
+            truths = np.zeros(rows.num_rows, np.bool_)
+            truths[_matching(rest, rows, looked_at)] = True
+            for where, chosen in zip(wheres, looked_at, strict=True):
+                found[where] = chosen[truths[chosen]]
+        return found
+
+
+def _places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
+    """Row numbers by value, of the values that are wanted."""
+    found: dict[Any, list[int]] = {}
+    for place, value in enumerate(values_of(column, type_of(column.type))):
+        if value in wanted:
+            found.setdefault(value, []).append(place)
+    return found
+
+
+def _matching(where: Where, rows: pa.Table, chosen: Sequence[Rows]) -> Rows:
+    """The chosen rows that match; only they are looked at, and of them the columns it needs."""
+    places = chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen))
+    needed = rows.select(sorted(where.columns)) if where.columns else rows
+    return places[_truths(where, needed.take(pa.array(places)))]
+
+
+def _truths(where: Where, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    made: npt.NDArray[np.bool_] = where.matches(rows).to_numpy(zero_copy_only=False)
+    return made

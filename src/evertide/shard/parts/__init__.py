@@ -1,0 +1,1 @@
+"""Parts of a shard: their files (`part`), statistics, and how a read splits them (`split`, `groups`, `pieces`)."""

@@ -1,0 +1,146 @@
+"""How the parts of a read become tasks that can be read apart: pure.
+
+A part holds changes, and what one part adds another may take away. So tasks are right only if no row's changes meet
+across two of them, or if they need not meet:
+
+1. *Whole parts*, if none of them has a retraction: then every change adds rows, and the content is all of them. Parts
+   are spread over tasks by their bytes.
+2. *Ranges*: one column is cut into spans, and each task sums up the rows of one span, out of all parts that can hold
+   any. Equal rows have equal values, so they meet in one task. Parts are sorted by their first columns when they are
+   compacted: the large ones are read once, and the small recent ones, which overlap them all, by every task.
+3. *One task*, if cutting would make the tasks read more than twice what there is, or leave most of it to one of them.
+
+The changes between two times are summed up per time: parts that share no time need not meet (`by_time`).
+
+Statistics may be wider than the values, never narrower (`evertide.shard.parts.statistics`), and a part without any is
+read by every task: so 2 holds whatever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from evertide.shard.parts.part import Part, Predicate, may_match
+from evertide.shard.read import Window
+
+__all__ = ["Group", "Span", "by_time", "is_ordered", "split"]
+
+_READ_MOST = 2.0
+_LARGEST_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows with low <= value < high; without a low end also those with NULL. None is no end."""
+
+    column: str
+    low: Any
+    high: Any
+
+    def may_hold(self, part: Part, schema: pa.Schema) -> bool:
+        low = [] if self.low is None else [Predicate(self.column, ">=", self.low)]
+        high = [] if self.high is None else [Predicate(self.column, "<", self.high)]
+        if may_match(part, schema, [*low, *high]):
+            return True
+        return self.low is None and may_match(part, schema, [Predicate(self.column, "is null")])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one task reads. Not `is_plain`: it has to sum up."""
+
+    parts: tuple[Part, ...]
+    is_plain: bool
+    span: Span | None = None
+
+
+def split(parts: Sequence[Part], schema: pa.Schema, bytes_max: int) -> list[Group]:
+    """For the content at a time."""
+    whole, count = _group(parts), _count(parts, bytes_max)
+    if whole.is_plain:
+        return [_group(found) for found in _spread([(part,) for part in parts], count)]
+    ways = (_ranges(parts, schema, field, count) for field in schema) if count > 1 else ()
+    found = [way for way in ways if way]
+    if not found:
+        return [whole]
+    return min(found, key=lambda way: max(_bytes(group.parts) for group in way))
+
+
+def by_time(parts: Sequence[Part], window: Window, bytes_max: int) -> list[Group]:
+    """For the changes of a window: parts that share a time stay together."""
+    together: list[list[Part]] = []
+    last = -1
+    for part in sorted(parts, key=lambda part: part.time_min):
+        if max(part.time_min, window.lower) > last:
+            together.append([])
+        together[-1].append(part)
+        last = max(last, min(part.time_max, window.upper - 1))
+    pieces = [tuple(piece) for piece in together]
+    return [Group(found, is_plain=False) for found in _spread(pieces, _count(parts, bytes_max))]
+
+
+def _group(parts: Sequence[Part], span: Span | None = None) -> Group:
+    """Also a span may be plain by itself."""
+    return Group(tuple(parts), is_plain=all(part.retractions == 0 for part in parts), span=span)
+
+
+def _bytes(parts: Sequence[Part]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+def _count(parts: Sequence[Part], bytes_max: int) -> int:
+    return max(1, -(-_bytes(parts) // bytes_max))
+
+
+def _spread(pieces: Sequence[tuple[Part, ...]], count: int) -> list[tuple[Part, ...]]:
+    """The pieces in at most so many lots of like size; the largest first, each to the lot that has least."""
+    lots: list[list[Part]] = [[] for _ in range(max(1, min(count, len(pieces))))]
+    sizes = [0] * len(lots)
+    for piece in sorted(pieces, key=_bytes, reverse=True):
+        least = sizes.index(min(sizes))
+        lots[least] += piece
+        sizes[least] += _bytes(piece)
+    return [tuple(lot) for lot in lots]
+
+
+def _ranges(parts: Sequence[Part], schema: pa.Schema, field: Any, count: int) -> list[Group] | None:
+    """Tasks by spans of one column; None if it has no order that is known, or they would read too much."""
+    if not is_ordered(field.type):
+        return None
+    ends = [None, *_bounds(parts, field, count), None]
+    spans = [Span(field.name, low, high) for low, high in pairwise(ends)]
+    if len(spans) < 2:
+        return None
+    groups = [_group([part for part in parts if span.may_hold(part, schema)], span) for span in spans]
+    sizes = [_bytes(group.parts) for group in groups]
+    total = _bytes(parts)
+    return groups if sum(sizes) <= total * _READ_MOST and max(sizes) <= total * _LARGEST_SHARE else None
+
+
+def is_ordered(kind: Any) -> bool:
+    """Whether values can be cut into ranges, and are the same if they are equal. Floats: NaN has no place, 0.0 two."""
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_decimal)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _bounds(parts: Sequence[Part], field: Any, count: int) -> Iterator[Any]:
+    """Where to cut: at low ends of parts, so that about as many bytes begin in each span."""
+    known = [(part.ranges[field.name].low, part.bytes) for part in parts if field.name in part.ranges]
+    lows = sorted((_typed(low, field.type), size) for low, size in known if low is not None)
+    share = sum(size for _, size in lows) / count
+    cut, before = lows[0][0] if lows else None, 0
+    for low, size in lows:
+        if before >= share and low > cut:
+            yield low
+            cut, before = low, 0
+        before += size
+
+
+def _typed(low: Any, kind: Any) -> Any:
+    return Decimal(low) if pa.types.is_decimal(kind) else low

@@ -1,0 +1,110 @@
+"""JSON lines: one object in each line, its fields being the table's columns.
+
+A line is decoded by itself, so that a bad one is a fault of its own; values then go to Arrow column by column. A field
+that is missing is the column's default, or NULL; a line that has a field twice is a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.rows.conform import type_fields
+from evertide.sources.files.pieces import Table, ops_of
+from evertide.sources.files.records import Block
+from evertide.sources.files.text import bad_records
+from evertide.sources.values.columns import Column, from_values
+from evertide.sources.values.defaults import default_of
+from evertide.sources.values.fit import Fitted, Reason, fit
+from evertide.sources.values.kinds import is_variant
+from evertide.sources.values.strict_json import RepeatedName, decode_json
+from evertide.sources.values.values import Number, shown
+
+__all__ = ["JsonRecords"]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRecords:
+    table: Table
+    has_header: bool = False
+
+    def header(self, _first: Block, _path: Path) -> tuple[str, ...]:
+        return ()
+
+    def fitted(self, block: Block, _columns: tuple[str, ...], _path: Path) -> Fitted:
+        declaration = self.table.declaration
+        reasons = bad_records(block)
+        rows = self._decoded(block, reasons)
+        found = {}
+        for field in declaration.schema:
+            default = default_of(declaration, field.name)
+            found[field.name] = from_values([row.get(field.name, default) for row in rows], field.type)
+        ops = ops_of(self._ops(rows), len(rows), reasons)
+        return fit(declaration, found, ops, reasons)
+
+    def _decoded(self, block: Block, reasons: dict[int, Reason]) -> list[dict[str, Any]]:
+        """An object for each record, with the table's own names; an empty one for a bad record."""
+        decoder = _decoder(self.table.declaration.schema)
+        own = frozenset(self.table.declaration.schema.names)
+        rows: list[dict[str, Any]] = []
+        for at, (start, end) in enumerate(zip(block.starts.tolist(), block.ends.tolist(), strict=True)):
+            row: Any = {}
+            if at not in reasons:
+                try:
+                    row = decode_json(decoder, block.content[start:end])
+                except RepeatedName as error:
+                    reasons[at] = Reason(str(error))
+                except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                    reasons[at] = Reason(f"it is not JSON: {error}")
+            if not isinstance(row, dict):
+                reasons[at] = Reason(f"{shown(row)} is no object: expected one with the table's columns")
+                row = {}
+            rows.append(row if own.issuperset(row) else self._renamed(row, at, reasons))
+        return rows
+
+    def _renamed(self, row: dict[str, Any], at: int, reasons: dict[int, Reason]) -> dict[str, Any]:
+        """The row is kept also if it is bad, as it has a key."""
+        known = {name.lower(): name for name in self.table.declaration.schema.names}
+        renamed: dict[str, Any] = {}
+        for name, value in row.items():
+            own = known.get(name.lower())
+            is_op = name.lower() == self.table.op_column.lower()
+            if is_op:
+                renamed[_OP] = value
+            if own is not None and own in renamed:
+                reasons[at] = Reason(f"the column {own!r} is there twice")
+            elif own is not None:
+                renamed[own] = value
+            elif not is_op and not self.table.ignore_extra:
+                reasons[at] = Reason(f"{shown(name)} is no column of the table")
+        return renamed
+
+    def _ops(self, rows: list[dict[str, Any]]) -> Column | None:
+        if not self.table.op_column:
+            return None
+        own = next(
+            (name for name in self.table.declaration.schema.names if name.lower() == self.table.op_column.lower()), _OP
+        )
+        values = [row.get(_OP, row.get(own)) for row in rows]
+        return Column(pa.array([value if isinstance(value, str) else None for value in values], pa.string()))
+
+
+_OP = ""
+"""No column has this name."""
+
+
+def _decoder(schema: pa.Schema) -> msgspec.json.Decoder[Any]:
+    """Numbers stay as they are written if a column needs that, which takes longer."""
+    is_exact = any(_needs_exact(field.type) for field in schema)
+    return msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
+
+
+def _needs_exact(kind: Any) -> bool:
+    if kinds.is_decimal(kind) or is_variant(kind) or kinds.is_float32(kind):
+        return True
+    return any(_needs_exact(field.type) for field in type_fields(kind))

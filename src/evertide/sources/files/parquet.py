@@ -1,0 +1,91 @@
+"""Parquet: row groups, read in batches. Columns are matched by name, and their types must be those of the table, or
+narrower ones; otherwise the file does not belong here, and the source stops at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evertide.sources.contract import Limit, Rows
+from evertide.sources.files.pieces import Cut, Table, checksum, ops_of
+from evertide.sources.values.columns import from_arrow, widens
+from evertide.sources.values.fit import Reason, faulty_rows, fit
+from evertide.sources.values.kinds import sql_name
+
+__all__ = ["ParquetReader"]
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetReader:
+    table: Table
+    _known: dict[tuple[str, int, int, int], str] = field(default_factory=dict)
+    """Checksums of files that nobody touched since: each piece of a file asks for the whole one's."""
+
+    def cut(self, path: Path, limit: Limit) -> Iterator[Cut]:
+        """The checksum is that of the file, as its footer tells what all others mean."""
+        with self._opened(path) as file:
+            self._places(file.schema_arrow, path)
+            groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+        whole = checksum(path)
+        first, row = 0, 1
+        while first < len(groups):
+            last, rows, size = first, 0, 0
+            while last < len(groups) and (last == first or (rows < limit.rows and size < limit.bytes)):
+                rows, size, last = rows + groups[last].num_rows, size + groups[last].total_byte_size, last + 1
+            if rows:
+                yield Cut(first, last, row, rows, whole)
+            first, row = last, row + rows
+
+    def found(self, path: Path, _cut: Cut) -> str:
+        there = path.stat()
+        key = (str(path), there.st_size, there.st_mtime_ns, there.st_ctime_ns)
+        if key not in self._known:
+            self._known.clear()
+            self._known[key] = checksum(path)
+        return self._known[key]
+
+    def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
+        row = cut.line
+        with self._opened(path) as file:
+            places = self._places(file.schema_arrow, path)
+            names = [file.schema_arrow.field(at).name for at in sorted(set(places.values()))]
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=list(range(cut.first, cut.last)), columns=names):
+                yield self._batch(batch, places, file.schema_arrow, place, row)
+                row += batch.num_rows
+
+    def _batch(self, batch: Any, places: dict[str, int], schema: pa.Schema, place: str, first: int) -> Rows:
+        declaration = self.table.declaration
+        arrays = {name: batch.column(schema.field(at).name) for name, at in places.items()}
+        reasons: dict[int, Reason] = {}
+        op = arrays.pop("", None)
+        ops = ops_of(None if op is None else from_arrow(op, pa.string()), batch.num_rows, reasons)
+        columns = {name: from_arrow(array, declaration.schema.field(name).type) for name, array in arrays.items()}
+        fitted = fit(declaration, columns, ops, reasons)
+        return faulty_rows(
+            declaration, fitted, place, lambda at: first + at, lambda at: str(batch.slice(at, 1).to_pylist()[0])
+        )
+
+    def _places(self, schema: pa.Schema, path: Path) -> dict[str, int]:
+        places = self.table.matched(schema.names, path)
+        for name, at in places.items():
+            kind = self.table.declaration.schema.field(name).type if name else pa.string()
+            if not widens(schema.field(at).type, kind):
+                found = sql_name(schema.field(at).type)
+                raise self.table.failed(path, f"the column {name!r} is {found}, expected {sql_name(kind)}")
+        return places
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[pq.ParquetFile]:
+        try:
+            with pq.ParquetFile(path) as file:
+                yield file
+        except pa.ArrowException as error:
+            raise self.table.failed(path, f"it cannot be read as Parquet: {error}") from error

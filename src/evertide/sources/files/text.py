@@ -1,0 +1,93 @@
+"""Files of records, CSV or JSON lines: cut at records, read block by block.
+
+`TextReader` cuts and reads; what a record means is told by a `Records` of the format. A record that cannot be read is a
+fault with the number of its first line; the others are not affected. Text is UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from evertide.sources.contract import Limit, Rows
+from evertide.sources.files.pieces import Cut, Table, checksum
+from evertide.sources.files.records import Block, Layout, blocks
+from evertide.sources.values.fit import Fitted, Reason, faulty_rows
+
+__all__ = ["Records", "TextReader", "bad_records"]
+
+
+class Records(Protocol):
+    """What the records of a format mean."""
+
+    @property
+    def has_header(self) -> bool: ...
+
+    def header(self, first: Block, path: Path) -> tuple[str, ...]:
+        """The names of the fields, from a file's first block; none if records name theirs themselves."""
+        ...
+
+    def fitted(self, block: Block, columns: tuple[str, ...], path: Path) -> Fitted:
+        """All records of a block as rows, with a reason for each bad one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    table: Table
+    records: Records
+    layout: Layout
+
+    def cut(self, path: Path, limit: Limit) -> Iterator[Cut]:
+        """A piece ends before the first record that starts beyond the limit."""
+        size = path.stat().st_size
+        columns: tuple[str, ...] | None = None
+        begin, line, rows = 0, 1, 0
+        with path.open("rb") as file:
+            for block in blocks(file, self.layout, first=0, last=size, line=1):
+                records = block
+                if columns is None:
+                    columns = self.records.header(block, path)
+                    records = block.without_first() if self.records.has_header else block
+                starts, at = block.begin + records.starts, 0
+                while at < len(starts):
+                    stop = min(at + limit.rows - rows, int(np.searchsorted(starts, begin + limit.bytes)))
+                    stop = max(stop, at + (rows == 0))
+                    rows += min(stop, len(starts)) - at
+                    if stop < len(starts):
+                        end = int(starts[stop])
+                        yield Cut(begin, end, line, rows, checksum(path, begin, end), columns)
+                        begin, line, rows = end, int(records.lines[stop]), 0
+                    at = stop
+        if rows:
+            yield Cut(begin, size, line, rows, checksum(path, begin, size), columns or ())
+
+    def found(self, path: Path, cut: Cut) -> str:
+        return checksum(path, cut.first, cut.last)
+
+    def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
+        """A batch for each block."""
+        is_headed = cut.first == 0 and self.records.has_header
+        with path.open("rb") as file:
+            for block in blocks(file, self.layout, first=cut.first, last=cut.last, line=cut.line):
+                records = block.without_first() if is_headed else block
+                is_headed = False
+                if len(records.starts):
+                    fitted = self.records.fitted(records, cut.columns, path)
+                    yield faulty_rows(self.table.declaration, fitted, place, _line_of(records), records.raw)
+
+
+def _line_of(block: Block) -> Callable[[int], int]:
+    return lambda at: int(block.lines[at])
+
+
+def bad_records(block: Block) -> dict[int, Reason]:
+    """Those that are bad whatever the format says."""
+    reasons = {at: Reason(why) for at, why in block.reasons.items()}
+    for at in block.not_utf8():
+        reasons.setdefault(at, Reason("it is not UTF-8"))
+    return reasons

@@ -1,0 +1,1 @@
+"""Connectors that make rows from a seed: `datagen` and `nexmark`."""

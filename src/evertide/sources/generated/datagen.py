@@ -1,0 +1,197 @@
+"""The connector `datagen`: rows of any table, made from a seed.
+
+    CREATE TABLE t (id BIGINT NOT NULL, ..., PRIMARY KEY (id)) USING datagen OPTIONS (rows '1000000', updates '0.2')
+
+| option | meaning |
+|---|---|
+| rows | how many in all; endless if it is empty |
+| rows_per_transaction | at most so many become one transaction; 1000 |
+| rate | rows a second by the clock, 0: as fast as they are asked for; 0 |
+| seed | the same seed is the same rows; 0 |
+| updates, deletes | the share of rows that change or delete one that came before, by its key; 0 |
+| columns.<name>.min, .max | the range of values |
+| columns.<name>.distinct | about so many different values at most |
+| columns.<name>.values | the values themselves, separated by commas |
+| columns.<name>.nulls | the share of NULL; 0 |
+| columns.<name>.length | of texts and BINARY: 8; of lists and mappings, at most: 3 |
+| columns.<name>.kind | sequence or random; the first column of a key is a sequence, all others are random |
+
+Row n is a function of (seed, n) (`evertide.sources.generated.values`). An update has the key of an earlier row and
+values of its own, a delete has the key only. A position is the number of the next row, a fragment is a range of
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evertide.errors import InvalidInput
+from evertide.journal.records import Fragment
+from evertide.runtime import Runtime
+from evertide.sources.contract import DELETE, UPSERT, Limit, Offer, Rows, TableDeclaration
+from evertide.sources.generated.seeded import Chance, Longs, hashed
+from evertide.sources.generated.series import Range, Series
+from evertide.sources.generated.values import Recipe, is_makeable, made, range_of, units
+from evertide.sources.options import Options
+from evertide.sources.values.fit import Ops, rows_schema
+from evertide.sources.values.kinds import sql_name
+from evertide.sources.values.values import Misfit, parsed
+
+__all__ = ["DatagenSource", "open_datagen"]
+
+_BATCH_ROWS = 50_000
+_OPS, _EARLIER, _COLUMNS = 1, 2, 100
+
+
+@dataclass(frozen=True, slots=True)
+class DatagenSource:
+    name: str
+    declaration: TableDeclaration
+    recipes: tuple[Recipe, ...]
+    series: Series
+    seed: int
+    updates: float
+    deletes: float
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.declaration.name,)
+
+    @property
+    def start(self) -> str:
+        return self.series.start
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return ()
+
+    def offer(self, position: str, limit: Limit) -> Offer | None:
+        return self.series.offer(position, limit)
+
+    def read(self, fragment: Fragment) -> Iterator[Rows]:
+        for part in self.series.range_of(fragment).parts(_BATCH_ROWS):
+            yield Rows(self.declaration.name, self._rows(part))
+
+    def _rows(self, part: Range) -> pa.Table:
+        numbers = np.arange(part.first, part.first + part.count, dtype=np.int64)
+        ops, keyed = self._changes(numbers)
+        is_gone = pa.array(ops == DELETE)
+        arrays = []
+        for recipe in self.recipes:
+            if recipe.name in self.declaration.key:
+                arrays.append(made(recipe, keyed))
+            else:
+                array = made(recipe, numbers)
+                arrays.append(pc.if_else(is_gone, pa.scalar(None, array.type), array) if self.deletes else array)
+        return pa.Table.from_arrays([*arrays, pa.array(ops)], schema=rows_schema(self.declaration))
+
+    def _changes(self, numbers: Longs) -> tuple[Ops, Longs]:
+        """What each row does, and the number of the row whose key it has: its own, or an earlier one's."""
+        share = (hashed(numbers, _stream(self.seed, _OPS)) >> np.uint64(11)) * 2.0**-53
+        earlier = hashed(numbers, _stream(self.seed, _EARLIER)) % np.maximum(numbers, 1).view(np.uint64)
+        is_change = (share < self.deletes + self.updates) & (numbers > 0)
+        ops = np.where((share < self.deletes) & is_change, DELETE, UPSERT).astype(np.int8)
+        return ops, np.where(is_change, earlier.view(np.int64), numbers)
+
+    def acknowledge(self, position: str) -> None:
+        """Nothing to tell: rows can be made again."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _stream(seed: int, stream: int) -> int:
+    return Chance(seed).fork(stream).bits()
+
+
+def open_datagen(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, _base: Path) -> DatagenSource:
+    (declaration,) = tables
+    options = Options(declaration)
+    seed = options.integer("seed", 0)
+    series = Series(
+        source=name,
+        count=options.integer("rows", 0) if options.text("rows") else None,
+        per_transaction=options.integer("rows_per_transaction", 1000, least=1),
+        rate=options.number("rate", 0),
+        runtime=runtime,
+    )
+    updates, deletes = (options.number(share, 0, most=1) for share in ("updates", "deletes"))
+    if (updates or deletes) and not declaration.key:
+        raise options.refusal("updates" if updates else "deletes", "needs a table with a PRIMARY KEY")
+    if updates + deletes > 1:
+        raise options.refusal("updates", "and 'deletes' are more than 1 together")
+    recipes = tuple(_recipe(options, declaration, at, seed) for at in range(len(declaration.schema)))
+    options.end()
+    return DatagenSource(name, declaration, recipes, series, seed, updates, deletes)
+
+
+def _recipe(options: Options, declaration: TableDeclaration, at: int, seed: int) -> Recipe:
+    field = declaration.schema.field(at)
+    prefix = f"columns.{field.name}."
+    if not is_makeable(field.type):
+        why = f"no values of type {sql_name(field.type)} can be made, as the column {field.name!r} has it"
+        raise InvalidInput(where=options.where, why=why)
+    is_key = field.name in declaration.key
+    usual = "sequence" if declaration.key[:1] == (field.name,) else "random"
+    low, high = _bounds(options, prefix, field.type)
+    nulls = options.number(prefix + "nulls", 0, most=1)
+    if nulls and (is_key or not field.nullable):
+        raise options.refusal(prefix + "nulls", "is more than 0, but the column is NOT NULL")
+    return Recipe(
+        name=field.name,
+        kind=field.type,
+        seed=_stream(seed, _COLUMNS + at),
+        low=low,
+        high=high,
+        is_sequence=options.choice(prefix + "kind", ("sequence", "random"), usual) == "sequence",
+        distinct=options.integer(prefix + "distinct", 0),
+        nulls=nulls,
+        length=options.integer(prefix + "length", 3 if pa.types.is_nested(field.type) else 8),
+        pool=_pool(options, prefix + "values", field.type),
+    )
+
+
+def _bounds(options: Options, prefix: str, kind: Any) -> tuple[float, float]:
+    usual = range_of(kind)
+    low, high = (_bound(options, prefix + end, kind, usual) for end in ("min", "max"))
+    found_low, found_high = usual or (0, 0)
+    found_low = found_low if low is None else low
+    found_high = max(found_high, found_low) if high is None else high
+    if high is not None and low is None:
+        found_low = min(found_low, found_high)
+    if found_low > found_high:
+        raise options.refusal(prefix + "min", "is more than the largest value")
+    return found_low, found_high
+
+
+def _bound(options: Options, name: str, kind: Any, usual: tuple[float, float] | None) -> float | None:
+    text = options.text(name)
+    if not text:
+        return None
+    if usual is None:
+        raise options.refusal(name, f"means nothing for {sql_name(kind)}: its values have no range")
+    found = units(_value(options, name, text, kind), kind)
+    if not pa.types.is_floating(kind) and not -(1 << 63) <= found < 1 << 63:
+        raise options.refusal(name, f"is {text!r}: datagen counts with 64 bits only")
+    return found
+
+
+def _value(options: Options, name: str, text: str, kind: Any) -> Any:
+    try:
+        return parsed(text, kind)
+    except Misfit as error:
+        raise options.refusal(name, f"does not fit its column: {error}") from error
+
+
+def _pool(options: Options, name: str, kind: Any) -> Any:
+    text = options.text(name)
+    if not text:
+        return None
+    return pa.array([_value(options, name, one.strip(), kind) for one in text.split(",")], kind)

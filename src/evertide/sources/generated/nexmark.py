@@ -1,0 +1,149 @@
+"""The connector `nexmark`: persons, auctions and bids of an auction house, made as they are asked for.
+
+    CREATE TABLE bid (...) USING nexmark                                    or  OPTIONS (stream 'bid') for another name
+
+| option | meaning |
+|---|---|
+| stream | person, auction or bid; the table's own name, if it is one of them |
+| seed | the same seed is the same events; 0 |
+| events | how many there are in all; endless if it is empty |
+| events_per_transaction | at most so many become one transaction; 10000 |
+| rate | events a second by the clock, 0: as fast as they are asked for; 0 |
+
+All tables of a script with the same seed are one source, so that a transaction cuts their streams at the same event.
+Options but `stream` are those of the source: they may be given at any of its tables, and must not contradict.
+
+A position is the number of the next event, a fragment is a range of numbers;
+`evertide.sources.generated.nexmark_events` makes the events of any range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from evertide.errors import InvalidInput
+from evertide.journal.records import Fragment
+from evertide.runtime import Runtime
+from evertide.sources.contract import OP, Limit, Offer, Rows, TableDeclaration
+from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
+from evertide.sources.generated.series import Range, Series
+from evertide.sources.options import Options
+from evertide.sources.values.fit import rows_schema, upserts
+from evertide.sources.values.kinds import sql_name
+
+__all__ = ["NexmarkSource", "nexmark_name", "open_nexmark"]
+
+_STREAMS = ("person", "auction", "bid")
+_SHARED = ("seed", "events", "events_per_transaction", "rate")
+_BATCH_EVENTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class NexmarkSource:
+    name: str
+    generator: Nexmark
+    declarations: Mapping[str, TableDeclaration]
+    """By table."""
+    streams: Mapping[str, str]
+    """By table."""
+    series: Series
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(self.declarations)
+
+    @property
+    def start(self) -> str:
+        return self.series.start
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return ()
+
+    def offer(self, position: str, limit: Limit) -> Offer | None:
+        return self.series.offer(position, limit)
+
+    def read(self, fragment: Fragment) -> Iterator[Rows]:
+        for part in self.series.range_of(fragment).parts(_BATCH_EVENTS):
+            yield from self._rows(part)
+
+    def _rows(self, part: Range) -> Iterator[Rows]:
+        events = self.generator.events(part.first, part.count)
+        for table, declaration in self.declarations.items():
+            stream: pa.Table = getattr(events, self.streams[table])
+            if stream.num_rows:
+                made = [stream.column(_own_name(name, stream.schema)) for name in declaration.schema.names]
+                ops = pa.array(upserts(stream.num_rows))
+                yield Rows(table, pa.Table.from_arrays([*made, ops], schema=rows_schema(declaration)))
+
+    def acknowledge(self, position: str) -> None:
+        """Nothing to tell: events can be made again."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def nexmark_name(declaration: TableDeclaration) -> str:
+    """Of the source that a table belongs to: it follows from the seed alone."""
+    seed = Options(declaration).integer("seed", 0)
+    return f"nexmark-{seed}" if seed else "nexmark"
+
+
+def open_nexmark(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, _base: Path) -> NexmarkSource:
+    streams = {declaration.name: _stream(declaration) for declaration in tables}
+    options = Options(_together(tables))
+    generator = Nexmark(seed=options.integer("seed", 0))
+    series = Series(
+        source=name,
+        count=options.integer("events", 0) if options.text("events") else None,
+        per_transaction=options.integer("events_per_transaction", 10_000, least=1),
+        rate=options.number("rate", 0),
+        runtime=runtime,
+    )
+    return NexmarkSource(name, generator, {table.name: table for table in tables}, streams, series)
+
+
+def _together(tables: Sequence[TableDeclaration]) -> TableDeclaration:
+    """One declaration with the options of all."""
+    given: dict[str, str] = {}
+    for declaration in tables:
+        for option, value in declaration.options.items():
+            if option.lower() != "stream" and given.setdefault(option.lower(), value) != value:
+                where = f"{declaration.where}, table {declaration.name!r}"
+                other = given[option.lower()]
+                why = f"the option {option!r} is {value!r} here and {other!r} at another table of the same source"
+                raise InvalidInput(where=where, why=why)
+    return replace(tables[0], options=given)
+
+
+def _stream(declaration: TableDeclaration) -> str:
+    options = Options(declaration)
+    name = declaration.name.lower()
+    stream = options.choice("stream", _STREAMS, name) if options.text("stream") or name in _STREAMS else ""
+    if not stream:
+        raise options.refusal("stream", f"is missing: expected one of {', '.join(map(repr, _STREAMS))}")
+    for option in _SHARED:
+        options.text(option)
+    options.end()
+    _check_columns(declaration, SCHEMAS[stream], options.where)
+    return stream
+
+
+def _check_columns(declaration: TableDeclaration, stream: pa.Schema, where: str) -> None:
+    for field in declaration.schema:
+        name = _own_name(field.name, stream)
+        if not name or field.name == OP:
+            listed = ", ".join(f"{own.name} {sql_name(own.type)}" for own in stream)
+            raise InvalidInput(where=where, why=f"{field.name!r} is no column of this stream; its columns are {listed}")
+        own = stream.field(name)
+        if own.type != field.type:
+            why = f"the column {field.name!r} is {sql_name(field.type)}, expected {sql_name(own.type)}"
+            raise InvalidInput(where=where, why=why)
+
+
+def _own_name(name: str, stream: pa.Schema) -> str:
+    return next((own for own in stream.names if own.lower() == name.lower()), "")

@@ -1,0 +1,210 @@
+"""Whole columns of whatever a user has, as columns of a table: in one go where that is sure to be exact, value by value
+where it is not (`evertide.sources.values.values` says what a value means).
+
+A value that does not fit is NULL in the array, and told apart by its row. What comes out never depends on the way: a
+value that goes through in one go is one that both ways read alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from evertide.rows.columns import one_chunk
+from evertide.rows.conform import alike, conform, first_null
+from evertide.sources.values.kinds import INTEGERS, sql_name
+from evertide.sources.values.values import Misfit, Number, fitted, parsed
+
+__all__ = ["Column", "from_arrow", "from_texts", "from_values", "nothing", "widens"]
+
+_FEW = 64
+"""So many values are converted one by one, rather than cut in halves to find the bad one."""
+
+_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_DAY = f"{_YEAR}-[0-9]{{2}}-[0-9]{{2}}"
+_DIRECT: tuple[tuple[Callable[[Any], bool], type], ...] = (
+    (kinds.is_integer, int),
+    (kinds.is_float64, float),
+    (kinds.is_boolean, bool),
+    (kinds.is_string, str),
+    (kinds.is_binary, bytes),
+)
+"""Python's types that Arrow takes as they are; it checks the range of integers, and that texts are Unicode."""
+
+_TEXTS: tuple[tuple[Callable[[Any], bool], set[type]], ...] = (
+    (kinds.is_date, {str}),
+    (kinds.is_timestamp, {str}),
+    (kinds.is_decimal, {str, int, float, Number}),
+    (kinds.is_floating, {Number}),
+)
+"""Python's types whose values mean what their text means."""
+
+_SAFE: tuple[tuple[Callable[[Any], bool], Callable[[Any], bool]], ...] = (
+    (kinds.is_integer, lambda kind: kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind)),
+    (kinds.is_floating, lambda kind: kinds.is_integer(kind) or kinds.is_float64(kind)),
+    (kinds.is_decimal, kinds.is_decimal),
+    (kinds.is_timestamp, kinds.is_timestamp),
+    (kinds.is_time, kinds.is_time),
+    (kinds.is_duration, kinds.is_duration),
+    (kinds.is_null, lambda _: True),
+)
+"""Pairs of types between which Arrow's own cast is exact, or fails."""
+
+
+_PATTERNS: tuple[tuple[Callable[[Any], bool], Callable[[Any], str]], ...] = (
+    (kinds.is_integer, lambda _: "^-?[0-9]{1,18}$"),
+    (kinds.is_floating, lambda _: r"^-?[0-9]{1,20}(\.[0-9]{1,20})?$"),
+    (kinds.is_boolean, lambda _: "^(true|false)$"),
+    (kinds.is_decimal, lambda _: r"^-?[0-9]{1,38}(\.[0-9]{1,38})?$"),
+    (kinds.is_date, lambda _: f"^{_DAY}$"),
+    (
+        kinds.is_timestamp,
+        lambda kind: rf"^{_DAY}[ T][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(\.[0-9]{{1,6}})?{'Z?' if kind.tz else ''}$",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    array: Any
+    misfits: dict[int, str] = field(default_factory=dict)
+    """Why a value does not fit, by row."""
+
+
+def nothing(rows: int, kind: Any) -> Column:
+    return Column(pa.nulls(rows, kind))
+
+
+def from_values(values: Sequence[Any], kind: Any) -> Column:
+    """Of Python's values, or JSON's."""
+    types = set(map(type, values)) - {type(None)}
+    try:
+        if any(is_kind(kind) and types <= {direct} for is_kind, direct in _DIRECT):
+            return Column(pa.array(values, kind))
+        if any(is_kind(kind) and types <= alike_texts for is_kind, alike_texts in _TEXTS):
+            texts = [None if value is None else str(value) for value in values]
+            column = from_texts(pa.array(texts, pa.string()), kind)
+            if not column.misfits:
+                return column
+    except (pa.ArrowException, OverflowError, ValueError):
+        pass  # some value does not fit: one by one, to say which
+    return _one_by_one(values, range(len(values)), len(values), kind, fitted)
+
+
+def _one_by_one(
+    values: Sequence[Any], rows: Iterable[int], count: int, kind: Any, convert: Callable[[Any, Any], Any]
+) -> Column:
+    made: list[Any] = [None] * count
+    misfits: dict[int, str] = {}
+    for row in rows:
+        try:
+            made[row] = None if values[row] is None else convert(values[row], kind)
+        except Misfit as error:
+            misfits[row] = str(error)
+    return Column(pa.array(made, kind), misfits)
+
+
+def from_texts(texts: Any, kind: Any) -> Column:
+    """Of strings, as a file has them; NULL stays NULL."""
+    if kinds.is_string(kind):
+        return Column(texts)
+    pattern = _text_pattern(kind)
+    if pattern is None:
+        return _one_by_one(texts.to_pylist(), range(len(texts)), len(texts), kind, parsed)
+    usual = pc.fill_null(pc.match_substring_regex(texts, pattern), True)  # noqa: FBT003 - a value, not a switch
+    is_usual = np.asarray(usual)
+    chosen = texts if is_usual.all() else pc.if_else(usual, texts, None)
+    array, failed = _cast_texts(chosen, kind)
+    slow = np.union1d(np.flatnonzero(~is_usual), np.array(failed, np.int64))
+    if not len(slow):
+        return Column(array)
+    rest = _one_by_one(texts.take(pa.array(slow)).to_pylist(), range(len(slow)), len(slow), kind, parsed)
+    mask = np.zeros(len(texts), np.bool_)
+    mask[slow] = True
+    misfits = {int(slow[row]): why for row, why in rest.misfits.items()}
+    return Column(pc.replace_with_mask(array, pa.array(mask), rest.array), misfits)
+
+
+def _text_pattern(kind: Any) -> str | None:
+    """Texts that Arrow's cast reads as `parsed` does; it may still refuse one (the 30th of February)."""
+    return next((pattern(kind) for is_kind, pattern in _PATTERNS if is_kind(kind)), None)
+
+
+def _cast_texts(texts: Any, kind: Any) -> tuple[Any, list[int]]:
+    """The array, and the rows that could not be cast."""
+    try:
+        return _cast_text(texts, kind), []
+    except pa.ArrowException:
+        pass
+    if len(texts) <= _FEW:
+        return pa.nulls(len(texts), kind), np.flatnonzero(np.asarray(texts.is_valid())).tolist()
+    half = len(texts) // 2
+    left, left_failed = _cast_texts(texts.slice(0, half), kind)
+    right, right_failed = _cast_texts(texts.slice(half), kind)
+    return pa.concat_arrays([left, right]), left_failed + [half + row for row in right_failed]
+
+
+def _cast_text(texts: Any, kind: Any) -> Any:
+    if kinds.is_timestamp(kind) and kind.tz is not None:
+        return pc.utf8_rtrim(texts, "Z").cast(pa.timestamp("us")).cast(kind)
+    return texts.cast(kind)
+
+
+def from_arrow(column: Any, kind: Any) -> Column:
+    """Of an Arrow column, whatever its type."""
+    array = one_chunk(column)
+    if alike(array.type, kind):
+        return _alike(array, kind)
+    if kinds.is_timestamp(array.type) and kinds.is_timestamp(kind) and array.type.tz and kind.tz is None:
+        return _none_fits(array, kind)
+    if any(is_from(array.type) and is_to(kind) for is_from, is_to in _SAFE):
+        try:
+            return Column(array.cast(kind))
+        except pa.ArrowException:
+            pass  # some value does not fit: one by one, to say which
+        if kinds.is_timestamp(array.type) and array.type.unit == "ns":
+            return _without_nanos(array, kind)
+    return from_values(array.to_pylist(), kind)
+
+
+def _alike(array: Any, kind: Any) -> Column:
+    """A NULL inside, where none may be, is found value by value, as it is rare."""
+    made = conform(array, kind)
+    if not kinds.is_nested(kind) or first_null(made, pa.field("column", kind)) is None:
+        return Column(made)
+    return from_values(made.to_pylist(), kind)
+
+
+def _none_fits(array: Any, kind: Any) -> Column:
+    rows = np.flatnonzero(np.asarray(array.is_valid()))
+    why = f"{sql_name(array.type)} is no {sql_name(kind)}: take away its zone first"
+    return Column(pa.nulls(len(array), kind), {int(row): why for row in rows})
+
+
+def _without_nanos(array: Any, kind: Any) -> Column:
+    nanos = array.cast(pa.int64())
+    micros = pc.divide(nanos, 1000)
+    is_exact = pc.equal(pc.multiply(micros, 1000), nanos)
+    rows = np.flatnonzero(~np.asarray(pc.fill_null(is_exact, True)))  # noqa: FBT003 - a value, not a switch
+    why = f"finer than a microsecond, which a {sql_name(kind)} cannot be"
+    made = pc.if_else(is_exact, micros, None).cast(kind)
+    return Column(made, {int(row): f"{nanos[row].as_py()} ns since 1970: {why}" for row in rows})
+
+
+def widens(found: Any, kind: Any) -> bool:
+    """Whether a column of one type may stand for one of another: the same values, or more room for them."""
+    if alike(found, kind) or kinds.is_null(found):
+        return True
+    if found in INTEGERS and kind in INTEGERS:
+        return bool(found.bit_width <= kind.bit_width)
+    if kinds.is_timestamp(found) and kinds.is_timestamp(kind):
+        return not (found.tz and kind.tz is None)
+    if kinds.is_decimal(found) and kinds.is_decimal(kind):
+        return bool(found.scale <= kind.scale and found.precision - found.scale <= kind.precision - kind.scale)
+    return bool(kinds.is_floating(found) and kinds.is_float64(kind)) or (kinds.is_time(found) and kinds.is_time(kind))

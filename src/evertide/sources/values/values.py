@@ -1,0 +1,392 @@
+"""One value of whatever a user has, as a value of a column: exact, or not at all.
+
+`fitted` takes what Python and JSON have, `parsed` takes text (a field of a CSV file). Both give what Arrow makes the
+column's value of, or raise `Misfit`.
+
+1. A whole number fits an integer column if it is in range, whatever it came as (5, 5.0, Decimal 5); a truth value is
+   no number, and a text is none either, unless all there is are texts (CSV).
+2. A whole number becomes a DOUBLE or FLOAT only if that is exactly it. A fraction is rounded to the column's own
+   precision, as it is written so (0.1), but never to infinity.
+3. DECIMAL takes whole numbers, decimals, texts, and floats as they are written (0.1 is 0.1), if nothing is cut off.
+4. Dates and times are taken as such, or as ISO 8601 text. A TIMESTAMP without a zone is UTC, on every machine.
+5. BINARY takes bytes, or base64 as text.
+6. Lists, mappings and structs are taken apart. A field that a struct lacks is NULL; one that it does not know is an
+   error.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.sources.values.kinds import INTEGERS, expected_text, is_variant, sql_name
+from evertide.sources.values.strict_json import RepeatedName, decode_json
+
+__all__ = ["Misfit", "Number", "fitted", "parsed", "shown"]
+
+_SHOWN_MAX = 80
+_FLOAT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})", re.ASCII)
+_CLOCK = r"(\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?"
+_TIME = re.compile(_CLOCK, re.ASCII)
+_TIMESTAMP = re.compile(
+    rf"(\d{{4}})-(\d{{2}})-(\d{{2}})(?:[T ]{_CLOCK}\s?(Z|UTC|[+-]\d{{2}}(?::?\d{{2}})?)?)?", re.ASCII
+)
+_DURATION = re.compile(r"([+-]?)(?:(\d{1,9}) )?(\d{1,9}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?", re.ASCII)
+_SPECIAL = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
+_TRUTH = {
+    **dict.fromkeys(("true", "t", "yes", "y", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "0"), False),
+}
+
+
+class Misfit(Exception):
+    """Why a value does not fit its column."""
+
+
+class Number(str):
+    """A number as JSON wrote it: a text, so that nothing is rounded before its column is known."""
+
+    __slots__ = ()
+
+
+def shown(value: object) -> str:
+    """A value in a message, shortened if it is long."""
+    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN_MAX:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(str(value)) if isinstance(value, Number) else repr(value)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
+
+
+def fitted(value: Any, kind: Any) -> Any:
+    """The value as a column of this type has it. None stays None: who may be NULL is decided elsewhere."""
+    if value is None:
+        return None
+    return _converter(kind)(value, kind)
+
+
+def parsed(text: str, kind: Any) -> Any:
+    """The value that a text is. Lists, mappings, structs and VARIANT are JSON."""
+    if kind in INTEGERS and _INTEGER.fullmatch(text):
+        return _integer(int(text), kind) if len(text) <= 40 else _refuse(text, kind)
+    if kinds.is_floating(kind):
+        return _float_text(text, kind)
+    if kinds.is_boolean(kind):
+        truth = _TRUTH.get(text.lower())
+        return _refuse(text, kind) if truth is None else truth
+    if kinds.is_nested(kind):
+        try:
+            value = decode_json(msgspec.json.Decoder(float_hook=Number), text.encode())
+        except RepeatedName as error:
+            raise Misfit(f"{shown(text)} is no {sql_name(kind)}: {error}") from error
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise Misfit(f"{shown(text)} is not JSON, which a {sql_name(kind)} needs: {error}") from error
+        return fitted(value, kind)
+    return fitted(text, kind)
+
+
+def _refuse(value: object, kind: Any) -> NoReturn:
+    raise Misfit(f"{shown(value)} is no {sql_name(kind)}: expected {expected_text(kind)}")
+
+
+def _integer(value: Any, kind: Any) -> int:
+    is_float = isinstance(value, float | np.floating) and float(value).is_integer()
+    if is_float or (isinstance(value, int | np.integer) and not isinstance(value, bool)):
+        number = int(value)
+    elif isinstance(value, Number | Decimal) and _is_whole(Decimal(value)):
+        number = int(Decimal(value))
+    else:
+        return _refuse(value, kind)
+    least, most = INTEGERS[kind]
+    return number if least <= number <= most else _refuse(value, kind)
+
+
+def _is_whole(number: Decimal) -> bool:
+    """Huge exponents are refused before they are written out."""
+    return number.is_finite() and number.adjusted() < 40 and number == number.to_integral_value()
+
+
+def _float(value: Any, kind: Any) -> float:
+    if isinstance(value, str):
+        special = _SPECIAL.get(value.lower())
+        if special is not None:
+            return special
+        return _float_text(value, kind) if isinstance(value, Number) else _refuse(value, kind)
+    if isinstance(value, float | np.floating):
+        return _rounded(float(value), value, kind)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        exact = _nearest(str(int(value)), kind) if abs(int(value)) < 1 << 128 else math.inf
+        return exact if math.isfinite(exact) and int(exact) == int(value) else _refuse_inexact(value, kind)
+    if isinstance(value, Decimal):
+        return _SPECIAL[str(value).lower()] if not value.is_finite() else _float_text(str(value), kind)
+    return _refuse(value, kind)
+
+
+def _float_text(text: str, kind: Any) -> float:
+    special = _SPECIAL.get(text.lower())
+    if special is not None:
+        return special
+    if not _FLOAT.fullmatch(text):
+        return _refuse(text, kind)
+    return _rounded(_nearest(text, kind), text, kind)
+
+
+def _nearest(text: str, kind: Any) -> float:
+    """Rounded once, from the text to the column's precision: twice may be another number."""
+    found: float = pa.scalar(text.lstrip("+")).cast(kind).as_py()
+    return found
+
+
+def _rounded(number: float, value: object, kind: Any) -> float:
+    is_too_large = kind == pa.float32() and math.isfinite(number) and math.isinf(_single(number))
+    was_finite = not isinstance(value, float | np.floating) and math.isinf(number)
+    return _refuse(value, kind) if is_too_large or was_finite else number
+
+
+def _single(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
+def _refuse_inexact(value: object, kind: Any) -> NoReturn:
+    raise Misfit(f"{shown(value)} is no {sql_name(kind)}: it would not be exact")
+
+
+def _boolean(value: Any, kind: Any) -> bool:
+    return bool(value) if isinstance(value, bool | np.bool_) else _refuse(value, kind)
+
+
+def _string(value: Any, kind: Any) -> str:
+    if not isinstance(value, str) or isinstance(value, Number):
+        return _refuse(value, kind)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise Misfit(f"{shown(value)} is no {sql_name(kind)}: it cannot be written as UTF-8") from error
+    return value
+
+
+def _binary(value: Any, kind: Any) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if not isinstance(value, str):
+        return _refuse(value, kind)
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return _refuse(value, kind)
+
+
+def _date(value: Any, kind: Any) -> date:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value
+    found = _DATE.fullmatch(value) if isinstance(value, str) else None
+    try:
+        day: date = date(int(found[1]), int(found[2]), int(found[3])) if found else _refuse(value, kind)
+    except ValueError:
+        return _refuse(value, kind)
+    return day
+
+
+def _timestamp(value: Any, kind: Any) -> datetime:
+    moment = value if isinstance(value, datetime) else _moment(value, kind)
+    if kind.tz is None:
+        return moment if moment.tzinfo is None else _refuse(value, kind)
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        return _refuse(value, kind)
+
+
+def _moment(value: Any, kind: Any) -> datetime:
+    found = _TIMESTAMP.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return _refuse(value, kind)
+    year, month, day, hour, minute, second, fraction, zone = found.groups()
+    at = (int(part or 0) for part in (year, month, day, hour, minute, second))
+    try:
+        return datetime(*at, _micros(fraction), tzinfo=_zone(zone))  # type: ignore[misc,arg-type]
+    except ValueError:
+        return _refuse(value, kind)
+
+
+def _micros(fraction: str | None) -> int:
+    digits = (fraction or "").ljust(6, "0")
+    if digits[6:].strip("0"):
+        raise ValueError("finer than a microsecond")
+    return int(digits[:6])
+
+
+def _zone(text: str | None) -> timezone | None:
+    if text is None:
+        return None
+    if text in {"Z", "UTC"}:
+        return UTC
+    minutes = int(text[1:3]) * 60 + int(text[3:].lstrip(":") or 0)
+    return timezone(timedelta(minutes=-minutes if text[0] == "-" else minutes))
+
+
+def _time(value: Any, kind: Any) -> time:
+    if isinstance(value, time) and value.tzinfo is None:
+        return value
+    found = _TIME.fullmatch(value) if isinstance(value, str) else None
+    try:
+        clock: time = (
+            time(int(found[1]), int(found[2]), int(found[3] or 0), _micros(found[4])) if found else _refuse(value, kind)
+        )
+    except ValueError:
+        return _refuse(value, kind)
+    return clock
+
+
+def _duration(value: Any, kind: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return _refuse(value, kind)
+    sign, days, hours, minutes, seconds, fraction = found.groups()
+    try:
+        span = timedelta(int(days or 0), int(seconds), _micros(fraction), minutes=int(minutes), hours=int(hours))
+    except OverflowError:
+        return _refuse(value, kind)
+    return -span if sign == "-" else span
+
+
+def _decimal(value: Any, kind: Any) -> Decimal:
+    number = _as_decimal(value, kind)
+    digits = number.as_tuple()
+    if not isinstance(digits.exponent, int) or digits.exponent > 80:
+        return _refuse(value, kind)
+    after = len("".join(map(str, digits.digits)).rstrip("0")) - len(digits.digits) - digits.exponent
+    is_in_range = number == 0 or number.adjusted() < kind.precision - kind.scale
+    if not is_in_range or (number != 0 and after > kind.scale):
+        return _refuse(value, kind)
+    return number or Decimal(0)
+
+
+def _as_decimal(value: Any, kind: Any) -> Decimal:
+    if isinstance(value, Decimal):
+        return value
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return Decimal(int(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return Decimal(repr(value))
+    if isinstance(value, str) and len(value) <= 200 and _FLOAT.fullmatch(value):
+        return Decimal(value)
+    return _refuse(value, kind)
+
+
+def _list(value: Any, kind: Any) -> list[Any]:
+    if not isinstance(value, list | tuple | np.ndarray):
+        return _refuse(value, kind)
+    return [_inside(element, kind.value_field, f"element {at}") for at, element in enumerate(value, 1)]
+
+
+def _inside(value: Any, field: Any, place: str) -> Any:
+    if value is None and not field.nullable:
+        raise Misfit(f"{place} is NULL, which {sql_name(field.type)} NOT NULL does not allow")
+    try:
+        return fitted(value, field.type)
+    except Misfit as error:
+        raise Misfit(f"{place}: {error}") from error
+
+
+def _map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
+    """JSON has keys that are texts only: they are read as the key's type."""
+    if isinstance(value, Mapping):
+        pairs = [(_map_key(key, kind.key_type), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
+        pairs = [(_inside(key, kind.key_field, "a key"), item) for key, item in value]
+    else:
+        return _refuse(value, kind)
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key is None or repr(key) in seen:
+            raise Misfit(f"{shown(value)} is no {sql_name(kind)}: the key {shown(key)} is NULL or there twice")
+        seen.add(repr(key))
+    return [(key, _inside(item, kind.item_field, f"value of {shown(key)}")) for key, item in pairs]
+
+
+def _map_key(key: Any, kind: Any) -> Any:
+    return parsed(key, kind) if isinstance(key, str) else fitted(key, kind)
+
+
+def _struct(value: Any, kind: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return _refuse(value, kind)
+    names = {field.name for field in kind}
+    unknown = [key for key in value if key not in names]
+    if unknown:
+        raise Misfit(f"{shown(unknown[0])} is no field of {sql_name(kind)}: expected {expected_text(kind)}")
+    return {field.name: _inside(value.get(field.name), field, f"field {field.name!r}") for field in kind}
+
+
+def _variant(value: Any, kind: Any) -> dict[str, bytes]:
+    """Encoded by Spark's own code, as only that is sure to be what Spark reads."""
+    from pyspark.sql.types import VariantVal  # noqa: PLC0415 - slow to import, and few tables have a VARIANT
+
+    if isinstance(value, VariantVal):
+        return {"value": value.value, "metadata": value.metadata}
+    if isinstance(value, Mapping) and set(value) == {"value", "metadata"} and isinstance(value["value"], bytes):
+        return {"value": value["value"], "metadata": bytes(value["metadata"])}
+    try:
+        made = VariantVal.parseJson(_json(value))
+    except (TypeError, ValueError, msgspec.MsgspecError, UnicodeError):
+        return _refuse(value, kind)
+    return {"value": bytes(made.value), "metadata": bytes(made.metadata)}
+
+
+def _json(value: Any) -> str:
+    """`Number` is written as it was read."""
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_json(str(key))}:{_json(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_json, value)) + "]"
+    if value is None or isinstance(value, bool | int | float | str):
+        return msgspec.json.encode(value).decode()
+    raise TypeError(type(value).__name__)
+
+
+_CONVERTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]], ...] = (
+    (kinds.is_integer, _integer),
+    (kinds.is_floating, _float),
+    (kinds.is_boolean, _boolean),
+    (kinds.is_string, _string),
+    (kinds.is_binary, _binary),
+    (kinds.is_date, _date),
+    (kinds.is_timestamp, _timestamp),
+    (kinds.is_time, _time),
+    (kinds.is_duration, _duration),
+    (kinds.is_decimal, _decimal),
+    (kinds.is_map, _map),
+    (kinds.is_list, _list),
+    (is_variant, _variant),
+    (kinds.is_struct, _struct),
+)
+_BY_KIND: dict[Any, Callable[[Any, Any], Any]] = {}
+
+
+def _converter(kind: Any) -> Callable[[Any, Any], Any]:
+    found = _BY_KIND.get(kind)
+    if found is None:
+        found = next((convert for is_kind, convert in _CONVERTERS if is_kind(kind)), _refuse)
+        if not kinds.is_nested(kind):
+            _BY_KIND[kind] = found
+    return found

@@ -1,0 +1,244 @@
+"""`LocalBlob`: blobs as files below a directory, `<root>/<key>`.
+
+A put goes through a temporary file beside the final name:
+
+1. take the turn for the key, so that threads of this process do not meet;
+2. if the final name is there with other bytes, refuse: `Conflict`;
+3. make the directories that are missing and sync the parent of each, once per process;
+4. write `<name>.tmp` (it must be new), sync it;
+5. rename it to the final name;
+6. sync the directory.
+
+Up to step 4 nothing happened: `Unavailable`, and the temporary file is removed. From step 5 on it may have:
+`OutcomeUnknown`. A failed sync is never repeated on the same file, as the kernel may have dropped the pages: a repeated
+put writes the bytes again, also if the final name is there, because that name may not be durable yet. A directory whose
+name could not be synced is removed, and the repeated put makes it again. One that is not empty stays: its name is
+durable already, because every process syncs it before it writes the first file there.
+
+If `<name>.tmp` exists, a crash left it or another process is writing it, and nobody can tell which: it is left alone,
+and `<name>.1.tmp` (then 2, ...) is taken. So nobody ever renames a file that someone else is writing. Such a remainder
+is itself an unfinished put, of the key `<name>.1`, with the same writer in its name.
+
+A put never makes the root: a missing one may be a disk that is not mounted. `make_root` does, for a new storage.
+Processes that put *other* bytes under one key at the same instant are not told apart (step 2 looks, step 5 replaces):
+keys carry the id of their writer, so no two processes put the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evertide.errors import (
+    BlobMissing,
+    Conflict,
+    OutcomeUnknown,
+    StorageForbidden,
+    StorageFull,
+    Unavailable,
+)
+from evertide.store.blob import BlobEntry
+from evertide.store.blobs.files import Files, SystemFiles
+from evertide.store.keys import TEMPORARY, check_blob_key, check_blob_prefix, check_range, is_reserved
+from evertide.store.metas.turns import Turns
+from evertide.store.paths import FORMAT
+
+__all__ = ["LocalBlob", "refusal"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+
+
+def refusal(path: Path | str, error: OSError) -> Unavailable:
+    """The kind of "did not happen" that an `OSError` is."""
+    why = error.strerror or str(error)
+    if error.errno in _FULL:
+        return StorageFull(path=str(path), why=why)
+    if error.errno in _FORBIDDEN:
+        return StorageForbidden(path=str(path), why=why)
+    return Unavailable(path=str(path), why=why)
+
+
+class LocalBlob:
+    def __init__(self, root: Path | str, files: Files | None = None) -> None:
+        self._root = Path(root)
+        self._files: Files = files or SystemFiles()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._made: set[Path] = {self._root}
+        self._making = threading.Lock()
+        """Held from making a directory to syncing its name: no other thread relies on it in between."""
+        self._turns = Turns()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_root": self._root, "_files": self._files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"LocalBlob({str(self._root)!r})"
+
+    def path(self, key: str) -> str:
+        return str(self._root / key)
+
+    def make_root(self) -> None:
+        """Make the root if it is not there, durably; its parent must be.
+
+        The root was durable before FORMAT was put into it. So a process that finds FORMAT need not reach the parent.
+        """
+        try:
+            if not self._files.exists(self._root / FORMAT):
+                self._make(self._root)
+        except OSError as error:
+            raise refusal(self._root, error) from error
+
+    def get(self, key: str) -> bytes:
+        path = self._root / check_blob_key(key)
+        with self._reading(path):
+            return self._files.read(path)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        path = self._root / check_blob_key(key)
+        check_range(key, offset, length)
+        with self._reading(path):
+            return self._files.read_range(path, offset, length)
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self._root / check_blob_key(key)
+        with self._turns.take(key):
+            try:
+                self._check_free(path, data)
+                self._make_directories(path.parent)
+                temporary = self._write_temporary(path, data)
+            except OSError as error:
+                self._made = {self._root}  # a directory may have been taken away: look again next time
+                raise refusal(path, error) from error
+            try:
+                self._files.rename(temporary, path)
+                self._files.sync_directory(path.parent)
+            except OSError as error:
+                self._remove_quietly(temporary)
+                raise _unknown(path, error) from error
+
+    def delete(self, key: str) -> bool:
+        """Syncs the directory also if there was nothing: an earlier delete may have got that far and no further."""
+        path = self._root / check_blob_key(key)
+        with self._turns.take(key):
+            try:
+                found = self._remove(path)
+            except OSError as error:
+                raise (refusal if error.errno in _FORBIDDEN else _unknown)(path, error) from error
+            try:
+                self._remove(_temporary(path, 0))
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    self._files.sync_directory(path.parent)
+            except OSError as error:
+                raise _unknown(path, error) from error
+        return found
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        for entry in self._walk(check_blob_prefix(prefix)):
+            if not is_reserved(entry.key):
+                yield entry
+
+    def unfinished(self, prefix: str) -> Iterator[str]:
+        for entry in self._walk(check_blob_prefix(prefix)):
+            key = entry.key.removesuffix(TEMPORARY)
+            if key != entry.key and not is_reserved(key) and not self._exists(self._root / key):
+                yield key
+
+    @contextlib.contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _MISSING and self._exists(self._root):
+                raise BlobMissing(path=str(path), why=error.strerror or "not there") from error
+            raise refusal(path, error) from error
+
+    def _check_free(self, path: Path, data: bytes) -> None:
+        if self._files.exists(path) and (self._files.size(path) != len(data) or self._files.read(path) != data):
+            raise Conflict(where=str(path), why="the key is taken by other bytes")
+
+    def _make_directories(self, directory: Path) -> None:
+        if directory in self._made:
+            return
+        self._make_directories(directory.parent)
+        self._make(directory)
+        self._made.add(directory)
+
+    def _make(self, directory: Path) -> None:
+        """Sync the parent also if the directory was there: whoever made it may not have come so far."""
+        with self._making:
+            with contextlib.suppress(FileExistsError):
+                self._files.make_directory(directory)
+            try:
+                self._files.sync_directory(directory.parent)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._files.remove_directory(directory)
+                raise
+
+    def _write_temporary(self, path: Path, data: bytes) -> Path:
+        attempt = 0
+        while True:
+            temporary = _temporary(path, attempt)
+            try:
+                self._files.write_new(temporary, data)
+                self._files.sync(temporary)
+            except FileExistsError:
+                attempt += 1
+            except OSError:
+                self._remove_quietly(temporary)
+                raise
+            else:
+                return temporary
+
+    def _remove(self, path: Path) -> bool:
+        try:
+            self._files.unlink(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _remove_quietly(self, temporary: Path) -> None:
+        """What cannot be removed is what a crash leaves, too: `unfinished` names it."""
+        with contextlib.suppress(OSError):
+            self._files.unlink(temporary)
+
+    def _exists(self, path: Path) -> bool:
+        try:
+            return self._files.exists(path)
+        except OSError as error:
+            raise refusal(path, error) from error
+
+    def _walk(self, prefix: str) -> Iterator[BlobEntry]:
+        """Files in key order: a directory sorts as its name and `/`, because that is how its keys go on."""
+        directory = self._root / prefix
+        try:
+            entries = self._files.list_directory(directory)
+        except OSError as error:
+            if prefix and error.errno in _MISSING and self._exists(self._root):
+                return
+            raise refusal(directory, error) from error
+        for name, entry in sorted((f"{entry.name}/" if entry.is_dir else entry.name, entry) for entry in entries):
+            if entry.is_dir:
+                yield from self._walk(prefix + name)
+            else:
+                yield BlobEntry(prefix + name, entry.bytes)
+
+
+def _temporary(path: Path, attempt: int) -> Path:
+    return path.with_name(f"{path.name}.{attempt}{TEMPORARY}" if attempt else f"{path.name}{TEMPORARY}")
+
+
+def _unknown(path: Path, error: OSError) -> OutcomeUnknown:
+    return OutcomeUnknown(path=str(path), why=error.strerror or str(error))

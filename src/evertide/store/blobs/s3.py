@@ -1,0 +1,196 @@
+"""`S3Blob`: blobs as objects, `s3://<bucket>/<prefix>/<key>`, on anything that speaks S3.
+
+1. A put is one request, which a store takes whole or not at all. So there are no unfinished uploads: `unfinished` has
+   nothing to yield.
+2. A put looks whether the key is taken, then asks the store to create and not to replace (`If-None-Match: *`). Stores
+   that honour it (AWS, MinIO, R2) so refuse the second of two that race. Some ignore it without a word (`rclone serve
+   s3`): there the look is all there is. Keys carry the id of their writer, so that no two processes put the same one;
+   threads of this process take turns.
+3. Nothing is retried in here, as an error after several tries would no longer say whether one of them arrived. If no
+   connection came about, or the store answered that it refuses, nothing happened; any other failed write is
+   `OutcomeUnknown`.
+4. A range is one request. A store that answers with the whole object instead (`rclone serve s3`) gets a plain one.
+5. Credentials come from the options or the environment, and are in no path, message or representation.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from evertide.errors import (
+    BlobMissing,
+    Conflict,
+    EvertideError,
+    InvalidInput,
+    OutcomeUnknown,
+    StorageForbidden,
+    StorageFull,
+    Unavailable,
+)
+from evertide.store.blob import BlobEntry
+from evertide.store.keys import check_blob_key, check_blob_prefix, check_range
+from evertide.store.metas.turns import Turns
+
+__all__ = ["S3Blob"]
+
+# An endpoint that says http:// means it.
+_CLIENT = {"connect_timeout": "5s", "timeout": "120s", "allow_http": True}
+_REFUSED = ("kind: Connect", "400 Bad", "404 Not Found", "NoSuchBucket")
+_FORBIDDEN = ("401 Unauthorized", "403 Forbidden")
+_BEYOND = ("416 Range", "InvalidRange")
+_WHOLE = ("NotPartial", "non-partial response")
+_FULL = ("507 ", "XMinioStorageFull", "QuotaExceeded")
+
+
+class S3Blob:
+    """`options` are those of `obstore.store.S3Store`: `endpoint`, `region`, `access_key_id`, ..."""
+
+    def __init__(self, bucket: str, prefix: str = "", **options: Any) -> None:
+        self._place = f"s3://{bucket}/{check_blob_prefix(prefix.strip('/'))}"
+        self._arguments = (bucket, prefix, options)
+        self._turns = Turns()
+        self._obstore = _load()
+        client = {**_CLIENT, **options.get("client_options", {})}
+        self._store = importlib.import_module("obstore.store").S3Store(
+            bucket,
+            prefix=prefix.strip("/") or None,
+            **{"retry_config": {"max_retries": 0}, **options, "client_options": client},
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, self._arguments
+
+    def __repr__(self) -> str:
+        return f"S3Blob({self._place!r})"
+
+    def path(self, key: str) -> str:
+        return f"{self._place}{key}"
+
+    def get(self, key: str) -> bytes:
+        check_blob_key(key)
+        data = self._get(key)
+        if data is None:
+            raise BlobMissing(path=self.path(key), why="there is no such object")
+        return data
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        check_blob_key(key)
+        check_range(key, offset, length)
+        try:
+            # No request can ask for no bytes; one will do to learn whether the blob is there.
+            found = self._obstore.get_range(self._store, key, start=offset, length=max(1, length))
+        except FileNotFoundError as error:
+            self._check_bucket(key, error)
+            raise BlobMissing(path=self.path(key), why="there is no such object") from None
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            if any(sign in str(error) for sign in _BEYOND):
+                return b""
+            if any(sign in str(error) for sign in _WHOLE):
+                return self.get(key)[offset : offset + length]
+            raise self._refused(key, error) from None
+        return bytes(found)[:length]
+
+    def put(self, key: str, data: bytes) -> None:
+        check_blob_key(key)
+        with self._turns.take(key):
+            if self._is_taken(key, data):
+                return
+            try:
+                self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except self._obstore.exceptions.AlreadyExistsError:
+                self._is_taken(key, data)
+            except (self._obstore.exceptions.BaseError, OSError) as error:
+                raise self._write_failed(key, error) from None
+
+    def delete(self, key: str) -> bool:
+        check_blob_key(key)
+        with self._turns.take(key):
+            found = self._exists(key)
+            try:
+                self._obstore.delete(self._store, key)
+            except (self._obstore.exceptions.BaseError, OSError) as error:
+                raise self._write_failed(key, error) from None
+        return found
+
+    def list(self, prefix: str) -> Iterator[BlobEntry]:
+        """Sorted here: not every store that speaks S3 lists in order."""
+        prefix = check_blob_prefix(prefix)
+        try:
+            found = [
+                BlobEntry(entry["path"], entry["size"])
+                for entries in self._obstore.list(self._store, prefix.rstrip("/") or None)
+                for entry in entries
+            ]
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            raise self._refused(prefix, error) from None
+        return iter(sorted(found))
+
+    def unfinished(self, prefix: str) -> Iterator[str]:
+        """Nothing: every put is a single request."""
+        check_blob_prefix(prefix)
+        return iter(())
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return bytes(self._obstore.get(self._store, key).bytes())
+        except FileNotFoundError as error:
+            self._check_bucket(key, error)
+            return None
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            raise self._refused(key, error) from None
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._obstore.head(self._store, key)
+        except FileNotFoundError as error:
+            self._check_bucket(key, error)
+            return False
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            raise self._refused(key, error) from None
+        return True
+
+    def _check_bucket(self, key: str, error: Exception) -> None:
+        """A missing bucket is no missing blob: it is a storage that cannot be reached."""
+        if "NoSuchBucket" in str(error):
+            raise self._refused(key, error) from None
+
+    def _is_taken(self, key: str, data: bytes) -> bool:
+        first = self._get(key)
+        if first is not None and first != data:
+            raise Conflict(where=self.path(key), why="the key is taken by other bytes")
+        return first is not None
+
+    def _write_failed(self, key: str, error: Exception) -> EvertideError:
+        refused = self._refused(key, error)
+        if type(refused) is Unavailable and not any(sign in str(error) for sign in _REFUSED):
+            return OutcomeUnknown(path=refused.path, why=refused.why)
+        return refused
+
+    def _refused(self, key: str, error: Exception) -> Unavailable:
+        text = str(error)
+        why = self._scrubbed(text.partition("\n\nDebug source")[0])
+        denied = (self._obstore.exceptions.PermissionDeniedError, self._obstore.exceptions.UnauthenticatedError)
+        if isinstance(error, denied) or any(sign in text for sign in _FORBIDDEN):
+            return StorageForbidden(path=self.path(key), why=why)
+        if any(sign in text for sign in _FULL):
+            return StorageFull(path=self.path(key), why=why)
+        return Unavailable(path=self.path(key), why=why)
+
+    def _scrubbed(self, text: str) -> str:
+        for name, value in self._arguments[2].items():
+            if isinstance(value, str) and any(word in name for word in ("key", "secret", "token")):
+                text = text.replace(value, "***")
+        return " ".join(text.split())
+
+
+def _unpickled(bucket: str, prefix: str, options: dict[str, Any]) -> S3Blob:
+    return S3Blob(bucket, prefix, **options)
+
+
+def _load() -> Any:
+    try:
+        return importlib.import_module("obstore")
+    except ImportError:
+        raise InvalidInput(where="an S3 storage", why="obstore is missing: install evertide[s3]") from None

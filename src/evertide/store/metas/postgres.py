@@ -1,0 +1,292 @@
+"""`PostgresMeta`: the log in a PostgreSQL database, for processes on several hosts.
+
+Layout (version 1, in `<schema>.format`): `<schema>.log(key, seqno, data)`, primary key `(key, seqno)`, made on demand
+by whoever comes first. Keys compare by bytes (collation "C"), as everywhere else.
+
+1. A commit locks its keys first (advisory locks, gone with the transaction): exclusively what it writes, shared what it
+   only guards. A key that has no record has no row to lock, which is why rows are not what is locked. Locks are taken
+   in one order by all, so there is no deadlock; two keys with one 64-bit hash merely wait for each other.
+2. It looks in a statement of its own, after the locks: at READ COMMITTED that statement sees whatever the holders
+   before it committed, as PostgreSQL publishes a transaction before it lets go of its locks.
+3. `synchronous_commit` is set to on in each transaction, whatever the server's default is.
+4. Until COMMIT is sent an error means that nothing happened: `Unavailable`. From then on any is `OutcomeUnknown`. A
+   broken connection takes the idle ones with it, and the next call connects anew.
+5. The password is in no path, message or representation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from evertide.errors import (
+    EvertideError,
+    InvalidInput,
+    OutcomeUnknown,
+    RecordDamaged,
+    StorageForbidden,
+    StorageFull,
+    Unavailable,
+    UnsupportedFormat,
+)
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
+from evertide.store.meta import Guard, Record, Stale, Write
+from evertide.store.metas.pool import Pool
+from evertide.store.wake import Wake
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+__all__ = ["PostgresMeta"]
+
+_VERSION = 1
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_DEFAULTS = {
+    "application_name": "evertide",
+    "client_encoding": "utf8",
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+}
+
+_SQL = {
+    "begin": """
+        BEGIN ISOLATION LEVEL READ COMMITTED;
+        SET LOCAL synchronous_commit = on;
+        SET LOCAL lock_timeout = {limit_ms};
+    """,
+    "lock": """
+        SELECT CASE WHEN alone THEN pg_advisory_xact_lock(hash) ELSE pg_advisory_xact_lock_shared(hash) END
+        FROM unnest(%s::bigint[], %s::boolean[]) AS wanted(hash, alone)
+    """,
+    "numbers": """
+        SELECT wanted, (SELECT seqno FROM {log} WHERE key = wanted ORDER BY seqno DESC LIMIT 1)
+        FROM unnest(%s::text[]) AS wanted
+    """,
+    "head": "SELECT seqno, data FROM {log} WHERE key = %s ORDER BY seqno DESC LIMIT 1",
+    "heads": """
+        WITH RECURSIVE hop(key) AS (
+            SELECT min(key) FROM {log} WHERE key >= %(start)s AND key < %(end)s
+            UNION ALL
+            SELECT (SELECT min(log.key) FROM {log} AS log WHERE log.key > hop.key AND log.key < %(end)s)
+            FROM hop WHERE hop.key IS NOT NULL
+        )
+        SELECT hop.key, head.seqno, head.data FROM hop CROSS JOIN LATERAL (
+            SELECT seqno, data FROM {log} AS log WHERE log.key = hop.key ORDER BY seqno DESC LIMIT 1
+        ) AS head
+        ORDER BY hop.key
+    """,
+    "scan": "SELECT seqno, data FROM {log} WHERE key = %s AND seqno > %s ORDER BY seqno LIMIT %s",
+    "append": "INSERT INTO {log} (key, seqno, data) SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bytea[])",
+    "remove": "DELETE FROM {log} WHERE key = ANY(%s::text[])",
+    "truncate": """
+        DELETE FROM {log} WHERE key = %(key)s
+        AND seqno < least(%(below)s, (SELECT max(seqno) FROM {log} WHERE key = %(key)s))
+    """,
+    "ready": "SELECT to_regclass('{schema}.format') IS NOT NULL",
+    "version": "SELECT version FROM {schema}.format",
+    "create": """
+        CREATE TABLE IF NOT EXISTS {log} (
+            key text COLLATE "C" NOT NULL, seqno bigint NOT NULL, data bytea NOT NULL, PRIMARY KEY (key, seqno)
+        );
+        CREATE TABLE IF NOT EXISTS {schema}.format (version integer NOT NULL);
+        INSERT INTO {schema}.format SELECT {version} WHERE NOT EXISTS (SELECT FROM {schema}.format);
+    """,
+}
+
+T = TypeVar("T")
+
+
+class PostgresMeta:
+    def __init__(self, dsn: str, runtime: Runtime, settings: Settings, schema: str = "evertide") -> None:
+        if not _SCHEMA.fullmatch(schema):
+            raise InvalidInput(where=f"schema {schema!r}", why="a schema's name is 1 to 63 of a-z 0-9 _")
+        self._psycopg = _load()
+        self._parameters = self._parsed(dsn)
+        self._password = str(self._parameters.get("password") or "")
+        self._place = _place(self._parameters, schema)
+        self._schema = schema
+        self._settings = settings
+        names = {"schema": schema, "log": f"{schema}.log", "version": _VERSION}
+        limit_ms = {"limit_ms": int(settings.retry_limit_s * 1000)}
+        self._sql = {name: sql.format(**names, **limit_ms).encode() for name, sql in _SQL.items()}
+        self._wake = Wake(runtime)
+        self._pool: Pool[Connection] = Pool(self._place, self._connect, self._in_order)
+        try:
+            self._prepare()
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"PostgresMeta({self._place!r})"
+
+    def path(self, key: str) -> str:
+        return f"{self._place}:{key}"
+
+    def head(self, key: str) -> Record | None:
+        rows = self._read("head", (check_meta_key(key),))
+        return Record(*rows[0]) if rows else None
+
+    def heads(self, prefix: str) -> dict[str, Record]:
+        rows = self._read("heads", {"start": prefix, "end": key_end(prefix)})
+        return {key: Record(seqno, data) for key, seqno, data in rows}
+
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        check_limit(key, limit)
+        return [Record(*row) for row in self._read("scan", (check_meta_key(key), after, limit))]
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        checks = check_commit(writes, guards)
+        stale = self._write(lambda connection: self._commit(connection, checks, writes))
+        if stale is None:
+            self._wake.ring(write.key for write in writes)
+        return stale
+
+    def truncate(self, key: str, below: int) -> None:
+        check_meta_key(key)
+        self._write(lambda connection: connection.execute(self._sql["truncate"], {"key": key, "below": below}))
+
+    def wait(self, key: str, after: int, timeout_s: float) -> bool:
+        def look() -> bool:
+            found = self._read("numbers", ([key],))[0][1]
+            return found is not None and found > after
+
+        check_meta_key(key)
+        return self._wake.wait(key, look, timeout_s, self._settings.poll_interval_s)
+
+    def close(self) -> None:
+        """Those who wait end with `InvalidInput`. In a forked child nothing is closed: it is the parent's."""
+        if self._pool.close():
+            self._wake.ring_all()
+
+    def _commit(self, connection: Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]) -> Stale | None:
+        locks = self._locks(checks)
+        connection.execute(self._sql["lock"], (list(locks), list(locks.values())))
+        numbers: dict[str, int | None] = dict(
+            connection.execute(self._sql["numbers"], (list({check.key for check in checks}),)).fetchall()
+        )
+        for check in checks:
+            found = numbers[check.key] or 0
+            if found != check.expected:
+                return Stale(check.key, check.expected, found)
+        appended = [(write.key, write.expected + 1, write.data) for write in writes if write.data is not None]
+        removed = [write.key for write in writes if write.data is None]
+        if appended:
+            connection.execute(self._sql["append"], [list(column) for column in zip(*appended, strict=True)])
+        if removed:
+            connection.execute(self._sql["remove"], (removed,))
+        return None
+
+    def _locks(self, checks: Sequence[Write | Guard]) -> dict[int, bool]:
+        """Hash of each key, in the order in which everybody locks them, and whether to lock it exclusively."""
+        locks: dict[int, bool] = {}
+        for check in checks:
+            hashed = _hash(self._schema, check.key)
+            locks[hashed] = locks.get(hashed, False) or isinstance(check, Write)
+        return dict(sorted(locks.items()))
+
+    def _prepare(self) -> None:
+        """Only what is missing is made, so a role that may not make tables can use those that are there."""
+        if not self._read("ready", ())[0][0]:
+            self._write(self._create)
+        version = self._read("version", ())[0][0]
+        if version > _VERSION:
+            raise UnsupportedFormat(path=self._place, found=version, supported=_VERSION)
+
+    def _create(self, connection: Connection) -> None:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_hash(self._schema, ""),))
+        there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (self._schema,)).fetchone()
+        if not (there and there[0]):
+            connection.execute(f"CREATE SCHEMA {self._schema}".encode())
+        connection.execute(self._sql["create"])
+
+    def _read(self, name: str, values: Any) -> list[tuple[Any, ...]]:
+        with self._pool.use() as connection:
+            try:
+                return connection.execute(self._sql[name], values).fetchall()
+            except self._psycopg.Error as error:
+                raise self._refused(error, connection) from error
+
+    def _write(self, body: Callable[[Connection], T]) -> T:
+        """Run `body` in a transaction and commit, unless it answers with a `Stale`."""
+        with self._pool.use() as connection:
+            try:
+                connection.execute(self._sql["begin"])
+                answer = body(connection)
+                if isinstance(answer, Stale):
+                    connection.execute("ROLLBACK")
+                    return answer
+            except self._psycopg.Error as error:
+                with contextlib.suppress(self._psycopg.Error):
+                    connection.execute("ROLLBACK")
+                raise self._refused(error, connection) from error
+            try:
+                connection.execute("COMMIT")
+            except self._psycopg.Error as error:
+                self._pool.drop_idle()
+                raise OutcomeUnknown(path=self._place, why=self._text(error)) from error
+            return answer
+
+    def _connect(self) -> Connection:
+        try:
+            connection: Connection = self._psycopg.connect(**self._parameters, autocommit=True)
+        except self._psycopg.Error as error:
+            why = self._text(error)
+            kind = StorageForbidden if "authentication failed" in why else Unavailable
+            raise kind(path=self._place, why=why) from None
+        return connection
+
+    def _in_order(self, connection: Connection) -> bool:
+        return bool(connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE)
+
+    def _refused(self, error: psycopg.Error, connection: Connection) -> EvertideError:
+        """What an error before COMMIT, or of a read, is to the caller."""
+        if connection.broken:
+            self._pool.drop_idle()
+        why, state = self._text(error), error.sqlstate or ""
+        if state == "53100":
+            return StorageFull(path=self._place, why=why)
+        if state in ("42501", "25006"):
+            return StorageForbidden(path=self._place, why=why)
+        if state in ("42P01", "42703", "3F000", "XX001", "XX002"):
+            return RecordDamaged(path=self._place, why=why)
+        return Unavailable(path=self._place, why=why)
+
+    def _parsed(self, dsn: str) -> dict[str, Any]:
+        try:
+            given = importlib.import_module("psycopg.conninfo").conninfo_to_dict(dsn)
+        except self._psycopg.Error:
+            raise InvalidInput(where="the PostgreSQL URL", why="it cannot be parsed") from None
+        return {**_DEFAULTS, **given}
+
+    def _text(self, error: psycopg.Error) -> str:
+        text = " ".join(str(error).split())
+        return text.replace(self._password, "***") if self._password else text
+
+
+def _load() -> Any:
+    try:
+        return importlib.import_module("psycopg")
+    except ImportError:
+        raise InvalidInput(where="a PostgreSQL Meta", why="psycopg is missing: install evertide[postgres]") from None
+
+
+def _place(parameters: dict[str, Any], schema: str) -> str:
+    user = f"{parameters['user']}@" if parameters.get("user") else ""
+    port = f":{parameters['port']}" if parameters.get("port") else ""
+    return f"postgresql://{user}{parameters.get('host', '')}{port}/{parameters.get('dbname', '')}#{schema}.log"
+
+
+def _hash(schema: str, key: str) -> int:
+    digest = hashlib.blake2b(f"{schema}\0{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)

@@ -1,0 +1,333 @@
+"""`SqliteMeta`: the log in one SQLite file, `<root>/meta.db`, for the processes of one machine.
+
+Layout (version 1, in `PRAGMA user_version`): `log(key, seqno, data)`, primary key `(key, seqno)`, no rowid. The head of
+a key is its greatest number, and the heads of a prefix are found by hopping from key to key, so nothing else is stored
+and a commit touches one small B-tree. Beside the file lie SQLite's own `-wal` and `-shm`.
+
+1. Write-ahead log with `synchronous=FULL`: a commit is synced before it is acknowledged. The directory is synced once
+   after the file was made; SQLite does so itself for the write-ahead log.
+2. A commit takes the write lock first (`BEGIN IMMEDIATE`), then looks, then writes: nothing changes in between. Threads
+   of this process queue for it here, processes inside SQLite; both for at most `retry_limit_s`, then `Unavailable`.
+3. An error before COMMIT is rolled back: it did not happen. So is a full disk during COMMIT, as the frame that would
+   make it count did not fit. Any other error during COMMIT is `OutcomeUnknown`: its frames may be found after a crash,
+   until a later commit overwrites them, as one with the same expectations does.
+4. The file must stay where it was opened. If it was removed or replaced, a commit would go to a file that nobody finds
+   again, so every commit looks at the inode first.
+5. SQLite reports a read that fails with EIO as a malformed database, as it does damage. So what is malformed is tried
+   again, each time on a new connection, which knows nothing of the failure. A database that stays malformed for
+   `retry_limit_s`, at most 10 seconds, is `RecordDamaged`; from then on it is so after one more look.
+6. A connection is used by one thread at a time, and never by a forked child: SQLite's locks do not survive a fork, not
+   even for a connection that the child opens itself while its parent's are inherited. Such a child is refused. For the
+   same reason nobody in this process may open and close `meta.db` as a plain file: that drops SQLite's locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evertide.errors import (
+    EvertideError,
+    InvalidInput,
+    OutcomeUnknown,
+    RecordDamaged,
+    StorageForbidden,
+    StorageFull,
+    Unavailable,
+    UnsupportedFormat,
+)
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.store.blobs.files import SystemFiles
+from evertide.store.blobs.local import refusal
+from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
+from evertide.store.meta import Guard, Record, Stale, Write
+from evertide.store.metas.pool import Pool
+from evertide.store.wake import Wake
+
+__all__ = ["SqliteMeta"]
+
+_VERSION = 1
+_BUSY_WAIT_S = 0.25
+_CHECKPOINT_PAGES = 2000
+_MALFORMED_WAIT_S = 10.0
+_NO_LIMIT = -1
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS log (
+    key TEXT NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (key, seqno)
+) WITHOUT ROWID
+"""
+_NUMBER = "SELECT seqno FROM log WHERE key = ? ORDER BY seqno DESC LIMIT 1"
+_HEAD = "SELECT seqno, data FROM log WHERE key = ? ORDER BY seqno DESC LIMIT 1"
+_HEADS = """
+WITH RECURSIVE hop(key) AS (
+    SELECT min(key) FROM log WHERE key >= ?1 AND key < ?2
+    UNION ALL
+    SELECT (SELECT min(log.key) FROM log WHERE log.key > hop.key AND log.key < ?2) FROM hop WHERE hop.key IS NOT NULL
+)
+SELECT log.key, log.seqno, log.data FROM hop JOIN log ON log.key = hop.key
+WHERE log.seqno = (SELECT max(newest.seqno) FROM log AS newest WHERE newest.key = hop.key)
+ORDER BY log.key
+"""
+_SCAN = "SELECT seqno, data FROM log WHERE key = ? AND seqno > ? ORDER BY seqno LIMIT ?"
+_APPEND = "INSERT INTO log (key, seqno, data) VALUES (?, ?, ?)"
+_REMOVE = "DELETE FROM log WHERE key = ?"
+_TRUNCATE = "DELETE FROM log WHERE key = ?1 AND seqno < min(?2, (SELECT max(seqno) FROM log WHERE key = ?1))"
+
+T = TypeVar("T")
+
+_open: weakref.WeakValueDictionary[tuple[Path, int, int], SqliteMeta] = weakref.WeakValueDictionary()
+"""Path and process of every open SqliteMeta. A forked child inherits it along with SQLite's table of locks (6)."""
+
+
+class SqliteMeta:
+    def __init__(self, path: Path | str, runtime: Runtime, settings: Settings) -> None:
+        self._path = Path(path).absolute()
+        self._runtime = runtime
+        self._settings = settings
+        self._wake = Wake(runtime)
+        self._writing = threading.Lock()
+        self._pool = Pool(str(self._path), self._connect, _is_in_order)
+        self._is_malformed = False
+        """Whether damage was established: then it is named after one more look."""
+        self._name = (self._path.resolve(), os.getpid(), id(self))
+        if any(path == self._name[0] and pid != self._name[1] for path, pid, _ in list(_open)):
+            raise InvalidInput(where=str(self._path), why="it was open while this process was forked; use spawn")
+        try:
+            self._prepare()
+            self._inode = self._stat()
+        except BaseException:
+            self._pool.close()
+            raise
+        _open[self._name] = self
+
+    def __repr__(self) -> str:
+        return f"SqliteMeta({str(self._path)!r})"
+
+    def path(self, key: str) -> str:
+        return f"{self._path}:{key}"
+
+    def head(self, key: str) -> Record | None:
+        rows = self._read(_HEAD, check_meta_key(key))
+        return Record(*rows[0]) if rows else None
+
+    def heads(self, prefix: str) -> dict[str, Record]:
+        return {key: Record(seqno, data) for key, seqno, data in self._read(_HEADS, prefix, key_end(prefix))}
+
+    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        check_limit(key, limit)
+        rows = self._read(_SCAN, check_meta_key(key), after, _NO_LIMIT if limit is None else limit)
+        return [Record(*row) for row in rows]
+
+    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
+        checks = check_commit(writes, guards)
+        stale = self._write(lambda connection: _commit(connection, checks, writes))
+        if stale is None:
+            self._wake.ring(write.key for write in writes)
+        return stale
+
+    def truncate(self, key: str, below: int) -> None:
+        check_meta_key(key)
+        self._write(lambda connection: connection.execute(_TRUNCATE, (key, below)))
+
+    def wait(self, key: str, after: int, timeout_s: float) -> bool:
+        def look() -> bool:
+            rows = self._read(_NUMBER, key)
+            return bool(rows) and rows[0][0] > after
+
+        check_meta_key(key)
+        return self._wake.wait(key, look, timeout_s, self._settings.poll_interval_s)
+
+    def close(self) -> None:
+        """Those who wait end with `InvalidInput`. In a forked child nothing is closed: it is the parent's."""
+        if self._pool.close():
+            self._wake.ring_all()
+            _open.pop(self._name, None)
+
+    def _prepare(self) -> None:
+        """Make the file and the table, or check what is there; durable before anything is acknowledged."""
+        self._used(lambda connection: self._retried(lambda: self._check_schema(connection)))
+        try:
+            SystemFiles().sync_directory(self._path.parent)
+        except OSError as error:
+            raise refusal(self._path.parent, error) from error
+
+    def _used(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        """What a call with a connection answers. What failed is rolled back, and its connection is closed (5)."""
+        deadline_s: float | None = None
+        while True:
+            try:
+                with self._pool.use() as connection:
+                    try:
+                        return call(connection)
+                    except sqlite3.Error as error:
+                        _roll_back(connection)
+                        if _code(error) in _UNTRUSTED:
+                            connection.close()
+                        raise self._refused(error) from error
+            except RecordDamaged as error:
+                cause = error.__cause__
+                if not isinstance(cause, sqlite3.Error) or _code(cause) not in _UNTRUSTED:
+                    raise
+                now_s = self._runtime.monotonic_s()
+                limit_s = 0.0 if self._is_malformed else min(self._settings.retry_limit_s, _MALFORMED_WAIT_S)
+                if deadline_s is not None and now_s >= deadline_s:
+                    self._is_malformed = True
+                    raise
+                deadline_s = now_s + limit_s if deadline_s is None else deadline_s
+                self._pool.drop_idle()
+                self._runtime.sleep_s(self._settings.retry_wait_s * (0.5 + self._runtime.random()))
+
+    def _check_schema(self, connection: sqlite3.Connection) -> None:
+        if self._check_version(connection) < _VERSION:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(_CREATE)
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+            connection.execute("COMMIT")
+        connection.execute(_NUMBER, ("",))
+
+    def _check_version(self, connection: sqlite3.Connection) -> int:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise UnsupportedFormat(path=str(self._path), found=version, supported=_VERSION)
+        return version
+
+    def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._used(lambda connection: self._retried(lambda: connection.execute(sql, values).fetchall()))
+
+    def _write(self, body: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `body` under the write lock and commit, unless it answers with a `Stale`."""
+        if not self._writing.acquire(timeout=self._settings.retry_limit_s):
+            raise Unavailable(path=str(self._path), why="another thread holds the database locked")
+        try:
+            return self._used(lambda connection: self._written(connection, body))
+        finally:
+            self._writing.release()
+
+    def _written(self, connection: sqlite3.Connection, body: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_unmoved()
+        self._retried(lambda: connection.execute("BEGIN IMMEDIATE"))
+        answer = body(connection)
+        if isinstance(answer, Stale):
+            _roll_back(connection)
+        else:
+            self._end(connection)
+        return answer
+
+    def _end(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            _roll_back(connection)
+            if _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
+                raise self._refused(error) from error
+            connection.close()
+            raise OutcomeUnknown(path=str(self._path), why=str(error)) from error
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        """SQLite waits for a lock by itself, a little each time; how long in all is ours to say."""
+        deadline_s = None
+        while True:
+            try:
+                return call()
+            except sqlite3.OperationalError as error:
+                now_s = self._runtime.monotonic_s()
+                if deadline_s is None:
+                    deadline_s = now_s + self._settings.retry_limit_s
+                if _code(error) != sqlite3.SQLITE_BUSY or now_s >= deadline_s:
+                    raise
+                self._runtime.sleep_s(self._settings.retry_wait_s * self._runtime.random())
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self._path, timeout=_BUSY_WAIT_S, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+        try:
+            self._retried(lambda: self._configure(connection))
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._refused(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _configure(self, connection: sqlite3.Connection) -> None:
+        self._check_version(connection)  # before the first change: switching to a write-ahead log is one
+        connection.execute("PRAGMA synchronous = FULL")
+        if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise InvalidInput(
+                where=str(self._path), why="this file system cannot hold a write-ahead log (no shared memory)"
+            )
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+
+    def _stat(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        except OSError as error:
+            raise refusal(self._path, error) from error
+        return found.st_dev, found.st_ino
+
+    def _check_unmoved(self) -> None:
+        if self._stat() != self._inode:
+            raise RecordDamaged(path=str(self._path), why="the file was removed or replaced while it was open")
+
+    def _refused(self, error: sqlite3.Error) -> EvertideError:
+        """What an error that was rolled back, or came from a read, is to the caller."""
+        code, path, why = _code(error), str(self._path), str(error)
+        if code == sqlite3.SQLITE_FULL or error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE:
+            return StorageFull(path=path, why=why)
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+            return RecordDamaged(path=path, why=why)
+        allowed = os.access(self._path.parent, os.W_OK) and (os.access(path, os.W_OK) or not self._path.exists())
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or not allowed:
+            return StorageForbidden(path=path, why=why)
+        return Unavailable(path=path, why=why)
+
+
+_UNTRUSTED = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL)
+"""Errors after which a connection is not used again: what it knows of the file may be wrong."""
+
+
+def _is_in_order(connection: sqlite3.Connection) -> bool:
+    try:
+        return not connection.in_transaction
+    except sqlite3.ProgrammingError:  # it was closed
+        return False
+
+
+def _commit(connection: sqlite3.Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]) -> Stale | None:
+    for check in checks:
+        row = connection.execute(_NUMBER, (check.key,)).fetchone()
+        found = row[0] if row else 0
+        if found != check.expected:
+            return Stale(check.key, check.expected, found)
+    for write in writes:
+        if write.data is None:
+            connection.execute(_REMOVE, (write.key,))
+        else:
+            connection.execute(_APPEND, (write.key, write.expected + 1, write.data))
+    return None
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """SQLite may have rolled back by itself; a connection that cannot is closed, which does it too."""
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_INTERNAL) & 0xFF

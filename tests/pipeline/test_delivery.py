@@ -477,7 +477,7 @@ def test_a_follower_reports_the_sinks_of_the_leader() -> None:
         assert seen.flushed == mine.flushed == -1
 
 
-def test_others_ask_the_storage_alone() -> None:
+def test_t3_others_ask_the_storage_alone() -> None:
     """How far it durably is, and what its process last reported of it."""
     kept, bucket = storage(), Bucket()
     shards = Shards(kept.blob, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
@@ -517,7 +517,7 @@ def test_threads_deliver_by_themselves(tmp_path: Path) -> None:
     assert read_sinks(kept.meta, SystemRuntime(), SETTINGS)["lake"].record.position >= 6
 
 
-def test_until_idle_is_until_sinks_have_all() -> None:
+def test_t3_until_idle_is_until_sinks_have_all() -> None:
     """A run that is to end by itself would otherwise leave them behind; one that stalls is not waited for."""
     slow, broken = Bucket(before=lambda: SystemRuntime().sleep_s(0.1)), Bucket(is_failing=True)
     view = with_sink(VIEWS["revenue"], sink(), sink("hook"))

@@ -132,11 +132,6 @@ class Duties:
         found += [*self._hosts.checkpoints.damage.problems(), *checkpointing.failing.problems()]
         return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 
-    def flushed(self, time: int, sinks: Iterable[SinkStatus]) -> int:
-        if self.deliveries is not None:
-            return self.deliveries.tracker.position
-        return min([time, *(time - sink.behind for sink in sinks)])
-
     def troubles(self) -> list[Problem]:
         """What threads died of, or fail of and try again."""
         running = (self._maintenance, self.backfills, self.deliveries, self._telling)

@@ -28,7 +28,6 @@ from evertide.pipeline.sinks.sink_record import Recorded, SinkRecords, hold_name
 from evertide.pipeline.status.source_record import SinkHealth
 from evertide.pipeline.status.status import Problem, SinkStatus
 from evertide.pipeline.transaction.members import Members
-from evertide.progress.flush import FlushTracker
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
@@ -94,15 +93,12 @@ class Deliveries:
         self._runtime = sinks.records.runtime
         self._settings = sinks.records.settings
         self._stopping = threading.Event()
-        self._tracking = threading.Lock()
-        self.tracker = FlushTracker()
         self._began_s = self._runtime.wall_s()
         self._lanes: dict[str, _Lane] = {}
         for name, declaration in sinks.declarations.items():
             prepared, recorded = sinks.prepared[name], sinks.recorded.get(name)
             delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn, observer)
             self._lanes[name] = _Lane(delivery)
-            self.tracker.register(name, delivery.position, is_reader=True)
         self._end(sinks.recorded)
 
     def start(self) -> Deliveries:
@@ -147,8 +143,6 @@ class Deliveries:
 
     def statuses(self, time: int) -> tuple[SinkStatus, ...]:
         """As of the pipeline's last transaction."""
-        with self._tracking:
-            self.tracker.ends(time)
         return tuple(self._status(lane, time) for lane in self._lanes.values())
 
     def healths(self, time: int) -> dict[str, SinkHealth]:
@@ -228,8 +222,6 @@ class Deliveries:
         if lane.problem is not None:
             logger.info("sink %r goes on", lane.delivery.name)
             lane.problem = None
-        with self._tracking:
-            self.tracker.reports(lane.delivery.name, lane.delivery.position)
         return more and not self._stopping.is_set()
 
     def _stalls(self, lane: _Lane, error: EvertideError) -> None:

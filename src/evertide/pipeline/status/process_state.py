@@ -18,7 +18,7 @@ from evertide.pipeline.replicas.lead import Leading
 from evertide.pipeline.replicas.leader_tasks import Duties
 from evertide.pipeline.replicas.replica_record import replica_statuses
 from evertide.pipeline.status.health_record import Telling
-from evertide.pipeline.status.status import Problem, Status, collection_statuses, problem, stall
+from evertide.pipeline.status.status import Problem, Status, collection_statuses, flushed_time, problem, stall
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -129,7 +129,7 @@ class Condition:
             checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
             problems=(*found, *self._warnings, *duties.warnings(), *troubles),
             sinks=sinks,
-            flushed=duties.flushed(time, sinks),
+            flushed=flushed_time(time, sinks),
             replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),
         )
 

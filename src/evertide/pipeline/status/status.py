@@ -16,7 +16,7 @@ The states, of which the first that holds is told:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -52,6 +52,7 @@ __all__ = [
     "Status",
     "collection_statuses",
     "divergences",
+    "flushed_time",
     "problem",
     "read_status",
     "sink_statuses",
@@ -209,7 +210,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         host=held.host if held and lives else "",
         pid=held.pid if held and lives else 0,
         sinks=sinks,
-        flushed=min([time, *(time - sink.behind for sink in sinks)]),
+        flushed=flushed_time(time, sinks),
         replicas=replica_statuses(meta, journal.committed_upper, runtime, settings),
     )
 
@@ -244,6 +245,11 @@ def _sources(
 def _tables(source: str, definition: Definition | None) -> tuple[str, ...]:
     """Of a source that no record names: one that is named as its table is."""
     return (source,) if definition is not None and source in definition.tables else ()
+
+
+def flushed_time(time: int, sinks: Iterable[SinkStatus]) -> int:
+    """The last transaction that every sink has durably."""
+    return min([time, *(time - sink.behind for sink in sinks)])
 
 
 def sink_statuses(  # noqa: PLR0917

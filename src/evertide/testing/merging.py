@@ -1,4 +1,4 @@
-"""Merging beside the transactions: a thread that keeps the arrangements of a circuit in few runs."""
+"""`Upkeep`: a thread that merges the arrangements of a circuit without a pipeline, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Progress: how far all consumers durably are."""

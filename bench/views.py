@@ -30,9 +30,9 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.measure import Figure
 from bench.shards import Progress
 from evertide.flow import Circuit
-from evertide.testing.merging import Upkeep
 from evertide.rows.changes import DIFF
 from evertide.store.blobs.local import LocalBlob
+from evertide.testing.merging import Upkeep
 from evertide.testing.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["VIEWS", "ViewSize", "bench_spark", "deltas_of", "refresh"]

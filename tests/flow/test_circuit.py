@@ -13,11 +13,11 @@ from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, Sto
 from evertide.flow import Circuit, CircuitState, collection, explain
 from evertide.flow.circuit import new_names
 from evertide.flow.state.arrangement import Arrangement
-from evertide.testing.merging import Upkeep
 from evertide.plan.algebra import algebra
 from evertide.plan.fragment import fragment
 from evertide.rows.changes import DIFF
 from evertide.store.memory import MemoryBlob
+from evertide.testing.merging import Upkeep
 from evertide.testing.oracle import Reference, drive
 from evertide.testing.transactions import random_transactions
 

@@ -1,4 +1,4 @@
-"""Where clauses: PostgreSQL's expressions, parsed, typed and computed here, for whole batches of rows; all of it pure.
+"""Parse, type-check and evaluate PostgreSQL expressions (where clauses) over batches of rows, without side effects.
 
-`clause` is the face. What it says of a row is used by shapes, by what tokens are restricted to, and by other readers.
+`clause` is the entry point. Shapes, token restrictions and the server's endpoints for rows use it to select rows.
 """

@@ -1,12 +1,13 @@
-"""`Where`: which rows a shape holds.
+"""`Where`: a parsed where clause, which decides which rows a shape contains.
 
-1. A clause is an expression of PostgreSQL, of what `docs/shapes-where.md` lists; all else is refused, with its place.
-2. A row matches if the clause is true of it: not if it is false, and not if it is NULL.
-3. Whether a row matches depends on the row alone. No row makes a clause fail: see rule 3 of `expressions`.
-4. Two clauses are equal if their `canonical` texts are, over columns of the same types: spacing, case, the order of AND
-   and OR, and whether a value is a literal or a parameter make no difference.
-5. `index_key` is a column, and values of which it must have one for the clause to be true; `rest` is what else must
-   hold.
+1. A clause is a PostgreSQL expression from the subset in `docs/shapes-where.md`; anything else is refused with its
+   position.
+2. A row matches if the clause is true for it: false and NULL do not match.
+3. Whether a row matches depends on that row alone. No row makes a clause fail: see rule 3 of `expressions`.
+4. Two clauses are equal if their `canonical` texts are equal, over columns of the same types. Spacing, case, the order
+   of AND and OR operands, and the choice between literal and parameter make no difference.
+5. `index_key` is a column and a set of values: the clause can be true only if the column has one of them. `rest` is the
+   remaining condition.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ import pyarrow.compute as pc
 from evertide.errors import InvalidInput
 from evertide.pgexpr.expressions import Call, Column, Constant, Expression, canonical, columns, evaluate, weight
 from evertide.pgexpr.operators.logic import conjunction
-from evertide.pgexpr.resolution import resolved
-from evertide.pgexpr.syntax import Node, parsed
-from evertide.pgexpr.tokens import shortened
+from evertide.pgexpr.resolution import resolve
+from evertide.pgexpr.syntax import Node, parse_clause
+from evertide.pgexpr.tokens import shorten
 from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, INTERVAL, SqlType, type_of
 
-__all__ = ["PARAMS_MAX", "Where", "both", "parse_where"]
+__all__ = ["PARAMS_MAX", "Where", "conjoin_both", "parse_where"]
 
 PARAMS_MAX: Final = 500_000
-"""Characters of all together: long lists are given as one parameter, as in `id = ANY ($1)`."""
+"""Characters of all parameters together: a long list is passed as one parameter, as in `id = ANY ($1)`."""
 
 _MEMORY_BYTES = 32 * 1024 * 1024
-"""What a clause computes at once, about. A row is taken for `_ROW_BYTES` at least."""
+"""About how much memory one evaluation uses. A row counts as at least `_ROW_BYTES`."""
 _ROW_BYTES = 32
 _FEW = 256
-"""So few are computed at once without asking how long they are: with many shapes, that would be asked often."""
+"""Below this count of rows times weight, skip measuring the rows: with many shapes, measuring itself is expensive."""
 
 
 class _Key(NamedTuple):
-    """`is_all`: the clause says nothing but that."""
+    """`is_all`: the membership test is the whole condition."""
 
     values: frozenset[Any]
     is_all: bool
@@ -50,7 +51,7 @@ class _Key(NamedTuple):
 class Where:
     canonical: str
     types: tuple[tuple[str, str], ...]
-    """Of its columns, by name."""
+    """(name, type) of the columns that the clause uses."""
     _expression: Expression = field(compare=False, repr=False)
 
     def __hash__(self) -> int:
@@ -65,7 +66,7 @@ class Where:
         return frozenset(name for name, _ in self.types)
 
     def matches(self, rows: pa.Table) -> pa.BooleanArray:
-        """Of each row; none is NULL. Of many rows, or by a long clause, some at a time: memory is bounded."""
+        """Whether each row matches; never NULL. Evaluates large inputs in slices, to bound memory."""
         step = self._rows_at_once(rows)
         if rows.num_rows <= step:
             return self._truths(rows)
@@ -82,34 +83,34 @@ class Where:
         least = _ROW_BYTES * count
         if max(least, rows.nbytes) * self._weight <= _MEMORY_BYTES:
             return count
-        taken = max(least, int(rows.select(sorted(self.columns)).nbytes))
-        return max(1, _MEMORY_BYTES * count // (taken * self._weight))
+        used = max(least, int(rows.select(sorted(self.columns)).nbytes))
+        return max(1, _MEMORY_BYTES * count // (used * self._weight))
 
     def _truths(self, rows: pa.Table) -> pa.BooleanArray:
-        found = evaluate(self._expression, rows)
-        if found.is_constant:
-            return pa.repeat(pa.scalar(found.as_values()[:1] == [True]), rows.num_rows)
-        return pc.fill_null(found.as_array(), fill_value=False)
+        truths = evaluate(self._expression, rows)
+        if truths.is_constant:
+            return pa.repeat(pa.scalar(truths.as_values()[:1] == [True]), rows.num_rows)
+        return pc.fill_null(truths.as_array(), fill_value=False)
 
-    def filtered(self, changes: pa.Table) -> pa.Table:
-        """Those that it is true of. The table may have other columns, too."""
+    def filter_rows(self, changes: pa.Table) -> pa.Table:
+        """The matching changes. The table may have columns that the clause does not use."""
         return changes.filter(self.matches(changes.select(sorted(self.columns))))
 
-    def beside(self, other: Where) -> Where:
-        return _made(conjunction([self._expression, other._expression]))
+    def conjoin(self, other: Where) -> Where:
+        return _build(conjunction([self._expression, other._expression]))
 
     def index_key(self) -> tuple[str, frozenset[Any]] | None:
-        """Values are as `sqltypes` describes them."""
+        """Rule 5. Values are as `sqltypes` describes them."""
         return self._split[0]
 
     @property
     def rest(self) -> Where | None:
-        """What is left to be looked at in rows whose column has a value of `index_key`; None: nothing."""
+        """The condition left for rows whose column has a value of `index_key`; None if there is none."""
         return self._split[1]
 
     @cached_property
     def _split(self) -> tuple[tuple[str, frozenset[Any]] | None, Where | None]:
-        """The conjunct with the fewest values is the key."""
+        """Take the conjunct with the fewest values as the key."""
         whole = self._expression
         parts = whole.args if isinstance(whole, Call) and whole.operation.name == "and" else (whole,)
         keys = [(len(key.values), at, name, key) for at, part in enumerate(parts) for name, key in _keys(part).items()]
@@ -117,25 +118,25 @@ class Where:
             return None, self
         _, at, name, key = min(keys, key=lambda each: each[:3])
         left = [part for other, part in enumerate(parts) if other != at or not key.is_all]
-        return (name, key.values), _made(conjunction(left)) if left else None
+        return (name, key.values), _build(conjunction(left)) if left else None
 
 
 def parse_where(text: str, params: Mapping[str, str], schema: pa.Schema) -> Where:
-    """`InvalidInput` if the clause is not one, or not one that is supported. `params` are by number, from "1"."""
-    given = _numbered(params)
-    node = parsed(text)
-    _check_used(node, given)
-    return _made(resolved(node, {each.name: type_of(each.type) for each in schema}, given))
+    """Raises `InvalidInput` if the clause is malformed or unsupported. `params` are keyed by number, from "1"."""
+    numbered = _number_params(params)
+    node = parse_clause(text)
+    _check_used(node, numbered)
+    return _build(resolve(node, {each.name: type_of(each.type) for each in schema}, numbered))
 
 
-def both(one: Where | None, other: Where | None) -> Where | None:
-    """True where both are."""
+def conjoin_both(one: Where | None, other: Where | None) -> Where | None:
+    """The conjunction of two clauses, either of which may be absent."""
     if one is None or other is None:
         return one if other is None else other
-    return one.beside(other)
+    return one.conjoin(other)
 
 
-def _made(expression: Expression) -> Where:
+def _build(expression: Expression) -> Where:
     types = {each.name: str(each.type) for each in columns(expression)}
     return Where(canonical(expression), tuple(sorted(types.items())), expression)
 
@@ -143,16 +144,16 @@ def _made(expression: Expression) -> Where:
 # Parameters
 
 
-def _numbered(params: Mapping[str, str]) -> dict[int, str]:
-    made = {}
+def _number_params(params: Mapping[str, str]) -> dict[int, str]:
+    numbered = {}
     for number in range(1, len(params) + 1):
         if str(number) not in params:
-            given = ", ".join(shortened(str(name)) for name in list(params)[:10])
+            given = ", ".join(shorten(str(name)) for name in list(params)[:10])
             _refuse_params(f"parameters are numbered from 1 without a gap, and these are: {given}")
-        made[number] = params[str(number)]
-    if any("\0" in text or not _is_text(text) for text in made.values()):
+        numbered[number] = params[str(number)]
+    if any("\0" in text or not _is_text(text) for text in numbered.values()):
         _refuse_params("a parameter has a character that no text can have")
-    return made
+    return numbered
 
 
 def _is_text(text: str) -> bool:
@@ -164,7 +165,7 @@ def _is_text(text: str) -> bool:
 
 
 def _check_used(node: Node, params: Mapping[int, str]) -> None:
-    """Each counts as often as it is used."""
+    """Check that all parameters are used, and their total length; one used twice counts twice."""
     used: list[int] = []
     waiting = [node]
     while waiting:
@@ -187,32 +188,32 @@ def _refuse_params(why: str) -> NoReturn:
 
 
 def _keys(expression: Expression) -> dict[str, _Key]:
-    """By column."""
+    """The possible index keys of an expression, by column."""
     if not isinstance(expression, Call):
         return {}
     name, args = expression.operation.name, expression.args
     if name in ("=", "member"):
-        return _equal(expression)
+        return _equality_keys(expression)
     if name == "and":
-        found = [_keys(arg) for arg in args]
-        smallest = sorted(((column, key) for each in found for column, key in each.items()), key=_most_values_first)
+        keys = [_keys(arg) for arg in args]
+        smallest = sorted(((column, key) for each in keys for column, key in each.items()), key=_most_values_first)
         return {column: _Key(key.values, is_all=False) for column, key in smallest}
     if name == "or":
-        found = [_keys(arg) for arg in args]
-        shared = set(found[0]).intersection(*found[1:])
-        return {column: _united([each[column] for each in found]) for column in sorted(shared)}
+        keys = [_keys(arg) for arg in args]
+        shared = set(keys[0]).intersection(*keys[1:])
+        return {column: _unite([each[column] for each in keys]) for column in sorted(shared)}
     return {}
 
 
-def _most_values_first(found: tuple[str, _Key]) -> int:
-    return -len(found[1].values)
+def _most_values_first(entry: tuple[str, _Key]) -> int:
+    return -len(entry[1].values)
 
 
-def _united(keys: list[_Key]) -> _Key:
+def _unite(keys: list[_Key]) -> _Key:
     return _Key(frozenset().union(*(key.values for key in keys)), all(key.is_all for key in keys))
 
 
-def _equal(expression: Call) -> dict[str, _Key]:
+def _equality_keys(expression: Call) -> dict[str, _Key]:
     column = _column(expression.args[0])
     if column is None or column.type in (FLOAT4, FLOAT8, INTERVAL) or column.type.is_array:
         return {}
@@ -225,7 +226,7 @@ def _equal(expression: Call) -> dict[str, _Key]:
 
 
 def _column(expression: Expression) -> Column | None:
-    """Also within a cast to a wider integer, which changes no value."""
+    """The column itself, also inside a cast to a wider integer, which preserves values."""
     if isinstance(expression, Call) and expression.operation.name == "cast" and expression.type in INTEGER_BOUNDS:
         inner = expression.args[0]
         return inner if isinstance(inner, Column) and _is_narrower(inner.type, expression.type) else None

@@ -1,9 +1,9 @@
-"""Which types meet as which, and what becomes of them: PostgreSQL's rules, for the types that columns can have.
+"""Implicit type conversion by PostgreSQL's rules, for the types that columns can have.
 
-1. A quoted literal, a parameter or NULL takes the type of what it meets; two that meet are texts.
-2. Numbers meet as the wider one; if one is float4 and the other not, as float8. Dates meet as the later of `MOMENTS`.
-   Nothing else turns into something else by itself.
-3. What can be written in two ways is one expression: constants stand on the right, and a list of constants is a set.
+1. A quoted literal, a parameter or NULL takes the type of the other operand; two of them are texts.
+2. Two numbers convert to the wider type, or to float8 if exactly one is float4. Two dates convert to the later type of
+   `MOMENTS`. There are no other implicit conversions.
+3. Equivalent notations become one expression: constants stand on the right, and a list of constants is a set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evertide.pgexpr.operators import comparison
 from evertide.pgexpr.operators.casts import cast_to
 from evertide.pgexpr.operators.comparison import MIRRORED
 from evertide.pgexpr.syntax import Node
-from evertide.pgexpr.tokens import refuse, shortened
+from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import (
     BOOL,
     FLOAT4,
@@ -34,43 +34,43 @@ from evertide.pgexpr.types.sqltypes import (
 )
 
 __all__ = [
-    "applied",
+    "apply_operation",
     "as_type",
-    "comparing",
-    "met",
-    "neighbours",
-    "no_operation",
     "number_type",
-    "ordered",
+    "order_sides",
+    "refuse_operation",
+    "resolve_comparison",
     "shared_type",
+    "type_literals",
+    "unify",
 ]
 
 
-def comparing(node: Node, name: str, left: Expression, right: Expression) -> Expression:
-    left, right, kind = met(node, left, right)
-    if isinstance(left, Constant) or (name in ("=", "<>") and ordered(left, right)[0] is right):
+def resolve_comparison(node: Node, name: str, left: Expression, right: Expression) -> Expression:
+    left, right, kind = unify(node, left, right)
+    if isinstance(left, Constant) or (name in ("=", "<>") and order_sides(left, right)[0] is right):
         left, right, name = right, left, MIRRORED[name]
     if any(isinstance(side, Constant) and side.value is None for side in (left, right)):
         return Constant(None, BOOL)
-    return applied(node, comparison.compared(name, kind), left, right)
+    return apply_operation(node, comparison.compare_operation(name, kind), left, right)
 
 
-def met(node: Node, left: Expression, right: Expression) -> tuple[Expression, Expression, SqlType]:
-    """Both sides of a comparison, as the type in which they are compared."""
-    left, right = neighbours(left, right, node)
+def unify(node: Node, left: Expression, right: Expression) -> tuple[Expression, Expression, SqlType]:
+    """Both sides of a comparison, converted to a common type, and that type."""
+    left, right = type_literals(left, right, node)
     kind = left.type
     if left.type in NUMBERS and right.type in NUMBERS:
         kind = number_type(left.type, right.type)
     elif left.type in MOMENTS and right.type in MOMENTS:
         kind = max(left.type, right.type, key=MOMENTS.index)
     elif left.type != right.type or kind == JSONB:
-        no_operation(node, left.type, right.type)
+        refuse_operation(node, left.type, right.type)
     left, right = as_type(left, kind, node), as_type(right, kind, node)
-    return _normal(left), _normal(right), kind
+    return _normalize(left), _normalize(right), kind
 
 
-def neighbours(left: Expression, right: Expression, node: Node, name: str = "=") -> tuple[Expression, Expression]:
-    """Rule 1."""
+def type_literals(left: Expression, right: Expression, node: Node, name: str = "=") -> tuple[Expression, Expression]:
+    """Apply rule 1."""
     if left.type == UNKNOWN and right.type == UNKNOWN:
         return as_type(left, TEXT, node), as_type(right, TEXT, node)
     if left.type == UNKNOWN:
@@ -82,36 +82,36 @@ def neighbours(left: Expression, right: Expression, node: Node, name: str = "=")
 
 def shared_type(node: Node, items: Sequence[Expression]) -> SqlType:
     types = [item.type for item in items]
-    found = common_type(types)
-    if found is None:
-        refuse(node.at, f"{shortened(node.token)}: {', '.join(map(str, types))} have no type in common")
-    return found
+    kind = common_type(types)
+    if kind is None:
+        refuse(node.at, f"{shorten(node.token)}: {', '.join(map(str, types))} have no type in common")
+    return kind
 
 
-def as_type(found: Expression, wanted: SqlType, node: Node) -> Expression:
-    """Read, or cast along a chain; a refusal if it does not turn into that by itself."""
-    if found.type == wanted:
-        return found
-    if found.type == UNKNOWN and isinstance(found, Constant):
+def as_type(expression: Expression, wanted: SqlType, node: Node) -> Expression:
+    """Read a literal as the type, or convert implicitly; refuse if there is no implicit conversion."""
+    if expression.type == wanted:
+        return expression
+    if expression.type == UNKNOWN and isinstance(expression, Constant):
         try:
-            return Constant(None if found.value is None else read_value(found.value, wanted), wanted)
+            return Constant(None if expression.value is None else read_value(expression.value, wanted), wanted)
         except Misread as error:
-            refuse(node.at, f"{shortened(node.token)}: {error}")
-    operation = cast_to(found.type, wanted) if common_type([found.type, wanted]) == wanted else None
+            refuse(node.at, f"{shorten(node.token)}: {error}")
+    operation = cast_to(expression.type, wanted) if common_type([expression.type, wanted]) == wanted else None
     if operation is None:
-        refuse(node.at, f"{shortened(node.token)}: {wanted} was expected, and this is of type {found.type}")
-    return applied(node, operation, found)
+        refuse(node.at, f"{shorten(node.token)}: {wanted} was expected, and this is of type {expression.type}")
+    return apply_operation(node, operation, expression)
 
 
-def applied(node: Node, operation: Operation, *args: Expression) -> Expression:
+def apply_operation(node: Node, operation: Operation, *args: Expression) -> Expression:
     try:
         return call(operation, *args)
     except FAILURES as error:
-        refuse(node.at, f"{shortened(node.token)}: {error}")
+        refuse(node.at, f"{shorten(node.token)}: {error}")
 
 
-def no_operation(node: Node, left: SqlType, right: SqlType) -> NoReturn:
-    refuse(node.at, f"{shortened(node.token)}: it does not go with {left} and {right}; a cast may help")
+def refuse_operation(node: Node, left: SqlType, right: SqlType) -> NoReturn:
+    refuse(node.at, f"{shorten(node.token)}: it does not go with {left} and {right}; a cast may help")
 
 
 def number_type(left: SqlType, right: SqlType) -> SqlType:
@@ -121,17 +121,17 @@ def number_type(left: SqlType, right: SqlType) -> SqlType:
 
 
 def _partner(name: str, kind: SqlType) -> SqlType:
-    """What a literal is that meets this type: the same, but what is added to a moment is an interval."""
+    """The type of a literal whose other operand has this type: the same, or an interval if it is added to a moment."""
     return INTERVAL if name == "+" and kind in (*MOMENTS[1:], INTERVAL) else kind
 
 
-def ordered(left: Expression, right: Expression) -> tuple[Expression, Expression]:
-    """Sides that may change places: the constant last, else by name."""
+def order_sides(left: Expression, right: Expression) -> tuple[Expression, Expression]:
+    """Order the sides of a commutative operation: constants last, otherwise by canonical text."""
     rank = [(isinstance(each, Constant), canonical(each)) for each in (left, right)]
     return (left, right) if rank[0] <= rank[1] else (right, left)
 
 
-def _normal(found: Expression) -> Expression:
-    if isinstance(found, Constant) and found.type == NUMERIC:
-        return Constant(comparison.normal(found.value), NUMERIC)
-    return found
+def _normalize(expression: Expression) -> Expression:
+    if isinstance(expression, Constant) and expression.type == NUMERIC:
+        return Constant(comparison.normalize_numeric(expression.value), NUMERIC)
+    return expression

@@ -1,16 +1,17 @@
-"""Typed expressions over rows, and how they are computed: a whole batch of rows at a time.
+"""Typed expressions over rows, and their evaluation over a batch of rows at a time.
 
-1. A `Vector` is one value for each row: an Arrow array where Arrow computes as PostgreSQL does, else a list of values.
-   A constant is a vector of whatever length.
-2. An `Operation` makes a vector of vectors. One that is strict is NULL where an argument is, and is given as a
-   function of values; it may have a faster way over whole arrays, which gives None where it cannot tell.
-3. An operation that fails on a row (division by zero, overflow, a text that is no number) is NULL there. PostgreSQL
-   would fail the whole query; wherever it has an answer, it is the same.
-4. An operation on constants alone is computed at once, by `call`. There, failing is an error.
-5. A part that stands in several places (`x BETWEEN ...`) is one object, and computed once.
-6. Of what is put together (`||`, ARRAY), and of products of numerics, the `width` is bounded: a short clause must not
-   make gigabytes of a row.
-7. `canonical` is the expression in PostgreSQL's own words, with every type written out: parsing it gives the same.
+1. A `Vector` has one value per row: an Arrow array where Arrow computes as PostgreSQL does, otherwise a list of values.
+   A constant is a vector of any length.
+2. An `Operation` computes a vector from vectors. A strict operation is NULL where an argument is NULL and is defined by
+   a function of values (`scalar`); it may have a faster version over arrays (`whole`), which returns None if it does
+   not apply.
+3. An operation that fails for a row (division by zero, overflow, a text that is not a number) is NULL for that row.
+   PostgreSQL would fail the whole query; where PostgreSQL has a result, the result is the same.
+4. `call` computes an operation on constants immediately. There, a failure is an error.
+5. A subexpression used in several places (`x BETWEEN ...`) is one object and is computed once.
+6. The `width` of concatenations (`||`, ARRAY) and of products of numerics is bounded, so that a short clause cannot
+   produce gigabytes from a row.
+7. `canonical` is the expression in PostgreSQL syntax with explicit types: parsing it results in the same expression.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ __all__ = [
 ]
 
 FAILURES = (ArithmeticError, Misread)
-"""What an operation on values may raise."""
+"""The exceptions that an operation on values may raise."""
 
 _CANONICAL_MAX = 2_000_000
 _COLUMN_WIDTH = 100
-"""What a value of a column counts as, in characters."""
+"""The assumed length of a column's value, in characters."""
 _WIDTH_MAX = 100 * _COLUMN_WIDTH
 
 
 class Vector:
-    """Made from whichever form is at hand; the other is made when it is asked for."""
+    """Created from an Arrow column, an array or values; converted to the other forms on demand."""
 
     __slots__ = ("_array", "_raw", "_values", "count", "is_constant", "type")
 
@@ -67,31 +68,31 @@ class Vector:
 
     @classmethod
     def column(cls, raw: Any, kind: SqlType) -> Vector:
-        made = cls(kind, len(raw))
-        made._raw = raw
-        return made
+        vector = cls(kind, len(raw))
+        vector._raw = raw
+        return vector
 
     @classmethod
     def array(cls, array: Any, kind: SqlType) -> Vector:
-        """Of an array as `plain_array` gives it."""
-        made = cls(kind, len(array))
-        made._array = array
-        return made
+        """From an array as `plain_array` returns it."""
+        vector = cls(kind, len(array))
+        vector._array = array
+        return vector
 
     @classmethod
     def values(cls, values: list[Any], kind: SqlType) -> Vector:
-        made = cls(kind, len(values))
-        made._values = values
-        return made
+        vector = cls(kind, len(values))
+        vector._values = values
+        return vector
 
     @classmethod
     def constant(cls, value: Any, kind: SqlType, count: int) -> Vector:
-        made = cls(kind, count, is_constant=True)
-        made._values = [value]
-        return made
+        vector = cls(kind, count, is_constant=True)
+        vector._values = [value]
+        return vector
 
     def as_array(self) -> Any:
-        """An Arrow array, or a scalar for a constant; of types that have one."""
+        """An Arrow array, or a scalar for a constant; only for types in `ARROW_TYPES`."""
         if self._array is None:
             wanted = ARROW_TYPES[self.type]
             if self._raw is not None:
@@ -103,7 +104,7 @@ class Vector:
         return self._array
 
     def as_decimals(self) -> Any:
-        """As `as_array`, of a numeric; None if there is no such array: computed ones are lists of values."""
+        """Like `as_array`, for numeric; None for computed vectors, which are lists of values."""
         if self._raw is not None:
             return whole(self._raw)
         value = self._values[0] if self.is_constant and self._values else None
@@ -111,7 +112,7 @@ class Vector:
             return None
         try:
             return pa.scalar(value)
-        except pa.ArrowInvalid:  # more digits than Arrow has
+        except pa.ArrowInvalid:  # more digits than Arrow supports
             return None
 
     def as_values(self) -> list[Any]:
@@ -120,11 +121,11 @@ class Vector:
         return self._values * self.count if self.is_constant else self._values
 
     def is_null(self) -> Any:
-        """A whole array, also of a constant."""
-        known = self._raw if self._raw is not None else None if self.is_constant else self._array
-        if known is not None:
-            found = known.is_null()
-            return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        """An array of booleans, also for a constant."""
+        source = self._raw if self._raw is not None else None if self.is_constant else self._array
+        if source is not None:
+            nulls = source.is_null()
+            return nulls.combine_chunks() if isinstance(nulls, pa.ChunkedArray) else nulls
         return pa.array([value is None for value in self.as_values()], pa.bool_())
 
 
@@ -133,15 +134,15 @@ Whole = Callable[..., Any]
 Apply = Callable[[Sequence[Vector], int], Vector]
 
 
-def _unset(args: Sequence[Vector], count: int) -> Vector:
+def _refuse_unset(args: Sequence[Vector], count: int) -> Vector:
     raise TypeError(f"an operation without a way to compute {len(args)} arguments and {count} rows")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Operation:
-    """Either `scalar`, with or without `whole` (strict), or `apply`.
+    """Has either `scalar`, with or without `whole` (a strict operation), or `apply`.
 
-    `template` shows it with its arguments: `{0}`, `{1}`, or `{all}`, `{conjunction}`, `{disjunction}` of them.
+    `template` renders it with its arguments: `{0}`, `{1}`, or `{all}`, `{conjunction}`, `{disjunction}` of them.
     """
 
     name: str
@@ -149,32 +150,32 @@ class Operation:
     template: str
     scalar: Scalar | None = None
     whole: Whole | None = None
-    apply: Apply = _unset
+    apply: Apply = _refuse_unset
     facts: Any = None
     joins: bool = False
-    """Whether its result is as long as all of its arguments together."""
+    """Whether the result is as long as all arguments together."""
 
     def __call__(self, args: Sequence[Vector], count: int) -> Vector:
         if self.scalar is None:
             return self.apply(args, count)
         if self.whole is not None and not all(arg.is_constant for arg in args):
-            made = self.whole(*(arg.as_decimals() if arg.type == NUMERIC else arg.as_array() for arg in args))
-            if made is not None:
-                return Vector.array(made, self.result)
+            result = self.whole(*(arg.as_decimals() if arg.type == NUMERIC else arg.as_array() for arg in args))
+            if result is not None:
+                return Vector.array(result, self.result)
         return Vector.values(_one_by_one(self.scalar, args), self.result)
 
 
 def _one_by_one(scalar: Scalar, args: Sequence[Vector]) -> list[Any]:
-    made: list[Any] = []
+    results: list[Any] = []
     for row in zip(*(arg.as_values() for arg in args), strict=True):
         if any(value is None for value in row):
-            made.append(None)
+            results.append(None)
             continue
         try:
-            made.append(scalar(*row))
+            results.append(scalar(*row))
         except FAILURES:
-            made.append(None)
-    return made
+            results.append(None)
+    return results
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -195,7 +196,7 @@ class Call:
     args: tuple[Expression, ...]
     canonical: str
     width: int = _COLUMN_WIDTH
-    """About how long its values are."""
+    """The approximate length of its values."""
 
     @property
     def type(self) -> SqlType:
@@ -206,10 +207,10 @@ Expression = Column | Constant | Call
 
 
 def call(operation: Operation, *args: Expression) -> Expression:
-    """`FAILURES` are raised if all arguments are constants and there is no result."""
+    """Raises one of `FAILURES` if all arguments are constants and the operation fails."""
     constants = [arg for arg in args if isinstance(arg, Constant)]
     if len(constants) < len(args):
-        return Call(operation, args, _shown(operation, args), _width(operation, args))
+        return Call(operation, args, _render(operation, args), _width(operation, args))
     if operation.scalar is None:
         vectors = [Vector.constant(arg.value, arg.type, 1) for arg in constants]
         return Constant(operation(vectors, 1).as_values()[0], operation.result)
@@ -217,13 +218,13 @@ def call(operation: Operation, *args: Expression) -> Expression:
     return Constant(None if None in values else operation.scalar(*values), operation.result)
 
 
-def _shown(operation: Operation, args: Sequence[Expression]) -> str:
-    shown = [canonical(arg) for arg in args]
-    if sum(map(len, shown)) > _CANONICAL_MAX:
+def _render(operation: Operation, args: Sequence[Expression]) -> str:
+    texts = [canonical(arg) for arg in args]
+    if sum(map(len, texts)) > _CANONICAL_MAX:
         why = f"the clause comes to more than {_CANONICAL_MAX} characters when all that it repeats is written out"
         raise InvalidInput(where="where clause", why=why)
-    lists = {"all": ", ".join(shown), "conjunction": " AND ".join(shown), "disjunction": " OR ".join(shown)}
-    return operation.template.format(*shown, **lists)
+    lists = {"all": ", ".join(texts), "conjunction": " AND ".join(texts), "disjunction": " OR ".join(texts)}
+    return operation.template.format(*texts, **lists)
 
 
 def _width(operation: Operation, args: Sequence[Expression]) -> int:
@@ -243,27 +244,27 @@ def _width_of(expression: Column | Call) -> int:
 
 
 def weight(expression: Expression) -> int:
-    """About how many times what a row takes in memory all that is computed of it takes."""
+    """Roughly the memory for evaluating a row, as a multiple of the row's own size."""
     return sum(-(-each.width // _COLUMN_WIDTH) for each in _nodes(expression) if isinstance(each, Call)) + 1
 
 
 def evaluate(expression: Expression, rows: Any) -> Vector:
-    """`rows` is a table or a batch that has the columns. What stands in several places is computed once."""
-    return _evaluated(expression, rows, {})
+    """`rows` is a table or batch with the columns. Shared subexpressions are computed once."""
+    return _evaluate(expression, rows, {})
 
 
-def _evaluated(expression: Expression, rows: Any, known: dict[int, Vector]) -> Vector:
+def _evaluate(expression: Expression, rows: Any, done: dict[int, Vector]) -> Vector:
     if isinstance(expression, Constant):
         return Vector.constant(expression.value, expression.type, rows.num_rows)
-    found = known.get(id(expression))
-    if found is None:
+    vector = done.get(id(expression))
+    if vector is None:
         if isinstance(expression, Column):
-            found = Vector.column(rows.column(expression.name), expression.type)
+            vector = Vector.column(rows.column(expression.name), expression.type)
         else:
-            args = [_evaluated(arg, rows, known) for arg in expression.args]
-            found = expression.operation(args, rows.num_rows)
-        known[id(expression)] = found
-    return found
+            args = [_evaluate(arg, rows, done) for arg in expression.args]
+            vector = expression.operation(args, rows.num_rows)
+        done[id(expression)] = vector
+    return vector
 
 
 def canonical(expression: Expression) -> str:
@@ -283,7 +284,7 @@ def _constant(value: Any, kind: SqlType) -> str:
 
 
 def columns(expression: Expression) -> Iterator[Column]:
-    """Each that it names, once for each place that is not shared."""
+    """The columns of an expression; a column that is several objects is repeated."""
     return (each for each in _nodes(expression) if isinstance(each, Column))
 
 

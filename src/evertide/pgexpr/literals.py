@@ -1,10 +1,10 @@
-"""What a text means as a value of a type: quoted literals, parameters, and casts from text.
+"""Read texts as values of a type: quoted literals, parameters, and casts from text.
 
-1. What is read is what PostgreSQL reads, with the same meaning. Some of its notations are refused: dates and times
-   other than ISO 8601 ("Jan 8"), words that move with the clock ("today"), infinite dates, bounds of arrays, integers
-   that are not decimal, fractions finer than a microsecond.
-2. `Misread` says why a text is no such value.
-3. A timestamp without a zone that is read as timestamptz is UTC.
+1. Texts have the meaning that PostgreSQL gives them. Some notations are refused: dates and times other than ISO 8601
+   ("Jan 8"), words that depend on the clock ("today"), infinite dates, array bounds, integers that are not decimal,
+   fractions finer than a microsecond.
+2. `Misread` says why a text is not a value of the type.
+3. A timestamp without a zone, read as timestamptz, is in UTC.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from evertide.pgexpr.tokens import shortened
+from evertide.pgexpr.tokens import shorten
 from evertide.pgexpr.types.calendar import (
     DAY_US,
     Interval,
-    checked_date,
-    checked_interval,
-    checked_moment,
+    check_date,
+    check_interval,
+    check_moment,
     days_of,
     month_days,
 )
@@ -97,7 +97,7 @@ _CLOCK_UNITS = {_UNITS["hour"], _UNITS["minute"], _UNITS["second"]}
 
 
 class Misread(ValueError):
-    """Why a text is no value of a type."""
+    """A text is not a value of the type; the message says why."""
 
 
 def read_value(text: str, kind: SqlType) -> Any:
@@ -109,22 +109,22 @@ def read_value(text: str, kind: SqlType) -> Any:
     try:
         return reader(text if kind in (TEXT, BYTEA) else text.strip(_BLANK))
     except Misread as error:
-        raise Misread(f"{shortened(text)} is no {kind}{f': {error}' if str(error) else ''}") from None
+        raise Misread(f"{shorten(text)} is no {kind}{f': {error}' if str(error) else ''}") from None
     except ArithmeticError as error:
-        raise Misread(f"{shortened(text)} is no {kind}: {error}") from None
+        raise Misread(f"{shorten(text)} is no {kind}: {error}") from None
 
 
 def read_uuid(text: str) -> str:
-    """In the one form that PostgreSQL writes."""
-    found = _UUID.fullmatch(text)
-    if not found or text.startswith("{") != text.endswith("}"):
-        raise Misread(f"{shortened(text)} is no uuid")
-    digits = found[1].replace("-", "").lower()
+    """The uuid in the form that PostgreSQL writes."""
+    match = _UUID.fullmatch(text)
+    if not match or text.startswith("{") != text.endswith("}"):
+        raise Misread(f"{shorten(text)} is no uuid")
+    digits = match[1].replace("-", "").lower()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def read_number(text: str) -> Decimal:
-    """With the scale that is written; an exponent leaves none below zero."""
+    """The number with the scale as written; an exponent never makes the scale negative."""
     if not _NUMBER.fullmatch(text):
         raise Misread("digits were expected, and an exponent of at most four")
     number = Decimal(text)
@@ -168,10 +168,10 @@ def _float(kind: Any) -> Callable[[str], float]:
 
 
 def _bool(text: str) -> bool:
-    found = _TRUTH.get(text.lower())
-    if found is None:
+    truth = _TRUTH.get(text.lower())
+    if truth is None:
         raise Misread
-    return found
+    return truth
 
 
 def _bytea(text: str) -> bytes:
@@ -194,34 +194,34 @@ def _date(text: str) -> int:
 
 def _timestamp(text: str) -> int:
     days, clock, _ = _moment(text)
-    return checked_moment(days * DAY_US + clock)
+    return check_moment(days * DAY_US + clock)
 
 
 def _timestamptz(text: str) -> int:
     days, clock, zone = _moment(text)
-    return checked_moment(days * DAY_US + clock - zone)
+    return check_moment(days * DAY_US + clock - zone)
 
 
 def _moment(text: str) -> tuple[int, int, int]:
     """Days, microseconds, and the zone's offset in microseconds."""
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         raise Misread("a form such as '2026-01-31' or '2026-01-31 10:20:30.5+00' was expected")
-    year, month, day = int(found[1]), int(found[2]), int(found[3])
+    year, month, day = int(match[1]), int(match[2]), int(match[3])
     if year == 0:
         raise Misread("there is no year 0")
-    year = 1 - year if (found[9] or "").upper() == "BC" else year
+    year = 1 - year if (match[9] or "").upper() == "BC" else year
     if not (1 <= month <= 12 and 1 <= day <= month_days(year, month)):
         raise Misread("there is no such day")
-    clock = 0 if found[4] is None else _of_day(found[4], found[5], found[6], found[7])
-    return checked_date(days_of(year, month, day)), clock, _offset(found[8])
+    clock = 0 if match[4] is None else _of_day(match[4], match[5], match[6], match[7])
+    return check_date(days_of(year, month, day)), clock, _offset(match[8])
 
 
 def _time(text: str) -> int:
-    found = _TIME.fullmatch(text)
-    if found is None:
+    match = _TIME.fullmatch(text)
+    if match is None:
         raise Misread("a form such as '10:20:30.5' was expected")
-    return _of_day(*found.groups())
+    return _of_day(*match.groups())
 
 
 def _of_day(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
@@ -246,12 +246,12 @@ def _offset(zone: str | None) -> int:
 
 
 def _interval(text: str) -> Interval:
-    found = _ISO_SPAN.fullmatch(text)
-    if found:
-        years, months, weeks, days, hours, minutes = (int(part or 0) for part in found.groups()[:6])
-        seconds = int(found[8] or 0) * 1_000_000 + int((found[9] or "").ljust(6, "0"))
-        micros = (hours * 60 + minutes) * 60_000_000 + (-seconds if found[7] == "-" else seconds)
-        return checked_interval(years * 12 + months, weeks * 7 + days, micros)
+    match = _ISO_SPAN.fullmatch(text)
+    if match:
+        years, months, weeks, days, hours, minutes = (int(part or 0) for part in match.groups()[:6])
+        seconds = int(match[8] or 0) * 1_000_000 + int((match[9] or "").ljust(6, "0"))
+        micros = (hours * 60 + minutes) * 60_000_000 + (-seconds if match[7] == "-" else seconds)
+        return check_interval(years * 12 + months, weeks * 7 + days, micros)
     return _spoken_interval(text)
 
 
@@ -261,28 +261,28 @@ def _spoken_interval(text: str) -> Interval:
     turned = -1 if body != text else 1
     total, at, seen = [Fraction(0)] * 3, 0, set[Any]()
     while at < len(body) or at == 0:
-        found = _SPAN_PART.match(body, at)
-        if found is None:
+        match = _SPAN_PART.match(body, at)
+        if match is None:
             raise Misread("a form such as '1 day 02:03:04' or 'P1DT2H3M4S' was expected")
-        sign = -turned if found[1] == "-" else turned
-        units = _CLOCK_UNITS if found[2] is not None else {_UNITS.get(found[7].lower())}
+        sign = -turned if match[1] == "-" else turned
+        units = _CLOCK_UNITS if match[2] is not None else {_UNITS.get(match[7].lower())}
         if units & seen:
             raise Misread("a unit is there twice")
         seen |= units
-        if found[2] is not None:
-            parts = (Fraction(0), Fraction(0), Fraction(_clock(*found.groups()[1:5])))
+        if match[2] is not None:
+            parts = (Fraction(0), Fraction(0), Fraction(_clock(*match.groups()[1:5])))
         else:
-            parts = _of_unit(Fraction(found[6]), found[7].lower())
+            parts = _of_unit(Fraction(match[6]), match[7].lower())
         total = [whole + sign * part for whole, part in zip(total, parts, strict=True)]
-        at = found.end()
+        at = match.end()
     if any(part.denominator != 1 for part in total):
         raise Misread("it is finer than a microsecond")
     months, days, micros = (int(part) for part in total)
-    return checked_interval(months, days, micros)
+    return check_interval(months, days, micros)
 
 
 def _of_unit(number: Fraction, unit: str) -> tuple[Fraction, Fraction, Fraction]:
-    """A part of a day is time; a part of a month would be days, and how many is not for us to say."""
+    """A fraction of a day becomes time. A fraction of a month is refused: months differ in length."""
     if unit not in _UNITS:
         raise Misread(f"the unit {unit!r} is not known")
     months, days, micros = (number * size for size in _UNITS[unit])
@@ -293,7 +293,7 @@ def _of_unit(number: Fraction, unit: str) -> tuple[Fraction, Fraction, Fraction]
 
 
 class _ArrayText:
-    """`{1,NULL,"a b"}`: every array in it has as many elements as its neighbours."""
+    """The parser for `{1,NULL,"a b"}`; nested arrays must all have the same size."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -301,15 +301,15 @@ class _ArrayText:
 
     def read(self, element: Callable[[str], Any]) -> list[Any]:
         plain = _PLAIN_ARRAY.fullmatch(self._text)
-        if plain:  # most are, and lists of keys are long
+        if plain:  # the fast path: most arrays are plain, and lists of keys are long
             texts = (piece.strip(_BLANK) for piece in plain[1].split(","))
             return [None if text.upper() == "NULL" else element(text) for text in texts]
         self._skip()
-        found = self._array(element, 1)
+        values = self._array(element, 1)
         self._skip()
         if self._at < len(self._text):
             self._malformed("something follows its end")
-        return found
+        return values
 
     def _skip(self) -> None:
         while self._at < len(self._text) and self._text[self._at] in _BLANK:
@@ -319,7 +319,7 @@ class _ArrayText:
         return self._text[self._at : self._at + 1]
 
     def _malformed(self, why: str) -> NoReturn:
-        raise Misread(f"{shortened(self._text)} is no array: {why}")
+        raise Misread(f"{shorten(self._text)} is no array: {why}")
 
     def _array(self, element: Callable[[str], Any], dims: int) -> list[Any]:
         if self._char() != "{":
@@ -328,15 +328,15 @@ class _ArrayText:
             self._malformed(f"it has more than {_DIMS_MAX} dimensions")
         self._at += 1
         self._skip()
-        found: list[Any] = []
+        values: list[Any] = []
         if self._char() == "}":
             if dims > 1:
                 self._malformed("an array in it is empty")
             self._at += 1
-            return found
+            return values
         while True:
             self._skip()
-            found.append(self._array(element, dims + 1) if self._char() == "{" else self._element(element))
+            values.append(self._array(element, dims + 1) if self._char() == "{" else self._element(element))
             self._skip()
             end = self._char()
             self._at += 1
@@ -344,13 +344,13 @@ class _ArrayText:
                 break
             if end != ",":
                 self._malformed("',' or '}' was expected")
-        if len({_shape(each) for each in found}) > 1:
+        if len({_shape(each) for each in values}) > 1:
             self._malformed("its arrays are not all of the same size")
-        return found
+        return values
 
     def _element(self, element: Callable[[str], Any]) -> Any:
         if self._char() == '"':
-            return element(self._quoted())
+            return element(self._read_quoted())
         text, kept, escaped = "", 0, False
         while self._char() and self._char() not in ',{}"':
             if self._char() == "\\":
@@ -363,12 +363,12 @@ class _ArrayText:
             self._malformed("an element is missing, or not quoted as it should be")
         return None if text.upper() == "NULL" and not escaped else element(text)
 
-    def _quoted(self) -> str:
-        found = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL).match(self._text, self._at)
-        if found is None:
+    def _read_quoted(self) -> str:
+        match = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL).match(self._text, self._at)
+        if match is None:
             self._malformed("a quote is not closed")
-        self._at = found.end()
-        return re.sub(r"\\(.)", r"\1", found[1], flags=re.DOTALL)
+        self._at = match.end()
+        return re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL)
 
 
 def _shape(value: Any) -> tuple[int, ...]:

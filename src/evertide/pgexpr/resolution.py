@@ -1,8 +1,8 @@
-"""A tree of nodes and a table's columns to a typed expression: which operation each operator and function is.
+"""Resolve a syntax tree against a table's columns into a typed expression: choose the operation of each node.
 
-1. Types meet as `coercion` says.
-2. As in PostgreSQL, IN with several constants first finds one type for all; columns are compared each on its own.
-3. Every node is resolved once, however deep: what is asked twice is asked of the expression.
+1. Operands are converted as `coercion` says.
+2. As in PostgreSQL, IN with several constants first finds one type for all of them; columns are compared one by one.
+3. Every node is resolved exactly once; later questions are answered from the resulting expression.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from evertide.pgexpr.coercion import (
-    applied,
+    apply_operation,
     as_type,
-    comparing,
-    met,
-    neighbours,
-    no_operation,
     number_type,
-    ordered,
+    order_sides,
+    refuse_operation,
+    resolve_comparison,
     shared_type,
+    type_literals,
+    unify,
 )
 from evertide.pgexpr.expressions import Column, Constant, Expression
 from evertide.pgexpr.literals import Misread, read_number
 from evertide.pgexpr.operators import arithmetic, arrays, comparison, patterns, temporal
-from evertide.pgexpr.operators.casts import UUID, cast_to, sized
+from evertide.pgexpr.operators.casts import UUID, cast_to, resize_operation
 from evertide.pgexpr.operators.comparison import MIRRORED
-from evertide.pgexpr.operators.functions import concatenated, function, liked
+from evertide.pgexpr.operators.functions import resolve_concat, resolve_function, resolve_like
 from evertide.pgexpr.operators.logic import conjunction, disjunction, negation
 from evertide.pgexpr.syntax import Node, TypeName
-from evertide.pgexpr.tokens import refuse, shortened
+from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import (
     BOOL,
     FLOAT4,
@@ -47,11 +47,11 @@ from evertide.pgexpr.types.sqltypes import (
     common_type,
 )
 
-__all__ = ["resolved"]
+__all__ = ["resolve"]
 
 
-def resolved(node: Node, columns: Mapping[str, SqlType], params: Mapping[int, str]) -> Expression:
-    """A truth value."""
+def resolve(node: Node, columns: Mapping[str, SqlType], params: Mapping[int, str]) -> Expression:
+    """The clause as a boolean expression."""
     return _Resolver(columns, params).truth(node)
 
 
@@ -61,32 +61,32 @@ class _Resolver:
         self._params = params
 
     def truth(self, node: Node) -> Expression:
-        found = self._expression(node)
-        if found.type not in (BOOL, UNKNOWN):
-            refuse(node.at, f"{shortened(node.token)}: a truth value was expected, and this is of type {found.type}")
-        return as_type(found, BOOL, node)
+        expression = self._expression(node)
+        if expression.type not in (BOOL, UNKNOWN):
+            refuse(node.at, f"{shorten(node.token)}: a truth value was expected, and this is of type {expression.type}")
+        return as_type(expression, BOOL, node)
 
     def _expression(self, node: Node) -> Expression:
-        found: Expression = getattr(self, f"_{node.form}")(node)
-        return found
+        expression: Expression = getattr(self, f"_{node.form}")(node)
+        return expression
 
     def _args(self, node: Node) -> list[Expression]:
         return [self._expression(arg) for arg in node.args]
 
     def _call(self, node: Node) -> Expression:
-        return function(node, self._args(node))
+        return resolve_function(node, self._args(node))
 
     # Values
 
     def _column(self, node: Node) -> Expression:
-        """A name that is not quoted is found in any case, if only one column has it."""
+        """An unquoted name matches a column regardless of case, if only one column matches."""
         name, is_quoted = node.facts
         if name not in self._columns and not is_quoted:
             alike = [each for each in self._columns if each.lower() == name]
             name = alike[0] if len(alike) == 1 else name
         if name not in self._columns:
             refuse(
-                node.at, f"{shortened(node.token)}: there is no such column; those that are: {', '.join(self._columns)}"
+                node.at, f"{shorten(node.token)}: there is no such column; those that are: {', '.join(self._columns)}"
             )
         return Column(name, self._columns[name])
 
@@ -95,7 +95,7 @@ class _Resolver:
 
     def _param(self, node: Node) -> Expression:
         if node.facts not in self._params:
-            refuse(node.at, f"{shortened(node.token)}: this parameter is not given")
+            refuse(node.at, f"{shorten(node.token)}: this parameter is not given")
         return Constant(self._params[node.facts], UNKNOWN)
 
     def _number(self, node: Node) -> Expression:
@@ -107,7 +107,7 @@ class _Resolver:
         try:
             return Constant(read_number(node.facts), NUMERIC)
         except Misread as error:
-            refuse(node.at, f"{shortened(node.token)}: {error}")
+            refuse(node.at, f"{shorten(node.token)}: {error}")
 
     def _constant(self, node: Node) -> Expression:
         return Constant(node.facts, UNKNOWN if node.facts is None else BOOL)
@@ -117,41 +117,43 @@ class _Resolver:
         if not items:
             return Constant("{}", UNKNOWN)
         kind = shared_type(node, items)
-        made = arrays.constructed(kind if kind.is_array else kind.array)
-        return applied(node, made, *(as_type(item, kind, node) for item in items))
+        operation = arrays.construct_operation(kind if kind.is_array else kind.array)
+        return apply_operation(node, operation, *(as_type(item, kind, node) for item in items))
 
     def _cast(self, node: Node) -> Expression:
         wanted: TypeName = node.facts
-        found = self._expression(node.args[0])
+        expression = self._expression(node.args[0])
         if wanted.type.name == "uuid":
-            return self._uuid(node, found, wanted.type)
-        if found.type == UNKNOWN:
-            found = as_type(found, wanted.type, node)
-        elif found.type != wanted.type:
-            operation = cast_to(found.type, wanted.type)
+            return self._uuid(node, expression, wanted.type)
+        if expression.type == UNKNOWN:
+            expression = as_type(expression, wanted.type, node)
+        elif expression.type != wanted.type:
+            operation = cast_to(expression.type, wanted.type)
             if operation is None:
-                refuse(node.at, f"{shortened(node.token)}: {found.type} is not cast to {wanted.type} here")
-            found = applied(node, operation, found)
+                refuse(node.at, f"{shorten(node.token)}: {expression.type} is not cast to {wanted.type} here")
+            expression = apply_operation(node, operation, expression)
         if not wanted.modifiers:
-            return found
+            return expression
         precision, scale = (*wanted.modifiers, 0)[:2]
         if wanted.type.is_array:
-            refuse(node.at, f"{shortened(node.token)}: elements of arrays have no sizes here")
-        return applied(node, sized(precision, scale), found)
+            refuse(node.at, f"{shorten(node.token)}: elements of arrays have no sizes here")
+        return apply_operation(node, resize_operation(precision, scale), expression)
 
-    def _uuid(self, node: Node, found: Expression, wanted: SqlType) -> Expression:
-        """A text in the form of a uuid, as no column is of that type."""
+    def _uuid(self, node: Node, expression: Expression, wanted: SqlType) -> Expression:
+        """A text in the form of a uuid: no column has the type uuid."""
         target = TEXT.array if wanted.is_array else TEXT
-        text = as_type(found, target, node) if found.type == UNKNOWN else found
+        text = as_type(expression, target, node) if expression.type == UNKNOWN else expression
         if text.type != target:
-            refuse(node.at, f"{shortened(node.token)}: {text.type} is not cast to {wanted} here")
+            refuse(node.at, f"{shorten(node.token)}: {text.type} is not cast to {wanted} here")
         if not wanted.is_array:
-            return applied(node, UUID, text)
+            return apply_operation(node, UUID, text)
         if not isinstance(text, Constant):
-            refuse(node.at, f"{shortened(node.token)}: only constants are cast to {wanted} here")
-        values = [each if each is None else applied(node, UUID, Constant(each, TEXT)) for each in text.value or []]
-        made = [each.value if isinstance(each, Constant) else None for each in values]
-        return Constant(text.value and made, target)
+            refuse(node.at, f"{shorten(node.token)}: only constants are cast to {wanted} here")
+        values = [
+            each if each is None else apply_operation(node, UUID, Constant(each, TEXT)) for each in text.value or []
+        ]
+        texts = [each.value if isinstance(each, Constant) else None for each in values]
+        return Constant(text.value and texts, target)
 
     # Truth
 
@@ -165,20 +167,22 @@ class _Resolver:
         return negation(self.truth(node.args[0]))
 
     def _is(self, node: Node) -> Expression:
-        found = self._expression(node.args[0]) if node.facts == "null" else self.truth(node.args[0])
-        found = as_type(found, TEXT, node) if found.type == UNKNOWN else found
-        return applied(node, comparison.tested(node.facts), found)
+        expression = self._expression(node.args[0]) if node.facts == "null" else self.truth(node.args[0])
+        expression = as_type(expression, TEXT, node) if expression.type == UNKNOWN else expression
+        return apply_operation(node, comparison.test_operation(node.facts), expression)
 
     def _distinct(self, node: Node) -> Expression:
         left, right = self._args(node)
-        left, right, kind = met(node, left, right)
-        return applied(node, comparison.distinct(kind), *ordered(left, right))
+        left, right, kind = unify(node, left, right)
+        return apply_operation(node, comparison.distinct_operation(kind), *order_sides(left, right))
 
     def _between(self, node: Node) -> Expression:
         value, low, high = self._args(node)
 
         def within(least: Expression, most: Expression) -> Expression:
-            return conjunction([comparing(node, ">=", value, least), comparing(node, "<=", value, most)])
+            return conjunction(
+                [resolve_comparison(node, ">=", value, least), resolve_comparison(node, "<=", value, most)]
+            )
 
         return disjunction([within(low, high), within(high, low)]) if node.facts else within(low, high)
 
@@ -186,13 +190,13 @@ class _Resolver:
         value, *items = self._args(node)
         constants = [item for item in items if isinstance(item, Constant)]
         kind = common_type([value.type, *(item.type for item in constants)]) if len(constants) > 1 else None
-        tests = [comparing(node, "=", value, item) for item in items if not isinstance(item, Constant)]
+        tests = [resolve_comparison(node, "=", value, item) for item in items if not isinstance(item, Constant)]
         if kind is None or kind.is_array:
-            tests += [comparing(node, "=", value, item) for item in constants]
+            tests += [resolve_comparison(node, "=", value, item) for item in constants]
         else:
-            made = [as_type(item, kind, node) for item in constants]
-            left, _, kind = met(node, value, made[0])
-            values = [as_type(item, kind, node) for item in made]
+            coerced = [as_type(item, kind, node) for item in constants]
+            left, _, kind = unify(node, value, coerced[0])
+            values = [as_type(item, kind, node) for item in coerced]
             tests.append(comparison.one_of(left, [item.value for item in values if isinstance(item, Constant)]))
         return disjunction(tests)
 
@@ -204,92 +208,92 @@ class _Resolver:
             element = TEXT if value.type == UNKNOWN or name.endswith(("~~", "~~*")) else value.type
             array = as_type(array, element.array, node)
         if not array.type.is_array:
-            refuse(node.at, f"{shortened(node.token)}: ANY and ALL take an array, and this is of type {array.type}")
+            refuse(node.at, f"{shorten(node.token)}: ANY and ALL take an array, and this is of type {array.type}")
         if name in _LIKES:
             compare = patterns.likeness(folded=name.endswith("*"), negated=name.startswith("!"))
             value, array = as_type(value, TEXT, node), as_type(array, TEXT.array, node)
         elif name in MIRRORED:
-            value, _, kind = met(node, value, Constant(None, array.type.element))
+            value, _, kind = unify(node, value, Constant(None, array.type.element))
             array = as_type(array, kind.array, node)
             if (
                 isinstance(array, Constant)
                 and array.value is not None
                 and (name, every) in (("=", False), ("<>", True))
             ):
-                found = comparison.one_of(value, comparison.elements(array.value))
-                return negation(found) if every else found
+                membership = comparison.one_of(value, comparison.elements(array.value))
+                return negation(membership) if every else membership
             compare = comparison.ordering(name, kind)
         else:
-            refuse(node.at, f"{shortened(node.token)}: this operator does not go with ANY and ALL here")
+            refuse(node.at, f"{shorten(node.token)}: this operator does not go with ANY and ALL here")
         symbol = _LIKES.get(name, name)
-        return applied(node, comparison.quantified(compare, symbol, every=every), value, array)
+        return apply_operation(node, comparison.quantified_operation(compare, symbol, every=every), value, array)
 
     # Operators
 
     def _like(self, node: Node) -> Expression:
-        return liked(node, self._args(node), folded=False)
+        return resolve_like(node, self._args(node), folded=False)
 
     def _ilike(self, node: Node) -> Expression:
-        return liked(node, self._args(node), folded=True)
+        return resolve_like(node, self._args(node), folded=True)
 
     def _sign(self, node: Node) -> Expression:
-        found = self._expression(node.args[0])
-        if found.type == UNKNOWN:
-            found = as_type(found, FLOAT8, node)
-        if found.type == INTERVAL and node.facts == "-":
-            return applied(node, temporal.NEGATED, found)
-        if found.type not in NUMBERS:
-            refuse(node.at, f"{shortened(node.token)}: there is no {node.facts}{found.type}")
-        operation = arithmetic.unary("-", found.type)
-        return found if node.facts == "+" or operation is None else applied(node, operation, found)
+        expression = self._expression(node.args[0])
+        if expression.type == UNKNOWN:
+            expression = as_type(expression, FLOAT8, node)
+        if expression.type == INTERVAL and node.facts == "-":
+            return apply_operation(node, temporal.NEGATE, expression)
+        if expression.type not in NUMBERS:
+            refuse(node.at, f"{shorten(node.token)}: there is no {node.facts}{expression.type}")
+        operation = arithmetic.unary("-", expression.type)
+        return expression if node.facts == "+" or operation is None else apply_operation(node, operation, expression)
 
     def _unary(self, node: Node) -> Expression:
-        found = self._expression(node.args[0])
-        wanted = FLOAT8 if node.facts == "|/" or found.type == UNKNOWN else found.type
-        found = as_type(found, wanted, node) if found.type in (*NUMBERS, UNKNOWN) else found
-        operation = arithmetic.unary(node.facts, found.type) if found.type in NUMBERS else None
+        expression = self._expression(node.args[0])
+        wanted = FLOAT8 if node.facts == "|/" or expression.type == UNKNOWN else expression.type
+        expression = as_type(expression, wanted, node) if expression.type in (*NUMBERS, UNKNOWN) else expression
+        operation = arithmetic.unary(node.facts, expression.type) if expression.type in NUMBERS else None
         if operation is None:
-            refuse(node.at, f"{shortened(node.token)}: there is no {node.facts} {found.type}")
-        return applied(node, operation, found)
+            refuse(node.at, f"{shorten(node.token)}: there is no {node.facts} {expression.type}")
+        return apply_operation(node, operation, expression)
 
     def _binary(self, node: Node) -> Expression:
         left, right = self._args(node)
         name = str(node.facts)
         if name in MIRRORED:
-            return comparing(node, name, left, right)
+            return resolve_comparison(node, name, left, right)
         if name in ("@>", "<@", "&&"):
-            left, right = neighbours(left, right, node)
+            left, right = type_literals(left, right, node)
             kind = left.type
             if kind != right.type or not kind.is_array:
-                no_operation(node, left.type, right.type)
-            return applied(node, arrays.containing(name, kind), left, right)
+                refuse_operation(node, left.type, right.type)
+            return apply_operation(node, arrays.containment_operation(name, kind), left, right)
         if name == "||":
-            return concatenated(node, left, right)
+            return resolve_concat(node, left, right)
         return self._arithmetic(node, name, left, right)
 
     def _arithmetic(self, node: Node, name: str, left: Expression, right: Expression) -> Expression:
-        left, right = neighbours(left, right, node, name)
+        left, right = type_literals(left, right, node, name)
         if left.type in NUMBERS and right.type in NUMBERS:
             kind = number_type(left.type, right.type)
             if name == "^" and (kind in INTEGER_BOUNDS or kind == FLOAT4):
                 kind = FLOAT8
             operation = arithmetic.binary(name, kind)
             if operation is not None:
-                return applied(node, operation, as_type(left, kind, node), as_type(right, kind, node))
+                return apply_operation(node, operation, as_type(left, kind, node), as_type(right, kind, node))
             if name == "^":
                 refuse(node.at, "'^': powers of numeric are not supported; cast to float8")
         for kinds in _temporal_pairs(left.type, right.type):
-            operation = temporal.sums(name, *kinds)
+            operation = temporal.sum_operation(name, *kinds)
             if operation is not None:
-                return applied(node, operation, as_type(left, kinds[0], node), as_type(right, kinds[1], node))
-        return no_operation(node, left.type, right.type)
+                return apply_operation(node, operation, as_type(left, kinds[0], node), as_type(right, kinds[1], node))
+        return refuse_operation(node, left.type, right.type)
 
 
 _LIKES = {"~~": "LIKE", "~~*": "ILIKE", "!~~": "NOT LIKE", "!~~*": "NOT ILIKE"}
 
 
 def _temporal_pairs(left: SqlType, right: SqlType) -> list[tuple[SqlType, SqlType]]:
-    """As they are; small integers as int4; two moments as the later type."""
+    """The type pairs to try: unchanged, int2 as int4, two moments as the later type."""
     pairs = [(left, right)]
     if INT2 in (left, right):
         pairs.append((INT4 if left == INT2 else left, INT4 if right == INT2 else right))

@@ -1,11 +1,12 @@
-"""`Restriction`: what somebody may see of the collections, whatever he asks for.
+"""`Restriction`: the collections, and the rows of them, that a token's holder may see.
 
-1. Either all of them, as they are; or those that are named, each as a whole or the rows of which a clause is true. A
-   collection that is not named is not there for him: also a view over one that is.
-2. The clause is parsed by itself, with no parameters, and put beside what was asked for as an expression, never as
-   text: nothing that a request holds can reach into it.
-3. A clause that cannot be applied (its column is gone) lets nothing through.
-4. It is part of a shape's definition: who is restricted in another way has another shape, and another handle.
+1. A restriction allows either all collections, or the named ones; of a named collection it allows all rows, or those
+   for which a clause is true. A collection that is not named is invisible, even if it is a view over one that is.
+2. The clause is parsed on its own, without parameters, and combined with the request's clause as an expression, never
+   as text: nothing in a request can change its meaning.
+3. A clause that cannot be applied (its column is gone) allows no rows.
+4. The restriction is part of a shape's definition: two tokens with different restrictions have different shapes and
+   handles.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from evertide.errors import Forbidden, InvalidInput
 from evertide.pgexpr.clause import Where, parse_where
-from evertide.pgexpr.syntax import parsed
+from evertide.pgexpr.syntax import parse_clause
 
 __all__ = ["NOTHING", "UNRESTRICTED", "Restriction", "restriction_in"]
 
@@ -27,15 +28,15 @@ _STATE = "restriction"
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """Names are in lower case: collections are told apart by more than that."""
+    """Names are in lower case: no two collections differ only in case."""
 
     collections: frozenset[str] | None = None
-    """None: all."""
+    """None: all collections."""
     where: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def to(cls, where: Mapping[str, str], collections: frozenset[str] | None) -> Restriction:
-        """Who has clauses sees the collections that they are of, unless others are named beside them."""
+        """With clauses and no `collections`, the collections that have clauses are allowed."""
         clauses = {name.lower(): text for name, text in where.items()}
         if len(clauses) < len(where):
             raise InvalidInput(where="where", why="a collection is named twice, in another case")
@@ -52,10 +53,10 @@ class Restriction:
         return self.collections is None
 
     def check_syntax(self) -> None:
-        """Of the clauses, before any collection is there. `InvalidInput` if one is none."""
+        """Raises `InvalidInput` for a malformed clause. Needs no collection."""
         for name, text in self.where:
             try:
-                parsed(text)
+                parse_clause(text)
             except InvalidInput as error:
                 raise InvalidInput(where=f"where of {name!r}", why=error.why) from error
 
@@ -63,12 +64,12 @@ class Restriction:
         return self.collections is None or collection.lower() in self.collections
 
     def check(self, collection: str) -> None:
-        """Whether there is such a collection is not told."""
+        """Raises the same error whether or not the collection exists."""
         if not self.allows(collection):
             raise Forbidden(where=f"collection {collection!r}", why="the token is for other collections")
 
     def clause(self, collection: str, schema: pa.Schema) -> Where | None:
-        """What must be true of each row that is shown; None: nothing. `Forbidden` if there is no telling."""
+        """The clause that visible rows must match; None for all rows. Raises `Forbidden` if it cannot be applied."""
         self.check(collection)
         text = dict(self.where).get(collection.lower())
         if text is None:
@@ -80,7 +81,7 @@ class Restriction:
             raise Forbidden(where=f"collection {collection!r}", why=why) from error
 
     def put_in(self, state: dict[str, Any]) -> None:
-        """Into the state of a request, for whoever serves it."""
+        """Put the restriction into the state of a request, for the endpoint that serves it."""
         state[_STATE] = self
 
 
@@ -89,6 +90,6 @@ NOTHING = Restriction(frozenset())
 
 
 def restriction_in(scope: Mapping[str, Any]) -> Restriction:
-    """Of whoever sent the request. Where no gate stands in front, all may see everything."""
-    found: Restriction = scope.get("state", {}).get(_STATE, UNRESTRICTED)
-    return found
+    """The restriction of a request. Without a gate in front, requests are unrestricted."""
+    restriction: Restriction = scope.get("state", {}).get(_STATE, UNRESTRICTED)
+    return restriction

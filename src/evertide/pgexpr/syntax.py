@@ -1,13 +1,13 @@
-"""The grammar of where clauses: tokens to a tree of nodes, without types.
+"""Parse where clauses into an untyped syntax tree.
 
 Operators bind as PostgreSQL's do, from loosest to tightest:
 
     OR, AND, NOT, IS, comparisons, BETWEEN/IN/LIKE, other operators, + -, * /, ^, AT TIME ZONE, signs, ::
 
-1. What is not on this list is refused with its place: sub-selects, rows, CASE, COLLATE, subscripts, wildcards.
-2. Comparisons, BETWEEN, IN and LIKE do not follow each other without parentheses.
-3. AND and OR of many are one node, however many. Else a tree is at most `DEPTH_MAX` deep, which is also how deep the
-   parser calls itself: no clause overflows the stack, here or in what walks the tree later.
+1. Everything else is refused with its position: sub-selects, rows, CASE, COLLATE, subscripts, wildcards.
+2. Comparisons, BETWEEN, IN and LIKE cannot be chained without parentheses.
+3. A chain of ANDs or ORs is one node, however long. Otherwise a tree is at most `DEPTH_MAX` deep, which also limits the
+   parser's recursion: no clause overflows the stack, here or in code that walks the tree later.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from evertide.pgexpr.tokens import Token, refuse, shortened, tokens
+from evertide.pgexpr.tokens import Token, refuse, shorten, tokenize_clause
 from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
 
-__all__ = ["DEPTH_MAX", "Node", "TypeName", "parsed"]
+__all__ = ["DEPTH_MAX", "Node", "TypeName", "parse_clause"]
 
 DEPTH_MAX: Final = 50
 
@@ -59,13 +59,13 @@ _RESERVED = {
 @dataclass(frozen=True, slots=True)
 class TypeName:
     type: SqlType
-    """`uuid`, which no column has, is of that name here."""
+    """For `uuid`, which no column has, a type of that name."""
     modifiers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`form` says what it is, `token` what stands there, `facts` what else its form needs."""
+    """`form` is the kind of node, `token` its text in the clause, `facts` what else the form needs."""
 
     form: str
     at: int
@@ -75,13 +75,13 @@ class Node:
     depth: int = field(default=1, compare=False)
 
 
-def parsed(text: str) -> Node:
-    return _Parser(tokens(text)).whole()
+def parse_clause(text: str) -> Node:
+    return _Parser(tokenize_clause(text)).whole()
 
 
 class _Parser:
-    def __init__(self, found: list[Token]) -> None:
-        self._tokens = found
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
         self._next = 0
         self._depth = 0
 
@@ -104,7 +104,7 @@ class _Parser:
         return token
 
     def _is(self, *texts: str) -> bool:
-        """Whether words, marks or operators come next, in this order."""
+        """Whether these words, marks or operators come next, in this order."""
         for ahead, text in enumerate(texts):
             token = self._peek(ahead)
             if token.text != text or token.kind not in ("name", "mark", "operator"):
@@ -122,7 +122,7 @@ class _Parser:
 
     def _unexpected(self, why: str) -> NoReturn:
         token = self._peek()
-        refuse(token.at, f"{token.shown if token.kind == 'end' else shortened(token.shown)}: {why}")
+        refuse(token.at, f"{token.shown if token.kind == 'end' else shorten(token.shown)}: {why}")
 
     def _node(self, form: str, token: Token, *args: Node, facts: Any = None) -> Node:
         depth = 1 + max((arg.depth for arg in args), default=0)
@@ -131,12 +131,12 @@ class _Parser:
         return Node(form, token.at, token.shown, args, facts, depth)
 
     def _too_deep(self, token: Token) -> NoReturn:
-        refuse(token.at, f"{shortened(token.shown)}: the clause is nested more than {DEPTH_MAX} deep")
+        refuse(token.at, f"{shorten(token.shown)}: the clause is nested more than {DEPTH_MAX} deep")
 
     # Expressions
 
     def _expression(self, least: int) -> Node:
-        """As much as operators that bind at least so tightly hold together."""
+        """Parse an expression whose operators bind at least as tightly as `least`."""
         self._depth += 1
         if self._depth > DEPTH_MAX:
             self._too_deep(self._peek())
@@ -144,7 +144,7 @@ class _Parser:
         while (power := self._power()) >= least:
             if power == last and power in (_COMPARISON, _RANGE):
                 self._unexpected("it cannot follow another of its kind without parentheses")
-            left, last = self._continued(left, power), power
+            left, last = self._continue(left, power), power
         self._depth -= 1
         return left
 
@@ -158,7 +158,7 @@ class _Parser:
             self._unexpected("this operator is not supported")
         return _POWERS.get(token.text, 0) if token.kind in ("operator", "mark") else 0
 
-    def _continued(self, left: Node, power: int) -> Node:  # noqa: PLR0911 - one for each kind of operator
+    def _continue(self, left: Node, power: int) -> Node:  # noqa: PLR0911 - one for each kind of operator
         if power in (_OR, _AND):
             return self._logic(left, power)
         if power == _IS:
@@ -195,12 +195,10 @@ class _Parser:
         if self._skip("distinct", "from"):
             node = self._node("distinct", token, left, self._expression(_COMPARISON))
         else:
-            found = self._take()
-            if found.kind != "name" or found.text not in ("null", "true", "false", "unknown"):
-                refuse(
-                    found.at, f"{shortened(found.shown)}: IS is followed by NULL, TRUE, FALSE, UNKNOWN or DISTINCT FROM"
-                )
-            node = self._node("is", token, left, facts=found.text)
+            word = self._take()
+            if word.kind != "name" or word.text not in ("null", "true", "false", "unknown"):
+                refuse(word.at, f"{shorten(word.shown)}: IS is followed by NULL, TRUE, FALSE, UNKNOWN or DISTINCT FROM")
+            node = self._node("is", token, left, facts=word.text)
         return self._node("not", token, node) if negated else node
 
     def _range(self, left: Node) -> Node:
@@ -216,7 +214,7 @@ class _Parser:
             self._expect("and", "between the ends of BETWEEN")
             node = self._node("between", token, left, low, self._expression(_OTHER), facts=symmetric)
         elif token.text == "similar":
-            refuse(token.at, f"{shortened(token.shown)}: it is not supported")
+            refuse(token.at, f"{shorten(token.shown)}: it is not supported")
         elif self._is("any", "(") or self._is("some", "(") or self._is("all", "("):
             node = self._quantified(left, token, negated=negated)
             negated = False
@@ -240,18 +238,18 @@ class _Parser:
         return self._node("quantified", token, left, array, facts=(name, every))
 
     def _list(self, end: str) -> list[Node]:
-        found = [self._expression(_OR)]
+        items = [self._expression(_OR)]
         while self._skip(","):
-            found.append(self._expression(_OR))
+            items.append(self._expression(_OR))
         self._expect(end, "at the end of the list")
-        return found
+        return items
 
     # Operands
 
     def _operand(self, least: int) -> Node:  # noqa: PLR0911 - one for each kind of token
         token = self._take()
         if token.kind == "operator":
-            return self._prefixed(token)
+            return self._prefix(token)
         if token.kind in ("string", "number"):
             return self._node(token.kind, token, facts=token.text)
         if token.kind == "param":
@@ -259,7 +257,7 @@ class _Parser:
         if token.kind == "quoted":
             return self._column(token)
         if token.kind == "name":
-            return self._named(token, least)
+            return self._name(token, least)
         if token.text == "(":
             node = self._expression(_OR)
             if self._is(","):
@@ -269,14 +267,14 @@ class _Parser:
         self._next -= 1
         return self._unexpected("a value was expected here")
 
-    def _prefixed(self, token: Token) -> Node:
+    def _prefix(self, token: Token) -> Node:
         if token.text in ("+", "-"):
             return self._node("sign", token, self._expression(_SIGN), facts=token.text)
         if token.text not in _PREFIXES:
-            refuse(token.at, f"{shortened(token.shown)}: a value was expected here, and this is no sign before one")
+            refuse(token.at, f"{shorten(token.shown)}: a value was expected here, and this is no sign before one")
         return self._node("unary", token, self._expression(_SUM), facts=token.text)
 
-    def _named(self, token: Token, least: int) -> Node:
+    def _name(self, token: Token, least: int) -> Node:
         word = token.text
         if word == "not" and least <= _NOT:
             return self._node("not", token, self._expression(_NOT))
@@ -291,8 +289,8 @@ class _Parser:
         if word == "array" and self._is("["):
             return self._array(token)
         if word in _RESERVED and not (word in ("like", "ilike") and self._is("(")):
-            refuse(token.at, f"{shortened(token.shown)}: {_RESERVED[word]}")
-        typed = self._typed(token)
+            refuse(token.at, f"{shorten(token.shown)}: {_RESERVED[word]}")
+        typed = self._typed_literal(token)
         if typed is not None:
             return typed
         return self._call(token) if self._is("(") else self._column(token)
@@ -307,13 +305,13 @@ class _Parser:
     def _call(self, token: Token) -> Node:
         if token.text in _MOVING:
             why = "it does not depend on a single row alone, and rows must match or not for good"
-            refuse(token.at, f"{shortened(token.shown)}: {why}")
+            refuse(token.at, f"{shorten(token.shown)}: {why}")
         self._take()
         args = [] if self._skip(")") else self._list(")")
         return self._node("call", token, *args, facts=token.text)
 
     def _array(self, token: Token) -> Node:
-        """`ARRAY[...]`; arrays within need not say ARRAY again."""
+        """`ARRAY[...]`; nested arrays may omit the word ARRAY."""
         self._take()
         self._depth += 1
         if self._depth > DEPTH_MAX:
@@ -328,19 +326,19 @@ class _Parser:
 
     # Types
 
-    def _typed(self, token: Token) -> Node | None:
-        """`DATE '2026-01-31'` and the like; a column may have the name of a type."""
+    def _typed_literal(self, token: Token) -> Node | None:
+        """A literal such as `DATE '2026-01-31'`; None if the name is not followed by a string (it may be a column)."""
         start = self._next
         self._next -= 1
-        found = self._simple_type()
-        if found is None or self._peek().kind != "string":
+        sql_type = self._simple_type()
+        if sql_type is None or self._peek().kind != "string":
             self._next = start
             return None
         literal = self._take()
-        return self._node("cast", token, self._node("string", literal, facts=literal.text), facts=TypeName(found))
+        return self._node("cast", token, self._node("string", literal, facts=literal.text), facts=TypeName(sql_type))
 
     def _simple_type(self) -> SqlType | None:
-        """The one with the most words."""
+        """The longest type name that comes next."""
         for count in (4, 3, 2, 1):
             following = [self._peek(at) for at in range(count)]
             name = " ".join(token.text for token in following)
@@ -351,8 +349,8 @@ class _Parser:
 
     def _type_name(self) -> TypeName:
         token = self._peek()
-        found = self._simple_type()
-        if found is None:
+        sql_type = self._simple_type()
+        if sql_type is None:
             self._unexpected("this type is not supported")
         modifiers: list[int] = []
         if self._skip("("):
@@ -360,15 +358,15 @@ class _Parser:
             while self._skip(","):
                 modifiers.append(self._modifier())
             self._expect(")", "after the size of a type")
-            if found.name != "numeric" or len(modifiers) > 2 or not 1 <= modifiers[0] <= 1000 >= modifiers[-1]:
-                refuse(token.at, f"{shortened(token.shown)}: only numeric has sizes here, as in numeric(10, 2)")
+            if sql_type.name != "numeric" or len(modifiers) > 2 or not 1 <= modifiers[0] <= 1000 >= modifiers[-1]:
+                refuse(token.at, f"{shorten(token.shown)}: only numeric has sizes here, as in numeric(10, 2)")
         while self._skip("["):
             self._expect("]", "as in int[]")
-            found = found.array
-        return TypeName(found, tuple(modifiers))
+            sql_type = sql_type.array
+        return TypeName(sql_type, tuple(modifiers))
 
     def _modifier(self) -> int:
         token = self._take()
         if token.kind != "number" or not token.text.isdigit() or len(token.text) > 4:
-            refuse(token.at, f"{shortened(token.shown)}: a small whole number was expected")
+            refuse(token.at, f"{shorten(token.shown)}: a small whole number was expected")
         return int(token.text)

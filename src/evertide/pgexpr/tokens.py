@@ -1,10 +1,10 @@
-"""A where clause as tokens, cut as PostgreSQL cuts them.
+"""Split a where clause into tokens as PostgreSQL does.
 
-1. Names are lower-cased unless quoted. `'...'` is a text, `''` in it a quote; escapes are not read.
-2. An operator is as many of its characters as there are, but a `+` or `-` at its end counts only if one of `~!@#%^&|`
-   precedes: `a=-1` is `a = -1`, and `@-1` is an operator that nobody has.
+1. Names are lower-cased unless quoted. `'...'` is a text, in which `''` is a quote; escapes are not interpreted.
+2. An operator is the longest run of operator characters, but a `+` or `-` at its end belongs to it only if it contains
+   one of `~!@#%^&|`: `a=-1` is `a = -1`, and `@-1` contains the (unknown) operator `@-`.
 3. Comments, `E''`, `U&''`, `B''`, `X''` and `$$` are refused.
-4. Whatever is refused, here and by the parser, says at which character, and what stands there.
+4. Every refusal, here and in the parser, gives the character's position and the text found there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 from evertide.errors import InvalidInput
 
-__all__ = ["TEXT_MAX", "Token", "refuse", "shortened", "tokens"]
+__all__ = ["TEXT_MAX", "Token", "refuse", "shorten", "tokenize_clause"]
 
 TEXT_MAX: Final = 50_000
 _SHOWN_MAX = 40
@@ -44,7 +44,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`kind` is string, quoted, number, param, name, mark, operator or end; `text` is what it means."""
+    """`kind` is string, quoted, number, param, name, mark, operator or end; `text` is its value, `shown` its source."""
 
     kind: str
     text: str
@@ -53,37 +53,37 @@ class Token:
 
 
 def refuse(at: int, why: str) -> NoReturn:
-    """`at` counts from 0, people from 1."""
+    """`at` counts from 0; the message counts from 1."""
     raise InvalidInput(where="where clause", why=f"character {at + 1}: {why}")
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
 
 
-def tokens(text: str) -> list[Token]:
-    """Ends with one of kind `end`."""
+def tokenize_clause(text: str) -> list[Token]:
+    """The tokens of a clause; the last one is of kind `end`."""
     if len(text) > TEXT_MAX:
         refuse(TEXT_MAX, f"the clause has {len(text)} characters, and {TEXT_MAX} are the most")
     unfit = next((at for at, char in enumerate(text) if char == "\0" or "\ud800" <= char <= "\udfff"), None)
     if unfit is not None:
         refuse(unfit, f"{text[unfit]!r} is no character that a text can have")
-    found: list[Token] = []
+    tokens: list[Token] = []
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            refuse(at, f"{shortened(text[at])} is not understood{' (it is not closed)' if text[at] in _QUOTES else ''}")
+            refuse(at, f"{shorten(text[at])} is not understood{' (it is not closed)' if text[at] in _QUOTES else ''}")
         kind, piece = str(match.lastgroup), match[0]
         if kind in _REASONS:
-            refuse(at, f"{shortened(piece)}: {_REASONS[kind]}")
+            refuse(at, f"{shorten(piece)}: {_REASONS[kind]}")
         if kind != "space":
             token = _token(kind, piece, at)
             _check_end(token, text, at + len(token.shown))
-            found.append(token)
+            tokens.append(token)
             piece = token.shown
         at += len(piece)
-    return [*found, Token("end", "", len(text), "the end")]
+    return [*tokens, Token("end", "", len(text), "the end")]
 
 
 _QUOTES = "'\""
@@ -93,7 +93,7 @@ def _token(kind: str, piece: str, at: int) -> Token:
     if kind == "operator":
         piece = _operator(piece)
     if kind == "name":
-        return Token(kind, _lowered(piece), at, piece)
+        return Token(kind, _lower(piece), at, piece)
     if kind in ("string", "quoted"):
         quote = piece[0]
         return Token(kind, piece[1:-1].replace(quote * 2, quote), at, piece)
@@ -101,12 +101,12 @@ def _token(kind: str, piece: str, at: int) -> Token:
 
 
 def _check_end(token: Token, text: str, end: int) -> None:
-    """`1a` is no number and no name; a number of thousands of digits is one that nobody has."""
+    """Refuse `1a`, and numbers of more than `_DIGITS_MAX` digits."""
     if token.kind in ("number", "param"):
         if len(token.text) > _DIGITS_MAX:
-            refuse(token.at, f"{shortened(token.text)}: numbers have at most {_DIGITS_MAX} digits")
+            refuse(token.at, f"{shorten(token.text)}: numbers have at most {_DIGITS_MAX} digits")
         if _JUNK.match(text, end):
-            refuse(end, f"{shortened(text[end])} follows a number without a space")
+            refuse(end, f"{shorten(text[end])} follows a number without a space")
 
 
 def _operator(piece: str) -> str:
@@ -118,6 +118,6 @@ def _operator(piece: str) -> str:
     return piece
 
 
-def _lowered(name: str) -> str:
-    """As PostgreSQL does: letters beyond ASCII stay."""
+def _lower(name: str) -> str:
+    """As PostgreSQL does: only ASCII letters change."""
     return name.lower() if name.isascii() else "".join(char.lower() if char.isascii() else char for char in name)

@@ -1,9 +1,9 @@
-"""Numbers: sums, products, powers and bits, as PostgreSQL computes them.
+"""Arithmetic on numbers as PostgreSQL computes it: sums, products, quotients, powers and bit operations.
 
-1. Integers do not wrap around: beyond their type's range they fail. Division cuts towards zero.
+1. Integers do not wrap around: a result outside the type's range fails. Division truncates towards zero.
 2. numeric is exact. A quotient has at least sixteen significant digits, and no fewer digits after the point than either
-   side, rounded half away from zero.
-3. Floats fail where a finite result is too large, or too small to be told from zero. float4 is rounded to float4.
+   operand, rounded half away from zero.
+3. A float operation fails if a finite result overflows, or underflows to zero. float4 results are rounded to float4.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, NUMERIC, SqlType
 
-__all__ = ["EXACT", "binary", "in_range", "rounded", "single", "unary"]
+__all__ = ["EXACT", "binary", "in_range", "round_numeric", "round_to_float4", "unary"]
 
 EXACT = Context(prec=400_000, Emax=999_999, Emin=-999_999, traps=[])
 _SIGNIFICANT_DIGITS = 16
@@ -34,7 +34,7 @@ _BITS: dict[str, Callable[[Any, Any], Any]] = {"&": operator.and_, "|": operator
 
 
 def binary(name: str, kind: SqlType) -> Operation | None:
-    """Of two numbers of this type; None if there is no such operation."""
+    """The operation on two numbers of this type; None if there is none."""
     if kind in INTEGER_BOUNDS:
         scalar, whole = _integers(name, kind)
     else:
@@ -49,7 +49,7 @@ def unary(name: str, kind: SqlType) -> Operation | None:
     scalar: Callable[[Any], Any] | None
     if kind in INTEGER_BOUNDS:
         compute = _SIGNS[name]
-        scalar = lambda value: in_range(compute(value), kind)  # noqa: E731 - as short as it gets
+        scalar = lambda value: in_range(compute(value), kind)  # noqa: E731 - a def would be longer
     elif kind == NUMERIC:
         scalar = {"-": EXACT.minus, "@": EXACT.abs}.get(name)
     else:
@@ -87,14 +87,14 @@ def _quotient(left: int, right: int) -> int:
 
 def _whole_sums(name: str, kind: SqlType) -> Callable[[Any, Any], Any]:
     def whole(left: Any, right: Any) -> Any:
-        """None if a row is out of range: then each is looked at."""
+        """None if a row is out of range: then the scalar function computes each row."""
         try:
-            made = _CHECKED[name](left, right)
+            result = _CHECKED[name](left, right)
         except pa.ArrowInvalid:
             return None
-        bounds, (least, most) = pc.min_max(made).as_py(), INTEGER_BOUNDS[kind]
+        bounds, (least, most) = pc.min_max(result).as_py(), INTEGER_BOUNDS[kind]
         is_fit = bounds["min"] is None or least <= bounds["min"] <= bounds["max"] <= most
-        return made if is_fit else None
+        return result if is_fit else None
 
     return whole
 
@@ -103,12 +103,12 @@ def _whole_sums(name: str, kind: SqlType) -> Callable[[Any, Any], Any]:
 
 
 def _numerics(name: str) -> Callable[[Decimal, Decimal], Decimal] | None:
-    ways = {"+": EXACT.add, "-": EXACT.subtract, "*": _product, "/": _numeric_quotient}
-    return ways.get(name)
+    operations = {"+": EXACT.add, "-": EXACT.subtract, "*": _product, "/": _numeric_quotient}
+    return operations.get(name)
 
 
 def _product(left: Decimal, right: Decimal) -> Decimal:
-    """There is no negative zero."""
+    """numeric has no negative zero."""
     return EXACT.add(EXACT.multiply(left, right), Decimal(0))
 
 
@@ -132,7 +132,7 @@ def _half_away(above: int, below: int) -> int:
 
 
 def _quotient_scale(left: Decimal, right: Decimal) -> int:
-    """PostgreSQL's rule; it counts digits in groups of four."""
+    """PostgreSQL's rule, which counts digits in groups of four."""
     (left_weight, left_first), (right_weight, right_first) = _first_group(left), _first_group(right)
     weight = left_weight - right_weight - (left_first <= right_first)
     scale = _SIGNIFICANT_DIGITS - weight * _BASE_DIGITS
@@ -150,8 +150,8 @@ def _scale(number: Decimal) -> int:
     return max(0, -int(number.as_tuple().exponent))
 
 
-def rounded(number: Decimal, scale: int) -> Decimal:
-    """To so many digits after the point, half away from zero."""
+def round_numeric(number: Decimal, scale: int) -> Decimal:
+    """Round to `scale` digits after the point, half away from zero."""
     if not number.is_finite():
         return number
     above, below = EXACT.scaleb(number, scale).as_integer_ratio()
@@ -161,8 +161,8 @@ def rounded(number: Decimal, scale: int) -> Decimal:
 # Floats
 
 
-def single(number: float) -> float:
-    """As float4."""
+def round_to_float4(number: float) -> float:
+    """The nearest float4."""
     with np.errstate(over="ignore", under="ignore"):
         return float(np.float32(number))
 
@@ -173,13 +173,13 @@ def _floats(name: str, kind: SqlType) -> Callable[[float, float], float] | None:
         return None
 
     def scalar(left: float, right: float) -> float:
-        made = compute(left, right)
-        made = single(made) if kind == FLOAT4 else made
-        if math.isinf(made) and math.isfinite(left) and math.isfinite(right):
+        result = compute(left, right)
+        result = round_to_float4(result) if kind == FLOAT4 else result
+        if math.isinf(result) and math.isfinite(left) and math.isfinite(right):
             raise OverflowError("value out of range: overflow")
-        if made == 0 and left != 0 and name in "*/^" and _underflows(name, right):
+        if result == 0 and left != 0 and name in "*/^" and _underflows(name, right):
             raise OverflowError("value out of range: underflow")
-        return float(made)
+        return float(result)
 
     return scalar
 

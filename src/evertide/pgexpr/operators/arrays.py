@@ -1,8 +1,8 @@
-"""Arrays: containing, overlapping, and what is put together.
+"""Array operations: containment, overlap, concatenation and construction.
 
-1. Containing and overlapping look at elements alone, whatever their dimensions, and NULL is equal to nothing.
-2. What is put together has elements of one shape: two arrays of the same, or an array and one of its elements. An empty
-   array, and NULL for an array, add nothing.
+1. Containment and overlap compare elements only, regardless of dimensions; NULL equals nothing.
+2. Concatenation takes two arrays of the same shape, or an array and one of its elements. An empty array, or NULL in
+   place of an array, adds nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from evertide.pgexpr.expressions import FAILURES, Operation, Vector
 from evertide.pgexpr.operators.comparison import elements, order_key, shape
 from evertide.pgexpr.types.sqltypes import BOOL, INT4, SqlType
 
-__all__ = ["DIMENSIONS", "appended", "concatenated", "constructed", "containing", "prepended"]
+__all__ = [
+    "DIMENSIONS",
+    "append_operation",
+    "concat_operation",
+    "construct_operation",
+    "containment_operation",
+    "prepend_operation",
+]
 
 
-def containing(name: str, kind: SqlType) -> Operation:
+def containment_operation(name: str, kind: SqlType) -> Operation:
     """`@>`, `<@` and `&&` of arrays of this type."""
     key = order_key(kind.element) or (lambda value: value)
 
@@ -27,34 +34,34 @@ def containing(name: str, kind: SqlType) -> Operation:
     def contains(left: list[Any], right: list[Any]) -> bool:
         return keys(right) <= keys(left) and all(each is not None for each in elements(right))
 
-    ways: dict[str, Callable[[list[Any], list[Any]], bool]] = {
+    tests: dict[str, Callable[[list[Any], list[Any]], bool]] = {
         "@>": contains,
         "<@": lambda left, right: contains(right, left),
         "&&": lambda left, right: not keys(left).isdisjoint(keys(right)),
     }
-    return Operation(name, BOOL, f"({{0}} {name} {{1}})", ways[name])
+    return Operation(name, BOOL, f"({{0}} {name} {{1}})", tests[name])
 
 
 DIMENSIONS = Operation("array_ndims", INT4, "array_ndims({0})", lambda value: len(shape(value)) or None)
-"""NULL for an empty one."""
+"""NULL for an empty array."""
 
 
-def concatenated(kind: SqlType) -> Operation:
-    return _loose("array_cat", kind, _cat)
+def concat_operation(kind: SqlType) -> Operation:
+    return _null_aware_operation("array_cat", kind, _concat)
 
 
-def appended(kind: SqlType) -> Operation:
-    return _loose("array_append", kind, lambda array, element: _extended(array, [element]))
+def append_operation(kind: SqlType) -> Operation:
+    return _null_aware_operation("array_append", kind, lambda array, element: _extend(array, [element]))
 
 
-def prepended(kind: SqlType) -> Operation:
-    return _loose("array_prepend", kind, lambda element, array: _extended(array, [element], at_end=False))
+def prepend_operation(kind: SqlType) -> Operation:
+    return _null_aware_operation("array_prepend", kind, lambda element, array: _extend(array, [element], at_end=False))
 
 
-def constructed(kind: SqlType) -> Operation:
-    """ARRAY[...]: of elements, or of arrays of one shape."""
+def construct_operation(kind: SqlType) -> Operation:
+    """ARRAY[...] of elements, or of arrays of one shape."""
 
-    def made(*items: Any) -> Any:
+    def construct(*items: Any) -> Any:
         if any(isinstance(item, list) for item in items):
             shapes = {shape(item) for item in items}
             if len(shapes) > 1:
@@ -63,26 +70,26 @@ def constructed(kind: SqlType) -> Operation:
                 return []
         return list(items)
 
-    return _loose("array", kind, made, "ARRAY[{all}]")
+    return _null_aware_operation("array", kind, construct, "ARRAY[{all}]")
 
 
-def _loose(name: str, kind: SqlType, made: Callable[..., Any], template: str = "") -> Operation:
-    """Not strict: NULL is looked at as well."""
+def _null_aware_operation(name: str, kind: SqlType, compute: Callable[..., Any], template: str = "") -> Operation:
+    """An operation that is not strict: `compute` receives NULLs as None."""
 
-    def tried(row: Sequence[Any]) -> Any:
+    def try_row(row: Sequence[Any]) -> Any:
         try:
-            return made(*row)
+            return compute(*row)
         except FAILURES:
             return None
 
     def apply(args: Sequence[Vector], _: int) -> Vector:
         rows = zip(*(arg.as_values() for arg in args), strict=True)
-        return Vector.values([tried(row) for row in rows], kind)
+        return Vector.values([try_row(row) for row in rows], kind)
 
     return Operation(name, kind, template or f"{name}({{all}})", apply=apply, joins=True)
 
 
-def _cat(left: list[Any] | None, right: list[Any] | None) -> list[Any] | None:
+def _concat(left: list[Any] | None, right: list[Any] | None) -> list[Any] | None:
     if not left or not right:
         return right if left is None or (right is not None and not left) else left
     dims, more = shape(left), shape(right)
@@ -97,7 +104,7 @@ def _cat(left: list[Any] | None, right: list[Any] | None) -> list[Any] | None:
     raise ArithmeticError("cannot concatenate incompatible arrays")
 
 
-def _extended(array: list[Any] | None, more: list[Any], *, at_end: bool = True) -> list[Any]:
+def _extend(array: list[Any] | None, more: list[Any], *, at_end: bool = True) -> list[Any]:
     array = array or []
     if len(shape(array)) > 1:
         raise ArithmeticError("argument must be empty or one-dimensional array")

@@ -1,10 +1,10 @@
-"""Casts: what values of a type become as another.
+"""Casts from one type to another.
 
-1. `NUMBERS` and `MOMENTS` turn into their later members by themselves; all other casts are written.
-2. Numbers are rounded to integers: numeric half away from zero, floats half to even. Out of range fails.
-3. Floats become numeric with 15 digits (float4: 6).
-4. From text: numbers, truth values, bytes, arrays of them. Dates and times are not read from texts in rows: what they
-   mean depends on a session's settings.
+1. `NUMBERS` and `MOMENTS` convert implicitly to their later members; every other cast must be written.
+2. A cast to an integer rounds: numeric half away from zero, floats half to even. Out of range fails.
+3. A float becomes a numeric with 15 digits (float4: 6).
+4. Text casts to numbers, booleans, bytes and arrays of them. Text in a row does not cast to dates and times: their
+   meaning would depend on session settings.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.literals import read_uuid, read_value
-from evertide.pgexpr.operators.arithmetic import in_range, rounded, single
-from evertide.pgexpr.types.calendar import DAY_US, checked_moment
+from evertide.pgexpr.operators.arithmetic import in_range, round_numeric, round_to_float4
+from evertide.pgexpr.types.calendar import DAY_US, check_moment
 from evertide.pgexpr.types.output import text_of
 from evertide.pgexpr.types.sqltypes import (
     BOOL,
@@ -41,31 +41,31 @@ from evertide.pgexpr.types.sqltypes import (
     SqlType,
 )
 
-__all__ = ["UUID", "cast_to", "sized"]
+__all__ = ["UUID", "cast_to", "resize_operation"]
 
 _FROM_TEXT = (*NUMBERS, BOOL, BYTEA)
 _NEAR_DAYS = 100_000_000
-"""Days so few that their microseconds are in every range."""
+"""Below this number of days, the microseconds are within the range of every type."""
 
 UUID = Operation("uuid", TEXT, "(({0})::uuid)::text", read_uuid)
 
 
 def cast_to(source: SqlType, target: SqlType) -> Operation | None:
-    """None if there is none."""
+    """None if the cast does not exist."""
     scalar = _scalar(source, target)
     if scalar is None:
         return None
     return Operation("cast", target, f"({{0}})::{target}", scalar, _whole(source, target))
 
 
-def sized(precision: int, scale: int) -> Operation:
-    """numeric(precision, scale)."""
+def resize_operation(precision: int, scale: int) -> Operation:
+    """The cast to numeric(precision, scale)."""
 
     def scalar(value: Decimal) -> Decimal:
-        made = rounded(value, scale)
-        if made.is_infinite() or (made.is_finite() and made and made.adjusted() >= precision - scale):
+        number = round_numeric(value, scale)
+        if number.is_infinite() or (number.is_finite() and number and number.adjusted() >= precision - scale):
             raise OverflowError("numeric field overflow")
-        return made
+        return number
 
     return Operation("sized", NUMERIC, f"({{0}})::numeric({precision},{scale})", scalar)
 
@@ -109,7 +109,7 @@ def _number_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any]:
         return Decimal if source in INTEGER_BOUNDS else lambda value: read_value(f"{value:.{digits}g}", NUMERIC)
     if source == NUMERIC:
         return lambda value: read_value(text_of(value, NUMERIC), target)
-    return float if target == FLOAT8 else _to_single
+    return float if target == FLOAT8 else _to_float4
 
 
 def _whole_number(value: Any) -> int:
@@ -117,24 +117,24 @@ def _whole_number(value: Any) -> int:
         return value
     if not math.isfinite(value):
         raise OverflowError("integer out of range")
-    return int(rounded(value, 0)) if isinstance(value, Decimal) else round(value)
+    return int(round_numeric(value, 0)) if isinstance(value, Decimal) else round(value)
 
 
-def _to_single(value: float) -> float:
+def _to_float4(value: float) -> float:
     if isinstance(value, int):
-        made: float = pa.scalar(str(value)).cast(pa.float32()).as_py()  # rounded once
-        return made
-    made = single(value)
-    if (math.isinf(made) and not math.isinf(value)) or (made == 0 and value != 0):
+        number: float = pa.scalar(str(value)).cast(pa.float32()).as_py()  # rounded once
+        return number
+    number = round_to_float4(value)
+    if (math.isinf(number) and not math.isinf(value)) or (number == 0 and value != 0):
         raise OverflowError("value out of range")
-    return made
+    return number
 
 
 _OTHERS: dict[tuple[SqlType, SqlType], Callable[[Any], Any]] = {
     (BOOL, INT4): int,
     (INT4, BOOL): bool,
-    (DATE, TIMESTAMP): lambda value: checked_moment(value * DAY_US),
-    (DATE, TIMESTAMPTZ): lambda value: checked_moment(value * DAY_US),
+    (DATE, TIMESTAMP): lambda value: check_moment(value * DAY_US),
+    (DATE, TIMESTAMPTZ): lambda value: check_moment(value * DAY_US),
     (TIMESTAMP, DATE): lambda value: value // DAY_US,
     (TIMESTAMPTZ, DATE): lambda value: value // DAY_US,
     (TIMESTAMP, TIMESTAMPTZ): int,

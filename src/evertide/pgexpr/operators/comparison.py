@@ -1,4 +1,4 @@
-"""Comparing values, as PostgreSQL orders them, and the tests that rest on it.
+"""Comparisons in PostgreSQL's order, and the tests built on them (IN, ANY, IS, DISTINCT, GREATEST).
 
 1. NaN equals NaN and is greater than every other number. 0 equals -0.
 2. Texts are ordered by code points (the collation "C"), bytes by value.
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.pgexpr.expressions import FAILURES, Constant, Expression, Operation, Scalar, Vector, call
-from evertide.pgexpr.operators.arithmetic import EXACT, rounded
+from evertide.pgexpr.operators.arithmetic import EXACT, round_numeric
 from evertide.pgexpr.types.calendar import interval_order
 from evertide.pgexpr.types.columns import ARROW_TYPES
 from evertide.pgexpr.types.output import text_of
@@ -25,21 +25,21 @@ from evertide.pgexpr.types.sqltypes import BOOL, FLOAT4, FLOAT8, INTERVAL, NUMER
 
 __all__ = [
     "MIRRORED",
-    "compared",
-    "distinct",
+    "compare_operation",
+    "distinct_operation",
     "elements",
-    "extreme",
-    "normal",
+    "extreme_operation",
+    "normalize_numeric",
     "one_of",
     "order_key",
     "ordering",
-    "quantified",
+    "quantified_operation",
     "shape",
-    "tested",
+    "test_operation",
 ]
 
 MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
-"""What holds if the sides change places."""
+"""The operator with the same meaning when the operands are swapped."""
 _SCALARS = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -61,7 +61,7 @@ Key = Callable[[Any], Any]
 
 
 def order_key(kind: SqlType) -> Key | None:
-    """What stands for a value in comparisons; None: the value itself."""
+    """The function from a value to its sort key; None if the value is its own key."""
     if kind.is_array:
         inner = order_key(kind.element)
         return lambda value: _array_key(value, inner)
@@ -69,7 +69,7 @@ def order_key(kind: SqlType) -> Key | None:
 
 
 def _float_key(value: float) -> Any:
-    return (0, value) if value == value else (1, 0.0)  # noqa: PLR0124 - false for NaN alone
+    return (0, value) if value == value else (1, 0.0)  # noqa: PLR0124 - false only for NaN
 
 
 def _numeric_key(value: Decimal) -> Any:
@@ -87,7 +87,7 @@ _KEYS: dict[SqlType, Key] = {
 
 
 def elements(value: list[Any]) -> Iterator[Any]:
-    """Of an array of any number of dimensions, in order."""
+    """The elements of an array of any number of dimensions, in order."""
     for each in value:
         if isinstance(each, list):
             yield from elements(each)
@@ -96,7 +96,7 @@ def elements(value: list[Any]) -> Iterator[Any]:
 
 
 def shape(value: Any) -> tuple[int, ...]:
-    """How many elements there are in each dimension; none has no dimension."""
+    """The number of elements in each dimension; an empty array has no dimension."""
     return (len(value), *shape(value[0])) if isinstance(value, list) and value else ()
 
 
@@ -107,15 +107,15 @@ def _array_key(value: list[Any], inner: Key | None) -> Any:
 
 
 def ordering(name: str, kind: SqlType) -> Callable[[Any, Any], bool]:
-    """Of two values that are not NULL."""
+    """Compare two values that are not NULL."""
     compare, key = _SCALARS[name], order_key(kind)
     if key is None:
         return compare
     return lambda left, right: bool(compare(key(left), key(right)))
 
 
-def compared(name: str, kind: SqlType) -> Operation:
-    """Of two values of this type."""
+def compare_operation(name: str, kind: SqlType) -> Operation:
+    """The comparison of two values of this type."""
     whole = _WHOLE[name] if kind in ARROW_TYPES else None
     if kind in _FLOATS:
         whole = _floats(name)
@@ -131,7 +131,7 @@ def _floats(name: str) -> Callable[[Any, Any], Any]:
     def less(left: Any, right: Any) -> Any:
         return pc.or_(pc.less(left, right), pc.and_(pc.invert(pc.is_nan(left)), pc.is_nan(right)))
 
-    ways = {
+    comparisons = {
         "=": equal,
         "<>": lambda left, right: pc.invert(equal(left, right)),
         "<": less,
@@ -139,12 +139,12 @@ def _floats(name: str) -> Callable[[Any, Any], Any]:
         "<=": lambda left, right: pc.invert(less(right, left)),
         ">=": lambda left, right: pc.invert(less(left, right)),
     }
-    return ways[name]
+    return comparisons[name]
 
 
 def _decimals(name: str) -> Callable[[Any, Any], Any]:
     def whole(left: Any, right: Any) -> Any:
-        """None where Arrow cannot: computed values, NaN, too many digits for both together."""
+        """None where Arrow cannot compare: computed values, NaN, more digits than its decimals have."""
         try:
             return None if left is None or right is None else _WHOLE[name](left, right)
         except pa.ArrowInvalid:
@@ -153,8 +153,8 @@ def _decimals(name: str) -> Callable[[Any, Any], Any]:
     return whole
 
 
-def distinct(kind: SqlType) -> Operation:
-    equal = compared("=", kind)
+def distinct_operation(kind: SqlType) -> Operation:
+    equal = compare_operation("=", kind)
 
     def apply(args: Sequence[Vector], count: int) -> Vector:
         left, right = (arg.is_null() for arg in args)
@@ -164,8 +164,8 @@ def distinct(kind: SqlType) -> Operation:
     return Operation("distinct", BOOL, "({0} IS DISTINCT FROM {1})", apply=apply)
 
 
-def _member(values: Sequence[Any], kind: SqlType) -> Operation:
-    """`= ANY` of constants, two at least. `facts` are their values."""
+def _member_operation(values: Sequence[Any], kind: SqlType) -> Operation:
+    """`= ANY` of at least two constants. `facts` are their values."""
     key = order_key(kind)
     known = {(value if key is None else key(value)): value for value in values if value is not None}
     missing = None if any(value is None for value in values) else False
@@ -176,9 +176,9 @@ def _member(values: Sequence[Any], kind: SqlType) -> Operation:
         return True if (value if key is None else key(value)) in known else missing
 
     def whole(array: Any) -> Any:
-        found = pc.is_in(array, value_set=value_set)
-        found = pc.if_else(found, found, pa.scalar(missing, pa.bool_()))
-        return pc.if_else(pc.is_null(array), pa.scalar(None, pa.bool_()), found)
+        is_member = pc.is_in(array, value_set=value_set)
+        is_member = pc.if_else(is_member, is_member, pa.scalar(missing, pa.bool_()))
+        return pc.if_else(pc.is_null(array), pa.scalar(None, pa.bool_()), is_member)
 
     is_whole = kind in ARROW_TYPES and key is None
     value_set = pa.array(shown, ARROW_TYPES[kind]) if is_whole else None
@@ -186,33 +186,33 @@ def _member(values: Sequence[Any], kind: SqlType) -> Operation:
     return Operation("member", BOOL, template, scalar, whole if is_whole else None, facts=tuple(values))
 
 
-def normal(value: Any) -> Any:
-    """A numeric without zeros at the end, which no comparison sees."""
+def normalize_numeric(value: Any) -> Any:
+    """Strip trailing zeros from a numeric: comparisons ignore them."""
     if not isinstance(value, Decimal) or not value.is_finite():
         return value
-    made = EXACT.normalize(value)
-    return rounded(made, max(0, -int(made.as_tuple().exponent)))
+    number = EXACT.normalize(value)
+    return round_numeric(number, max(0, -int(number.as_tuple().exponent)))
 
 
 def one_of(value: Expression, values: Iterable[Any]) -> Expression:
-    """Whether it is one of these constants of its own type."""
+    """An expression that is true if `value` is one of these constants of its own type."""
     key = order_key(value.type)
-    known = {None if each is None else key(each) if key else each: normal(each) for each in values}
+    known = {None if each is None else key(each) if key else each: normalize_numeric(each) for each in values}
     if len(known) > 1:
-        return call(_member(list(known.values()), value.type), value)
+        return call(_member_operation(list(known.values()), value.type), value)
     only = next(iter(known.values()), None)
     if only is None:
         return Constant(None if known else False, BOOL)
-    return call(compared("=", value.type), value, Constant(only, value.type))
+    return call(compare_operation("=", value.type), value, Constant(only, value.type))
 
 
-def quantified(compare: Scalar, symbol: str, *, every: bool) -> Operation:
-    """`x op ANY (array)`, `x op ALL (array)`, with `op` of two values."""
+def quantified_operation(compare: Scalar, symbol: str, *, every: bool) -> Operation:
+    """`x op ANY (array)` and `x op ALL (array)`, where `compare` is `op`."""
 
-    def judged(value: Any, array: list[Any]) -> bool | None:
+    def judge(value: Any, array: list[Any]) -> bool | None:
         unsure = False
         for each in elements(array):
-            verdict = None if each is None or value is None else _tried(compare, value, each)
+            verdict = None if each is None or value is None else _try_compare(compare, value, each)
             if verdict is not None and verdict is not every:
                 return not every
             unsure = unsure or verdict is None
@@ -220,21 +220,21 @@ def quantified(compare: Scalar, symbol: str, *, every: bool) -> Operation:
 
     def apply(args: Sequence[Vector], _: int) -> Vector:
         pairs = zip(args[0].as_values(), args[1].as_values(), strict=True)
-        return Vector.values([None if array is None else judged(value, array) for value, array in pairs], BOOL)
+        return Vector.values([None if array is None else judge(value, array) for value, array in pairs], BOOL)
 
     template = f"({{0}} {symbol} {'ALL' if every else 'ANY'} ({{1}}))"
     return Operation("quantified", BOOL, template, apply=apply)
 
 
-def _tried(compare: Scalar, value: Any, each: Any) -> bool | None:
+def _try_compare(compare: Scalar, value: Any, each: Any) -> bool | None:
     try:
         return bool(compare(value, each))
     except FAILURES:
         return None
 
 
-def tested(what: str) -> Operation:
-    """IS NULL of anything; IS TRUE, FALSE, UNKNOWN of truth values."""
+def test_operation(what: str) -> Operation:
+    """IS NULL for any type; IS TRUE, FALSE and UNKNOWN for booleans."""
 
     def apply(args: Sequence[Vector], _: int) -> Vector:
         (arg,) = args
@@ -249,16 +249,16 @@ def tested(what: str) -> Operation:
     return Operation(f"is {what}", BOOL, f"({{0}} IS {what.upper()})", apply=apply)
 
 
-def extreme(name: str, kind: SqlType) -> Operation:
-    """GREATEST and LEAST: NULL counts for nothing."""
+def extreme_operation(name: str, kind: SqlType) -> Operation:
+    """GREATEST and LEAST, which ignore NULL."""
     key = order_key(kind)
     best = max if name == "greatest" else min
 
     def apply(args: Sequence[Vector], _: int) -> Vector:
-        made = []
+        values = []
         for row in zip(*(arg.as_values() for arg in args), strict=True):
             known = [value for value in row if value is not None]
-            made.append(best(known, key=key) if known else None)
-        return Vector.values(made, kind)
+            values.append(best(known, key=key) if known else None)
+        return Vector.values(values, kind)
 
     return Operation(name, kind, f"{name}({{all}})", apply=apply)

@@ -1,136 +1,144 @@
-"""Functions, LIKE and `||`: which operation each is, for the types of its arguments."""
+"""Choose the operation for a function call, LIKE or `||`, by the types of its arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evertide.pgexpr.coercion import applied, as_type, no_operation, shared_type
+from evertide.pgexpr.coercion import apply_operation, as_type, refuse_operation, shared_type
 from evertide.pgexpr.expressions import Constant, Expression, Operation
 from evertide.pgexpr.operators import arrays, comparison, patterns, temporal
 from evertide.pgexpr.operators.casts import cast_to
-from evertide.pgexpr.operators.logic import coalesced
+from evertide.pgexpr.operators.logic import coalesce_operation
 from evertide.pgexpr.syntax import Node
-from evertide.pgexpr.tokens import refuse, shortened
+from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import INTERVAL, JSONB, TEXT, TIMESTAMP, TIMESTAMPTZ, UNKNOWN
 
-__all__ = ["concatenated", "function", "liked"]
+__all__ = ["resolve_concat", "resolve_function", "resolve_like"]
 
 Args = Sequence[Expression]
 
 
-def function(node: Node, args: Args) -> Expression:
+def resolve_function(node: Node, args: Args) -> Expression:
     name = str(node.facts)
     if name not in _FUNCTIONS:
         known = ", ".join(_FUNCTIONS)
-        refuse(node.at, f"{shortened(node.token)}: this function is not supported; those that are: {known}")
-    least, most, made = _FUNCTIONS[name]
+        refuse(node.at, f"{shorten(node.token)}: this function is not supported; those that are: {known}")
+    least, most, resolve = _FUNCTIONS[name]
     if not least <= len(args) <= most:
         count = least if least == most else f"{least} to {most}"
-        refuse(node.at, f"{shortened(node.token)}: it takes {count} arguments, and {len(args)} are given")
-    return made(node, args)
+        refuse(node.at, f"{shorten(node.token)}: it takes {count} arguments, and {len(args)} are given")
+    return resolve(node, args)
 
 
-def _cased(node: Node, args: Args) -> Expression:
-    return applied(node, patterns.LOWER if node.facts == "lower" else patterns.UPPER, as_type(args[0], TEXT, node))
+def _resolve_case(node: Node, args: Args) -> Expression:
+    return apply_operation(
+        node, patterns.LOWER if node.facts == "lower" else patterns.UPPER, as_type(args[0], TEXT, node)
+    )
 
 
-def _chosen(node: Node, args: Args) -> Expression:
+def _resolve_choice(node: Node, args: Args) -> Expression:
     kind = shared_type(node, args)
     if kind == JSONB:
-        refuse(node.at, f"{shortened(node.token)}: columns of type {kind} can only be NULL or not here")
-    operation = coalesced(kind) if node.facts == "coalesce" else comparison.extreme(node.facts, kind)
-    return applied(node, operation, *(as_type(arg, kind, node) for arg in args))
+        refuse(node.at, f"{shorten(node.token)}: columns of type {kind} can only be NULL or not here")
+    operation = coalesce_operation(kind) if node.facts == "coalesce" else comparison.extreme_operation(node.facts, kind)
+    return apply_operation(node, operation, *(as_type(arg, kind, node) for arg in args))
 
 
-def _justified(node: Node, args: Args) -> Expression:
-    return applied(node, temporal.JUSTIFIED[node.facts], as_type(args[0], INTERVAL, node))
+def _resolve_justify(node: Node, args: Args) -> Expression:
+    return apply_operation(node, temporal.JUSTIFY[node.facts], as_type(args[0], INTERVAL, node))
 
 
-def _dimensions(node: Node, args: Args) -> Expression:
+def _resolve_dimensions(node: Node, args: Args) -> Expression:
     if not args[0].type.is_array:
-        refuse(node.at, f"{shortened(node.token)}: it takes an array, and this is of type {args[0].type}")
-    return applied(node, arrays.DIMENSIONS, args[0])
+        refuse(node.at, f"{shorten(node.token)}: it takes an array, and this is of type {args[0].type}")
+    return apply_operation(node, arrays.DIMENSIONS, args[0])
 
 
-def _zoned(node: Node, args: Args) -> Expression:
+def _resolve_zone(node: Node, args: Args) -> Expression:
     zone = as_type(args[0], TEXT, node)
     if isinstance(zone, Constant) and zone.value is not None:
-        applied(node, temporal.zoned(TIMESTAMP), zone, Constant(0, TIMESTAMP))  # a zone that is not there
+        apply_operation(
+            node, temporal.zone_operation(TIMESTAMP), zone, Constant(0, TIMESTAMP)
+        )  # refuses an unknown zone
     kind = TIMESTAMP if args[1].type == TIMESTAMP else TIMESTAMPTZ
-    return applied(node, temporal.zoned(kind), zone, as_type(args[1], kind, node))
+    return apply_operation(node, temporal.zone_operation(kind), zone, as_type(args[1], kind, node))
 
 
-def _cat(node: Node, args: Args) -> Expression:
+def _resolve_cat(node: Node, args: Args) -> Expression:
     if not any(arg.type.is_array for arg in args):
-        no_operation(node, args[0].type, args[1].type)
+        refuse_operation(node, args[0].type, args[1].type)
     kind = shared_type(node, args)
-    return applied(node, arrays.concatenated(kind), *(as_type(arg, kind, node) for arg in args))
+    return apply_operation(node, arrays.concat_operation(kind), *(as_type(arg, kind, node) for arg in args))
 
 
-def _extended(node: Node, args: Args) -> Expression:
+def _resolve_extend(node: Node, args: Args) -> Expression:
     """`array_append`, `array_prepend`, and `||` of an array and an element."""
     left, right = args
     if left.type.is_array == right.type.is_array:
-        no_operation(node, left.type, right.type)
+        refuse_operation(node, left.type, right.type)
     kind = shared_type(node, [Constant(None, arg.type if arg.type == UNKNOWN else arg.type.element) for arg in args])
-    operation = arrays.appended(kind.array) if left.type.is_array else arrays.prepended(kind.array)
-    return applied(node, operation, *(as_type(arg, kind.array if arg.type.is_array else kind, node) for arg in args))
+    operation = arrays.append_operation(kind.array) if left.type.is_array else arrays.prepend_operation(kind.array)
+    return apply_operation(
+        node, operation, *(as_type(arg, kind.array if arg.type.is_array else kind, node) for arg in args)
+    )
 
 
-def _appended(node: Node, args: Args) -> Expression:
-    return _extended(node, args) if args[0].type.is_array else no_operation(node, args[0].type, args[1].type)
+def _resolve_append(node: Node, args: Args) -> Expression:
+    return _resolve_extend(node, args) if args[0].type.is_array else refuse_operation(node, args[0].type, args[1].type)
 
 
-def _prepended(node: Node, args: Args) -> Expression:
-    return _extended(node, args) if args[1].type.is_array else no_operation(node, args[0].type, args[1].type)
+def _resolve_prepend(node: Node, args: Args) -> Expression:
+    return _resolve_extend(node, args) if args[1].type.is_array else refuse_operation(node, args[0].type, args[1].type)
 
 
-def concatenated(node: Node, left: Expression, right: Expression) -> Expression:
+def resolve_concat(node: Node, left: Expression, right: Expression) -> Expression:
     if left.type.is_array or right.type.is_array:
         both = UNKNOWN in (left.type, right.type) or left.type.is_array == right.type.is_array
-        return _cat(node, (left, right)) if both else _extended(node, (left, right))
+        return _resolve_cat(node, (left, right)) if both else _resolve_extend(node, (left, right))
     if {TEXT, UNKNOWN}.isdisjoint((left.type, right.type)):
-        no_operation(node, left.type, right.type)
+        refuse_operation(node, left.type, right.type)
     texts = []
     for each in (left, right):
         operation = None if each.type in (TEXT, UNKNOWN) else cast_to(each.type, TEXT)
         if each.type == JSONB:
-            no_operation(node, left.type, right.type)
-        texts.append(as_type(each, TEXT, node) if operation is None else applied(node, operation, each))
-    return applied(node, patterns.CONCAT, *texts)
+            refuse_operation(node, left.type, right.type)
+        texts.append(as_type(each, TEXT, node) if operation is None else apply_operation(node, operation, each))
+    return apply_operation(node, patterns.CONCAT, *texts)
 
 
-def liked(node: Node, args: Args, *, folded: bool) -> Expression:
+def resolve_like(node: Node, args: Args, *, folded: bool) -> Expression:
     text, pattern, *escape = (as_type(arg, TEXT, node) for arg in args)
     if escape:
-        escaping = Operation("escape", TEXT, "", patterns.escaped_pattern)
+        escaping = Operation("escape", TEXT, "", patterns.convert_escape)
         if not isinstance(pattern, Constant) or not isinstance(escape[0], Constant):
-            refuse(node.at, f"{shortened(node.token)}: ESCAPE goes with a constant pattern here")
-        pattern = applied(node, escaping, pattern, escape[0])
+            refuse(node.at, f"{shorten(node.token)}: ESCAPE goes with a constant pattern here")
+        pattern = apply_operation(node, escaping, pattern, escape[0])
     if isinstance(pattern, Constant) and pattern.value is not None:
-        applied(node, patterns.like(folded=folded), Constant("", TEXT), pattern)  # a pattern that ends in its escape
-    return applied(node, patterns.like(folded=folded), text, pattern)
+        apply_operation(
+            node, patterns.like(folded=folded), Constant("", TEXT), pattern
+        )  # refuses a pattern that ends in its escape
+    return apply_operation(node, patterns.like(folded=folded), text, pattern)
 
 
-def _liked(node: Node, args: Args) -> Expression:
-    return liked(node, args, folded=node.facts == "ilike")
+def _resolve_like_call(node: Node, args: Args) -> Expression:
+    return resolve_like(node, args, folded=node.facts == "ilike")
 
 
 _MANY = 1000
 _FUNCTIONS: dict[str, tuple[int, int, Callable[[Node, Args], Expression]]] = {
-    "array_append": (2, 2, _appended),
-    "array_cat": (2, 2, _cat),
-    "array_ndims": (1, 1, _dimensions),
-    "array_prepend": (2, 2, _prepended),
-    "coalesce": (1, _MANY, _chosen),
-    "greatest": (1, _MANY, _chosen),
-    "ilike": (2, 2, _liked),
-    "justify_days": (1, 1, _justified),
-    "justify_hours": (1, 1, _justified),
-    "justify_interval": (1, 1, _justified),
-    "least": (1, _MANY, _chosen),
-    "like": (2, 2, _liked),
-    "lower": (1, 1, _cased),
-    "timezone": (2, 2, _zoned),
-    "upper": (1, 1, _cased),
+    "array_append": (2, 2, _resolve_append),
+    "array_cat": (2, 2, _resolve_cat),
+    "array_ndims": (1, 1, _resolve_dimensions),
+    "array_prepend": (2, 2, _resolve_prepend),
+    "coalesce": (1, _MANY, _resolve_choice),
+    "greatest": (1, _MANY, _resolve_choice),
+    "ilike": (2, 2, _resolve_like_call),
+    "justify_days": (1, 1, _resolve_justify),
+    "justify_hours": (1, 1, _resolve_justify),
+    "justify_interval": (1, 1, _resolve_justify),
+    "least": (1, _MANY, _resolve_choice),
+    "like": (2, 2, _resolve_like_call),
+    "lower": (1, 1, _resolve_case),
+    "timezone": (2, 2, _resolve_zone),
+    "upper": (1, 1, _resolve_case),
 }

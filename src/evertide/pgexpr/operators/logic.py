@@ -1,4 +1,4 @@
-"""Truth values: AND, OR, NOT, with NULL as "not known"."""
+"""AND, OR, NOT and COALESCE, in three-valued logic: NULL is "unknown"."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from evertide.pgexpr.operators.comparison import one_of
 from evertide.pgexpr.types.columns import ARROW_TYPES
 from evertide.pgexpr.types.sqltypes import BOOL, SqlType
 
-__all__ = ["coalesced", "conjunction", "disjunction", "negation"]
+__all__ = ["coalesce_operation", "conjunction", "disjunction", "negation"]
 
 
-def _combined(name: str, combine: Callable[[Any, Any], Any]) -> Operation:
+def _logic_operation(name: str, combine: Callable[[Any, Any], Any]) -> Operation:
     def apply(args: Sequence[Vector], count: int) -> Vector:
-        made = args[0].as_array()
+        result = args[0].as_array()
         for arg in args[1:]:
-            made = combine(made, arg.as_array())
-        return Vector.array(made, BOOL) if hasattr(made, "__len__") else Vector.constant(made.as_py(), BOOL, count)
+            result = combine(result, arg.as_array())
+        return (
+            Vector.array(result, BOOL) if hasattr(result, "__len__") else Vector.constant(result.as_py(), BOOL, count)
+        )
 
     return Operation(name, BOOL, "({conjunction})" if name == "and" else "({disjunction})", apply=apply)
 
 
-_AND = _combined("and", pc.and_kleene)
-_OR = _combined("or", pc.or_kleene)
+_AND = _logic_operation("and", pc.and_kleene)
+_OR = _logic_operation("or", pc.or_kleene)
 _NOT = Operation("not", BOOL, "(NOT {0})", lambda value: not value, pc.invert)
 
 
@@ -35,20 +37,20 @@ def conjunction(args: Sequence[Expression]) -> Expression:
 
 
 def disjunction(args: Sequence[Expression]) -> Expression:
-    """`x = 1 OR x = 2` is `x IN (1, 2)`, which is looked up at once."""
+    """Turns `x = 1 OR x = 2` into `x IN (1, 2)`, which is one lookup."""
     others: list[Expression] = []
-    tested: dict[str, tuple[Expression, list[Any]]] = {}
+    members: dict[str, tuple[Expression, list[Any]]] = {}
     for part in (part for arg in args for part in _parts(_OR, arg)):
         values = _values(part)
         if isinstance(part, Call) and values:
-            tested.setdefault(canonical(part.args[0]), (part.args[0], []))[1].extend(values)
+            members.setdefault(canonical(part.args[0]), (part.args[0], []))[1].extend(values)
         else:
             others.append(part)
-    return _flat(_OR, [*others, *(one_of(value, values) for value, values in tested.values())])
+    return _flat(_OR, [*others, *(one_of(value, values) for value, values in members.values())])
 
 
 def _values(part: Expression) -> Sequence[Any]:
-    """Constants of which one must equal something; none, if it is not that."""
+    """The constants of an equality or membership test; empty for any other expression."""
     if not isinstance(part, Call) or part.operation.name not in ("=", "member"):
         return ()
     if part.operation.name == "member":
@@ -64,7 +66,7 @@ def negation(arg: Expression) -> Expression:
 
 
 def _flat(operation: Operation, args: Sequence[Expression]) -> Expression:
-    """One for all that are nested in each other; sorted, each once."""
+    """Flatten nested calls of the operation into one, with sorted, distinct arguments."""
     parts: dict[str, Expression] = {}
     for arg in args:
         parts |= {canonical(part): part for part in _parts(operation, arg)}
@@ -77,7 +79,7 @@ def _parts(operation: Operation, arg: Expression) -> tuple[Expression, ...]:
     return arg.args if isinstance(arg, Call) and arg.operation is operation else (arg,)
 
 
-def coalesced(kind: SqlType) -> Operation:
+def coalesce_operation(kind: SqlType) -> Operation:
     def apply(args: Sequence[Vector], _: int) -> Vector:
         if kind in ARROW_TYPES and not all(arg.is_constant for arg in args):
             return Vector.array(pc.coalesce(*(arg.as_array() for arg in args)), kind)

@@ -1,9 +1,9 @@
-"""Texts: LIKE, case, and what is put together.
+"""Text operations: LIKE and ILIKE, upper and lower case, concatenation.
 
-1. LIKE takes time in proportion to text times pattern, whatever the pattern: between two `%` all is of fixed length,
-   and the first place where it fits is as good as any.
-2. Upper and lower case are those of single characters, in all languages; a character whose other case is several
-   characters stays. ILIKE compares in lower case.
+1. LIKE takes at most time proportional to text times pattern, for any pattern: every piece between two `%` has a fixed
+   length, so taking the first place where it matches is always correct.
+2. Case conversion works character by character, in all languages; a character whose other case is several characters
+   stays as it is. ILIKE compares in lower case.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.types.sqltypes import BOOL, TEXT
 
-__all__ = ["CONCAT", "LOWER", "UPPER", "escaped_pattern", "like", "likeness"]
+__all__ = ["CONCAT", "LOWER", "UPPER", "convert_escape", "like", "likeness"]
 
 
-def _lowered(text: str) -> str:
+def _lower(text: str) -> str:
     return text.lower() if text.isascii() else "".join(_single(char, char.lower()) for char in text)
 
 
-def _raised(text: str) -> str:
+def _upper(text: str) -> str:
     return text.upper() if text.isascii() else "".join(_single(char, char.upper()) for char in text)
 
 
@@ -33,35 +33,35 @@ def _single(char: str, other: str) -> str:
     return other if len(other) == 1 else char
 
 
-def _joined(left: Any, right: Any) -> Any:
+def _join(left: Any, right: Any) -> Any:
     return pc.binary_join_element_wise(left, right, "")
 
 
-LOWER = Operation("lower", TEXT, "lower({0})", _lowered)
-UPPER = Operation("upper", TEXT, "upper({0})", _raised)
-CONCAT = Operation("||", TEXT, "({0} || {1})", lambda left, right: left + right, _joined, joins=True)
+LOWER = Operation("lower", TEXT, "lower({0})", _lower)
+UPPER = Operation("upper", TEXT, "upper({0})", _upper)
+CONCAT = Operation("||", TEXT, "({0} || {1})", lambda left, right: left + right, _join, joins=True)
 
 
 def like(*, folded: bool) -> Operation:
-    """`folded`: ILIKE."""
+    """LIKE; with `folded`, ILIKE."""
     name = "ILIKE" if folded else "LIKE"
     whole = None if folded else _whole_like
     return Operation(name.lower(), BOOL, f"({{0}} {name} {{1}})", likeness(folded=folded), whole)
 
 
 def likeness(*, folded: bool, negated: bool = False) -> Callable[[str, str], bool]:
-    """Of a text and a pattern."""
+    """The test of a text against a pattern."""
 
     def scalar(text: str, pattern: str) -> bool:
         if folded:
-            text, pattern = _lowered(text), _lowered(pattern)
+            text, pattern = _lower(text), _lower(pattern)
         return _matcher(pattern)(text) is not negated
 
     return scalar
 
 
 def _whole_like(text: Any, pattern: Any) -> Any:
-    """For patterns as most are: a text, with `%` before or after it. None for others, and for patterns from rows."""
+    """For the common constant patterns: a text with `%` before or after it. None for all others."""
     fixed = pattern.as_py() if not hasattr(pattern, "__len__") else None
     if fixed is None or hasattr(text, "as_py"):
         return None
@@ -74,29 +74,29 @@ def _whole_like(text: Any, pattern: Any) -> Any:
     return match(text, body)
 
 
-def escaped_pattern(pattern: str, escape: str) -> str:
-    """The pattern with `\\` as its escape, for one that has another, or none."""
+def convert_escape(pattern: str, escape: str) -> str:
+    """Rewrite a pattern with another escape character, or none, to use `\\`."""
     if len(escape) > 1:
         raise ArithmeticError("the escape of LIKE is one character, or none")
     if escape == "\\":
         return pattern
-    made, at = "", 0
+    converted, at = "", 0
     while at < len(pattern):
         char = pattern[at]
         at += 1
         if char == escape:
-            made += "\\" + pattern[at : at + 1]
+            converted += "\\" + pattern[at : at + 1]
             at += 1
         else:
-            made += "\\\\" if char == "\\" else char
-    return made
+            converted += "\\\\" if char == "\\" else char
+    return converted
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:
     return _short(pattern) if len(pattern) <= _SHORT else _long(pattern)
 
 
-def _made(pattern: str) -> Callable[[str], bool]:
+def _compile(pattern: str) -> Callable[[str], bool]:
     pieces: list[list[str]] = [[]]
     at = 0
     while at < len(pattern):
@@ -108,7 +108,7 @@ def _made(pattern: str) -> Callable[[str], bool]:
                 at += 1
             pieces[-1].append("." if char == "_" else re.escape(pattern[at : at + 1]))
             if at == len(pattern):
-                return _unfinished
+                return _refuse_unfinished
         at += 1
     compiled = [re.compile("".join(piece), re.DOTALL) for piece in pieces]
     last_length = len(pieces[-1])
@@ -116,13 +116,13 @@ def _made(pattern: str) -> Callable[[str], bool]:
 
 
 _SHORT = 1000
-_short = lru_cache(maxsize=1024)(_made)
-_long = lru_cache(maxsize=8)(_made)
-"""A compiled pattern takes much more than its text."""
+_short = lru_cache(maxsize=1024)(_compile)
+_long = lru_cache(maxsize=8)(_compile)
+"""Few are cached: a compiled pattern takes much more memory than its text."""
 
 
-def _unfinished(_: str) -> bool:
-    """PostgreSQL fails only where it comes so far; here it is wrong for all."""
+def _refuse_unfinished(_: str) -> bool:
+    """Fails for every text; PostgreSQL fails only if matching reaches the end of the pattern."""
     raise ArithmeticError("a LIKE pattern must not end with its escape")
 
 
@@ -136,9 +136,9 @@ def _fits(text: str, pieces: list[re.Pattern[str]], last_length: int) -> bool:
     at = start.end()
     *middle, last = middle
     for piece in middle:
-        found = piece.search(text, at)
-        if found is None:
+        match = piece.search(text, at)
+        if match is None:
             return False
-        at = found.end()
+        at = match.end()
     end = len(text) - last_length
     return end >= at and last.match(text, end) is not None

@@ -1,10 +1,10 @@
-"""Days, moments and intervals as whole numbers, for all years that PostgreSQL has.
+"""Date, timestamp and interval arithmetic on integers, for every year that PostgreSQL supports.
 
-1. A date is days since 1970-01-01, a moment microseconds since then, a time of day microseconds since midnight; the
-   calendar is the Gregorian one, also before it was made. Year 0 is 1 BC.
-2. An interval is (months, days, microseconds): three numbers that do not turn into each other, except in comparisons
-   (`interval_order`: a month has 30 days, a day 24 hours) and where `justified_*` is asked to.
-3. What lies beyond PostgreSQL's own range is `ArithmeticError`.
+1. A date is a number of days since 1970-01-01, a moment a number of microseconds since then, a time of day a number of
+   microseconds since midnight. The calendar is the proleptic Gregorian calendar. Year 0 is 1 BC.
+2. An interval is (months, days, microseconds). The three numbers are converted into each other only in comparisons
+   (`interval_order`: a month has 30 days, a day 24 hours) and by `justify_*`.
+3. A result outside PostgreSQL's own range raises `ArithmeticError`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final
 __all__ = [
     "DAY_US",
     "Interval",
-    "checked_date",
-    "checked_interval",
-    "checked_moment",
+    "add_interval",
+    "check_date",
+    "check_interval",
+    "check_moment",
     "date_of",
     "days_of",
     "interval_order",
-    "justified_days",
-    "justified_hours",
-    "justified_interval",
+    "justify_days",
+    "justify_hours",
+    "justify_interval",
     "month_days",
-    "moved",
 ]
 
 DAY_US: Final = 86_400_000_000
@@ -34,7 +34,7 @@ _DATES = (-4713, 5_874_897)
 _MOMENTS = (-4713, 294_276)
 _MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EPOCH = 719_468
-"""Days from the first of March of year 0 to 1970."""
+"""Days from 0000-03-01 to 1970-01-01."""
 _ERA_DAYS = 146_097
 _ERA_YEARS = 400
 
@@ -45,7 +45,7 @@ def month_days(year: int, month: int) -> int:
 
 
 def days_of(year: int, month: int, day: int) -> int:
-    """Years begin in March here, so that the leap day is the last of its year."""
+    """Days since 1970. Internally a year begins in March, so that the leap day is its last day."""
     year -= month <= 2
     era, of_era = divmod(year, _ERA_YEARS)
     of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
@@ -53,7 +53,7 @@ def days_of(year: int, month: int, day: int) -> int:
 
 
 def date_of(days: int) -> tuple[int, int, int]:
-    """Year, month, day."""
+    """(year, month, day) of a number of days since 1970."""
     era, of_era = divmod(days + _EPOCH, _ERA_DAYS)
     year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
     of_year = of_era - (365 * year + year // 4 - year // 100)
@@ -69,35 +69,35 @@ _FIRST_MOMENT = _FIRST_DAY * DAY_US
 _LAST_MOMENT = days_of(_MOMENTS[1] + 1, 1, 1) * DAY_US - 1
 
 
-def checked_date(days: int) -> int:
+def check_date(days: int) -> int:
     if not _FIRST_DAY <= days <= _LAST_DAY:
         raise ArithmeticError("date out of range")
     return days
 
 
-def checked_moment(moment: int) -> int:
+def check_moment(moment: int) -> int:
     if not _FIRST_MOMENT <= moment <= _LAST_MOMENT:
         raise ArithmeticError("timestamp out of range")
     return moment
 
 
-def checked_interval(months: int, days: int, micros: int) -> Interval:
+def check_interval(months: int, days: int, micros: int) -> Interval:
     fits = -(1 << 31) <= months < 1 << 31 and -(1 << 31) <= days < 1 << 31 and -(1 << 63) <= micros < 1 << 63
     if not fits:
         raise ArithmeticError("interval out of range")
     return months, days, micros
 
 
-def moved(moment: int, span: Interval) -> int:
-    """A month later is the same day of the next month, or its last; months first, then days, then time."""
+def add_interval(moment: int, span: Interval) -> int:
+    """Add months first (keeping the day, or the last day of a shorter month), then days, then microseconds."""
     months, days, micros = span
     if months:
         day, clock = divmod(moment, DAY_US)
         year, month, of_month = date_of(day)
         years, month = divmod(month - 1 + months, 12)
         year, month = year + years, month + 1
-        moment = checked_moment(days_of(year, month, min(of_month, month_days(year, month))) * DAY_US + clock)
-    return checked_moment(checked_moment(moment + days * DAY_US) + micros)
+        moment = check_moment(days_of(year, month, min(of_month, month_days(year, month))) * DAY_US + clock)
+    return check_moment(check_moment(moment + days * DAY_US) + micros)
 
 
 def interval_order(span: Interval) -> int:
@@ -105,38 +105,38 @@ def interval_order(span: Interval) -> int:
     return (months * 30 + days) * DAY_US + micros
 
 
-def justified_hours(span: Interval) -> Interval:
+def justify_hours(span: Interval) -> Interval:
     months, days, micros = span
-    more, micros = _truncated(micros, DAY_US)
-    return checked_interval(months, *_same_sign(days + more, micros, DAY_US))
+    more, micros = _truncate(micros, DAY_US)
+    return check_interval(months, *_align_signs(days + more, micros, DAY_US))
 
 
-def justified_days(span: Interval) -> Interval:
+def justify_days(span: Interval) -> Interval:
     months, days, micros = span
-    more, days = _truncated(days, 30)
-    return checked_interval(*_same_sign(months + more, days, 30), micros)
+    more, days = _truncate(days, 30)
+    return check_interval(*_align_signs(months + more, days, 30), micros)
 
 
-def justified_interval(span: Interval) -> Interval:
+def justify_interval(span: Interval) -> Interval:
     months, days, micros = span
-    more, micros = _truncated(micros, DAY_US)
+    more, micros = _truncate(micros, DAY_US)
     days += more
-    more, days = _truncated(days, 30)
+    more, days = _truncate(days, 30)
     months += more
     if months > 0 and (days < 0 or (days == 0 and micros < 0)):
         months, days = months - 1, days + 30
     elif months < 0 and (days > 0 or (days == 0 and micros > 0)):
         months, days = months + 1, days - 30
-    return checked_interval(months, *_same_sign(days, micros, DAY_US))
+    return check_interval(months, *_align_signs(days, micros, DAY_US))
 
 
-def _truncated(number: int, by: int) -> tuple[int, int]:
-    """Towards zero."""
+def _truncate(number: int, by: int) -> tuple[int, int]:
+    """(quotient rounded towards zero, remainder)."""
     whole = abs(number) // by * (1 if number >= 0 else -1)
     return whole, number - whole * by
 
 
-def _same_sign(large: int, small: int, by: int) -> tuple[int, int]:
+def _align_signs(large: int, small: int, by: int) -> tuple[int, int]:
     if large > 0 > small:
         return large - 1, small + by
     if large < 0 < small:

@@ -1,7 +1,7 @@
-"""Arrow columns as where clauses compute with them.
+"""Convert Arrow columns into the forms that where clauses compute with.
 
-`plain_array` gives whole arrays for Arrow's own functions: integers, dates and times as int64, whatever their unit was.
-`values_of` gives values one by one, as `sqltypes` describes them.
+`plain_array` returns one array for Arrow's own functions: integers, dates and times as int64, whatever their unit was.
+`values_of` returns a list of Python values, as `sqltypes` describes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ARROW_TYPES: dict[SqlType, Any] = {
     TIMESTAMP: pa.int64(),
     TIMESTAMPTZ: pa.int64(),
 }
-"""Of the types that Arrow computes with as PostgreSQL does. All others are lists of values."""
+"""The types that Arrow computes with as PostgreSQL does. Vectors of all other types are lists of values."""
 
 _UNITS = {
     DATE: (pa.date32(), pa.int32()),
@@ -56,7 +56,7 @@ _UNITS = {
 
 
 def whole(column: Any) -> Any:
-    """One array, without a dictionary."""
+    """The column as one array, decoded if it was dictionary-encoded."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
@@ -85,22 +85,22 @@ def values_of(column: Any, kind: SqlType) -> list[Any]:
 
 
 def _interval(micros: int) -> tuple[int, int, int]:
-    """Whole days are days, as Spark shows them."""
+    """(0, days, microseconds): whole days are counted as days, as Spark shows them."""
     days = abs(micros) // DAY_US * (1 if micros >= 0 else -1)
     return 0, days, micros - days * DAY_US
 
 
 def _lists(array: Any, kind: SqlType) -> list[Any]:
-    """All elements of all rows are converted in one go."""
+    """Convert the elements of all rows in one call, then split them by row."""
     inner = array.flatten()
     return cut(_lists(inner, kind) if pa.types.is_nested(inner.type) else values_of(inner, kind.element), array)
 
 
 def cut(elements: list[Any], array: Any) -> list[Any]:
-    """The elements of each row of an array of lists; None where the row is NULL."""
-    made: list[Any] = []
+    """Split the elements by row of an array of lists; None where the row is NULL."""
+    rows: list[Any] = []
     at = 0
     for length in pc.list_value_length(array).to_pylist():
-        made.append(None if length is None else elements[at : at + length])
+        rows.append(None if length is None else elements[at : at + length])
         at += length or 0
-    return made
+    return rows

@@ -1,7 +1,7 @@
-"""A value as PostgreSQL writes it: ISO dates, UTC, hex bytes, ISO 8601 intervals, floats with the fewest digits.
+"""Write a value as PostgreSQL does: ISO dates, UTC, hex bytes, ISO 8601 intervals, floats with the fewest digits.
 
-Values are as in `sqltypes`. What a client is sent, what a cast to text gives, and how a constant stands in a canonical
-clause are all this.
+Values are as in `sqltypes`. The same text is sent to clients, is the result of a cast to text, and stands for a
+constant in a canonical clause.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ __all__ = ["array_text", "float4_text", "float8_text", "text_of"]
 _QUOTED = re.compile(r'[{}",\\ \t\n\r\v\f]')
 _ESCAPED = re.compile(r'(["\\])')
 _DIGITS = {FLOAT4: (6, 9, 2.0**20), FLOAT8: (15, 17, 2.0**52)}
-"""First exponent that is written as one, digits that are always enough, smallest value for rule 2 of `_shortest`."""
+"""The first exponent written in scientific notation, the digits that always suffice, the least value for rule 2 of
+`_shortest`."""
 
 
 def text_of(value: Any, kind: SqlType) -> str:
-    """Of a value that is not NULL."""
+    """The text of a value that is not NULL."""
     if kind.is_array:
         return array_text(value, lambda element: element_text(element, kind.element))
     return _TEXTS[kind](value)
@@ -54,7 +55,7 @@ def element_text(value: Any, kind: SqlType) -> str:
 
 
 def array_text(values: list[Any], element: Callable[[Any], str]) -> str:
-    """`{1,NULL,"a b"}`; quoted is what could be taken for something else. `element` writes one that is not a list."""
+    """`{1,NULL,"a b"}`, with quotes around ambiguous elements. `element` writes an element that is not a list."""
     return "{" + ",".join(_in_array(value, element) for value in values) + "}"
 
 
@@ -74,7 +75,7 @@ def _in_array(value: Any, element: Callable[[Any], str]) -> str:
 
 def float8_text(value: float) -> str:
     text = repr(value)
-    if "e" not in text and -4.5e15 < value < 4.5e15:  # below 2**52: what Python writes is it, but for the exponent
+    if "e" not in text and -4.5e15 < value < 4.5e15:  # below 2**52: same digits as Python's repr, without an exponent
         size = abs(value)
         if size < 1e15 and (size >= 1e-4 or size == 0):
             return text.removesuffix(".0")
@@ -102,29 +103,29 @@ def _float_text(value: float, shortest: str, kind: SqlType) -> str:
 
 
 def _shortest(value: float, shortest: str, kind: SqlType) -> tuple[str, int]:
-    """Digits without zeros at the end, and the exponent of the first.
+    """The digits without trailing zeros, and the exponent of the first digit.
 
-    1. They are the fewest that are read as this number, as Python and numpy find them.
-    2. But PostgreSQL takes none that lie right between two numbers, as only the rule of ties leads back from there.
+    1. They are the fewest digits that read back as this number, as Python and numpy compute them.
+    2. PostgreSQL does not use a decimal exactly halfway between two floats, which reads back only by the tie rule.
     """
-    found = _digits(Decimal(shortest))
+    fewest = _digits(Decimal(shortest))
     if value < _DIGITS[kind][2]:
-        return found
+        return fewest
     below, above = _halfway(value, kind)
     if below < Fraction(Decimal(shortest)) < above:
-        return found
-    for count in range(len(found[0]), _DIGITS[kind][1] + 1):
-        unit = Fraction(10) ** (found[1] - count + 1)
+        return fewest
+    for count in range(len(fewest[0]), _DIGITS[kind][1] + 1):
+        unit = Fraction(10) ** (fewest[1] - count + 1)
         floor = Fraction(value) // unit * unit
         inside = [each for each in (floor, floor + unit) if below < each < above]
         if inside:
             nearest = min(inside, key=lambda each: abs(each - Fraction(value)))
             return _digits(Decimal(nearest.numerator) / Decimal(nearest.denominator))
-    return found
+    return fewest
 
 
 def _halfway(value: float, kind: SqlType) -> tuple[Fraction, Fraction]:
-    """The points between it and its neighbours."""
+    """The midpoints between the value and its two neighbouring floats."""
     below, above = _neighbour(value, 0.0, kind), _neighbour(value, math.inf, kind)
     exact = Fraction(value)
     top = Fraction(above) if math.isfinite(above) else exact + (exact - Fraction(below))
@@ -146,7 +147,7 @@ def _digits(number: Decimal) -> tuple[str, int]:
 def _numeric(value: Decimal) -> str:
     if not value.is_finite():
         return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
-    return format(value or value.copy_abs(), "f")  # there is no negative zero
+    return format(value or value.copy_abs(), "f")  # numeric has no negative zero
 
 
 # Times
@@ -190,7 +191,7 @@ def _interval(value: Interval) -> str:
 
 
 def _parts(number: int, *units: tuple[int, str]) -> str:
-    """Each part has the sign of the whole."""
+    """Each part has the sign of `number`."""
     sign, left, text = "-" if number < 0 else "", abs(number), ""
     for size, letter in units:
         count, left = divmod(left, size)

@@ -1,4 +1,4 @@
-"""PostgreSQL's types as where clauses know them, and which columns have them.
+"""The PostgreSQL types of where clauses, and the mapping from column types to them.
 
 | column | type | a value in Python |
 |---|---|---|
@@ -11,11 +11,11 @@
 | TIMESTAMP_NTZ, TIMESTAMP | timestamp, timestamptz | microseconds since 1970, in UTC |
 | INTERVAL DAY TO SECOND | interval | (months, days, microseconds) |
 | ARRAY | the element's type, with `is_array` | list |
-| STRUCT, MAP, VARIANT | jsonb | opaque: it is NULL or not |
+| STRUCT, MAP, VARIANT | jsonb | opaque: only NULL or not NULL |
 
-1. An array of arrays is an array of the innermost type: PostgreSQL's types do not say how many dimensions there are.
-2. An array whose innermost elements are jsonb or intervals is opaque as well, as jsonb.
-3. `UNKNOWN` is what a quoted literal, a parameter and NULL are until their neighbour says.
+1. An array of arrays is an array of the innermost type: PostgreSQL's array types do not fix the number of dimensions.
+2. An array whose innermost elements are jsonb or intervals is opaque and has the type jsonb.
+3. A quoted literal, a parameter or NULL is `UNKNOWN` until the other operand fixes its type.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ UNKNOWN: Final = SqlType("unknown")
 
 INTEGER_BOUNDS = {kind: (-(1 << bits), (1 << bits) - 1) for kind, bits in ((INT2, 15), (INT4, 31), (INT8, 63))}
 NUMBERS = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
-"""Each becomes any later one by itself."""
+"""Each converts implicitly to any later one."""
 MOMENTS = (DATE, TIMESTAMP, TIMESTAMPTZ)
-"""As `NUMBERS`."""
+"""Each converts implicitly to any later one."""
 
 TYPE_NAMES = {
     "bigint": INT8,
@@ -125,7 +125,7 @@ TYPE_NAMES = {
     "timestamptz": TIMESTAMPTZ,
     "varchar": TEXT,
 }
-"""As people write them. `uuid` is not among them: a cast to it gives a text."""
+"""Type names in a clause. `uuid` is handled apart: a cast to it results in a text."""
 
 _SIMPLE = {
     pa.int8(): INT2,
@@ -140,7 +140,7 @@ _SIMPLE = {
 
 
 def type_of(kind: Any) -> SqlType:
-    """Of an Arrow type."""
+    """The PostgreSQL type of an Arrow type."""
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
         inner = type_of(kind.value_type)
         return JSONB if inner in (JSONB, INTERVAL) else inner.array
@@ -148,14 +148,14 @@ def type_of(kind: Any) -> SqlType:
         return type_of(kind.value_type)
     if kinds.is_timestamp(kind):
         return TIMESTAMP if kind.tz is None else TIMESTAMPTZ
-    found = _SIMPLE.get(kind) or next((found for is_kind, found in _FAMILIES if is_kind(kind)), None)
-    if found is None:
+    sql_type = _SIMPLE.get(kind) or next((sql_type for is_kind, sql_type in _FAMILIES if is_kind(kind)), None)
+    if sql_type is None:
         raise InvalidInput(where=f"type {kind}", why="shapes do not know it")
-    return found
+    return sql_type
 
 
 def common_type(types: list[SqlType]) -> SqlType | None:
-    """What values of these types become in COALESCE, ARRAY and the like; None if they have nothing in common."""
+    """The type to which COALESCE, ARRAY and similar convert values of these types; None if there is none."""
     known = [kind for kind in types if kind != UNKNOWN]
     if not known:
         return TEXT

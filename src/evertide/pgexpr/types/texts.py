@@ -1,11 +1,12 @@
-"""Columns as PostgreSQL would describe and write them: what a shape's header and its messages say.
+"""Describe and write columns as PostgreSQL does, for the schema header and the messages of shapes.
 
-1. `column_type` names PostgreSQL's type of a column, as in `sqltypes`; an array has `dims`, a DECIMAL precision and
+1. `column_type` describes a column's PostgreSQL type, as in `sqltypes`; an array has `dims`, a DECIMAL precision and
    scale. STRUCT, MAP and VARIANT are jsonb.
-2. `texts` writes values as PostgreSQL does, whatever the machine's zone and language. jsonb is compact.
-3. An array of arrays may be ragged here, or hold NULL for an array, which PostgreSQL cannot have: it is written the
-   same way, `{{1},{2,3},NULL}`, and nothing is lost.
-4. In jsonb, numbers are numbers with all digits, NaN and infinities texts; dates and times ISO 8601; bytes as hex.
+2. `texts` writes values as PostgreSQL does, independent of the machine's time zone and locale. jsonb is compact.
+3. An array of arrays may be ragged here, or contain NULL instead of an array, which PostgreSQL does not allow. It is
+   written in the same notation, `{{1},{2,3},NULL}`, so that nothing is lost.
+4. In jsonb, numbers are JSON numbers with all digits; NaN and infinities are strings; dates and times are ISO 8601;
+   bytes are hexadecimal.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ _YEARS = {
     TIMESTAMPTZ: (_YEAR_1_US, _YEAR_10000_US),
 }
 _SCALE_MAX = 6
-"""From here on, Arrow writes small decimals with an exponent."""
+"""Above this scale, Arrow writes small decimals with an exponent."""
 _LISTS: tuple[Callable[[Any], bool], ...] = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
 
 
 def column_type(field: Any) -> dict[str, Any]:
-    """For the header `electric-schema`; the key's columns are not known here."""
+    """The entry of the header `electric-schema`, without `pk_index`: the key is not known here."""
     kind, dims = field.type, 0
     while _is_list(kind):
         kind, dims = kind.value_type, dims + 1
     kind = kind.value_type if kinds.is_dictionary(kind) else kind
-    described: dict[str, Any] = {"type": str(type_of(kind))}
+    description: dict[str, Any] = {"type": str(type_of(kind))}
     if dims:
-        described["dims"] = dims
+        description["dims"] = dims
     if kinds.is_decimal(kind):
-        described |= {"precision": kind.precision, "scale": kind.scale}
+        description |= {"precision": kind.precision, "scale": kind.scale}
     if not field.nullable:
-        described["not_null"] = True
-    return described
+        description["not_null"] = True
+    return description
 
 
 def texts(column: Any) -> list[str | None]:
@@ -79,12 +80,12 @@ def _one_by_one(array: Any) -> list[str | None]:
 
 
 def _by_cast(array: Any) -> list[str | None]:
-    made: list[str | None] = array.cast(pa.string()).to_pylist()
-    return made
+    written: list[str | None] = array.cast(pa.string()).to_pylist()
+    return written
 
 
 def _moments(array: Any) -> list[str | None]:
-    """Arrow writes years of four digits as PostgreSQL does, but for zeros at the end of a fraction."""
+    """For years of four digits Arrow writes what PostgreSQL does, except for trailing zeros of a fraction."""
     kind = type_of(array.type)
     numbers = plain_array(array, kind)
     bounds = pc.min_max(numbers).as_py()
@@ -93,13 +94,13 @@ def _moments(array: Any) -> list[str | None]:
         return _one_by_one(array)
     if kind == DATE:
         return _by_cast(array.cast(pa.date32()))
-    written = numbers.cast(pa.timestamp("us")).cast(pa.string())
-    written = pc.replace_substring_regex(written, r"\.0+$", "")
-    written = pc.replace_substring_regex(written, r"(\.\d*[1-9])0+$", r"\1")
+    column = numbers.cast(pa.timestamp("us")).cast(pa.string())
+    column = pc.replace_substring_regex(column, r"\.0+$", "")
+    column = pc.replace_substring_regex(column, r"(\.\d*[1-9])0+$", r"\1")
     if kind == TIMESTAMPTZ:
-        written = pc.binary_join_element_wise(written, "+00", "")
-    made: list[str | None] = written.to_pylist()
-    return made
+        column = pc.binary_join_element_wise(column, "+00", "")
+    values: list[str | None] = column.to_pylist()
+    return values
 
 
 _WHOLE: dict[str, Callable[[Any], list[str | None]]] = {
@@ -112,7 +113,7 @@ _WHOLE: dict[str, Callable[[Any], list[str | None]]] = {
 
 
 def _array_texts(array: Any) -> list[str | None]:
-    """All elements of all rows are written in one go. Elements that are arrays are not quoted."""
+    """Write the elements of all rows in one call. Elements that are arrays are not quoted."""
     return [None if row is None else array_text(row, str) for row in _rows_of_texts(array)]
 
 
@@ -132,7 +133,7 @@ def _rows_of_texts(array: Any) -> list[list[Any] | None]:
 
 
 def _json_texts(array: Any, null: str | None = "null") -> list[Any]:
-    """`null` stands for NULL."""
+    """`null` is the text for NULL."""
     array = whole(array)
     return [null if text is None else text for text in _json_writer(array.type)(array)]
 
@@ -161,7 +162,7 @@ def _json_strings(array: Any) -> list[str | None]:
     if kind in (TIMESTAMP, TIMESTAMPTZ):
         zone = ":00" if kind == TIMESTAMPTZ else ""
         written = [None if text is None else _iso(text, zone) for text in written]
-    return [None if text is None else _quoted(text) for text in written]
+    return [None if text is None else _quote(text) for text in written]
 
 
 def _iso(text: str, zone: str) -> str:
@@ -169,7 +170,7 @@ def _iso(text: str, zone: str) -> str:
     return text.replace(" ", "T", 1) + zone + era
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
@@ -179,7 +180,7 @@ def _json_lists(array: Any) -> list[str | None]:
 
 
 def _json_structs(array: Any) -> list[str | None]:
-    names = [_quoted(field.name) for field in array.type]
+    names = [_quote(field.name) for field in array.type]
     fields = [_json_texts(child) for child in array.flatten()]
     valid = array.is_valid().to_pylist()
     rows = zip(*fields, strict=True) if fields else (() for _ in valid)
@@ -190,12 +191,12 @@ def _json_structs(array: Any) -> list[str | None]:
 
 
 def _json_maps(array: Any) -> list[str | None]:
-    """Keys are texts, whatever they are."""
+    """Keys are written as strings, whatever their type."""
     pair = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
     entries = array.cast(pa.list_(pair))
     pairs = entries.flatten()
     keys, items = texts(pairs.field(0)), _json_texts(pairs.field(1))
-    written = [f"{_quoted(key or '')}:{item}" for key, item in zip(keys, items, strict=True)]
+    written = [f"{_quote(key or '')}:{item}" for key, item in zip(keys, items, strict=True)]
     return [None if row is None else "{" + ",".join(row) + "}" for row in cut(written, entries)]
 
 

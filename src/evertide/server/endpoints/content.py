@@ -78,7 +78,7 @@ class Content:
 
     def matching(self, changes: pa.Table) -> pa.Table:
         """Those that the where clause is true of."""
-        return changes if self.where is None else self.where.filtered(changes)
+        return changes if self.where is None else self.where.filter_rows(changes)
 
 
 @dataclass(frozen=True)

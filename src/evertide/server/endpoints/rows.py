@@ -27,7 +27,7 @@ from starlette.responses import Response
 
 from evertide.errors import EvertideError, Forbidden, InvalidInput, Unavailable
 from evertide.media import ARROW, JSON, LINES, TIME_HEADER
-from evertide.pgexpr.clause import both
+from evertide.pgexpr.clause import conjoin_both
 from evertide.pgexpr.restriction import Restriction, restriction_in
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import View
@@ -133,7 +133,7 @@ class Rows:
         shard = self._pipeline.collections.members().collection(own)
         columns = [each.strip() for each in query.columns.split(",") if each.strip()]
         found = content_of(view, shard, columns, query.where, query.params)
-        return replace(found, where=both(restriction.clause(own, shard.schema), found.where))
+        return replace(found, where=conjoin_both(restriction.clause(own, shard.schema), found.where))
 
     def _own(self, name: str, kind: str, restriction: Restriction) -> str:
         """The name as it was declared. Who is restricted is not told which others there are."""
@@ -184,7 +184,7 @@ class Rows:
             why = f"it lies before since, which is {query.since}"
             raise InvalidInput(where="parameter 'until'", why=why)
         found = changes(shard, lower, upper) if lower < upper else iter(())
-        return last, changes_schema(shard.schema), found if clause is None else map(clause.filtered, found)
+        return last, changes_schema(shard.schema), found if clause is None else map(clause.filter_rows, found)
 
     def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
         """The time of the view, once it is above `last`, or when the limit is over, or the server stops."""

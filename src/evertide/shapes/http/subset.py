@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.responses import Response, StreamingResponse
 
-from evertide.pgexpr.tokens import shortened
+from evertide.pgexpr.tokens import shorten
 from evertide.rows.changes import DIFF
 from evertide.shapes.http.answers import array_pieces, first_pieces
 from evertide.shapes.log.definition import ShapeDefinition, where_of
@@ -133,11 +133,11 @@ def _order(names: list[str], text: str) -> list[tuple[str, bool, bool]]:
     while True:
         hit = _ORDER.match(text, at)
         if hit is None or (hit.end() < len(text) and text[hit.end()] != ","):
-            raise invalid({"subset__order_by": [f"is no list of columns, each with ASC or DESC: {shortened(text)}"]})
+            raise invalid({"subset__order_by": [f"is no list of columns, each with ASC or DESC: {shorten(text)}"]})
         one = identifiers(hit[1])
         name = one[0].finds(names) if one else None
         if name is None:
-            raise invalid({"subset__order_by": [f"there is no column {shortened(hit[1])}"]})
+            raise invalid({"subset__order_by": [f"there is no column {shorten(hit[1])}"]})
         is_descending = (hit[2] or "").lower() == "desc"
         nulls_first = hit[3].lower() == "first" if hit[3] else is_descending
         found.setdefault(name, (name, is_descending, nulls_first))

@@ -56,7 +56,7 @@ class Contents:
         whole = self._whole(shard, time)
         if whole is None:
             return _read(shard, time, columns, where)
-        rows = whole if where is None else where.filtered(whole)
+        rows = whole if where is None else where.filter_rows(whole)
         if columns is None:
             return rows
         chosen = rows.select([*columns, DIFF])
@@ -95,7 +95,7 @@ class Contents:
 
 def _read(shard: Shard, time: int, columns: list[str] | None = None, where: Where | None = None) -> pa.Table:
     with shard.snapshot(time, columns=columns) as found:
-        return found.to_arrow(where.filtered if where is not None else None)
+        return found.to_arrow(where.filter_rows if where is not None else None)
 
 
 def _is_in_order(subject: Subject, columns: list[str]) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import InvalidInput
-from evertide.pgexpr.clause import Where, both, parse_where
+from evertide.pgexpr.clause import Where, conjoin_both, parse_where
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.pgexpr.types.texts import column_type
 from evertide.pipeline.names import ERRORS
@@ -134,7 +134,7 @@ def define(subject: Subject, asked: ShapeRequest) -> ShapeDefinition:
     return ShapeDefinition(
         subject=subject,
         columns=columns or queryable or tuple(subject.schema.names),
-        where=both(own, where_of(subject.schema, asked.where, asked.params, "where")),
+        where=conjoin_both(own, where_of(subject.schema, asked.where, asked.params, "where")),
         is_full=asked.is_full,
         is_changes_only=asked.is_changes_only,
         restriction=own.canonical if own is not None else "",

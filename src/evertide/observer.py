@@ -1,11 +1,12 @@
-"""`Observer`: who is told what a process does, as it does it: metrics, traces, feeds for people.
+"""`Observer`: the interface for components that receive events about what a process does: metrics, traces.
 
-1. Whoever does something tells of it once, when it is done. What it costs to tell is a call; with `NOBODY`, nothing.
-2. An observer is called in the thread that did it, perhaps by several at the same moment. It is quick (microseconds),
-   never waits, and never raises: the transactions wait for it.
-3. What is of interest only when somebody asks is not told here: `status` says it.
+1. The component that does something reports it once, when it is done. A report costs one call; with `NO_OBSERVER`,
+   nothing.
+2. An observer is called in the thread that did the work, possibly by several threads at once. It returns within
+   microseconds, never waits, and never raises: transactions wait for it.
+3. Values that matter only when a client asks are not reported here: `status` returns them.
 
-Seconds that a thing began at are by the monotonic clock of the process.
+All `began_s` are seconds of the process's monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = [
-    "NOBODY",
-    "Checkpointed",
-    "Delivered",
+    "NO_OBSERVER",
+    "CheckpointEvent",
+    "DeliveryEvent",
     "Fault",
     "Lap",
     "Observer",
-    "Requested",
-    "Several",
-    "Transacted",
-    "Written",
+    "ObserverGroup",
+    "RequestEvent",
+    "TransactionEvent",
+    "WrittenSize",
 ]
 
 
@@ -36,25 +37,25 @@ class Lap(NamedTuple):
     took_s: float
 
 
-class Written(NamedTuple):
-    """What a transaction changed in a collection, as it is stored."""
+class WrittenSize(NamedTuple):
+    """The size of a transaction's changes to a collection, as stored."""
 
     rows: int
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Transacted:
-    """A transaction is in all collections, and in the state of this process."""
+class TransactionEvent:
+    """A transaction is complete in all collections and in the state of this process."""
 
     time: int
     how: str
-    """`committed` by this process; by a `peer`, and taken after it; or `replayed` after a start."""
+    """`committed`: by this process; `peer`: by another process, and followed; `replayed`: after a start."""
     laps: tuple[Lap, ...]
-    """In their order; a phase may come several times."""
+    """In order of time; a phase may occur several times."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """Rows that each source gave."""
-    collections: Mapping[str, Written] = field(default_factory=dict)
+    """Rows read, by source."""
+    collections: Mapping[str, WrittenSize] = field(default_factory=dict)
 
     @property
     def began_s(self) -> float:
@@ -66,8 +67,8 @@ class Transacted:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """A sink has a transaction."""
+class DeliveryEvent:
+    """A transaction was written to a sink."""
 
     sink: str
     time: int
@@ -77,92 +78,92 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed:
+class CheckpointEvent:
     number: int
     time: int
     files: int
     bytes: int
-    """Of all files that it names, most of which others name, too."""
+    """Of all files that the checkpoint names; most are shared with other checkpoints."""
     began_s: float
     took_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something failed, and is told each time it does: most is tried again by itself."""
+    """Something failed. Reported at each failure; most failures are retried automatically."""
 
     part: str
     """What failed: `transaction`, `source`, `sink`, `view`, `checkpoint` or `upkeep`."""
     name: str
-    """Which of them; empty if there is one only."""
+    """The name of the source, sink or view; empty for parts that exist once."""
     error_code: str
     laps: tuple[Lap, ...] = ()
-    """Of a transaction, what it came to."""
+    """The phases that a failed transaction went through."""
     time: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Requested:
-    """A request by HTTP was answered."""
+class RequestEvent:
+    """An HTTP request was answered."""
 
     method: str
     route: str
-    """As it is declared, `/v1/tables/{table}/rows`; `other` if there is none."""
+    """As declared, for example `/v1/tables/{table}/rows`; `other` if no route matched."""
     code: int
     began_s: float
     took_s: float
     kind: str = ""
-    """Of a request for a shape: `snapshot`, `log`, `live` or `stream`. The last two wait, as they should."""
+    """For a shape request: `snapshot`, `log`, `live` or `stream`. The last two wait for changes."""
     traceparent: str = ""
-    """The trace that it belongs to, if it names one."""
+    """The request's `traceparent` header, if any."""
 
 
 class Observer:
-    """Does nothing: whoever observes overrides what it wants to know."""
+    """Ignores all events. Subclasses override the methods for the events they need."""
 
-    def transacted(self, made: Transacted) -> None: ...
+    def on_transaction(self, event: TransactionEvent) -> None: ...
 
-    def delivered(self, made: Delivered) -> None: ...
+    def on_delivery(self, event: DeliveryEvent) -> None: ...
 
-    def checkpointed(self, made: Checkpointed) -> None: ...
+    def on_checkpoint(self, event: CheckpointEvent) -> None: ...
 
-    def stored(self, call: str, took_s: float, size: int, error_code: str) -> None:
-        """A storage call, `blob.get` or the like; with an `error_code`, it failed. There are many: no object for it."""
+    def on_storage_call(self, call: str, took_s: float, size: int, error_code: str) -> None:
+        """A storage call such as `blob.get`; it failed if `error_code` is set. Frequent, so without an event object."""
 
-    def failed(self, fault: Fault) -> None: ...
+    def on_fault(self, fault: Fault) -> None: ...
 
-    def requested(self, made: Requested) -> None: ...
-
-
-NOBODY = Observer()
+    def on_request(self, event: RequestEvent) -> None: ...
 
 
-class Several(Observer):
-    """All of them, in their order."""
+NO_OBSERVER = Observer()
+
+
+class ObserverGroup(Observer):
+    """Forwards every event to several observers, in order."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._all = tuple(observers)
 
-    def transacted(self, made: Transacted) -> None:
+    def on_transaction(self, event: TransactionEvent) -> None:
         for one in self._all:
-            one.transacted(made)
+            one.on_transaction(event)
 
-    def delivered(self, made: Delivered) -> None:
+    def on_delivery(self, event: DeliveryEvent) -> None:
         for one in self._all:
-            one.delivered(made)
+            one.on_delivery(event)
 
-    def checkpointed(self, made: Checkpointed) -> None:
+    def on_checkpoint(self, event: CheckpointEvent) -> None:
         for one in self._all:
-            one.checkpointed(made)
+            one.on_checkpoint(event)
 
-    def stored(self, call: str, took_s: float, size: int, error_code: str) -> None:
+    def on_storage_call(self, call: str, took_s: float, size: int, error_code: str) -> None:
         for one in self._all:
-            one.stored(call, took_s, size, error_code)
+            one.on_storage_call(call, took_s, size, error_code)
 
-    def failed(self, fault: Fault) -> None:
+    def on_fault(self, fault: Fault) -> None:
         for one in self._all:
-            one.failed(fault)
+            one.on_fault(fault)
 
-    def requested(self, made: Requested) -> None:
+    def on_request(self, event: RequestEvent) -> None:
         for one in self._all:
-            one.requested(made)
+            one.on_request(event)

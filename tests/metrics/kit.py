@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from evertide.metrics import Metrics, watch_pipeline
-from evertide.metrics.endpoint import scraped
+from evertide.metrics.endpoint import render_metrics
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -54,14 +54,14 @@ def observed_shop(
 
 def scrape(metrics: Metrics) -> Samples:
     """Every sample, by its name and labels, as Prometheus reads it."""
-    content, kind = scraped(metrics.registry)
+    content, kind = render_metrics(metrics.registry)
     assert kind.startswith("text/plain")
     return _samples(plain_families(content.decode()))
 
 
 def scrape_open(metrics: Metrics) -> Samples:
     """The same as OpenMetrics."""
-    content, kind = scraped(metrics.registry, "application/openmetrics-text; version=1.0.0")
+    content, kind = render_metrics(metrics.registry, "application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     return _samples(open_families(content.decode()))  # type: ignore[no-untyped-call]
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from evertide.metrics import Metrics, watch_pipeline
 from evertide.metrics.catalog import ALL, BY_NAME
-from evertide.metrics.endpoint import scraped
+from evertide.metrics.endpoint import render_metrics
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
@@ -80,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> tuple[
         wait_for(lambda: p.status().flushed == p.time)
         wait_for(lambda: any(name == "evertide_replicas" for name, _ in scrape(metrics)))
         wait_for(lambda: any(name == "evertide_shape_requests_total" for name, _ in scrape(metrics)))
-        found, text = scrape(metrics), scraped(metrics.registry)[0].decode()
+        found, text = scrape(metrics), render_metrics(metrics.registry)[0].decode()
         shapes.drain()
     return found, text
 
@@ -108,8 +108,8 @@ def test_no_label_is_without_end(run: tuple[Samples, str]) -> None:
 
 def test_the_table_of_the_docs_is_that_of_the_code() -> None:
     rows = re.findall(r"^\| `(evertide_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", DOCS.read_text("utf-8"), re.MULTILINE)
-    documented = [(name, kind, labels.replace("`", ""), says) for name, kind, labels, says in rows]
-    assert documented == [(one.name, one.kind, ", ".join(one.labels), one.says) for one in ALL]
+    documented = [(name, kind, labels.replace("`", ""), description) for name, kind, labels, description in rows]
+    assert documented == [(one.name, one.kind, ", ".join(one.labels), one.description) for one in ALL]
 
 
 def dashboard_module() -> ModuleType:

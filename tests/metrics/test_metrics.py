@@ -13,10 +13,10 @@ import pytest
 from evertide.errors import SourceAway, Unavailable
 from evertide.metrics import Metrics, watch_pipeline
 from evertide.metrics.catalog import ALL, BY_NAME
-from evertide.metrics.endpoint import scraped
-from evertide.metrics.gauges import Glance
-from evertide.metrics.samples import Look, Seen
-from evertide.observer import Lap, Transacted, Written
+from evertide.metrics.endpoint import render_metrics
+from evertide.metrics.gauges import SampleCache
+from evertide.metrics.samples import Sample, TakeSample
+from evertide.observer import Lap, TransactionEvent, WrittenSize
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import Role
 from evertide.pipeline.replicas.replica_record import ReplicaTelling
@@ -117,7 +117,7 @@ def test_faults_are_counted_by_what_failed_and_how() -> None:
         assert value(found, "evertide_collection_state", collection="share", state="failed") == 1
         assert value(found, "evertide_source_state", source="shop", state="reconnecting") == 1
         assert value(found, "evertide_problem", part="source", name="shop", error_code="source_away") == 1
-        told = scraped(metrics.registry)[0].decode()
+        told = render_metrics(metrics.registry)[0].decode()
         assert "refused" not in told, "no message is in a metric, and so no secret that one may hold"
 
 
@@ -213,8 +213,8 @@ def test_a_scrape_while_storage_is_away_says_so_with_the_age_of_what_it_tells(mo
         wait_for(lambda: value(scrape(metrics), "evertide_up") == 1)
 
 
-def test_many_who_scrape_look_at_the_storage_once_a_second() -> None:
-    looks: list[int] = []
+def test_many_scrapes_sample_the_storage_once_a_second() -> None:
+    samples: list[int] = []
 
     class Clock(SystemRuntime):
         now_s = 100.0
@@ -222,45 +222,47 @@ def test_many_who_scrape_look_at_the_storage_once_a_second() -> None:
         def monotonic_s(self) -> float:
             return self.now_s
 
-    def look() -> Seen:
-        looks.append(1)
-        return Seen(None, 0, 0)  # type: ignore[arg-type]
+    def take() -> Sample:
+        samples.append(1)
+        return Sample(None, 0, 0)  # type: ignore[arg-type]
 
-    clock, asked = Clock(), look
-    glance = Glance(asked, clock)
+    clock, sampler = Clock(), take
+    cache = SampleCache(sampler, clock)
     for _ in range(20):
-        assert glance.latest()[2]
-    assert len(looks) == 1
+        assert cache.latest()[2]
+    assert len(samples) == 1
     clock.now_s += 1.0
-    glance.latest()
-    assert len(looks) == 2
+    cache.latest()
+    assert len(samples) == 2
 
 
-def test_a_bug_in_a_look_is_logged_and_no_end_of_metrics(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> Seen:
+def test_a_bug_in_sampling_is_logged_and_does_not_end_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Sample:
         raise ZeroDivisionError
 
-    look: Look = broken
-    glance = Glance(look, SystemRuntime())
-    seen, _, is_up = glance.latest()
-    assert (seen, is_up) == (None, False)
-    assert glance._thread is not None
-    glance._thread.join()
+    take: TakeSample = broken
+    cache = SampleCache(take, SystemRuntime())
+    sample, _, is_up = cache.latest()
+    assert (sample, is_up) == (None, False)
+    assert cache._thread is not None
+    cache._thread.join()
     assert "the thread evertide-metrics died" in caplog.text
-    assert [one.error_code for one in glance.troubles()] == ["unexpected"]
+    assert [one.error_code for one in cache.troubles()] == ["unexpected"]
 
 
 def test_observing_a_transaction_costs_little() -> None:
     """Not by the clock of a loaded machine: by what it takes of the processor, with a wide margin."""
     metrics = Metrics()
     laps = tuple(Lap(phase, 1.0, 0.01) for phase in ("read", "bind", "read", "compute", "commit"))
-    made = Transacted(7, "committed", laps, {"push": 3, "kafka": 9}, {f"view{n}": Written(3, 100) for n in range(8)})
-    metrics.transacted(made)
+    event = TransactionEvent(
+        7, "committed", laps, {"push": 3, "kafka": 9}, {f"view{n}": WrittenSize(3, 100) for n in range(8)}
+    )
+    metrics.on_transaction(event)
     began_s = time.process_time()
     for _ in range(2000):
-        metrics.transacted(made)
+        metrics.on_transaction(event)
         for _ in range(20):
-            metrics.stored("meta.commit", 0.001, 100, "")
+            metrics.on_storage_call("meta.commit", 0.001, 100, "")
     assert (time.process_time() - began_s) / 2000 < 500e-6
 
 

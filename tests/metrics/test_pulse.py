@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import Unavailable
-from evertide.observer import NOBODY
+from evertide.observer import NO_OBSERVER
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.liveness import Pulse
 from evertide.pipeline.transaction.machine import Machine
@@ -38,7 +38,7 @@ def clock() -> Clock:
 
 
 def pulse_of(clock: Clock, ended: Callable[[], list[str]] = list) -> tuple[Pulse, Course]:
-    course = Course(NOBODY, clock, SETTINGS, 0)
+    course = Course(NO_OBSERVER, clock, SETTINGS, 0)
     return Pulse(lambda: course.doing, ended, clock, 60.0), course
 
 
@@ -75,7 +75,7 @@ def test_a_phase_may_take_long_and_not_for_ever(clock: Clock) -> None:
 def test_steps_inside_of_a_long_phase_are_life(clock: Clock) -> None:
     """Steps of the thread, and tasks that Spark has finished; a look at Spark that finds the same is none."""
     tasks = [0]
-    course = Course(NOBODY, clock, SETTINGS, 0)
+    course = Course(NO_OBSERVER, clock, SETTINGS, 0)
     pulse = Pulse(lambda: course.doing, list, clock, 60.0, lambda: tasks[0])
     course.does(Phase.COMPUTE, 7)
     for _ in range(5):

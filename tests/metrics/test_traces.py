@@ -15,7 +15,7 @@ from opentelemetry.trace import StatusCode
 
 from evertide.errors import InvalidInput, Unavailable
 from evertide.metrics.traces import Traces, open_traces
-from evertide.observer import Delivered, Requested
+from evertide.observer import DeliveryEvent, RequestEvent
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from tests.metrics.kit import order
@@ -73,9 +73,9 @@ def test_what_is_delivered_later_belongs_to_its_transaction_and_a_request_to_its
     with opened(traces) as p:
         p.push("orders", [order(1)])
         t = p.commit()
-        traces.delivered(Delivered("lake", t, 1, 1.0, 0.1))
+        traces.on_delivery(DeliveryEvent("lake", t, 1, 1.0, 0.1))
         parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-        traces.requested(Requested("GET", "/v1/status", 200, 1.0, 0.1, "", parent))
+        traces.on_request(RequestEvent("GET", "/v1/status", 200, 1.0, 0.1, "", parent))
         found = spans(exporter)
     whole = found["transaction"][-1]
     [delivered] = found["deliver"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import BlobMissing, Unavailable
-from evertide.metrics.samples import shapes_use
+from evertide.metrics.samples import measure_shapes
 from evertide.shapes.options import ShapeOptions
 from evertide.shard.shard import Shard
 from tests.pipeline.kit import storage
@@ -97,7 +97,7 @@ def test_a_collection_that_cannot_be_read_stands_still_and_others_do_not(
         assert (answer.status, answer.body["error_code"]) == (503, "blob_missing")
         assert "parts/x" in answer.body["path"]
         assert len(sound.step().changes) == 1
-        assert shapes_use(s.service.shapes).standing == 1
+        assert measure_shapes(s.service.shapes).standing == 1
         monkeypatch.undo()
         assert operations(broken.step().changes) == [("insert", "2")]
         assert broken.refetched == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertide.errors import Unavailable
-from evertide.observer import NOBODY, Observer
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.runtime import SystemRuntime
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
@@ -20,7 +20,7 @@ class Calls(Observer):
     def __init__(self) -> None:
         self.made: list[tuple[str, int, str]] = []
 
-    def stored(self, call: str, took_s: float, size: int, error_code: str) -> None:
+    def on_storage_call(self, call: str, took_s: float, size: int, error_code: str) -> None:
         assert took_s >= 0
         self.made.append((call, size, error_code))
 
@@ -77,4 +77,4 @@ def test_a_call_that_fails_is_told_of_with_its_code_and_fails_all_the_same() -> 
 
 def test_where_nobody_observes_nothing_lies_between() -> None:
     storage = Storage(MemoryBlob(), MemoryMeta(), "memory")
-    assert observed(storage, NOBODY, RUNTIME) is storage
+    assert observed(storage, NO_OBSERVER, RUNTIME) is storage

@@ -1,12 +1,12 @@
-"""What a process does and how it fares, for Prometheus and OpenTelemetry.
+"""Metrics for Prometheus and traces for OpenTelemetry.
 
-`catalog` names every metric there is; `metrics` counts what observers are told; `standing` says at a scrape what is so;
-`measured` times requests; `endpoint` serves it all; `traces` makes spans of the same.
+`catalog` lists every metric; `metrics` counts the events that observers receive; `gauges` samples the current state at
+a scrape; `request_times` times HTTP requests; `endpoint` serves the metrics; `traces` turns the same events into spans.
 """
 
 from evertide.metrics.endpoint import metrics_route
 from evertide.metrics.metrics import Metrics
-from evertide.metrics.request_times import Measured
+from evertide.metrics.request_times import RequestTimer
 from evertide.metrics.watch import watch_pipeline, watch_reader
 
-__all__ = ["Measured", "Metrics", "metrics_route", "watch_pipeline", "watch_reader"]
+__all__ = ["Metrics", "RequestTimer", "metrics_route", "watch_pipeline", "watch_reader"]

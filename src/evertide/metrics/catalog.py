@@ -1,7 +1,8 @@
-"""Every metric that there is: its name, kind, labels, and what it says. The one table; docs/observing.md repeats it.
+"""The catalog of all metrics: name, kind, labels and description. docs/observing.md repeats this table.
 
-Labels are bounded by what a script declares and by what the code knows: names of collections, sources, sinks and
-arrangements, phases, states, error codes, routes as they are declared. Never a transaction's number, a key or a path.
+The number of label values is bounded by what a script declares and by constants in the code: names of collections,
+sources, sinks and arrangements, phases, states, error codes, declared routes. A transaction's number, a key or a path
+is never a label.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ __all__ = ["ALL", "BY_NAME", "Metric"]
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    """As it is scraped; of a histogram without `_bucket`, `_sum` and `_count`."""
+    """The name in a scrape; for a histogram, without `_bucket`, `_sum` and `_count`."""
     kind: str
     """`counter`, `gauge` or `histogram`."""
-    says: str
+    description: str
     labels: tuple[str, ...] = ()
-    is_seen: bool = False
-    """Asked for at a scrape; else counted as it happens."""
+    is_sampled: bool = False
+    """Whether the value is sampled at a scrape; otherwise events are counted as they happen."""
 
 
-def _counter(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"evertide_{name}_total", "counter", says, labels)
+def _counter(name: str, description: str, *labels: str) -> Metric:
+    return Metric(f"evertide_{name}_total", "counter", description, labels)
 
 
-def _seen(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"evertide_{name}_total", "counter", says, labels, is_seen=True)
+def _sampled_counter(name: str, description: str, *labels: str) -> Metric:
+    return Metric(f"evertide_{name}_total", "counter", description, labels, is_sampled=True)
 
 
-def _gauge(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"evertide_{name}", "gauge", says, labels, is_seen=True)
+def _gauge(name: str, description: str, *labels: str) -> Metric:
+    return Metric(f"evertide_{name}", "gauge", description, labels, is_sampled=True)
 
 
-def _histogram(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"evertide_{name}_seconds", "histogram", says, labels)
+def _histogram(name: str, description: str, *labels: str) -> Metric:
+    return Metric(f"evertide_{name}_seconds", "histogram", description, labels)
 
 
 ALL: tuple[Metric, ...] = (
@@ -47,7 +48,7 @@ ALL: tuple[Metric, ...] = (
     _gauge("doing_seconds", "For how long the process is in its present phase.", "phase"),
     _gauge("build_info", "1; what runs.", "version", "python", "spark"),
     _gauge("jvm_memory_bytes", "Memory of Spark's driver: heap or other, used, committed or at most.", "area", "kind"),
-    _seen("spark_jobs", "Jobs that Spark began in this process."),
+    _sampled_counter("spark_jobs", "Jobs that Spark began in this process."),
     # The pipeline
     _gauge("state", "1 for the state that the pipeline is in.", "state"),
     _gauge("leads", "1 if this process leads: it reads sources, writes to sinks, makes checkpoints."),
@@ -98,7 +99,7 @@ ALL: tuple[Metric, ...] = (
     _counter("checkpoint_files_bytes", "Files that checkpoints made here name; most are named by several."),
     _histogram("checkpoint", "Making a checkpoint; transactions wait for it."),
     _gauge("leases", "Leases that readers in this process hold."),
-    _seen("leases_lost", "Leases that ended under a reader in this process."),
+    _sampled_counter("leases_lost", "Leases that ended under a reader in this process."),
     _histogram("storage", "Calls of the storage.", "call"),
     _counter("storage_bytes", "Bytes that were read or written by them.", "call"),
     _counter("storage_faults", "Those that failed; most are tried again.", "call", "error_code"),
@@ -111,7 +112,7 @@ ALL: tuple[Metric, ...] = (
     _gauge("shape_clients", "Clients that wait for a change."),
     _gauge("shape_log_bytes", "What their logs take in memory."),
     _gauge("shape_feeds_standing", "Collections whose live clients get an error, as their changes cannot be read."),
-    _seen("shape_log_entries", "Entries that were appended to the logs of shapes."),
+    _sampled_counter("shape_log_entries", "Entries that were appended to the logs of shapes."),
 )
 
 BY_NAME = {metric.name: metric for metric in ALL}

@@ -1,4 +1,4 @@
-"""`/metrics`: what Prometheus scrapes, in its own format, or as OpenMetrics if it is asked for that."""
+"""Serve `/metrics` for Prometheus, in its text format, or as OpenMetrics if the client asks for it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from starlette.routing import Route
 
 from evertide.metrics.metrics import Metrics
 
-__all__ = ["PATH", "metrics_route", "scraped"]
+__all__ = ["PATH", "metrics_route", "render_metrics"]
 
 PATH = "/metrics"
 
 
 def metrics_route(metrics: Metrics) -> Route:
     async def answer(request: Request) -> Response:
-        content, kind = await run_in_threadpool(scraped, metrics.registry, request.headers.get("accept", ""))
+        content, kind = await run_in_threadpool(render_metrics, metrics.registry, request.headers.get("accept", ""))
         return Response(content, headers={"content-type": kind, "cache-control": "no-store"})
 
     return Route(PATH, answer, methods=["GET"])
 
 
-def scraped(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """The text, and its type."""
+def render_metrics(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
+    """The body and its content type."""
     encode, kind = choose_encoder(accept)
-    return encode(_Lean(registry)), kind
+    return encode(_WithoutCreated(registry)), kind
 
 
-class _Lean(Collector):
-    """Without the moments at which series began: nobody asks for them, and they are as many again."""
+class _WithoutCreated(Collector):
+    """Drops the `_created` samples: they are not used, and would double the number of series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

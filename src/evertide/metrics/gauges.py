@@ -1,8 +1,9 @@
-"""`Standing`: how things stand, told at a scrape.
+"""`StatusCollector`: samples the current state of the pipeline and the process at each scrape.
 
-1. The storage is looked at at most once a second, however many scrape, and in a thread beside them: a scrape waits for
-   it for a moment only. What it then has not got is told as it was last seen, with its age, and `evertide_up` is 0.
-2. What is in memory (whether the process is alive, its shapes) is always told as it is now.
+1. The storage is sampled at most once per second, however many clients scrape, and in a separate thread: a scrape waits
+   for it at most `_WAIT_S`. If no new sample arrives, the scrape serves the last one with its age, and `evertide_up`
+   is 0.
+2. Values in memory (liveness, shapes) are always current.
 3. A scrape never fails, whatever the storage does, and takes no lock that a transaction needs.
 """
 
@@ -19,14 +20,14 @@ from prometheus_client.registry import Collector
 from evertide import __version__
 from evertide.errors import EvertideError
 from evertide.metrics.catalog import ALL
-from evertide.metrics.samples import Look, Seen, ShapesUse
+from evertide.metrics.samples import Sample, ShapesUsage, TakeSample
 from evertide.pipeline.replicas.liveness import Beat
 from evertide.pipeline.status.status import CollectionStatus, SinkStatus, SourceStatus, Status
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.threads.watched import Watched
 
-__all__ = ["Glance", "Standing"]
+__all__ = ["SampleCache", "StatusCollector"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,192 +35,192 @@ _EVERY_S = 1.0
 _WAIT_S = 1.0
 
 
-class Glance:
-    """The last look, not older than a second if the storage answers."""
+class SampleCache:
+    """The last sample, at most a second old while the storage answers."""
 
-    def __init__(self, look: Look, runtime: Runtime, every_s: float = _EVERY_S, wait_s: float = _WAIT_S) -> None:
-        self._look = look
+    def __init__(self, take: TakeSample, runtime: Runtime, every_s: float = _EVERY_S, wait_s: float = _WAIT_S) -> None:
+        self._take = take
         self._clock = runtime.monotonic_s
         self._every_s = every_s
         self._wait_s = wait_s
         self._lock = threading.Lock()
-        self._under_way: threading.Event | None = None
-        self._seen: tuple[float, Seen] | None = None
+        self._running: threading.Event | None = None
+        self._latest: tuple[float, Sample] | None = None
         self._is_up = False
-        self._asked_s = -every_s
+        self._started_s = -every_s
         self._thread: Watched | None = None
 
     def troubles(self) -> list[Problem]:
-        """What the last look died of."""
+        """The error that ended the last sampling thread, if any."""
         return [] if self._thread is None else self._thread.troubles()
 
-    def latest(self) -> tuple[Seen | None, float, bool]:
-        """What was seen, its age, and whether the storage answers now."""
-        over = self._asked()
-        is_late = over is not None and not over.wait(self._wait_s)
-        seen = self._seen
-        age_s = 0.0 if seen is None else self._clock() - seen[0]
-        return None if seen is None else seen[1], age_s, self._is_up and not is_late
+    def latest(self) -> tuple[Sample | None, float, bool]:
+        """The last sample, its age, and whether the storage answers now."""
+        done = self._start_sample()
+        is_late = done is not None and not done.wait(self._wait_s)
+        sample = self._latest
+        age_s = 0.0 if sample is None else self._clock() - sample[0]
+        return None if sample is None else sample[1], age_s, self._is_up and not is_late
 
-    def _asked(self) -> threading.Event | None:
-        """One that looks, if there is or should be one."""
+    def _start_sample(self) -> threading.Event | None:
+        """Start a sampling thread if one is due. Returns the event of the running one, if any."""
         with self._lock:
-            if self._under_way is None and self._clock() - self._asked_s >= self._every_s:
-                self._asked_s, self._under_way = self._clock(), threading.Event()
-                self._thread = Watched("evertide-metrics", self._run, self._under_way)
+            if self._running is None and self._clock() - self._started_s >= self._every_s:
+                self._started_s, self._running = self._clock(), threading.Event()
+                self._thread = Watched("evertide-metrics", self._run, self._running)
                 self._thread.start()
-            return self._under_way
+            return self._running
 
-    def _run(self, over: threading.Event) -> None:
+    def _run(self, done: threading.Event) -> None:
         try:
-            self._seen, self._is_up = (self._clock(), self._look()), True
+            self._latest, self._is_up = (self._clock(), self._take()), True
         except EvertideError as error:
             self._is_up = False
-            logger.info("what is scraped is as old as it is: %s", error)
-        except BaseException:  # the thread dies of it, and says so
+            logger.info("storage did not answer, serving metrics from the last sample: %s", error)
+        except BaseException:  # ends the thread, which logs it
             self._is_up = False
             raise
         finally:
             with self._lock:
-                self._under_way = None
-            over.set()
+                self._running = None
+            done.set()
 
 
-class _Told:
-    """Families of metrics that are being filled; those of which nothing is known are named all the same."""
+class _Families:
+    """The metric families of one scrape. Every sampled metric has a family, even without values."""
 
     def __init__(self) -> None:
-        self.families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        self.by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for metric in ALL:
-            if metric.is_seen:
+            if metric.is_sampled:
                 kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                self.families[metric.name] = kind(metric.name, metric.says, labels=metric.labels)
+                self.by_name[metric.name] = kind(metric.name, metric.description, labels=metric.labels)
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
-        """None: not known, and not told."""
+        """None: unknown, so no value is added."""
         if value is not None:
-            self.families[f"evertide_{name}"].add_metric(labels, value)
+            self.by_name[f"evertide_{name}"].add_metric(labels, value)
 
 
-class Standing(Collector):
+class StatusCollector(Collector):
     def __init__(
         self,
-        look: Look,
+        take: TakeSample,
         runtime: Runtime,
         *,
         pulse: Callable[[], Beat] | None = None,
-        shapes: Callable[[], ShapesUse] | None = None,
+        shapes: Callable[[], ShapesUsage] | None = None,
         wait_s: float = _WAIT_S,
     ) -> None:
-        self._glance = Glance(look, runtime, wait_s=wait_s)
+        self._cache = SampleCache(take, runtime, wait_s=wait_s)
         self._pulse = pulse
         self._shapes = shapes
 
     def troubles(self) -> list[Problem]:
-        return self._glance.troubles()
+        return self._cache.troubles()
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        told = _Told()
-        seen, age_s, is_up = self._glance.latest()
-        told.add("up", is_up)
-        told.add("status_age_seconds", age_s)
-        spark = seen.driver.version if seen is not None and seen.driver is not None else ""
-        told.add("build_info", 1, __version__, platform.python_version(), spark)
+        families = _Families()
+        sample, age_s, is_up = self._cache.latest()
+        families.add("up", is_up)
+        families.add("status_age_seconds", age_s)
+        spark = sample.driver.version if sample is not None and sample.driver is not None else ""
+        families.add("build_info", 1, __version__, platform.python_version(), spark)
         if self._pulse is not None:
             beat = self._pulse()
-            told.add("alive", beat.is_alive)
-            told.add("doing_seconds", beat.since_s, beat.phase)
+            families.add("alive", beat.is_alive)
+            families.add("doing_seconds", beat.since_s, beat.phase)
         if self._shapes is not None:
-            _tell_shapes(told, self._shapes())
-        if seen is not None:
-            _tell_process(told, seen)
-            _tell_pipeline(told, seen.status)
-        yield from told.families.values()
+            _add_shapes(families, self._shapes())
+        if sample is not None:
+            _add_process(families, sample)
+            _add_pipeline(families, sample.status)
+        yield from families.by_name.values()
 
 
-def _tell_shapes(told: _Told, use: ShapesUse) -> None:
-    told.add("shapes", use.shapes)
-    told.add("shape_clients", use.clients)
-    told.add("shape_log_bytes", use.log_bytes)
-    told.add("shape_log_entries_total", use.log_entries)
-    told.add("shape_feeds_standing", use.standing)
+def _add_shapes(families: _Families, use: ShapesUsage) -> None:
+    families.add("shapes", use.shapes)
+    families.add("shape_clients", use.clients)
+    families.add("shape_log_bytes", use.log_bytes)
+    families.add("shape_log_entries_total", use.log_entries)
+    families.add("shape_feeds_standing", use.standing)
 
 
-def _tell_process(told: _Told, seen: Seen) -> None:
-    told.add("leads", seen.leads)
-    told.add("leases", seen.leases)
-    told.add("leases_lost_total", seen.leases_lost)
+def _add_process(families: _Families, sample: Sample) -> None:
+    families.add("leads", sample.leads)
+    families.add("leases", sample.leases)
+    families.add("leases_lost_total", sample.leases_lost)
     sizes: dict[str, tuple[int, int, int]] = {}
-    for one in seen.arrangements:  # views that came later may have one of the same name
+    for one in sample.arrangements:  # views added later may have an arrangement of the same name
         rows, size, parts = sizes.get(one.name, (0, 0, 0))
         sizes[one.name] = (rows + one.rows, size + one.bytes, parts + one.parts)
     for name, (rows, size, parts) in sizes.items():
-        told.add("arrangement_rows", rows, name)
-        told.add("arrangement_bytes", size, name)
-        told.add("arrangement_parts", parts, name)
-    if seen.driver is not None:
-        told.add("spark_jobs_total", seen.driver.jobs)
-        for (area, kind), size in seen.driver.memory.items():
-            told.add("jvm_memory_bytes", size, area, kind)
+        families.add("arrangement_rows", rows, name)
+        families.add("arrangement_bytes", size, name)
+        families.add("arrangement_parts", parts, name)
+    if sample.driver is not None:
+        families.add("spark_jobs_total", sample.driver.jobs)
+        for (area, kind), size in sample.driver.memory.items():
+            families.add("jvm_memory_bytes", size, area, kind)
 
 
-def _tell_pipeline(told: _Told, status: Status) -> None:
-    told.add("state", 1, status.state)
-    told.add("time", status.time)
-    told.add("bound_time", status.bound)
-    told.add("flushed_time", status.flushed)
-    told.add("generation", status.generation)
-    told.add("checkpoints", len(status.checkpoints))
-    told.add("checkpoint_time", max((time for _, time in status.checkpoints), default=0))
+def _add_pipeline(families: _Families, status: Status) -> None:
+    families.add("state", 1, status.state)
+    families.add("time", status.time)
+    families.add("bound_time", status.bound)
+    families.add("flushed_time", status.flushed)
+    families.add("generation", status.generation)
+    families.add("checkpoints", len(status.checkpoints))
+    families.add("checkpoint_time", max((time for _, time in status.checkpoints), default=0))
     problems = {("pipeline", "", problem.error_code) for problem in status.problems if problem.error_code}
     for collection in status.collections:
-        _tell_collection(told, collection)
+        _add_collection(families, collection)
     for source in status.sources:
-        _tell_source(told, source)
+        _add_source(families, source)
         problems |= {("source", source.name, problem.error_code) for problem in source.problems if problem.error_code}
     for sink in status.sinks:
-        _tell_sink(told, sink)
+        _add_sink(families, sink)
         if sink.problem is not None and sink.problem.error_code:
             problems.add(("sink", sink.name, sink.problem.error_code))
     for part, name, error_code in sorted(problems):
-        told.add("problem", 1, part, name, error_code)
-    _tell_replicas(told, status)
+        families.add("problem", 1, part, name, error_code)
+    _add_replicas(families, status)
 
 
-def _tell_collection(told: _Told, one: CollectionStatus) -> None:
-    told.add("collection_upper", one.upper, one.name, one.kind)
-    told.add("collection_since", one.since, one.name, one.kind)
-    told.add("collection_changes", one.rows, one.name, one.kind)
-    told.add("collection_bytes", one.bytes, one.name, one.kind)
-    told.add("collection_parts", one.parts, one.name, one.kind)
-    told.add("collection_state", 1, one.name, one.state)
+def _add_collection(families: _Families, one: CollectionStatus) -> None:
+    families.add("collection_upper", one.upper, one.name, one.kind)
+    families.add("collection_since", one.since, one.name, one.kind)
+    families.add("collection_changes", one.rows, one.name, one.kind)
+    families.add("collection_bytes", one.bytes, one.name, one.kind)
+    families.add("collection_parts", one.parts, one.name, one.kind)
+    families.add("collection_state", 1, one.name, one.state)
 
 
-def _tell_source(told: _Told, one: SourceStatus) -> None:
-    told.add("source_state", 1, one.name, one.state or "unknown")
+def _add_source(families: _Families, one: SourceStatus) -> None:
+    families.add("source_state", 1, one.name, one.state or "unknown")
     if one.lag is not None:
-        told.add("source_lag_bytes", one.lag.bytes, one.name)
-        told.add("source_lag_rows", one.lag.rows, one.name)
-        told.add("source_lag_files", one.lag.files, one.name)
-        told.add("source_lag_seconds", one.lag.seconds, one.name)
+        families.add("source_lag_bytes", one.lag.bytes, one.name)
+        families.add("source_lag_rows", one.lag.rows, one.name)
+        families.add("source_lag_files", one.lag.files, one.name)
+        families.add("source_lag_seconds", one.lag.seconds, one.name)
 
 
-def _tell_sink(told: _Told, one: SinkStatus) -> None:
-    told.add("sink_state", 1, one.name, one.state or "unknown")
-    told.add("sink_behind", one.behind, one.name)
+def _add_sink(families: _Families, one: SinkStatus) -> None:
+    families.add("sink_state", 1, one.name, one.state or "unknown")
+    families.add("sink_behind", one.behind, one.name)
 
 
-def _tell_replicas(told: _Told, status: Status) -> None:
-    """Of several on one host, the one that is furthest behind: numbers of processes would be labels without end."""
+def _add_replicas(families: _Families, status: Status) -> None:
+    """Of several replicas on one host, report the one furthest behind: process ids would be unbounded labels."""
     roles: dict[str, int] = {}
     behind: dict[tuple[str, str], int] = {}
     for one in status.replicas:
         roles[one.role] = roles.get(one.role, 0) + 1
         behind[one.host, one.role] = max(one.behind, behind.get((one.host, one.role), 0))
     for role, count in roles.items():
-        told.add("replicas", count, role)
+        families.add("replicas", count, role)
     for (host, role), transactions in behind.items():
-        told.add("replica_behind", transactions, host, role)
+        families.add("replica_behind", transactions, host, role)

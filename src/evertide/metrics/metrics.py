@@ -1,7 +1,8 @@
-"""`Metrics`: counts what it is told as an observer, in a registry of its own.
+"""`Metrics`: an observer that counts events in its own Prometheus registry.
 
-Telling it of a transaction costs some ten microseconds. Labels come from what is declared, so there are few of them
-(`evertide.metrics.catalog`). What only a scrape wants to know is not counted but asked for then, by a `Standing`.
+Counting a transaction costs about ten microseconds. Labels are names declared by the script, so there are few
+(`evertide.metrics.catalog`). Values that are only needed at a scrape are not counted but sampled then, by a
+`StatusCollector`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from evertide.metrics.tallies import Counts, Times
-from evertide.observer import Checkpointed, Delivered, Fault, Observer, Requested, Transacted
+from evertide.observer import CheckpointEvent, DeliveryEvent, Fault, Observer, RequestEvent, TransactionEvent
 
 __all__ = ["Metrics"]
 
@@ -25,7 +26,7 @@ _STORAGE_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 
 
 class Metrics(Observer, Collector):
-    """Any thread may tell it. One per process and pipeline, as its registry is."""
+    """Safe to call from any thread. One per process and pipeline, with its own registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry(auto_describe=False)
@@ -53,42 +54,42 @@ class Metrics(Observer, Collector):
         self._shape_s = self._times("shape_request")
         self.registry.register(self)
 
-    def watch(self, standing: Collector) -> None:
-        """At a scrape it is asked how things stand."""
-        self.registry.register(standing)
+    def watch(self, collector: Collector) -> None:
+        """Add a collector that is sampled at each scrape."""
+        self.registry.register(collector)
 
-    # Told by those who do it
+    # Events
 
-    def transacted(self, made: Transacted) -> None:
+    def on_transaction(self, event: TransactionEvent) -> None:
         phases: dict[str, float] = {}
-        for phase, _, took_s in made.laps:  # one that came several times counts as one
+        for phase, _, took_s in event.laps:  # a phase that occurred several times counts once
             phases[phase] = phases.get(phase, 0.0) + took_s
         with self._lock:
-            self._transactions.add(1, made.how)
+            self._transactions.add(1, event.how)
             for phase, took_s in phases.items():
                 self._phase_s.add(took_s, phase)
-            if made.how != "committed":  # or replicas would count the same rows several times
+            if event.how != "committed":  # otherwise every replica would count the same rows
                 return
-            self._transaction_s.add(made.took_s)
-            for source, rows in made.sources.items():
+            self._transaction_s.add(event.took_s)
+            for source, rows in event.sources.items():
                 if rows:
                     self._source_rows.add(rows, source)
-            for collection, written in made.collections.items():
+            for collection, written in event.collections.items():
                 if written.rows:
                     self._changes.add(written.rows, collection)
                     self._changes_bytes.add(written.bytes, collection)
 
-    def delivered(self, made: Delivered) -> None:
+    def on_delivery(self, event: DeliveryEvent) -> None:
         with self._lock:
-            self._sink_rows.add(made.rows, made.sink)
-            self._sink_s.add(made.took_s, made.sink)
+            self._sink_rows.add(event.rows, event.sink)
+            self._sink_s.add(event.took_s, event.sink)
 
-    def checkpointed(self, made: Checkpointed) -> None:
+    def on_checkpoint(self, event: CheckpointEvent) -> None:
         with self._lock:
-            self._checkpoint_s.add(made.took_s)
-            self._checkpoint_bytes.add(made.bytes)
+            self._checkpoint_s.add(event.took_s)
+            self._checkpoint_bytes.add(event.bytes)
 
-    def stored(self, call: str, took_s: float, size: int, error_code: str) -> None:
+    def on_storage_call(self, call: str, took_s: float, size: int, error_code: str) -> None:
         with self._lock:
             self._storage_s.add(took_s, call)
             if size:
@@ -96,21 +97,21 @@ class Metrics(Observer, Collector):
             if error_code:
                 self._storage_faults.add(1, call, error_code)
 
-    def failed(self, fault: Fault) -> None:
+    def on_fault(self, fault: Fault) -> None:
         with self._lock:
             self._faults.add(1, fault.part, fault.name, fault.error_code)
 
-    def requested(self, made: Requested) -> None:
-        code = str(made.code)
+    def on_request(self, event: RequestEvent) -> None:
+        code = str(event.code)
         with self._lock:
-            self._requests.add(1, made.method, made.route, code)
-            if made.kind:
-                self._shape_requests.add(1, made.kind, code)
-                self._shape_s.add(made.took_s, made.kind)
+            self._requests.add(1, event.method, event.route, code)
+            if event.kind:
+                self._shape_requests.add(1, event.kind, code)
+                self._shape_s.add(event.took_s, event.kind)
             else:
-                self._request_s.add(made.took_s, made.method, made.route)
+                self._request_s.add(event.took_s, event.method, event.route)
 
-    # Asked at a scrape
+    # Scrapes
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -121,9 +122,9 @@ class Metrics(Observer, Collector):
         yield from families
 
     def _counts(self, name: str) -> Counts:
-        self._tallies.append(made := Counts(f"evertide_{name}_total"))
-        return made
+        self._tallies.append(counts := Counts(f"evertide_{name}_total"))
+        return counts
 
     def _times(self, name: str, bounds_s: tuple[float, ...] = _BOUNDS_S) -> Times:
-        self._tallies.append(made := Times(f"evertide_{name}_seconds", bounds_s))
-        return made
+        self._tallies.append(times := Times(f"evertide_{name}_seconds", bounds_s))
+        return times

@@ -1,4 +1,4 @@
-"""`Measured`: times every request, under the route as it is declared: addresses have no end, routes have."""
+"""`RequestTimer`: ASGI middleware that times requests by declared route; paths would be unbounded labels."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evertide.observer import Observer, Requested
+from evertide.observer import Observer, RequestEvent
 from evertide.runtime import Runtime
 
-__all__ = ["Measured"]
+__all__ = ["RequestTimer"]
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _SHAPE = "/v1/shape"
 _GONE = 499
-"""The client went away before there was an answer."""
+"""Recorded if the client disconnected before the response began."""
 
 
-class Measured:
-    """Goes outside of all else. What is streamed counts until its last byte."""
+class RequestTimer:
+    """The outermost middleware. A streamed response counts until its last byte."""
 
     def __init__(self, app: ASGIApp, observer: Observer, runtime: Runtime) -> None:
         self._app = app
@@ -31,28 +31,32 @@ class Measured:
             return
         began_s, code = self._clock(), _GONE
 
-        async def sending(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receive, send_and_note)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             route = getattr(scope.get("route"), "path", None) or "other"
             kind = _kind(scope["query_string"]) if route == _SHAPE else ""
-            named = next((value for name, value in scope["headers"] if name == b"traceparent"), b"").decode("latin-1")
-            self._observer.requested(Requested(method, route, code, began_s, self._clock() - began_s, kind, named))
+            traceparent = next((value for name, value in scope["headers"] if name == b"traceparent"), b"").decode(
+                "latin-1"
+            )
+            self._observer.on_request(
+                RequestEvent(method, route, code, began_s, self._clock() - began_s, kind, traceparent)
+            )
 
 
 def _kind(query: bytes) -> str:
-    """Of a request for a shape."""
-    given = parse_qs(query.decode("latin-1"), max_num_fields=None)
-    is_live = given.get("live", [""])[-1] == "true"
-    if is_live and "true" in (given.get("live_sse", [""])[-1], given.get("experimental_live_sse", [""])[-1]):
+    """The kind of a shape request."""
+    params = parse_qs(query.decode("latin-1"), max_num_fields=None)
+    is_live = params.get("live", [""])[-1] == "true"
+    if is_live and "true" in (params.get("live_sse", [""])[-1], params.get("experimental_live_sse", [""])[-1]):
         return "stream"
     if is_live:
         return "live"
-    return "snapshot" if given.get("offset", [""])[-1] == "-1" else "log"
+    return "snapshot" if params.get("offset", [""])[-1] == "-1" else "log"

@@ -1,4 +1,4 @@
-"""What a scrape wants to know and nobody is told of: a look at a pipeline, or at a storage from another process."""
+"""Sample the values that only a scrape needs, from an open pipeline or a storage that another process writes to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ if TYPE_CHECKING:  # pyspark, which a process that serves shapes does without
     from evertide.pipeline.pipeline import Pipeline
     from evertide.plan.catalyst.driver import DriverUse
 
-__all__ = ["Look", "Seen", "ShapesUse", "Sized", "look_at_pipeline", "look_at_reader", "shapes_use"]
+__all__ = [
+    "ArrangementSize",
+    "Sample",
+    "ShapesUsage",
+    "TakeSample",
+    "measure_shapes",
+    "pipeline_sampler",
+    "reader_sampler",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
-    """An arrangement."""
+class ArrangementSize:
+    """The size of one arrangement."""
 
     name: str
     rows: int
@@ -28,40 +36,42 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Sample:
     status: Status
     leases: int
     leases_lost: int
     leads: bool = False
-    arrangements: tuple[Sized, ...] = ()
+    arrangements: tuple[ArrangementSize, ...] = ()
     driver: DriverUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ShapesUse:
+class ShapesUsage:
     shapes: int
     clients: int
-    """That wait for a change."""
+    """Clients that wait for a change."""
     log_bytes: int
     log_entries: int
-    """That were ever appended."""
+    """Entries appended since the process started."""
     standing: int
     """Collections whose clients get an error instead of changes."""
 
 
-Look = Callable[[], Seen]
+TakeSample = Callable[[], Sample]
 
 
-def look_at_pipeline(pipeline: Pipeline) -> Look:
+def pipeline_sampler(pipeline: Pipeline) -> TakeSample:
     from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
     from evertide.plan.catalyst.driver import driver_use  # noqa: PLC0415
 
     leases = pipeline.collections.members().shards.leases
 
-    def look() -> Seen:
+    def take() -> Sample:
         engine = pipeline.engine
-        sizes = tuple(Sized(one.name, one.rows, one.bytes, len(one.parts())) for one in pipeline.arrangements())
-        return Seen(
+        sizes = tuple(
+            ArrangementSize(one.name, one.rows, one.bytes, len(one.parts())) for one in pipeline.arrangements()
+        )
+        return Sample(
             pipeline.status(),
             leases.held,
             leases.lost,
@@ -70,17 +80,17 @@ def look_at_pipeline(pipeline: Pipeline) -> Look:
             driver_use(engine.spark) if isinstance(engine, SparkEngine) else None,
         )
 
-    return look
+    return take
 
 
-def look_at_reader(reader: Reader) -> Look:
-    """Arrangements and Spark are those of another process."""
+def reader_sampler(reader: Reader) -> TakeSample:
+    """Without arrangements and Spark, which another process has."""
     leases = reader.shards.leases
-    return lambda: Seen(reader.status(), leases.held, leases.lost)
+    return lambda: Sample(reader.status(), leases.held, leases.lost)
 
 
-def shapes_use(shapes: Shapes) -> ShapesUse:
-    """From memory only."""
+def measure_shapes(shapes: Shapes) -> ShapesUsage:
+    """Reads memory only, never the storage."""
     live = shapes.live()
     clients, size = sum(len(shape.waiters) for shape in live), sum(shape.bytes for shape in live)
-    return ShapesUse(len(live), clients, size, shapes.appended, len(shapes.problems()))
+    return ShapesUsage(len(live), clients, size, shapes.appended, len(shapes.problems()))

@@ -1,7 +1,8 @@
-"""`Counts` and `Times`: counters and histograms that cost a fraction of a microsecond to add to.
+"""`Counts` and `Times`: counters and histograms that cost a fraction of a microsecond per addition.
 
-They hold plain numbers under one lock, which their owner takes once for all that it adds, and become what Prometheus
-reads at a scrape only. The client library's own take a lock and a look-up for each, and a transaction has some thirty.
+They hold plain numbers under one lock, which the owner takes once for all additions of an event, and are converted to
+Prometheus families only at a scrape. The client library's own classes take a lock and a lookup per addition, and a
+transaction makes about thirty.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Labels = tuple[str, ...]
 
 
 class Counts:
-    """A counter for each combination of labels. Who adds holds the owner's lock."""
+    """A counter per combination of labels. The caller of `add` holds the owner's lock."""
 
     def __init__(self, name: str) -> None:
         self._metric = BY_NAME[name]
@@ -29,14 +30,14 @@ class Counts:
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def family(self) -> CounterMetricFamily:
-        made = CounterMetricFamily(self._metric.name, self._metric.says, labels=self._metric.labels)
+        family = CounterMetricFamily(self._metric.name, self._metric.description, labels=self._metric.labels)
         for labels, value in self._values.items():
-            made.add_metric(labels, value)
-        return made
+            family.add_metric(labels, value)
+        return family
 
 
 class Times:
-    """A histogram of seconds for each combination of labels. Who adds holds the owner's lock."""
+    """A histogram of seconds per combination of labels. The caller of `add` holds the owner's lock."""
 
     def __init__(self, name: str, bounds_s: Sequence[float]) -> None:
         self._metric = BY_NAME[name]
@@ -45,18 +46,18 @@ class Times:
         self._values: dict[Labels, tuple[list[int], list[float]]] = {}
 
     def add(self, seconds: float, *labels: str) -> None:
-        found = self._values.get(labels)
-        if found is None:
-            found = self._values[labels] = ([0] * len(self._names), [0.0])
-        found[0][bisect_left(self._bounds_s, seconds)] += 1
-        found[1][0] += seconds
+        entry = self._values.get(labels)
+        if entry is None:
+            entry = self._values[labels] = ([0] * len(self._names), [0.0])
+        entry[0][bisect_left(self._bounds_s, seconds)] += 1
+        entry[1][0] += seconds
 
     def family(self) -> HistogramMetricFamily:
-        made = HistogramMetricFamily(self._metric.name, self._metric.says, labels=self._metric.labels)
+        family = HistogramMetricFamily(self._metric.name, self._metric.description, labels=self._metric.labels)
         for labels, (counts, [total]) in self._values.items():
             buckets, below = [], 0
             for name, count in zip(self._names, counts, strict=True):
                 below += count
                 buckets.append((name, float(below)))
-            made.add_metric(labels, buckets, total)
-        return made
+            family.add_metric(labels, buckets, total)
+        return family

@@ -29,7 +29,7 @@ from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, Outco
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.journal.xids import own_number
-from evertide.observer import NOBODY, Observer
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.definition import Definition, read_definition, spelling
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.input.offers import Intake
@@ -89,7 +89,7 @@ class Pipeline:
         progress: OnProgress | None = None,
         threads: bool = True,
         role: Role = Role.ALONE,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """For `open`, and for tests, which bring an engine of their own."""
         self.engine = engine
@@ -136,7 +136,7 @@ class Pipeline:
         functions: Sequence[ViewFunction] = (),
         progress: OnProgress | None = None,
         role: Role | str = Role.ALONE,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> Pipeline:
         """Open the pipeline of a script (SQL, or the path of a file) at a storage, which is made if it is not there.
 

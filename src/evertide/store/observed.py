@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import TypeVar
 
 from evertide.errors import EvertideError
-from evertide.observer import NOBODY, Observer
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.runtime import Runtime
 from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def observed(storage: Storage, observer: Observer, runtime: Runtime) -> Storage:
     """The same storage; as it is, if nobody wants to know."""
-    if observer is NOBODY:
+    if observer is NO_OBSERVER:
         return storage
     blob, meta = ObservedBlob(storage.blob, observer, runtime), ObservedMeta(storage.meta, observer, runtime)
     return replace(storage, blob=blob, meta=meta)
@@ -41,10 +41,10 @@ class _Calls:
         try:
             answer = call()
         except EvertideError as error:
-            self._observer.stored(name, self._clock() - began_s, 0, error.error_code)
+            self._observer.on_storage_call(name, self._clock() - began_s, 0, error.error_code)
             raise
         count = size if isinstance(size, int) else size(answer)
-        self._observer.stored(name, self._clock() - began_s, count, "")
+        self._observer.on_storage_call(name, self._clock() - began_s, count, "")
         return answer
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evertide.logs import Ring
-from evertide.observer import NOBODY, Observer, Several
+from evertide.observer import NO_OBSERVER, Observer, ObserverGroup
 from evertide.runtime import SystemRuntime
 
 if TYPE_CHECKING:
@@ -56,4 +56,4 @@ def observing(storage: str, *, listens: bool, traces: bool) -> Iterator[Observin
 
             found.append(made := open_traces(SystemRuntime()))
             stack.callback(made.close)
-        yield Observing(Several(found) if len(found) > 1 else next(iter(found), NOBODY), metrics, logs)
+        yield Observing(ObserverGroup(found) if len(found) > 1 else next(iter(found), NO_OBSERVER), metrics, logs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from evertide.cli.output.output import Bars, Output
 from evertide.cli.running.spark import spark_session
 from evertide.errors import InvalidInput
-from evertide.observer import NOBODY, Observer
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import Reader, check_is_there
 from evertide.pipeline.replicas.ownership import Role
 from evertide.pipeline.script import read_script
@@ -38,7 +38,7 @@ def opened(
     settings: Settings | None = None,
     must_exist: bool = False,
     role: Role = Role.ALONE,
-    observer: Observer = NOBODY,
+    observer: Observer = NO_OBSERVER,
 ) -> Iterator[Pipeline]:
     """Closed with a checkpoint in the end, unless the block fails."""
     settings = settings or Settings()

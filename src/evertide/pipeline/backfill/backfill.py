@@ -231,7 +231,7 @@ class Backfill:
         told = ViewFailed(views=error.views, time=time, why=error.why)
         logger.warning("%s", told)
         for name in error.views:
-            self._runner.observer.failed(Fault("view", name, error.error_code, time=time))
+            self._runner.observer.on_fault(Fault("view", name, error.error_code, time=time))
         away = Away("failed", time, error.why, self._runner.runtime.wall_s())
         self._away |= dict.fromkeys(error.views, away)
         self._left = [name for name in self._left if name not in error.views]

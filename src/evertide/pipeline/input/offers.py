@@ -113,7 +113,7 @@ class Intake:
     def stalls(self, name: str, error: EvertideError) -> None:
         """Since when, is since when it is in that state, whatever it says of it meanwhile."""
         if name:  # what stops all of them is told by the step that it stops
-            self._runner.observer.failed(Fault("source", name, error.error_code))
+            self._runner.observer.on_fault(Fault("source", name, error.error_code))
         known = self.stalled.get(name)
         if known is None or known.why != str(error):
             now_s = self._runner.runtime.wall_s()

@@ -28,7 +28,7 @@ from evertide.checkpoint.garbage import Collected
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
 from evertide.errors import Conflict, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
-from evertide.observer import Checkpointed, Fault
+from evertide.observer import CheckpointEvent, Fault
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.input.pushes import PUSH, whole_position
 from evertide.pipeline.recovery.opening import positions
@@ -97,7 +97,7 @@ class Checkpointing:
         try:
             entry = self._made()
         except EvertideError as error:
-            runner.observer.failed(Fault("checkpoint", "", error.error_code))
+            runner.observer.on_fault(Fault("checkpoint", "", error.error_code))
             since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
             why = f"no checkpoint could be made; transactions go on, and a restart replays more of them: {error}"
             self.problem = Problem("warning", error.error_code, why, error.remedy, since_s)
@@ -123,8 +123,8 @@ class Checkpointing:
         logger.info(
             "checkpoint %d at time %d: %d files, in %.1f s", self.last.number, state.time, len(state.parts), took_s
         )
-        made = Checkpointed(self.last.number, state.time, len(state.parts), size, began_s, took_s)
-        runner.observer.checkpointed(made)
+        made = CheckpointEvent(self.last.number, state.time, len(state.parts), size, began_s, took_s)
+        runner.observer.on_checkpoint(made)
         try:
             self.let_go()
         except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next one lets go of more

@@ -45,7 +45,7 @@ class Upkeep(Ticker):
         except Fenced:
             raise
         except EvertideError as error:
-            self._runner.observer.failed(Fault("upkeep", "", error.error_code))
+            self._runner.observer.on_fault(Fault("upkeep", "", error.error_code))
             failing.add(work, error)
 
     def _merge(self) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import InvalidInput
 from evertide.journal.journal import Journal
-from evertide.observer import NOBODY, Observer
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.replicas.ownership import check_free
@@ -49,7 +49,7 @@ class Reader:
         meta: str | None = None,
         *,
         settings: Settings | None = None,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> Reader:
         """Of a storage that is there: none is made."""
         check_is_there(location)

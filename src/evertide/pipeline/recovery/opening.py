@@ -30,7 +30,7 @@ from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged, ViewFail
 from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import Replay, State
-from evertide.observer import NOBODY, Observer
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.backfill.backfill import HOLDS, Backfill, hold_name
 from evertide.pipeline.definition import (
     Away,
@@ -98,7 +98,7 @@ class Hosts:
     store: StateStore
     sources: Mapping[str, Source]
     progress: OnProgress
-    observer: Observer = NOBODY
+    observer: Observer = NO_OBSERVER
 
 
 def open_runner(hosts: Hosts) -> Runner:

@@ -20,7 +20,7 @@ import msgspec
 
 from evertide.errors import EvertideError, Fenced, InvalidInput, SinkFailed
 from evertide.journal.journal import Journal
-from evertide.observer import NOBODY, Fault, Observer
+from evertide.observer import NO_OBSERVER, Fault, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 from evertide.pipeline.sinks.delivery import Delivery
@@ -84,7 +84,7 @@ class Deliveries:
         members: Callable[[], Members],
         turn: threading.RLock,
         journal: Journal,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         self._members = members
         self._journal = journal
@@ -226,7 +226,7 @@ class Deliveries:
 
     def _stalls(self, lane: _Lane, error: EvertideError) -> None:
         """One that is fenced stays so: whoever took over delivers."""
-        self._observer.failed(Fault("sink", lane.delivery.name, error.error_code))
+        self._observer.on_fault(Fault("sink", lane.delivery.name, error.error_code))
         if lane.problem is None or lane.problem.why != str(error):
             logger.error("sink %r stalls: %s", lane.delivery.name, error)
             state = "failed" if isinstance(error, Fenced) else "stalled"

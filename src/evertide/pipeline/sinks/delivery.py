@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, SinkFailed
 from evertide.logs import TRANSACTION
-from evertide.observer import NOBODY, Delivered, Observer
+from evertide.observer import NO_OBSERVER, DeliveryEvent, Observer
 from evertide.pipeline.sinks.sink_changes import SinkReader
 from evertide.pipeline.sinks.sink_record import Recorded, SinkRecord, SinkRecords, hold_name
 from evertide.pipeline.transaction.members import Members
@@ -51,7 +51,7 @@ class Delivery:
         records: SinkRecords,
         members: Callable[[], Members],
         turn: threading.RLock,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """`turn` keeps definitions from changing; `recorded` is None for a sink that is new."""
         self.declaration = declaration
@@ -254,7 +254,7 @@ class Delivery:
         TRANSACTION.set(time)
         began_s = clock()
         sink.write(time, changes)
-        self._observer.delivered(Delivered(self.name, time, changes.rows, began_s, clock() - began_s))
+        self._observer.on_delivery(DeliveryEvent(self.name, time, changes.rows, began_s, clock() - began_s))
 
     def _moving(self, record: SinkRecord, current: Shard) -> SinkRecord:
         """Numbers increase: the difference is a transaction that the target does not have yet."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from evertide.errors import EvertideError
 from evertide.logs import TRANSACTION
-from evertide.observer import Fault, Lap, Observer, Transacted, Written
+from evertide.observer import Fault, Lap, Observer, TransactionEvent, WrittenSize
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
@@ -61,19 +61,19 @@ class Course:
         if self.doing.phase is not Phase.WAIT:
             self._over(time)
 
-    def ends(self, time: int, how: str, sources: Mapping[str, int], collections: Mapping[str, Written]) -> None:
-        made = Transacted(time, how, self._over(time + 1), sources, collections)
+    def ends(self, time: int, how: str, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]) -> None:
+        made = TransactionEvent(time, how, self._over(time + 1), sources, collections)
         if made.took_s > self._slow_s:
             took: dict[str, float] = {}
             for lap in made.laps:
                 took[lap.phase] = took.get(lap.phase, 0.0) + lap.took_s
             told = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
             logger.warning("transaction %d took %.1f s, which is slow: %s", time, made.took_s, told)
-        self.observer.transacted(made)
+        self.observer.on_transaction(made)
 
     def fails(self, time: int, error: EvertideError) -> None:
         """What is under way comes to nothing, for now."""
-        self.observer.failed(Fault("transaction", "", error.error_code, self._over(time), time))
+        self.observer.on_fault(Fault("transaction", "", error.error_code, self._over(time), time))
 
     def _over(self, time: int) -> tuple[Lap, ...]:
         self.does(Phase.WAIT, time)

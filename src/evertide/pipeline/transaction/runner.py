@@ -48,7 +48,7 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import Found, Stretch, differing
 from evertide.journal.staging import staged_of
-from evertide.observer import NOBODY, Fault, Observer, Written
+from evertide.observer import NO_OBSERVER, Fault, Observer, WrittenSize
 from evertide.pipeline.definition import Away, Definition, definition_write, read_definition, tables_under
 from evertide.pipeline.input.bound_rows import read_input, xids_of
 from evertide.pipeline.names import ERRORS
@@ -87,7 +87,7 @@ class Runner:
         sources: Mapping[str, Source],
         runtime: Runtime,
         settings: Settings,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         self.meta = meta
         self.members = members
@@ -103,7 +103,7 @@ class Runner:
         """Which shard the state of each view is of."""
         self.outcome: Outcome | None = None
         """Of the transaction that is under way."""
-        self._stored: dict[str, Written] = {}
+        self._stored: dict[str, WrittenSize] = {}
         """What its commit holds, by shard."""
         self._replaying: tuple[Outcome, Contents] | None = None
         """A transaction that is replayed in portions: what its tables and views have come to so far."""
@@ -377,11 +377,11 @@ class Runner:
             for name, shard in tables.items():
                 if shard in recorded.shards and recorded.shards[shard].rows:
                     self.changed[name] = recorded.time
-            taken = {name: Written(content.rows, 0) for name, content in recorded.shards.items()}
+            taken = {name: WrittenSize(content.rows, 0) for name, content in recorded.shards.items()}
             rows = {name: content.rows for name, content in recorded.sources.items()}
             self.course.ends(recorded.time, how, rows, self._by_collection(taken))
 
-    def _by_collection(self, shards: Mapping[str, Written]) -> dict[str, Written]:
+    def _by_collection(self, shards: Mapping[str, WrittenSize]) -> dict[str, WrittenSize]:
         return {name: shards[shard] for name, shard in self.members.collections.items() if shard in shards}
 
     def _sources_of_unkept(self) -> set[str]:
@@ -418,7 +418,7 @@ class Runner:
     def _report(self, failure: ViewFailed) -> None:
         logger.error("%s", failure)
         for name in failure.views:
-            self.observer.failed(Fault("view", name, failure.error_code, time=failure.time))
+            self.observer.on_fault(Fault("view", name, failure.error_code, time=failure.time))
 
     def _with_evidence(self, failure: StateDiverged) -> StateDiverged:
         """For a bug report; that storing it fails is no reason not to go on."""
@@ -489,7 +489,7 @@ class Runner:
                 for name, parts in zip(names, stored, strict=True)
             }
             self._stored = {
-                name: Written(contents[name].rows, sum(part.bytes for part in parts))
+                name: WrittenSize(contents[name].rows, sum(part.bytes for part in parts))
                 for name, parts in zip(names, stored, strict=True)
             }
             given, xids = outcome.sources.all, xids_of(outcome.bound, has_upstream=self.has_upstream)

@@ -12,8 +12,8 @@ from starlette.middleware import Middleware
 from evertide.console.routes import console_routes
 from evertide.errors import EvertideError
 from evertide.logs import Ring
-from evertide.metrics import Measured, Metrics, metrics_route
-from evertide.observer import NOBODY, Observer
+from evertide.metrics import Metrics, RequestTimer, metrics_route
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access import Access, Gate
@@ -47,7 +47,7 @@ def make_app(
     shapes: ShapeService | None = None,
     access: Access | None = None,
     metrics: Metrics | None = None,
-    observer: Observer = NOBODY,
+    observer: Observer = NO_OBSERVER,
     logs: Ring | None = None,
 ) -> Starlette:
     """For one pipeline that is open. It may be run beside (`Pipeline.run`), or not: pushes make their transactions.
@@ -104,7 +104,7 @@ def make_app(
     app = Starlette(
         routes=[*routes_of(endpoints), *([shapes.route()] if shapes is not None else []), *scraped, *console_routes()],
         middleware=[
-            Middleware(Measured, observer=observer, runtime=runtime),
+            Middleware(RequestTimer, observer=observer, runtime=runtime),
             Middleware(Guard, runtime=runtime),
             Middleware(Gate, access=access, runtime=runtime),
         ],

@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from evertide.errors import EvertideError
-from evertide.metrics import Measured, Metrics, metrics_route
-from evertide.observer import NOBODY, Observer
+from evertide.metrics import Metrics, RequestTimer, metrics_route
+from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import Reader
 from evertide.server.access import Access, Gate
 from evertide.server.access.restriction_check import tell_what_does_not_fit
@@ -40,7 +40,7 @@ def make_shapes_app(
     access: Access | None = None,
     *,
     metrics: Metrics | None = None,
-    observer: Observer = NOBODY,
+    observer: Observer = NO_OBSERVER,
 ) -> Starlette:
     """Without `access`, whoever reaches it may read every shape. Requests are told to the `observer`."""
     access = access or Access.open()
@@ -62,7 +62,7 @@ def make_shapes_app(
     return Starlette(
         routes=[shapes.route(), Route("/v1/health", health), Route("/", here), *scraped],
         middleware=[
-            Middleware(Measured, observer=observer, runtime=reader.runtime),
+            Middleware(RequestTimer, observer=observer, runtime=reader.runtime),
             Middleware(Guard, runtime=reader.runtime),
             Middleware(Gate, access=access, runtime=reader.runtime),
         ],

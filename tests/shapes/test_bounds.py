@@ -18,10 +18,10 @@ from evertide.pgexpr.clause import Where, parse_where
 from evertide.pgexpr.operators import patterns
 from evertide.runtime import SystemRuntime
 from evertide.shapes.http.admission import Admission
-from evertide.shapes.http.subset import _order, _sorted
+from evertide.shapes.http.subset import _parse_order, _sort_indices
 from evertide.shapes.log import registry
 from evertide.shapes.log.definition import ShapeDefinition
-from evertide.shapes.log.follower import Keeper, keep
+from evertide.shapes.log.follower import LimitEnforcer, enforce_limits
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.log.snapshot import Snapshots
@@ -63,9 +63,9 @@ def test_long_names_take_time_in_proportion() -> None:
 
 
 def test_columns_that_are_named_again_decide_nothing() -> None:
-    assert _order(["id", "t"], ",".join(["id desc", "ID", '"id" asc'] * 1000)) == [("id", True, True)]
+    assert _parse_order(["id", "t"], ",".join(["id desc", "ID", '"id" asc'] * 1000)) == [("id", True, True)]
     with pytest.raises(Refusal) as refused:
-        _order(["id"], "x" * 100_000)
+        _parse_order(["id"], "x" * 100_000)
     assert len(str(refused.value.body)) < 300
 
 
@@ -78,10 +78,10 @@ def test_a_stream_whose_request_was_admitted_is_not_refused_half_way() -> None:
 
     async def streamed() -> None:
         admission = Admission(replace(OPTIONS, clients_max=1), SystemRuntime())
-        with admission.one(is_newcomer=False):
-            got = [(piece, admission.clients) async for piece in admission.during(pieces())]
+        with admission.admit(is_newcomer=False):
+            got = [(piece, admission.clients) async for piece in admission.count_stream(pieces())]
             assert got == [(number, 2) for number in range(3)]
-            with pytest.raises(Refusal), admission.one(is_newcomer=False):
+            with pytest.raises(Refusal), admission.admit(is_newcomer=False):
                 pass
         assert admission.clients == 0
 
@@ -198,7 +198,7 @@ def test_what_requests_mean_is_remembered_up_to_a_length(monkeypatch: pytest.Mon
             query = {"table": "orders", "offset": "-1", "where": "customer = $1", "params[1]": f"{number:020}"}
             made.append(shapes.definition(parse_request(query)))
             assert shapes.definition_known(parse_request(query)) is made[-1]
-            assert len(shapes._defined) <= 5
+            assert len(shapes._definitions) <= 5
         assert len({one.id for one in made}) == 20
 
 
@@ -208,7 +208,7 @@ def test_definitions_that_take_too_much_end_those_that_nobody_asked_for_the_long
         clauses = [f"customer = '{number}{'x' * 20_000}'" for number in range(4)]
         clients = [Follower(s, {"table": "orders", "where": text}).caught_up() for text in clauses]
         clients[0].step()
-        keep(s.service.shapes)
+        enforce_limits(s.service.shapes)
         assert [client.step().status for client in clients] == [200, 409, 409, 200]
 
 
@@ -218,7 +218,7 @@ def test_who_serves_no_shapes_ends_none_because_there_are_many() -> None:
         s.push(rows=[order(1)])
         clients = [Follower(s, {"table": "orders", "where": f"id = {number}"}).caught_up() for number in range(3)]
         aside = Shapes(s.pipeline.collections, replace(OPTIONS, shapes_max=1, definitions_bytes=1))
-        assert Keeper(aside).tick()
+        assert LimitEnforcer(aside).tick()
         assert [client.step().status for client in clients] == [200, 200, 200]
 
 
@@ -229,7 +229,7 @@ def test_a_fault_while_a_snapshot_is_made_shows(caplog: pytest.LogCaptureFixture
 
     snapshots = Snapshots(OPTIONS)
     with pytest.raises(EvertideError):
-        snapshots.of("h", failing, 1000).has(0)
+        snapshots.get("h", failing, 1000).has(0)
     snapshots.stop()
     assert "a fault of ours" in caplog.text
 
@@ -247,4 +247,4 @@ def test_numbers_of_a_subset_are_ordered_as_postgresql_orders_them(postgres_serv
         for how in ("", "asc", "desc", "asc nulls first", "desc nulls last", "desc nulls first"):
             text = f"f {how}, id"
             expected = [row[0] for row in server.execute(f"SELECT id FROM numbers ORDER BY {text}".encode())]
-            assert _sorted(content, _order(["id", "f"], text)).to_pylist() == expected, text
+            assert _sort_indices(content, _parse_order(["id", "f"], text)).to_pylist() == expected, text

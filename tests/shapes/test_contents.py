@@ -58,7 +58,7 @@ def test_a_small_collection_is_read_once_for_all_who_begin(reads: list[tuple[int
         assert begin(s, 0) == [0, 20, 40], "that shape is as it was"
         assert ids(s.get(where="customer = 'c0' AND true").changes) == [0, 20, 40, 60]
         assert [time for time, _ in reads] == [t, later]
-        s.service.shapes.rest()
+        s.service.shapes.release_idle()
         s.get(where="id = 1")
         assert len(reads) == 3, "what nobody may ask for again was let go"
 

@@ -43,9 +43,9 @@ def test_counts_follow_and_are_taken_back(seed: int, monkeypatch: pytest.MonkeyP
         counts.update(dict(zip(changed, step, strict=True)))
         rows, diffs = rows + changed, diffs + step
         everyone = [*range(20)]
-        assert copies.of(hashes(everyone)).tolist() == [counts[number] for number in everyone]  # type: ignore[arg-type]
+        assert copies.counts(hashes(everyone)).tolist() == [counts[number] for number in everyone]  # type: ignore[arg-type]
     found = hashes(rows)
-    before = copies_before(found, np.array(diffs, np.int64), copies.of(found))  # type: ignore[arg-type]
+    before = copies_before(found, np.array(diffs, np.int64), copies.counts(found))  # type: ignore[arg-type]
     assert before.tolist() == expected
 
 
@@ -55,4 +55,4 @@ def test_rows_that_share_half_of_a_hash_are_told_apart() -> None:
     copies._low = np.array([1, 2, 5, 1], np.uint64)
     copies._counts = np.array([10, 20, 50, 90], np.int64)
     asked = np.array([7, 7, 7, 9, 9, 8], np.uint64), np.array([5, 2, 3, 1, 2, 1], np.uint64)
-    assert copies.of(asked).tolist() == [50, 20, 0, 90, 0, 0]
+    assert copies.counts(asked).tolist() == [50, 20, 0, 90, 0, 0]

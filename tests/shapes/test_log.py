@@ -212,7 +212,7 @@ def test_a_log_is_the_same_bytes_from_memory_and_from_the_shard() -> None:
                     s.get(table, "0_inf", handle=first.handle)  # takes them in
             told = s.get(table, "0_inf", handle=first.handle)
             [shape] = s.service.shapes.live()
-            s.service.shapes._feeds[shape.record.shard].shorten(shape)
+            s.service.shapes._feeds[shape.record.shard].drop_tail(shape)
             for shard in s.pipeline._runner.members.all().values():
                 shard.compact(s.pipeline._writer)
             assert not shape.tail.entries

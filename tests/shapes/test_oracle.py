@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evertide.runtime import SystemRuntime
-from evertide.shapes.log.follower import keep
+from evertide.shapes.log.follower import enforce_limits
 from evertide.sources.generated.seeded import Chance
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage
@@ -140,9 +140,9 @@ def beside(s: Shop, chance: Chance) -> None:
         for shard in s.pipeline.collections.members().all().values():
             shard.compact(s.pipeline._writer)
     elif kind == 2:
-        s.service.shapes.rest()
+        s.service.shapes.release_idle()
     elif kind == 3:
-        keep(s.service.shapes)
+        enforce_limits(s.service.shapes)
     elif kind == 4 and chance.below(4) == 0:
         for shape in s.service.shapes.live()[:1]:
             s.ask("DELETE", handle=shape.handle)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from evertide.shapes.log.numbers import Visible
-from evertide.shapes.log.record import Ended, ShapeRecord, log_rows
+from evertide.shapes.log.record import EndRecord, ShapeRecord, log_rows
 from evertide.shapes.log.record import _key as key_of
 from evertide.shard.parts.part import Part
 from evertide.shard.state import Batch, ShardState
@@ -36,7 +36,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "shape-pushed": msgspec.structs.replace(
         RECORD, visible=Visible(939, 1004, (939, 1002)), pushed=(2**32 + 7, 2**32 + 9)
     ),
-    "shape-ended": Ended(RECORD.handle, "its log grew too long", "0123456789abcdef"),
+    "shape-ended": EndRecord(RECORD.handle, "its log grew too long", "0123456789abcdef"),
 }
 
 
@@ -91,7 +91,7 @@ def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:
         shapes.records.end(one, "by another process")
         shapes.records.end(s.get(where="id = 2").handle, "as well")
         shapes.meta.truncate("shapes", 2)
-        shapes.learn()
+        shapes.learn_ended()
         assert [shape.handle for shape in shapes.live()] == [other]
         assert s.get(offset="0_0", handle=one).status == 409
 

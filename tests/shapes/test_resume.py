@@ -18,7 +18,7 @@ from evertide.runtime import SystemRuntime
 from evertide.server.http.server import Server
 from evertide.server.http.shapes_app import make_shapes_app
 from evertide.settings import Settings
-from evertide.shapes.log.follower import keep
+from evertide.shapes.log.follower import enforce_limits
 from evertide.shapes.log.live import LiveShape, Span
 from evertide.shapes.log.record import HOLD
 from evertide.shapes.log.stretch import Stretch
@@ -161,15 +161,15 @@ def test_what_a_shape_needs_is_held_until_it_ends(tmp_path: Path) -> None:
         assert s.pipeline.collections.members().collection("orders").since <= began
         assert s.pipeline.collections.members().collection("revenue").since > began
         for shape in s.service.shapes.live():
-            s.service.shapes._feeds[shape.record.shard].shorten(shape)
+            s.service.shapes._feeds[shape.record.shard].drop_tail(shape)
         s.service.shapes.snapshots.forget(client.handle)
         late = Follower(s, {"table": "orders"}).caught_up()
         assert (late.handle, late.content()) == (client.handle, client.caught_up().content())
         s.ask("DELETE", handle=client.handle)
-        keep(s.service.shapes)
+        enforce_limits(s.service.shapes)
         assert held(s) == began  # the other needs it
         s.ask("DELETE", handle=other.handle)
-        keep(s.service.shapes)
+        enforce_limits(s.service.shapes)
         assert held(s) is None
         s.push(rows=[order(9)])
         s.pipeline.checkpoint()
@@ -224,7 +224,7 @@ def test_too_many_shapes_end_those_that_nobody_asked_for_the_longest() -> None:
         s.push(rows=[order(1)])
         clients = [Follower(s, {"table": "orders", "where": f"id = {number}"}).caught_up() for number in range(5)]
         clients[0].step()
-        keep(s.service.shapes)
+        enforce_limits(s.service.shapes)
         assert [client.step().status for client in clients] == [200, 409, 409, 200, 200]
 
 
@@ -242,7 +242,7 @@ def test_a_view_that_is_computed_anew_ends_its_shapes() -> None:
         assert answer.status == 409
         assert view.caught_up().content() == [("ann",), ("ann",)]
         assert table.step().status == 200
-        keep(s.service.shapes)
+        enforce_limits(s.service.shapes)
         assert len(s.service.shapes.records.all()) == 2
 
 
@@ -292,7 +292,7 @@ def test_an_idle_shape_is_let_go_and_taken_up_again() -> None:
     with shop(options=replace(OPTIONS, idle_s=1e-9), follow=False) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
-        s.service.shapes.rest()
+        s.service.shapes.release_idle()
         assert s.service.shapes.live() == []
         assert s.service.shapes._feeds == {}
         s.push(rows=[order(2)])
@@ -311,7 +311,7 @@ def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_
         def late(shape: LiveShape, after: Offset) -> Span | None:
             """Between finding the shape and looking into it, it is let go, and others are followed."""
             shapes.span_known = known  # type: ignore[method-assign]
-            shapes.rest()
+            shapes.release_idle()
             s.push(rows=[order(2)])
             shapes.obtain(shapes.definition(parse_request({"table": "orders", "offset": "-1", "where": "id > 0"})))
             return known(shape, after)
@@ -323,7 +323,7 @@ def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_
         assert client.refetched == 0
 
         def always(shape: LiveShape, after: Offset) -> Span | None:
-            shapes.rest()
+            shapes.release_idle()
             return known(shape, after)
 
         shapes.span_known = always  # type: ignore[method-assign]
@@ -339,7 +339,7 @@ def test_memory_is_bounded_and_what_was_forgotten_is_read_again() -> None:
             s.push(rows=[order(number)])
             for client in clients:
                 client.step()
-        s.service.shapes.rest()
+        s.service.shapes.release_idle()
         assert sum(shape.bytes for shape in s.service.shapes.live()) <= 2000
         for client in clients:
             assert len(s.get(offset="0_inf", handle=client.handle, where=client.query["where"]).changes) == 8

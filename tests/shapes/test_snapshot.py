@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from evertide.errors import EvertideError, Unavailable
-from evertide.shapes.log.snapshot import Chunks, Room, Snapshots
+from evertide.shapes.log.snapshot import Chunks, Snapshots, SnapshotUsage
 from tests.shapes.kit import OPTIONS
 
 
 def made(count: int, size: int = 100_000, chunk_bytes: int = 250_000) -> Chunks:
-    chunks = Chunks(Room())
+    chunks = Chunks(SnapshotUsage())
     chunks.make((str(number).encode() * size for number in range(count)), chunk_bytes)
     return chunks
 
@@ -57,12 +57,12 @@ def test_a_chunk_is_given_out_while_the_next_is_made() -> None:
         yield b"b"
 
     snapshots = Snapshots(OPTIONS)
-    chunks = snapshots.of("h", messages, 250_000)
+    chunks = snapshots.get("h", messages, 250_000)
     assert chunks.has(0)
     assert len(b"".join(chunks.pieces(0))) == 300_002
     goes_on.set()
     assert chunks.has(1)
-    assert snapshots.of("h", messages, 250_000) is chunks
+    assert snapshots.get("h", messages, 250_000) is chunks
     snapshots.stop()
 
 
@@ -72,10 +72,10 @@ def test_what_goes_wrong_is_told_to_whoever_waits_and_tried_again_for_the_next()
         raise Unavailable(path="there", why="it rains")
 
     snapshots = Snapshots(OPTIONS)
-    chunks = snapshots.of("h", failing, 1000)
+    chunks = snapshots.get("h", failing, 1000)
     with pytest.raises(EvertideError, match="it rains"):
         chunks.has(0)
-    again = snapshots.of("h", lambda: iter([b"a"]), 1000)
+    again = snapshots.get("h", lambda: iter([b"a"]), 1000)
     assert again.has(0)
     snapshots.stop()
 
@@ -84,7 +84,7 @@ def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
     snapshots = Snapshots(replace(OPTIONS, memory_bytes=75_000, disk_bytes=400_000))
 
     def of(handle: str, size: int) -> Chunks:
-        found = snapshots.of(handle, lambda: iter([b"x" * size]), 1000)
+        found = snapshots.get(handle, lambda: iter([b"x" * size]), 1000)
         assert found.has(0)
         return found
 
@@ -99,13 +99,13 @@ def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
 
 def test_what_snapshots_take_is_counted_as_they_come_and_go() -> None:
     """Nobody adds them up: with ten thousand of them, whoever begins would wait for that."""
-    room = Room()
-    small, large = Chunks(room), Chunks(room)
+    usage = SnapshotUsage()
+    small, large = Chunks(usage), Chunks(usage)
     small.make(iter([b"x" * 10]), 250_000)
     large.make((b"y" * 100_000 for _ in range(4)), 250_000)
-    assert (room.memory_bytes, room.disk_bytes) == (small.memory_bytes, large.disk_bytes)
+    assert (usage.memory_bytes, usage.disk_bytes) == (small.memory_bytes, large.disk_bytes)
     assert small.memory_bytes == 10
     assert large.disk_bytes > 400_000
     for chunks in (small, large, small):
         chunks.close()
-    assert (room.memory_bytes, room.disk_bytes) == (0, 0)
+    assert (usage.memory_bytes, usage.disk_bytes) == (0, 0)

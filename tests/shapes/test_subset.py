@@ -144,13 +144,13 @@ def test_a_row_that_is_there_a_billion_times_is_told_as_it_is_taken(monkeypatch:
     """And exactly as often as a limit says. Fails, as nothing ever comes, if all are made before the first is told."""
     with shop() as s:
         s.push(rows=[order(1, "again")])
-        counted = Contents.of
+        counted = Contents.read_rows
 
         def often(*given: Any) -> pa.Table:
             found = counted(*given)
             return found.set_column(found.num_columns - 1, found.schema.field(DIFF), pa.array([10**9]))
 
-        monkeypatch.setattr(Contents, "of", often)
+        monkeypatch.setattr(Contents, "read_rows", often)
         query = "table=buyers&offset=now&log=changes_only&subset__order_by=customer"
         with socket.create_connection((s.host, s.port), timeout=60) as taking:
             taking.sendall(f"GET /v1/shape?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())

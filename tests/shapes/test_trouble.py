@@ -29,7 +29,7 @@ def test_storage_that_does_not_answer_is_503_and_when_to_come_again(monkeypatch:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
 
-        monkeypatch.setattr(s.service.shapes.records, "ended", away)
+        monkeypatch.setattr(s.service.shapes.records, "read_ended", away)
         answer = s.get(offset=client.offset, handle=client.handle)
         assert (answer.status, answer.headers["retry-after"]) == (503, "5")
         assert (answer.body["error_code"], answer.headers["cache-control"]) == ("unavailable", "no-store")
@@ -55,7 +55,7 @@ def test_the_follower_goes_on_after_whatever_went_wrong(
         client = Follower(s, {"table": "orders"}).caught_up()
         shapes = s.service.shapes
         failures: list[Exception] = []
-        look = shapes.look
+        look = shapes.refresh_collections
 
         def failing() -> None:
             if len(failures) < 3:
@@ -63,7 +63,7 @@ def test_the_follower_goes_on_after_whatever_went_wrong(
                 raise error
             look()
 
-        monkeypatch.setattr(shapes, "look", failing)
+        monkeypatch.setattr(shapes, "refresh_collections", failing)
         while len(failures) < 3:
             s.push(rows=[order(0)])
         waiting = aside.submit(client.step, live=True)
@@ -97,7 +97,7 @@ def test_a_collection_that_cannot_be_read_stands_still_and_others_do_not(
         assert (answer.status, answer.body["error_code"]) == (503, "blob_missing")
         assert "parts/x" in answer.body["path"]
         assert len(sound.step().changes) == 1
-        assert measure_shapes(s.service.shapes).standing == 1
+        assert measure_shapes(s.service.shapes).failed_feeds == 1
         monkeypatch.undo()
         assert operations(broken.step().changes) == [("insert", "2")]
         assert broken.refetched == 0

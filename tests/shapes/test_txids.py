@@ -282,7 +282,7 @@ def test_without_a_database_upstream_a_transaction_has_its_own_number() -> None:
     found = numbers(meta)
     committed(meta, 0)
     committed(meta, 1)
-    assert ([*found.of(0)], [*found.of(1)]) == ([1], [2])
+    assert ([*found.txids(0)], [*found.txids(1)]) == ([1], [2])
     assert found.visible(1) == Visible(3, 3)
     with shop(storage()) as s:
         s.push(rows=[order(1)])
@@ -308,19 +308,20 @@ def test_a_push_beside_a_database_is_waited_for_until_it_is_there() -> None:
     committed(meta, 2, xids=(1001,), pushed=1)
     committed(meta, 3, xids=())
     own = {time: own_number(time, has_upstream=True) for time in range(4)}
-    assert [found.of(time)[:2] for time in range(4)] == [(1000,), (own[1], own[1] + 2**52 + 2**31), (1001, own[2]), ()]
-    assert all(not is_visible(number, found.visible(3).told) for number in own.values())
+    firsts = [found.txids(time)[:2] for time in range(4)]
+    assert firsts == [(1000,), (own[1], own[1] + 2**52 + 2**31), (1001, own[2]), ()]
+    assert all(not is_visible(number, found.visible(3).json_fields) for number in own.values())
     assert (found.pushed(0), found.pushed(1), found.pushed(3)) == ((), (own[1],), (own[1], own[2]))
-    assert max(max(found.of(time), default=0) for time in range(4)) < 2**53
+    assert max(max(found.txids(time), default=0) for time in range(4)) < 2**53
     for xmax in (1, 5, 1001, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32):
-        assert resolved([*found.of(1)], xmax) >= xmax, "it would be dropped"
+        assert resolved([*found.txids(1)], xmax) >= xmax, "it would be dropped"
 
 
 def test_what_did_not_come_is_called_open_also_where_numbers_go_round() -> None:
     meta = MemoryMeta()
     found = numbers(meta)
     committed(meta, 0, xids=())
-    assert (found.of(0), found.visible(0)) == ((), Visible(0, 0)), "nothing is known: nothing is said to be there"
+    assert (found.txids(0), found.visible(0)) == ((), Visible(0, 0)), "nothing is known: nothing is said to be there"
     committed(meta, 1, xids=(1000, 1003))
     committed(meta, 2, xids=(1001,))
     missing = (*range(939, 1000), 1002)

@@ -146,7 +146,7 @@ def _add_shapes(families: _Families, use: ShapesUsage) -> None:
     families.add("shape_clients", use.clients)
     families.add("shape_log_bytes", use.log_bytes)
     families.add("shape_log_entries_total", use.log_entries)
-    families.add("shape_feeds_standing", use.standing)
+    families.add("shape_feeds_standing", use.failed_feeds)
 
 
 def _add_process(families: _Families, sample: Sample) -> None:

@@ -53,7 +53,7 @@ class ShapesUsage:
     log_bytes: int
     log_entries: int
     """Entries appended since the process started."""
-    standing: int
+    failed_feeds: int
     """Collections whose clients get an error instead of changes."""
 
 

@@ -136,10 +136,10 @@ def run(
 @contextmanager
 def _kept(pipeline: Pipeline) -> Iterator[None]:
     """Shapes that other processes serve stay in bounds, also while none of these runs."""
-    from evertide.shapes.log.follower import Keeper  # noqa: PLC0415
+    from evertide.shapes.log.follower import LimitEnforcer  # noqa: PLC0415
     from evertide.shapes.log.registry import Shapes  # noqa: PLC0415
 
-    with Keeper(Shapes(pipeline.collections)) as keeper:
+    with LimitEnforcer(Shapes(pipeline.collections)) as keeper:
         pipeline.watch(keeper.troubles)
         yield
 

@@ -63,7 +63,7 @@ class Shaping:
         return told(ShapesAnswer(await run_in_threadpool(self._listed)))
 
     def _listed(self) -> list[Shape]:
-        self._shapes.look()
+        self._shapes.refresh_collections()
         live = {shape.handle: shape for shape in self._shapes.live()}
         return [self._shape(record, live.get(record.handle)) for record in self._shapes.records.all()]
 

@@ -28,7 +28,7 @@ class Admission:
         self.clients = 0
         self.newcomers = 0
 
-    async def during(self, pieces: AsyncIterator[T]) -> AsyncIterator[T]:
+    async def count_stream(self, pieces: AsyncIterator[T]) -> AsyncIterator[T]:
         """Counts a stream while it lasts. Its request was admitted, and its head is sent: it is not refused."""
         self.clients += 1
         try:
@@ -38,7 +38,7 @@ class Admission:
             self.clients -= 1
 
     @contextmanager
-    def one(self, *, is_newcomer: bool) -> Iterator[None]:
+    def admit(self, *, is_newcomer: bool) -> Iterator[None]:
         options = self._options
         if self.clients >= options.clients_max or (is_newcomer and self.newcomers >= options.newcomers_max):
             known = {"code": "concurrent_request_limit_exceeded", "message": "Too many requests at the same time"}

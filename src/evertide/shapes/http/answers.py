@@ -24,7 +24,15 @@ from evertide.shapes.protocol.offsets import BEFORE_ALL, Offset
 from evertide.shapes.protocol.refusals import Refusal
 from evertide.shapes.protocol.requests import ShapeRequest
 
-__all__ = ["Answering", "array_pieces", "cors", "first_pieces", "options_answer", "refused", "streamed"]
+__all__ = [
+    "AnswerBuilder",
+    "array_pieces",
+    "cors",
+    "first_pieces",
+    "options_answer",
+    "refusal_response",
+    "stream_response",
+]
 
 _PIECE_BYTES = 256 * 1024
 _SMALL_BYTES = 64 * 1024
@@ -42,7 +50,7 @@ _CURSOR_STEP_S = 20
 _CURSOR_SPREAD_S = 3600
 
 
-def refused(refusal: Refusal, origin: str | None, method: str) -> Response:
+def refusal_response(refusal: Refusal, origin: str | None, method: str) -> Response:
     headers = {**cors(origin), **refusal.headers, "content-type": "application/json"}
     if "cache-control" not in headers:
         headers["cache-control"] = "no-store"
@@ -63,26 +71,26 @@ def cors(origin: str | None) -> dict[str, str]:
     }
 
 
-def options_answer(asked: str) -> Response:
+def options_answer(requested: str) -> Response:
     """Before a page of another origin may ask: no secret is needed for that."""
-    allowed = ", ".join(name for one in asked.lower().split(",") if (name := one.strip()) in _ALLOWED)
+    allowed = ", ".join(name for one in requested.lower().split(",") if (name := one.strip()) in _ALLOWED)
     headers = {"access-control-max-age": "86400"}
     return Response(
         status_code=204, headers={**headers, "access-control-allow-headers": allowed} if allowed else headers
     )
 
 
-class Answering:
+class AnswerBuilder:
     """Headers and bodies of what is served."""
 
     def __init__(self, options: ShapeOptions, runtime: Runtime) -> None:
         self._options = options
         self._runtime = runtime
 
-    def of(
+    def headers(
         self,
         request: Request,
-        asked: ShapeRequest,
+        shape_request: ShapeRequest,
         shape: LiveShape,
         end: Offset,
         *,
@@ -90,50 +98,50 @@ class Answering:
         has_data: bool,
     ) -> dict[str, str]:
         """The headers of an answer that ends at a place."""
-        is_first = not asked.is_now and asked.offset == BEFORE_ALL
+        is_first = not shape_request.is_now and shape_request.offset == BEFORE_ALL
         unique = "" if has_data or is_first else f":{self._runtime.new_id()}"
         headers = {
             "electric-handle": shape.handle,
             "electric-offset": str(end),
             "electric-has-data": "true" if has_data else "false",
-            "etag": f'"{shape.handle}:{"now" if asked.is_now else asked.offset}:{end}{unique}"',
-            "cache-control": _cache_control(request.method, is_first=is_first, is_live=asked.is_live),
+            "etag": f'"{shape.handle}:{"now" if shape_request.is_now else shape_request.offset}:{end}{unique}"',
+            "cache-control": _cache_control(request.method, is_first=is_first, is_live=shape_request.is_live),
         }
         if is_up_to_date:
             headers["electric-up-to-date"] = ""
-        if asked.is_live:
-            headers["electric-cursor"] = self._cursor(asked.cursor)
+        if shape_request.is_live:
+            headers["electric-cursor"] = self._cursor(shape_request.cursor)
         else:
             headers["electric-schema"] = shape.definition.schema_header
         return headers
 
-    def of_stream(self, asked: ShapeRequest, handle: str) -> dict[str, str]:
+    def stream_headers(self, shape_request: ShapeRequest, handle: str) -> dict[str, str]:
         return {
             "content-type": "text/event-stream",
             "electric-handle": handle,
-            "electric-offset": str(asked.offset),
-            "electric-cursor": self._cursor(asked.cursor),
+            "electric-offset": str(shape_request.offset),
+            "electric-cursor": self._cursor(shape_request.cursor),
             "electric-has-data": "true",
             "cache-control": f"public, max-age={max(0, int(self._options.sse_s) - 1)}",
         }
 
-    def if_known(self, request: Request, headers: Mapping[str, str]) -> Response | None:
+    def not_modified(self, request: Request, headers: Mapping[str, str]) -> Response | None:
         """304 if the client has this already."""
-        given = request.headers.get("if-none-match", "").split(",")
-        if headers["etag"].strip('"') not in (tag.strip().removeprefix("W/").strip('"') for tag in given):
+        tags = request.headers.get("if-none-match", "").split(",")
+        if headers["etag"].strip('"') not in (tag.strip().removeprefix("W/").strip('"') for tag in tags):
             return None
         return Response(status_code=304, headers=dict(headers))
 
     def messages(self, entries: Sequence[bytes], last: bytes | None, headers: Mapping[str, str]) -> Response:
-        return streamed(array_pieces(entries, last), headers)
+        return stream_response(array_pieces(entries, last), headers)
 
     def _cursor(self, before: str) -> str:
         """The same for all who ask within some seconds, so that a cache in between asks once; and always another."""
         since_s = self._runtime.wall_s() - _CURSOR_EPOCH_S
-        found = int(-(-since_s // _CURSOR_STEP_S) * _CURSOR_STEP_S)
-        if before.isascii() and before.isdigit() and len(before) < 19 and found <= int(before):
+        cursor = int(-(-since_s // _CURSOR_STEP_S) * _CURSOR_STEP_S)
+        if before.isascii() and before.isdigit() and len(before) < 19 and cursor <= int(before):
             return str(int(before) + 1 + int(self._runtime.random() * _CURSOR_SPREAD_S))
-        return str(found)
+        return str(cursor)
 
 
 def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
@@ -146,7 +154,7 @@ def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
     return "public, max-age=60, stale-while-revalidate=300"
 
 
-def streamed(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
+def stream_response(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
     """Piece by piece, as the client takes them: a slow client holds on to little. A small body is one piece.
 
     `size` is that of the body in bytes, if it is known.
@@ -160,14 +168,14 @@ def streamed(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | No
 
 def first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
     """The first pieces of a body, and whether they are all of it: a small body is answered by one write."""
-    found: list[bytes] = []
+    first: list[bytes] = []
     size = 0
     for piece in pieces:
-        found.append(piece)
+        first.append(piece)
         size += len(piece)
-        if size > _SMALL_BYTES or len(found) == _PIECES:
-            return found, False
-    return found, True
+        if size > _SMALL_BYTES or len(first) == _PIECES:
+            return first, False
+    return first, True
 
 
 async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from evertide.errors import Conflict, Damaged, EvertideError, Forbidden, LeaseLost, OutcomeUnknown, Unavailable
 from evertide.pgexpr.restriction import restriction_in
 from evertide.shapes.http.admission import Admission
-from evertide.shapes.http.answers import cors, options_answer, refused
+from evertide.shapes.http.answers import cors, options_answer, refusal_response
 from evertide.shapes.http.exchange import Exchange
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.registry import Shapes
@@ -55,55 +55,55 @@ class ShapeEndpoint:
         except ClientDisconnect:
             return
         except Refusal as refusal:
-            answer = refused(refusal, origin, request.method)
+            answer = refusal_response(refusal, origin, request.method)
         except Forbidden as error:
             logger.info("%s %s: %s", request.method, request.url.path, error)
-            answer = refused(refusal_of(error, 403), origin, request.method)
+            answer = refusal_response(refusal_of(error, 403), origin, request.method)
         except EvertideError as error:
             logger.warning("%s %s: %s", request.method, request.url.path, error)
             status = 503 if isinstance(error, _PASSING) else 500
-            answer = refused(refusal_of(error, status), origin, request.method)
+            answer = refusal_response(refusal_of(error, status), origin, request.method)
         if "authorization" in request.headers:
             _keep_private(answer)
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
         if request.method == "OPTIONS":
-            asked_for = request.headers.get("access-control-request-headers", "")
-            return options_answer(asked_for)
+            requested_headers = request.headers.get("access-control-request-headers", "")
+            return options_answer(requested_headers)
         if request.method not in _METHODS:
             raise Refusal(404, {"message": "Not found"})
         query = request.query_params
         if request.method == "DELETE":
-            return await self._deleted(query)
-        asked = replace(parse_request(query), restriction=restriction_in(request.scope))
-        if request.method == "POST" and asked.subset is None:
-            asked = await self._with_body(request, asked)
-        with self._admission.one(is_newcomer=asked.begins):
-            return await self._exchange.answer(request, asked)
+            return await self._handle_delete(query)
+        shape_request = replace(parse_request(query), restriction=restriction_in(request.scope))
+        if request.method == "POST" and shape_request.subset is None:
+            shape_request = await self._with_body(request, shape_request)
+        with self._admission.admit(is_newcomer=shape_request.begins):
+            return await self._exchange.answer(request, shape_request)
 
-    async def _with_body(self, request: Request, asked: ShapeRequest) -> ShapeRequest:
+    async def _with_body(self, request: Request, shape_request: ShapeRequest) -> ShapeRequest:
         content = b""
         async for piece in request.stream():
             content += piece
             if len(content) > self._options.body_bytes_max:
                 raise Refusal(413, {"error": "Request body too large"}, {"connection": "close"})
         subset = subset_of_body(content)
-        return asked if subset is None else replace(asked, subset=subset)
+        return shape_request if subset is None else replace(shape_request, subset=subset)
 
-    async def _deleted(self, query: Mapping[str, str]) -> Response:
+    async def _handle_delete(self, query: Mapping[str, str]) -> Response:
         if not self._options.deletion:
             raise Refusal(405, {"message": "DELETE not allowed"})
-        asked = parse_request(query, needs_offset=False)
-        definition = await self._exchange.definition(asked) if asked.table else None
-        await self._exchange.aside(lambda: self._delete(definition, asked.handle))
+        shape_request = parse_request(query, needs_offset=False)
+        definition = await self._exchange.definition(shape_request) if shape_request.table else None
+        await self._exchange.run_in_thread(lambda: self._delete(definition, shape_request.handle))
         return Response(status_code=202, headers={"cache-control": "no-cache"})
 
     def _delete(self, definition: ShapeDefinition | None, handle: str) -> None:
         records = self._shapes.records
         record = records.find(handle) if handle else None
         if definition is not None and not handle:
-            record = records.of(definition)
+            record = records.find_by_definition(definition)
         if record is None:
             raise Refusal(404, {"message": "No existing shape found"})
         if definition is not None and record.definition != definition.canonical:

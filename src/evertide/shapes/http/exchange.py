@@ -26,14 +26,14 @@ from starlette.responses import Response, StreamingResponse
 
 from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable
 from evertide.shapes.http.admission import Admission
-from evertide.shapes.http.answers import Answering, streamed
+from evertide.shapes.http.answers import AnswerBuilder, stream_response
 from evertide.shapes.http.subset import subset_answer
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.live import LiveShape, Span
 from evertide.shapes.log.messages import up_to_date
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset, SnapshotChunk
-from evertide.shapes.protocol.refusals import Refusal, invalid, not_ready, rotated
+from evertide.shapes.protocol.refusals import Refusal, invalid, must_refetch, not_ready
 from evertide.shapes.protocol.requests import ShapeRequest
 
 __all__ = ["Exchange"]
@@ -45,11 +45,11 @@ T = TypeVar("T")
 _POLL_S = 0.05
 _POLL_MAX_S = 1.0
 _BRACKETS = len(b"[]")
-_ENOUGH = 3
+_ATTEMPTS = 3
 """How often a shape or a snapshot that is let go of in the very moment is looked for again."""
 
 
-class _Again(Exception):
+class _Retry(Exception):
     """The shape is there, but was let go of here, as nobody had asked for it for long."""
 
 
@@ -59,65 +59,69 @@ class Exchange:
         self._options = shapes.options
         self._runtime = shapes.runtime
         self._admission = admission
-        self._answers = Answering(shapes.options, shapes.runtime)
+        self._answers = AnswerBuilder(shapes.options, shapes.runtime)
         self._threads = anyio.CapacityLimiter(self._options.threads)
         self._waiting = anyio.CapacityLimiter(self._options.newcomers_max)
         """For those who wait until a snapshot is made: they take no thread from others."""
 
-    async def answer(self, request: Request, asked: ShapeRequest) -> Response:
-        for _ in range(_ENOUGH):
+    async def answer(self, request: Request, shape_request: ShapeRequest) -> Response:
+        for _ in range(_ATTEMPTS):
             try:
-                return await self._answered(request, asked)
-            except _Again:
+                return await self._try_answer(request, shape_request)
+            except _Retry:
                 logger.debug("a shape was let go of while somebody asked for it: it is taken up again")
         raise not_ready("The shape is taken up again: come back")
 
-    async def _answered(self, request: Request, asked: ShapeRequest) -> Response:
-        definition = await self.definition(asked)
-        if asked.begins:
-            shape = await self._ready(lambda: self._shapes.obtain(definition))
+    async def _try_answer(self, request: Request, shape_request: ShapeRequest) -> Response:
+        definition = await self.definition(shape_request)
+        if shape_request.begins:
+            shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
         else:
-            shape = await self._with_handle(definition, asked.handle)
-        if asked.subset is not None:
-            subset = asked.subset
-            return await self._read(shape, lambda: subset_answer(self._shapes, shape, asked, subset))
-        if asked.is_now:
-            return await self._now(request, asked, shape)
-        after, chunk = asked.offset, self._next_chunk(asked.offset, shape)
+            shape = await self._find_by_handle(definition, shape_request.handle)
+        if shape_request.subset is not None:
+            subset = shape_request.subset
+            return await self._read(shape, lambda: subset_answer(self._shapes, shape, shape_request, subset))
+        if shape_request.is_now:
+            return await self._answer_now(request, shape_request, shape)
+        after, chunk = shape_request.offset, self._next_chunk(shape_request.offset, shape)
         if chunk is not None:
-            await self._in_bounds(shape, chunk.log)
-            answer = await self._read(shape, lambda: self._chunk(request, asked, shape, chunk), self._waiting)
+            await self._check_in_bounds(shape, chunk.log)
+            answer = await self._read(
+                shape, lambda: self._answer_chunk(request, shape_request, shape, chunk), self._waiting
+            )
             if answer is not None:
                 return answer
             after = chunk.log
-        await self._in_bounds(shape, after)
-        if asked.is_sse:
+        await self._check_in_bounds(shape, after)
+        if shape_request.is_sse:
             self._shapes.check_followed(shape)
-            events = self._admission.during(self._events(shape, after))
-            return StreamingResponse(events, 200, self._answers.of_stream(asked, shape.handle))
-        return await self._log(request, asked, shape, after)
+            events = self._admission.count_stream(self._events(shape, after))
+            return StreamingResponse(events, 200, self._answers.stream_headers(shape_request, shape.handle))
+        return await self._answer_log(request, shape_request, shape, after)
 
     def _next_chunk(self, offset: Offset, shape: LiveShape) -> SnapshotChunk | None:
         if offset == BEFORE_ALL:
-            return self._shapes.begin(shape)
+            return self._shapes.first_chunk(shape)
         chunk = offset.next_chunk
         if chunk is not None and chunk.time is not None and chunk.time <= shape.record.time:
             raise invalid({"offset": ["out of bounds for this shape"]})
         return chunk
 
-    async def definition(self, asked: ShapeRequest) -> ShapeDefinition:
-        known = self._shapes.definition_known(asked)
-        return known if known is not None else await self._ready(lambda: self._shapes.definition(asked))
+    async def definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
+        known = self._shapes.definition_known(shape_request)
+        return (
+            known if known is not None else await self._wait_until_ready(lambda: self._shapes.definition(shape_request))
+        )
 
-    async def aside(self, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+    async def run_in_thread(self, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
         return await anyio.to_thread.run_sync(call, limiter=limiter or self._threads)
 
-    async def _ready(self, call: Callable[[], T]) -> T:
+    async def _wait_until_ready(self, call: Callable[[], T]) -> T:
         """Waits a little for a collection that is about to come."""
         deadline_s = self._runtime.monotonic_s() + self._options.ready_s
         while True:
             try:
-                return await self.aside(call)
+                return await self.run_in_thread(call)
             except Refusal as refusal:
                 if refusal.status != 503 or self._shapes.is_ending or self._runtime.monotonic_s() >= deadline_s:
                     raise
@@ -126,34 +130,36 @@ class Exchange:
     async def _read(self, shape: LiveShape, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
         """Of the shape's collection; if that is not what it was, the shape is over."""
         try:
-            return await self.aside(call, limiter)
+            return await self.run_in_thread(call, limiter)
         except (Conflict, InvalidInput):
-            raise await self._over(shape.definition, shape.handle) from None
+            raise await self._end_error(shape.definition, shape.handle) from None
 
-    async def _over(self, definition: ShapeDefinition, handle: str) -> Exception:
+    async def _end_error(self, definition: ShapeDefinition, handle: str) -> Exception:
         """What is said of a shape that cannot go on. A handle that was told to be over must never be given again."""
-        found = await self._ready(lambda: self._shapes.obtain(definition))
-        return rotated(found.handle) if found.handle != handle else _Again()
+        shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
+        return must_refetch(shape.handle) if shape.handle != handle else _Retry()
 
-    async def _with_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape:
+    async def _find_by_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape:
         known = self._shapes.live_known(definition)
         if known is None or known.handle != handle:
-            known = await self.aside(lambda: self._shapes.with_handle(definition, handle))
+            known = await self.run_in_thread(lambda: self._shapes.find_by_handle(definition, handle))
         if known is None or known.is_ended:
-            raise await self._over(definition, handle)
+            raise await self._end_error(definition, handle)
         return known
 
-    async def _now(self, request: Request, asked: ShapeRequest, shape: LiveShape) -> Response:
-        await self._caught_up(shape)
+    async def _answer_now(self, request: Request, shape_request: ShapeRequest, shape: LiveShape) -> Response:
+        await self._catch_up(shape)
         upper = self._shapes.upper_known(shape)  # before the last entry: whatever comes later is told later
         last = await self._read(shape, lambda: self._shapes.last(shape))
-        headers = self._answers.of(request, asked, shape, last, is_up_to_date=True, has_data=False)
+        headers = self._answers.headers(request, shape_request, shape, last, is_up_to_date=True, has_data=False)
         return self._answers.messages([], up_to_date(max(upper, last.transaction)), headers)
 
-    def _chunk(self, request: Request, asked: ShapeRequest, shape: LiveShape, chunk: SnapshotChunk) -> Response | None:
+    def _answer_chunk(
+        self, request: Request, shape_request: ShapeRequest, shape: LiveShape, chunk: SnapshotChunk
+    ) -> Response | None:
         """A chunk of the snapshot; None if the log follows."""
         why: EvertideError | None = None
-        for _ in range(_ENOUGH):
+        for _ in range(_ATTEMPTS):
             chunks = self._shapes.chunks(shape, chunk.time)
             try:
                 if not chunks.has(chunk.number):
@@ -163,35 +169,41 @@ class Exchange:
             except Unavailable as error:  # forgotten in that very moment, or there is no room
                 why = error
                 continue
-            headers = self._answers.of(request, asked, shape, chunk.offset, is_up_to_date=False, has_data=size > 0)
-            return self._answers.if_known(request, headers) or streamed(pieces, headers, size + _BRACKETS)
+            headers = self._answers.headers(
+                request, shape_request, shape, chunk.offset, is_up_to_date=False, has_data=size > 0
+            )
+            return self._answers.not_modified(request, headers) or stream_response(pieces, headers, size + _BRACKETS)
         raise why or EvertideError()
 
-    async def _log(self, request: Request, asked: ShapeRequest, shape: LiveShape, after: Offset) -> Response:
-        if not asked.is_live:
-            await self._caught_up(shape)
+    async def _answer_log(
+        self, request: Request, shape_request: ShapeRequest, shape: LiveShape, after: Offset
+    ) -> Response:
+        if not shape_request.is_live:
+            await self._catch_up(shape)
             if shape.is_ended:
-                raise await self._over(shape.definition, shape.handle)
+                raise await self._end_error(shape.definition, shape.handle)
         span = await self._span(shape, after)
-        if asked.is_live and not span.entries and span.is_all:
-            span = await self._waited(shape, span, self._options.long_poll_s)
+        if shape_request.is_live and not span.entries and span.is_all:
+            span = await self._wait_for_changes(shape, span, self._options.long_poll_s)
         has_data = bool(span.entries)
-        headers = self._answers.of(request, asked, shape, span.end, is_up_to_date=span.is_all, has_data=has_data)
-        transaction = max(span.end.transaction, 0 if asked.is_live and has_data else span.upper)
+        headers = self._answers.headers(
+            request, shape_request, shape, span.end, is_up_to_date=span.is_all, has_data=has_data
+        )
+        transaction = max(span.end.transaction, 0 if shape_request.is_live and has_data else span.upper)
         last = up_to_date(transaction) if span.is_all else None
         entries = [entry.data for entry in span.entries]
-        return self._answers.if_known(request, headers) or self._answers.messages(entries, last, headers)
+        return self._answers.not_modified(request, headers) or self._answers.messages(entries, last, headers)
 
-    async def _in_bounds(self, shape: LiveShape, after: Offset) -> None:
+    async def _check_in_bounds(self, shape: LiveShape, after: Offset) -> None:
         """A place that this process has not come to: another may have."""
         if after <= Offset(self._shapes.upper_known(shape), INF):
             return
         deadline_s = self._runtime.monotonic_s() + self._options.long_poll_s / 2
         wait_s = _POLL_S
         while True:
-            await self._caught_up(shape)
+            await self._catch_up(shape)
             if shape.is_ended:
-                raise await self._over(shape.definition, shape.handle)
+                raise await self._end_error(shape.definition, shape.handle)
             if after <= Offset(self._shapes.upper_known(shape), INF):
                 return
             if self._shapes.is_ending:
@@ -201,27 +213,27 @@ class Exchange:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _POLL_MAX_S)  # any number of clients may name places that are nowhere
 
-    async def _caught_up(self, shape: LiveShape) -> None:
+    async def _catch_up(self, shape: LiveShape) -> None:
         await self._read(shape, lambda: self._shapes.catch_up(shape))
 
     async def _span(self, shape: LiveShape, after: Offset) -> Span:
         known = self._shapes.span_known(shape, after)
         return known if known is not None else await self._read(shape, lambda: self._shapes.span(shape, after))
 
-    async def _waited(self, shape: LiveShape, empty: Span, timeout_s: float) -> Span:
+    async def _wait_for_changes(self, shape: LiveShape, empty: Span, timeout_s: float) -> Span:
         """What comes behind a place within a time; nothing, if nothing does. 409 if the shape ends meanwhile."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shapes.check_followed(shape)
         shape.waiters.add(waiter)
         try:
-            found = self._shapes.span_known(shape, empty.end)
-            if found is not None and not found.entries and not shape.is_ended and not self._shapes.is_ending:
-                await _at_most(waiter, timeout_s)
+            known = self._shapes.span_known(shape, empty.end)
+            if known is not None and not known.entries and not shape.is_ended and not self._shapes.is_ending:
+                await _wait_at_most(waiter, timeout_s)
         finally:
             shape.waiters.discard(waiter)
         shape.used_s = self._runtime.monotonic_s()
         if shape.is_ended:
-            raise await self._over(shape.definition, shape.handle)
+            raise await self._end_error(shape.definition, shape.handle)
         span = await self._span(shape, empty.end)
         if not span.entries:
             self._shapes.check_followed(shape)
@@ -240,20 +252,20 @@ class Exchange:
                 if left_s <= 0 or self._shapes.is_ending:
                     return
                 if span.is_all:
-                    span = await self._waited(shape, span, min(left_s, self._options.keep_alive_s))
+                    span = await self._wait_for_changes(shape, span, min(left_s, self._options.keep_alive_s))
                     if not span.entries:
                         yield b": keep-alive\n\n"
                 else:
                     span = await self._span(shape, span.end)
         except (
             Refusal,
-            _Again,
+            _Retry,
             EvertideError,
         ) as error:  # what was told is right, and the client asks for the rest again
             logger.info("a stream of shape %s ends: %s", shape.handle, error)
 
 
-async def _at_most(waiter: Awaitable[None], timeout_s: float) -> None:
+async def _wait_at_most(waiter: Awaitable[None], timeout_s: float) -> None:
     try:
         async with asyncio.timeout(timeout_s):
             await waiter

@@ -33,16 +33,18 @@ _ORDER = re.compile(r'\s*("(?:[^"]|"")+"|[^\s",]+)(?:\s+(asc|desc))?(?:\s+nulls\
 _MARKS = 1 << 31
 
 
-def subset_answer(shapes: Shapes, shape: LiveShape, asked: ShapeRequest, subset: SubsetRequest) -> Response:
+def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest, subset: SubsetRequest) -> Response:
     definition = shape.definition
-    chosen = _Chosen(definition, asked, subset)
+    selection = _Selection(definition, shape_request, subset)
     shapes.catch_up(shape)
     last = shapes.last(shape)
     time = shapes.upper_known(shape) - 1
-    content = chosen.of(shapes.contents.of(shapes.shard(definition.subject), definition, time, chosen.columns))
+    content = selection.apply(
+        shapes.contents.read_rows(shapes.shard(definition.subject), definition, time, selection.columns)
+    )
     mark = int(shapes.runtime.random() * _MARKS)
-    messages = snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key), mark=mark)
-    metadata = {**shapes.numbers.visible(time).told, "snapshot_mark": mark, "database_lsn": str(time + 1)}
+    messages = snapshot_messages(shape.writer, content, has_key=bool(definition.subject.key), mark=mark)
+    metadata = {**shapes.numbers.visible(time).json_fields, "snapshot_mark": mark, "database_lsn": str(time + 1)}
     head = b'{"metadata":' + msgspec.json.encode(metadata) + b',"data":'
     headers = {
         "electric-handle": shape.handle,
@@ -60,42 +62,42 @@ def subset_answer(shapes: Shapes, shape: LiveShape, asked: ShapeRequest, subset:
     return StreamingResponse(chain(first, pieces), 200, headers, media_type="application/json")
 
 
-class _Chosen:
+class _Selection:
     """Which rows are wanted, in which order."""
 
-    def __init__(self, definition: ShapeDefinition, asked: ShapeRequest, subset: SubsetRequest) -> None:
+    def __init__(self, definition: ShapeDefinition, shape_request: ShapeRequest, subset: SubsetRequest) -> None:
         names = definition.subject.schema.names
         self._where = where_of(definition.subject.schema, subset.where, subset.params, "subset__where")
-        self._order = _order(names, subset.order_by)
+        self._order = _parse_order(names, subset.order_by)
         self._subset = subset
         self.columns = {*(self._where.columns if self._where is not None else ()), *(one[0] for one in self._order)}
-        allowed = {name for one in asked.queryable if (name := one.finds(names)) is not None}
+        allowed = {name for one in shape_request.queryable if (name := one.find_in(names)) is not None}
         if allowed and not self.columns <= allowed:
             listed = ", ".join(sorted(self.columns - allowed))
             raise invalid({"subset__where": [f"not in queryable_columns: {listed}"]})
 
-    def of(self, content: pa.Table) -> pa.Table:
+    def apply(self, content: pa.Table) -> pa.Table:
         if self._where is not None:
             content = content.filter(self._where.matches(content.drop_columns([DIFF])))
         if self._order:
-            content = content.take(_sorted(content, self._order))
+            content = content.take(_sort_indices(content, self._order))
         if self._subset.limit is None and not self._subset.offset:
             return content
-        return _limited(content, self._subset.offset, self._subset.limit)
+        return _limit_rows(content, self._subset.offset, self._subset.limit)
 
 
-def _limited(content: pa.Table, offset: int, limit: int | None) -> pa.Table:
+def _limit_rows(content: pa.Table, offset: int, limit: int | None) -> pa.Table:
     """By rows, each as often as it is there."""
     counts = np.asarray(content.column(DIFF))
     ends = np.cumsum(counts)
     upper = int(ends[-1]) if len(ends) else 0
     upper = min(upper, offset + limit) if limit is not None else upper
     left = np.minimum(ends, upper) - np.maximum(ends - counts, offset)
-    kept = content.set_column(content.num_columns - 1, content.schema.field(DIFF), pa.array(np.maximum(left, 0)))
-    return kept.filter(pa.array(left > 0))
+    counted = content.set_column(content.num_columns - 1, content.schema.field(DIFF), pa.array(np.maximum(left, 0)))
+    return counted.filter(pa.array(left > 0))
 
 
-def _sorted(content: pa.Table, order: list[tuple[str, bool, bool]]) -> pa.Array:
+def _sort_indices(content: pa.Table, order: list[tuple[str, bool, bool]]) -> pa.Array:
     """Ties stay in the order that the content decides."""
     keys: list[Any] = []
     ascending: list[bool] = []
@@ -121,26 +123,26 @@ def _sorted(content: pa.Table, order: list[tuple[str, bool, bool]]) -> pa.Array:
         raise invalid({"subset__order_by": [f"there is no order of {listed}: {error}"]}) from error
 
 
-def _order(names: list[str], text: str) -> list[tuple[str, bool, bool]]:
+def _parse_order(names: list[str], text: str) -> list[tuple[str, bool, bool]]:
     """Per column: its name, whether it goes down, whether NULL comes first; as PostgreSQL has it, unless it is said.
 
     A column that is named again decides nothing any more.
     """
     if not text.strip():
         return []
-    found: dict[str, tuple[str, bool, bool]] = {}
+    order: dict[str, tuple[str, bool, bool]] = {}
     at = 0
     while True:
         hit = _ORDER.match(text, at)
         if hit is None or (hit.end() < len(text) and text[hit.end()] != ","):
             raise invalid({"subset__order_by": [f"is no list of columns, each with ASC or DESC: {shorten(text)}"]})
         one = identifiers(hit[1])
-        name = one[0].finds(names) if one else None
+        name = one[0].find_in(names) if one else None
         if name is None:
             raise invalid({"subset__order_by": [f"there is no column {shorten(hit[1])}"]})
         is_descending = (hit[2] or "").lower() == "desc"
         nulls_first = hit[3].lower() == "first" if hit[3] else is_descending
-        found.setdefault(name, (name, is_descending, nulls_first))
+        order.setdefault(name, (name, is_descending, nulls_first))
         if hit.end() == len(text):
-            return [*found.values()]
+            return [*order.values()]
         at = hit.end() + 1

@@ -28,7 +28,7 @@ _STORED = 4
 """What is stored takes so many times less than it does in memory, about."""
 
 
-class _Known(NamedTuple):
+class _CachedContent(NamedTuple):
     time: int
     rows: pa.Table
 
@@ -40,11 +40,11 @@ class Contents:
         """How much may stay in memory of all collections together."""
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._cache: dict[str, _CachedContent] = {}
         """By shard; the one that was read last is the last."""
         self._reading: dict[str, threading.Lock] = {}
 
-    def of(self, shard: Shard, definition: ShapeDefinition, time: int, also: Iterable[str] = ()) -> pa.Table:
+    def read_rows(self, shard: Shard, definition: ShapeDefinition, time: int, also: Iterable[str] = ()) -> pa.Table:
         """The rows of a shape, with their counts, in an order that the content decides.
 
         Without a key all columns are read, as all of them tell rows apart.
@@ -53,22 +53,22 @@ class Contents:
         wanted = {*definition.needed, *also}
         columns = [name for name in subject.schema.names if name in wanted] if subject.key else None
         where = definition.where
-        whole = self._whole(shard, time)
+        whole = self._cached_rows(shard, time)
         if whole is None:
             return _read(shard, time, columns, where)
         rows = whole if where is None else where.filter_rows(whole)
         if columns is None:
             return rows
-        chosen = rows.select([*columns, DIFF])
-        return chosen if _is_in_order(subject, columns) else net(chosen)
+        selected = rows.select([*columns, DIFF])
+        return selected if _is_sorted_by(subject, columns) else net(selected)
 
-    def rest(self) -> None:
+    def clear(self) -> None:
         """Forget what nobody may ask for again."""
         with self._lock:
-            self._known.clear()
+            self._cache.clear()
             self._reading.clear()
 
-    def _whole(self, shard: Shard, time: int) -> pa.Table | None:
+    def _cached_rows(self, shard: Shard, time: int) -> pa.Table | None:
         """None if it is too large."""
         stored = sum(batch.bytes for batch in shard.log.known().state.batches)
         if stored * _STORED > self._bytes_max:
@@ -76,29 +76,29 @@ class Contents:
         with self._lock:
             turn = self._reading.setdefault(shard.name, threading.Lock())
         with turn:
-            known = self._known.get(shard.name)
-            if known is None or known.time != time:
-                known = _Known(time, _read(shard, time))
-                self._keep(shard.name, known)
-        return known.rows
+            cached = self._cache.get(shard.name)
+            if cached is None or cached.time != time:
+                cached = _CachedContent(time, _read(shard, time))
+                self._keep(shard.name, cached)
+        return cached.rows
 
-    def _keep(self, name: str, known: _Known) -> None:
+    def _keep(self, name: str, cached: _CachedContent) -> None:
         with self._lock:
-            self._known.pop(name, None)
-            self._known[name] = known
-            total = sum(one.rows.nbytes for one in self._known.values())
-            for other in [*self._known]:
+            self._cache.pop(name, None)
+            self._cache[name] = cached
+            total = sum(one.rows.nbytes for one in self._cache.values())
+            for other in [*self._cache]:
                 if total <= self._bytes_max:
                     return
-                total -= self._known.pop(other).rows.nbytes
+                total -= self._cache.pop(other).rows.nbytes
 
 
 def _read(shard: Shard, time: int, columns: list[str] | None = None, where: Where | None = None) -> pa.Table:
-    with shard.snapshot(time, columns=columns) as found:
-        return found.to_arrow(where.filter_rows if where is not None else None)
+    with shard.snapshot(time, columns=columns) as snapshot:
+        return snapshot.to_arrow(where.filter_rows if where is not None else None)
 
 
-def _is_in_order(subject: Subject, columns: list[str]) -> bool:
+def _is_sorted_by(subject: Subject, columns: list[str]) -> bool:
     """Whether rows that are sorted by all columns are so by these: the key decides, if nothing was left out before."""
     names = subject.schema.names
     last = max(names.index(name) for name in subject.key)

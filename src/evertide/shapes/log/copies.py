@@ -25,12 +25,12 @@ _FOLD_ROWS = 65_536
 class Copies:
     def __init__(self, content: pa.Table) -> None:
         """Of a collection: each distinct row once, with `__diff`."""
-        self._high, self._low, self._counts = _sorted(content)
+        self._high, self._low, self._counts = _sort_by_hash(content)
         self._changed: dict[tuple[int, int], int] = {}
         """Counts that are not what the arrays say."""
 
     def apply(self, hashes: tuple[Words, Words], diffs: Longs) -> None:
-        counts = self.of(hashes)
+        counts = self.counts(hashes)
         keys = list(zip(hashes[0].tolist(), hashes[1].tolist(), strict=True))
         for key, count in zip(keys, counts.tolist(), strict=True):
             self._changed.setdefault(key, count)
@@ -39,7 +39,7 @@ class Copies:
         if len(self._changed) > max(_FOLD_ROWS, len(self._counts) // 4):
             self._fold()
 
-    def of(self, hashes: tuple[Words, Words]) -> Longs:
+    def counts(self, hashes: tuple[Words, Words]) -> Longs:
         """How often these rows are there now."""
         high, low = hashes
         counts = np.zeros(len(high), np.int64)
@@ -55,9 +55,9 @@ class Copies:
             pending = pending[at[pending] < len(self._high)]
         if self._changed:
             for row, key in enumerate(zip(high.tolist(), low.tolist(), strict=True)):
-                found = self._changed.get(key)
-                if found is not None:
-                    counts[row] = found
+                changed = self._changed.get(key)
+                if changed is not None:
+                    counts[row] = changed
         return counts
 
     def _fold(self) -> None:
@@ -95,7 +95,7 @@ def copies_before(hashes: tuple[Words, Words], diffs: Longs, after: Longs) -> Lo
     return before
 
 
-def _sorted(content: pa.Table) -> tuple[Words, Words, Longs]:
+def _sort_by_hash(content: pa.Table) -> tuple[Words, Words, Longs]:
     high, low = row_hashes(content.drop_columns([DIFF]))
     order = np.lexsort((low, high))
     counts = content.column(DIFF).to_numpy()

@@ -60,14 +60,14 @@ class ShapeDefinition:
     is_changes_only: bool
     restriction: str
     """The clause that is in `where` because of who asks; empty if there is none."""
-    asked: ShapeRequest = field(compare=False, repr=False)
+    request: ShapeRequest = field(compare=False, repr=False)
     """A request for it: what it means is looked up again when the collection is another."""
 
     @cached_property
     def canonical(self) -> str:
         """For people and for other processes; equal if and only if the definitions are."""
         schema = [[field.name, str(field.type), field.nullable] for field in self.subject.schema]
-        told = {
+        facts = {
             "collection": self.subject.name,
             "schema": schema,
             "key": self.subject.key,
@@ -77,7 +77,7 @@ class ShapeDefinition:
             "log": "changes_only" if self.is_changes_only else "full",
             **({"restriction": self.restriction} if self.restriction else {}),
         }
-        return msgspec.json.encode(told).decode()
+        return msgspec.json.encode(facts).decode()
 
     @cached_property
     def id(self) -> str:
@@ -87,10 +87,10 @@ class ShapeDefinition:
     def schema_header(self) -> str:
         """What clients parse values by."""
         schema, key = self.subject.schema, self.subject.key
-        told = {name: column_type(schema.field(name)) for name in self.columns}
+        types = {name: column_type(schema.field(name)) for name in self.columns}
         for at, name in enumerate(key):
-            told[name] = {**told[name], "pk_index": at}
-        return json.dumps(told, separators=(",", ":"))  # a header is ASCII, whatever columns are called
+            types[name] = {**types[name], "pk_index": at}
+        return json.dumps(types, separators=(",", ":"))  # a header is ASCII, whatever columns are called
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -104,41 +104,41 @@ def subject_of(members: Members, table: tuple[Identifier, ...], restriction: Res
     schema, name = (table[0], table[1]) if len(table) == 2 else (Identifier(SCHEMA), table[0])
     definition = members.definition
     known = [*definition.tables, *definition.views, ERRORS]
-    found = name.finds(known) if schema.finds([SCHEMA]) else None
-    restriction.check(found or name.name)
-    if found is None:
-        told = ".".join(f'"{one.name}"' for one in (schema, name))
+    collection = name.find_in(known) if schema.find_in([SCHEMA]) else None
+    restriction.check(collection or name.name)
+    if collection is None:
+        shown = ".".join(f'"{one.name}"' for one in (schema, name))
         raise invalid(
-            {"table": [f"Table {told} does not exist. Names in quotes must have the case of the collection."]}
+            {"table": [f"Table {shown} does not exist. Names in quotes must have the case of the collection."]}
         )
-    view = definition.views.get(found)
+    view = definition.views.get(collection)
     if view is not None and not view.shard:
         why = view.away.why if view.away is not None else "it is not there yet"
-        raise not_ready(f"The view {found!r} has no content yet: {why}")
+        raise not_ready(f"The view {collection!r} has no content yet: {why}")
     try:
-        shard = members.collection(found)
+        shard = members.collection(collection)
     except InvalidInput as error:
         raise invalid({"table": [error.why]}) from error
-    record = definition.tables.get(found) or view
+    record = definition.tables.get(collection) or view
     key = () if record is None or record.key is msgspec.UNSET else tuple(record.key)
-    return Subject(found, shard.name, shard.schema, key)
+    return Subject(collection, shard.name, shard.schema, key)
 
 
-def define(subject: Subject, asked: ShapeRequest) -> ShapeDefinition:
-    queryable = _named(subject, asked.queryable, "queryable_columns")
-    columns = _named(subject, asked.columns, "columns")
+def define(subject: Subject, shape_request: ShapeRequest) -> ShapeDefinition:
+    queryable = _resolve_columns(subject, shape_request.queryable, "queryable_columns")
+    columns = _resolve_columns(subject, shape_request.columns, "columns")
     if queryable and columns and not set(columns) <= set(queryable):
         listed = ", ".join(name for name in columns if name not in queryable)
         raise invalid({"columns": [f"not in queryable_columns: {listed}"]})
-    own = asked.restriction.clause(subject.name, subject.schema)
+    own = shape_request.restriction.clause(subject.name, subject.schema)
     return ShapeDefinition(
         subject=subject,
         columns=columns or queryable or tuple(subject.schema.names),
-        where=conjoin_both(own, where_of(subject.schema, asked.where, asked.params, "where")),
-        is_full=asked.is_full,
-        is_changes_only=asked.is_changes_only,
+        where=conjoin_both(own, where_of(subject.schema, shape_request.where, shape_request.params, "where")),
+        is_full=shape_request.is_full,
+        is_changes_only=shape_request.is_changes_only,
         restriction=own.canonical if own is not None else "",
-        asked=asked,
+        request=shape_request,
     )
 
 
@@ -151,14 +151,14 @@ def where_of(schema: pa.Schema, text: str, params: tuple[tuple[str, str], ...], 
         raise invalid({parameter: [error.why]}) from error
 
 
-def _named(subject: Subject, names: tuple[Identifier, ...], parameter: str) -> tuple[str, ...]:
+def _resolve_columns(subject: Subject, names: tuple[Identifier, ...], parameter: str) -> tuple[str, ...]:
     if not names:
         return ()
-    found = {one: one.finds(subject.schema.names) for one in names}
-    missing = ", ".join(one.name for one, name in found.items() if name is None)
+    resolved = {one: one.find_in(subject.schema.names) for one in names}
+    missing = ", ".join(one.name for one, name in resolved.items() if name is None)
     if missing:
         raise invalid({parameter: [f"The following columns are not found on the table: {missing}"]})
-    chosen = set(found.values())
+    chosen = set(resolved.values())
     lacking = ", ".join(name for name in subject.key if name not in chosen)
     if lacking:
         raise invalid({parameter: [f"The list of columns must include all primary key columns, missing: {lacking}"]})

@@ -27,20 +27,20 @@ from evertide.shapes.log.stretch import Entry, Stretch, TxIds
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 from evertide.shard.shard import Shard
 
-__all__ = ["Feed", "Standing"]
+__all__ = ["Feed", "FeedFailure"]
 
 _ROWS = 50_000
 """Changes that are taken at once, about."""
 
 
-class Standing(NamedTuple):
+class FeedFailure(NamedTuple):
     """Why a feed stands still, and since when."""
 
     error: EvertideError
     since_s: float
 
 
-class _Made(NamedTuple):
+class _DerivedEntries(NamedTuple):
     """The entries of a shape in [lower, upper)."""
 
     handle: str
@@ -60,22 +60,22 @@ class Feed:
         """Changes of the collection that were taken in here."""
         self.appended = 0
         """Entries that logs got here."""
-        self.standing: Standing | None = None
-        self.looked_s = 0.0
+        self.failure: FeedFailure | None = None
+        self.last_followed_s = 0.0
         """When `follow` last got through, by the monotonic clock; the registry sets it."""
-        self.is_spoiled = False
+        self.is_inconsistent = False
         """Something failed half way: some shapes may know of it, and others not."""
         self._txids = txids
         self._tail_bytes_max = tail_bytes_max
         self._index = ShapeIndex()
         self._lock = threading.RLock()
-        self._read: Stretch | None = None
+        self._last_read: Stretch | None = None
         """What was read last for somebody who came late: others often do, too."""
-        self._made: _Made | None = None
+        self._derived: _DerivedEntries | None = None
         self._copies: Copies | None = None
         if not subject.key:
-            with shard.snapshot(self.upper - 1) as found:
-                self._copies = Copies(found.to_arrow())
+            with shard.snapshot(self.upper - 1) as snapshot:
+                self._copies = Copies(snapshot.to_arrow())
 
     def add(self, shape: LiveShape) -> None:
         with self._lock:
@@ -88,38 +88,38 @@ class Feed:
             if self.shapes.pop(handle, None) is not None:
                 self._index.remove(handle)
 
-    def shorten(self, shape: LiveShape) -> None:
+    def drop_tail(self, shape: LiveShape) -> None:
         """Forget what is in memory of its log."""
         with self._lock:
             shape.forget(self.upper)
 
-    def rest(self) -> None:
+    def clear_cache(self) -> None:
         """Forget what nobody may ask for again."""
-        self._read = self._made = None
+        self._last_read = self._derived = None
 
     def follow(self) -> list[LiveShape]:
         """The shapes that something was told to."""
         if self.shard.upper <= self.upper:
             return []
         with self._lock:
-            told: dict[str, LiveShape] = {}
+            changed: dict[str, LiveShape] = {}
             state = self.shard.log.known().state
             while self.upper < state.upper:
                 reach = state.reach(self.upper, _ROWS)
                 stretch = Stretch(self.shard.changes(self.upper, reach), self.upper, reach)
                 if len(stretch):
-                    told.update(self._taken(stretch))
+                    changed.update(self._take_in(stretch))
                     self.followed += len(stretch)
                 self.upper = reach
-            return [*told.values()]
+            return [*changed.values()]
 
-    def _taken(self, stretch: Stretch) -> dict[str, LiveShape]:
+    def _take_in(self, stretch: Stretch) -> dict[str, LiveShape]:
         try:
             if self._copies is not None:
                 self._count(stretch, self._copies)
-            return self._tell(stretch)
+            return self._append_entries(stretch)
         except BaseException:
-            self.is_spoiled = True
+            self.is_inconsistent = True
             raise
 
     def derive(self, shape: LiveShape, after: Offset, bytes_max: int) -> Span:
@@ -129,9 +129,9 @@ class Feed:
         entries: list[Entry] = []
         size = 0
         while reach < tail.begins and size < bytes_max:
-            reach, made = self._made_again(shape, reach, tail.begins)
-            size += _size(entry for entry in made if entry.offset > after)
-            entries += made
+            reach, derived = self._derive_entries(shape, reach, tail.begins)
+            size += _size(entry for entry in derived if entry.offset > after)
+            entries += derived
         if reach < tail.begins:
             return cut_entries(entries, after, reach, bytes_max)._replace(is_all=False)
         with self._lock:
@@ -139,79 +139,79 @@ class Feed:
                 shape.prepend(lower, entries)
         return cut_entries([*entries, *tail.entries], after, upper, bytes_max)
 
-    def _made_again(self, shape: LiveShape, lower: int, upper: int) -> tuple[int, list[Entry]]:
+    def _derive_entries(self, shape: LiveShape, lower: int, upper: int) -> tuple[int, list[Entry]]:
         """The entries of the first times of [lower, upper), and the time behind them: one chunk of a long log is often
         asked for after the other."""
-        made = self._made
-        if made is None or made.handle != shape.handle or not made.lower <= lower < made.upper:
-            stretch = self._again(lower, upper)
-            entries = self._entries_of(shape, stretch, self._chosen(shape, stretch))
-            made = self._made = _Made(shape.handle, stretch.lower, stretch.upper, entries)
-        return min(upper, made.upper), [one for one in made.entries if lower <= one.offset.time < upper]
+        derived = self._derived
+        if derived is None or derived.handle != shape.handle or not derived.lower <= lower < derived.upper:
+            stretch = self._reread(lower, upper)
+            entries = self._build_entries(shape, stretch, self._select(shape, stretch))
+            derived = self._derived = _DerivedEntries(shape.handle, stretch.lower, stretch.upper, entries)
+        return min(upper, derived.upper), [one for one in derived.entries if lower <= one.offset.time < upper]
 
     def last(self, shape: LiveShape) -> Offset:
         """The place of the last entry of a shape."""
         known = shape.last_known()
         if known is not None:
             return known
-        found, begins = BEFORE_LOG, shape.tail.begins
+        last, begins = BEFORE_LOG, shape.tail.begins
         reach = shape.first_time(BEFORE_LOG)
         while reach < begins:
-            stretch = self._again(reach, begins)
-            found = self._last_in(shape, stretch) or found
+            stretch = self._reread(reach, begins)
+            last = self._last_in(shape, stretch) or last
             reach = stretch.upper
         if shape.last is None:
-            shape.last = found
+            shape.last = last
         return shape.last
 
     def _last_in(self, shape: LiveShape, stretch: Stretch) -> Offset | None:
         """From the end on, transaction by transaction, as some may tell nothing."""
-        chosen = self._chosen(shape, stretch)
+        chosen = self._select(shape, stretch)
         while len(chosen):
             starts = int(np.searchsorted(stretch.times[chosen], stretch.times[chosen[-1]]))
-            entries = self._entries_of(shape, stretch, chosen[starts:])
+            entries = self._build_entries(shape, stretch, chosen[starts:])
             if entries:
                 return entries[-1].offset
             chosen = chosen[:starts]
         return None
 
-    def _again(self, lower: int, upper: int) -> Stretch:
+    def _reread(self, lower: int, upper: int) -> Stretch:
         """Changes of [lower, upper), or the first of them; of a collection without a key with their counts."""
-        known = self._read
+        known = self._last_read
         if known is None or not known.lower <= lower < known.upper:
-            known = self._read = self._read_again(lower, upper)
+            known = self._last_read = self._reread_shard(lower, upper)
         return known.between(lower, upper)
 
-    def _read_again(self, lower: int, upper: int) -> Stretch:
+    def _reread_shard(self, lower: int, upper: int) -> Stretch:
         if self._copies is None:
             reach = min(self.shard.log.read().state.reach(lower, _ROWS), upper)
             return Stretch(self.shard.changes(lower, reach), lower, reach)
         with self._lock:  # counts are those of a certain time
-            found = Stretch(self.shard.changes(lower, self.upper), lower, self.upper)
-            hashes = found.hashes()
-            found.count(hashes, self._copies.of(hashes))
-            return found
+            stretch = Stretch(self.shard.changes(lower, self.upper), lower, self.upper)
+            hashes = stretch.hashes()
+            stretch.count(hashes, self._copies.counts(hashes))
+            return stretch
 
     def _count(self, stretch: Stretch, copies: Copies) -> None:
         hashes = stretch.hashes()
         copies.apply(hashes, stretch.diffs)
-        stretch.count(hashes, copies.of(hashes))
+        stretch.count(hashes, copies.counts(hashes))
 
-    def _tell(self, stretch: Stretch) -> dict[str, LiveShape]:
-        chosen: dict[str, Longs] = {}
+    def _append_entries(self, stretch: Stretch) -> dict[str, LiveShape]:
+        selected: dict[str, Longs] = {}
         for handle, rows in self._index.candidates(stretch.rows).items():
-            found = _within(self.shapes[str(handle)], stretch, rows)
-            if len(found):
-                chosen[str(handle)] = found
-        rows_told = stretch.told(chosen.values())
-        told = {}
-        for handle, rows in chosen.items():
+            later = _after_snapshot(self.shapes[str(handle)], stretch, rows)
+            if len(later):
+                selected[str(handle)] = later
+        rendered = stretch.render(selected.values())
+        changed = {}
+        for handle, rows in selected.items():
             shape = self.shapes[handle]
-            entries = stretch.entries(shape.teller, rows, rows_told, self._txids)
+            entries = stretch.entries(shape.writer, rows, rendered, self._txids)
             if entries:
                 self._append(shape, stretch, entries)
-                told[handle] = shape
-        return told
+                changed[handle] = shape
+        return changed
 
     def _append(self, shape: LiveShape, stretch: Stretch, entries: list[Entry]) -> None:
         self.appended += len(entries)
@@ -221,21 +221,21 @@ class Feed:
         else:
             shape.forget(stretch.upper)
             shape.last = entries[-1].offset
-            self._made = _Made(shape.handle, stretch.lower, stretch.upper, entries)
+            self._derived = _DerivedEntries(shape.handle, stretch.lower, stretch.upper, entries)
 
-    def _entries_of(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[Entry]:
-        return stretch.entries(shape.teller, chosen, stretch.told([chosen]), self._txids)
+    def _build_entries(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[Entry]:
+        return stretch.entries(shape.writer, chosen, stretch.render([chosen]), self._txids)
 
-    def _chosen(self, shape: LiveShape, stretch: Stretch) -> Longs:
+    def _select(self, shape: LiveShape, stretch: Stretch) -> Longs:
         where = shape.definition.where
         rows = np.arange(len(stretch)) if where is None else np.flatnonzero(np.asarray(where.matches(stretch.rows)))
-        return _within(shape, stretch, rows)
+        return _after_snapshot(shape, stretch, rows)
 
 
 def _size(entries: Iterable[Entry]) -> int:
     return sum(len(entry.data) for entry in entries)
 
 
-def _within(shape: LiveShape, stretch: Stretch, rows: Longs) -> Longs:
+def _after_snapshot(shape: LiveShape, stretch: Stretch, rows: Longs) -> Longs:
     """Those since the shape's snapshot."""
     return rows if stretch.lower > shape.record.time else rows[stretch.times[rows] > shape.record.time]

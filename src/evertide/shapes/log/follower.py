@@ -23,7 +23,7 @@ from evertide.store.paths import COMMITTED
 from evertide.threads.ticker import Ticker
 from evertide.threads.watched import Watched
 
-__all__ = ["Follower", "Keeper", "keep"]
+__all__ = ["Follower", "LimitEnforcer", "enforce_limits"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ _WAIT_S = 0.5
 """How long it sleeps at most before it looks whether it was stopped, and what else happened."""
 
 
-def keep(shapes: Shapes, *, is_serving: bool = True) -> None:
+def enforce_limits(shapes: Shapes, *, is_serving: bool = True) -> None:
     """Keep the shapes of a storage in bounds, whoever made them."""
-    shapes.look()
+    shapes.refresh_collections()
     records = shapes.records.all()
     shards = {name: shapes.members.shard(name) for name in sorted({record.shard for record in records})}
     named = shapes.shards()
@@ -49,7 +49,7 @@ def keep(shapes: Shapes, *, is_serving: bool = True) -> None:
         else:
             left.append(record)
     if is_serving:
-        left = _without_surplus(shapes, left)
+        left = _end_surplus(shapes, left)
     oldest: dict[str, int] = {}
     for record in left:
         oldest[record.shard] = min(record.time, oldest.get(record.shard, record.time))
@@ -59,7 +59,7 @@ def keep(shapes: Shapes, *, is_serving: bool = True) -> None:
             shapes.records.move_hold(shard)
 
 
-def _without_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRecord]:
+def _end_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRecord]:
     """Of all that there are, those beyond what there may be are ended: which are left."""
     options, size = shapes.options, 0
     left: list[ShapeRecord] = []
@@ -76,7 +76,7 @@ def _without_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRe
     return left
 
 
-class Keeper(Ticker):
+class LimitEnforcer(Ticker):
     """For a process that serves no shapes: others may have made some, and what is held for them must stay bounded."""
 
     def __init__(self, shapes: Shapes) -> None:
@@ -85,7 +85,7 @@ class Keeper(Ticker):
 
     def tick(self) -> bool:
         try:
-            keep(self._shapes, is_serving=False)
+            enforce_limits(self._shapes, is_serving=False)
         except EvertideError as error:
             logger.warning("shapes are not kept in bounds for the moment: %s", error)
         return True
@@ -96,7 +96,7 @@ class Follower:
         self._shapes = shapes
         self._stopping = threading.Event()
         self._thread = Watched("evertide-shapes", self._run)
-        self._kept_s = shapes.runtime.monotonic_s()
+        self._enforced_s = shapes.runtime.monotonic_s()
 
     def start(self) -> Self:
         self._shapes.is_followed = True
@@ -116,13 +116,13 @@ class Follower:
     def tick(self) -> None:
         shapes = self._shapes
         shapes.follow()
-        shapes.look()
-        shapes.learn()
+        shapes.refresh_collections()
+        shapes.learn_ended()
         now_s = shapes.runtime.monotonic_s()
-        if now_s - self._kept_s >= shapes.settings.beat_interval_s:
-            self._kept_s = now_s
-            shapes.rest()
-            keep(shapes)
+        if now_s - self._enforced_s >= shapes.settings.beat_interval_s:
+            self._enforced_s = now_s
+            shapes.release_idle()
+            enforce_limits(shapes)
 
     def _run(self) -> None:
         shapes, wait_s = self._shapes, self._shapes.settings.retry_wait_s
@@ -136,6 +136,6 @@ class Follower:
                     continue
                 except EvertideError as error:
                     logger.warning("shapes are not followed for the moment: %s", error)
-            shapes.wake_late()
+            shapes.wake_stale()
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, shapes.settings.retry_wait_max_s)

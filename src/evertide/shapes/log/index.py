@@ -65,16 +65,16 @@ class ShapeIndex:
 
     def candidates(self, rows: pa.Table) -> dict[Hashable, Rows]:
         """The rows that each shape has, by its handle; shapes that have none are not named."""
-        found: dict[Where | None, Rows] = {}
+        unkeyed: dict[Where | None, Rows] = {}
         if rows.num_rows and None in self._handles:
-            found[None] = np.arange(rows.num_rows, dtype=np.int64)
+            unkeyed[None] = np.arange(rows.num_rows, dtype=np.int64)
         for where in self._others:
-            found[where] = np.flatnonzero(_truths(where, rows))
-        keyed = self._left(rows, self._by_value(rows))
+            unkeyed[where] = np.flatnonzero(_evaluate(where, rows))
+        keyed = self._filter_by_rest(rows, self._by_value(rows))
         return {
-            handle: chosen
-            for where, chosen in (*found.items(), *keyed.items())
-            if len(chosen)
+            handle: matching
+            for where, matching in (*unkeyed.items(), *keyed.items())
+            if len(matching)
             for handle in self._handles[where]
         }
 
@@ -104,46 +104,46 @@ class ShapeIndex:
 
     def _by_value(self, rows: pa.Table) -> dict[Where, Rows]:
         """Rows that have a value of a clause's key."""
-        found: dict[Where, list[Rows]] = {}
+        matches: dict[Where, list[Rows]] = {}
         for column, by_value in self._keyed.items():
             for value, places in _places(rows.column(column), by_value).items():
-                chosen = np.array(places, np.int64)
+                matching = np.array(places, np.int64)
                 for where in by_value[value]:
-                    found.setdefault(where, []).append(chosen)
-        return {where: each[0] if len(each) == 1 else np.sort(np.concatenate(each)) for where, each in found.items()}
+                    matches.setdefault(where, []).append(matching)
+        return {where: each[0] if len(each) == 1 else np.sort(np.concatenate(each)) for where, each in matches.items()}
 
-    def _left(self, rows: pa.Table, found: dict[Where, Rows]) -> dict[Where, Rows]:
+    def _filter_by_rest(self, rows: pa.Table, matches: dict[Where, Rows]) -> dict[Where, Rows]:
         """Of those rows, the ones that match the rest of the clause too."""
         by_rest: dict[Where | None, list[Where]] = {}
-        for where in found:
+        for where in matches:
             by_rest.setdefault(where.rest, []).append(where)
         for rest, wheres in by_rest.items():
             if rest is None:
                 continue
-            looked_at = [found[where] for where in wheres]
+            candidates = [matches[where] for where in wheres]
             truths = np.zeros(rows.num_rows, np.bool_)
-            truths[_matching(rest, rows, looked_at)] = True
-            for where, chosen in zip(wheres, looked_at, strict=True):
-                found[where] = chosen[truths[chosen]]
-        return found
+            truths[_match_rows(rest, rows, candidates)] = True
+            for where, matching in zip(wheres, candidates, strict=True):
+                matches[where] = matching[truths[matching]]
+        return matches
 
 
 def _places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
     """Row numbers by value, of the values that are wanted."""
-    found: dict[Any, list[int]] = {}
+    places: dict[Any, list[int]] = {}
     for place, value in enumerate(values_of(column, type_of(column.type))):
         if value in wanted:
-            found.setdefault(value, []).append(place)
-    return found
+            places.setdefault(value, []).append(place)
+    return places
 
 
-def _matching(where: Where, rows: pa.Table, chosen: Sequence[Rows]) -> Rows:
+def _match_rows(where: Where, rows: pa.Table, chosen: Sequence[Rows]) -> Rows:
     """The chosen rows that match; only they are looked at, and of them the columns it needs."""
     places = chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen))
     needed = rows.select(sorted(where.columns)) if where.columns else rows
-    return places[_truths(where, needed.take(pa.array(places)))]
+    return places[_evaluate(where, needed.take(pa.array(places)))]
 
 
-def _truths(where: Where, rows: pa.Table) -> npt.NDArray[np.bool_]:
-    made: npt.NDArray[np.bool_] = where.matches(rows).to_numpy(zero_copy_only=False)
-    return made
+def _evaluate(where: Where, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    truths: npt.NDArray[np.bool_] = where.matches(rows).to_numpy(zero_copy_only=False)
+    return truths

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from evertide.shapes.log.definition import ShapeDefinition
-from evertide.shapes.log.messages import Teller
+from evertide.shapes.log.messages import MessageWriter
 from evertide.shapes.log.record import ShapeRecord
 from evertide.shapes.log.stretch import Entry
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 
-__all__ = ["Fresh", "LiveShape", "Span", "Tail", "cut_entries", "size_of"]
+__all__ = ["LaterSnapshot", "LiveShape", "Span", "Tail", "cut_entries", "size_of"]
 
 _ENTRY_BYTES = 200
 """What an entry takes besides its text."""
@@ -31,7 +31,7 @@ class Tail(NamedTuple):
     entries: list[Entry]
 
 
-class Fresh(NamedTuple):
+class LaterSnapshot(NamedTuple):
     """A later snapshot of a shape."""
 
     time: int
@@ -56,12 +56,12 @@ class LiveShape:
         self.record = record
         self.handle = record.handle
         self.definition = definition
-        self.teller = Teller(definition)
+        self.writer = MessageWriter(definition)
         self.tail = Tail(max(begins, record.time + 1), [])
         self.bytes = 0
         self.used_s = used_s
         self.is_ended = False
-        self.fresh: Fresh | None = None
+        self.later_snapshot: LaterSnapshot | None = None
         """The snapshot that clients begin with if the log has outgrown the first one."""
         self.last: Offset | None = None
         """Of the last entry that there is; None if that is not known."""
@@ -86,7 +86,7 @@ class LiveShape:
         """The first time that an entry behind a place can have."""
         return max(after.time, self.record.time + 1)
 
-    def has(self, after: Offset, tail: Tail) -> bool:
+    def has_all_after(self, after: Offset, tail: Tail) -> bool:
         """Whether the tail has everything behind a place."""
         return self.first_time(after) >= tail.begins
 
@@ -106,9 +106,9 @@ def cut_entries(entries: Sequence[Entry], after: Offset, upper: int, bytes_max: 
     while end < stop and size < bytes_max:
         size += len(entries[end].data) + 1
         end += 1
-    chosen = entries[start:end]
-    place = chosen[-1].offset if chosen else max(after, BEFORE_LOG)
-    return Span(chosen, place, end == stop, upper)
+    selected = entries[start:end]
+    place = selected[-1].offset if selected else max(after, BEFORE_LOG)
+    return Span(selected, place, end == stop, upper)
 
 
 def size_of(entries: Sequence[Entry]) -> int:

@@ -22,7 +22,7 @@ from evertide.shapes.log.definition import SCHEMA, ShapeDefinition
 from evertide.shapes.log.numbers import Visible
 from evertide.shapes.protocol.offsets import Offset
 
-__all__ = ["Rendered", "Teller", "Value", "snapshot_end", "up_to_date"]
+__all__ = ["MessageWriter", "RowTexts", "Value", "snapshot_end", "up_to_date"]
 
 _encode = msgspec.json.Encoder().encode
 Value = dict[str, str | None]
@@ -34,10 +34,10 @@ def up_to_date(transaction: int) -> bytes:
 
 def snapshot_end(visible: Visible, pushed: Sequence[int] = ()) -> bytes:
     named = {"txids": pushed} if pushed else {}
-    return _encode({"headers": {"control": "snapshot-end", **visible.told, **named}})
+    return _encode({"headers": {"control": "snapshot-end", **visible.json_fields, **named}})
 
 
-class Rendered:
+class RowTexts:
     """Rows as texts, column by column, each made when it is first asked for: shared by all shapes that tell them."""
 
     def __init__(self, rows: pa.Table) -> None:
@@ -47,10 +47,10 @@ class Rendered:
         self._values: dict[tuple[str, ...], tuple[list[tuple[str, list[str | None]]], dict[int, Value]]] = {}
 
     def column(self, name: str) -> list[str | None]:
-        found = self._texts.get(name)
-        if found is None:
-            found = self._texts[name] = texts(self._rows.column(name))
-        return found
+        column = self._texts.get(name)
+        if column is None:
+            column = self._texts[name] = texts(self._rows.column(name))
+        return column
 
     def keys(self, prefix: str, identity: Sequence[str], rows: Sequence[int]) -> list[str]:
         """All who ask are of one collection, and have the same keys."""
@@ -61,17 +61,17 @@ class Rendered:
         return [keys[row] for row in rows]
 
     def values(self, names: tuple[str, ...], rows: Sequence[int]) -> list[Value]:
-        found = self._values.get(names)
-        if found is None:
-            found = self._values[names] = [(name, self.column(name)) for name in names], {}
-        columns, known = found
+        cached = self._values.get(names)
+        if cached is None:
+            cached = self._values[names] = [(name, self.column(name)) for name in names], {}
+        columns, known = cached
         for row in rows:
             if row not in known:
                 known[row] = {name: column[row] for name, column in columns}
         return [known[row] for row in rows]
 
 
-class Teller:
+class MessageWriter:
     """How one shape tells of rows."""
 
     def __init__(self, definition: ShapeDefinition) -> None:
@@ -85,10 +85,10 @@ class Teller:
         self._relation = [SCHEMA, subject.name]
         self._prefix = ".".join(f'"{part.replace("/", "//").replace(".", "..")}"' for part in self._relation)
 
-    def keys(self, rendered: Rendered, rows: Sequence[int]) -> list[str]:
+    def keys(self, rendered: RowTexts, rows: Sequence[int]) -> list[str]:
         return rendered.keys(self._prefix, self._identity, rows)
 
-    def values(self, rendered: Rendered, rows: Sequence[int]) -> list[Value]:
+    def values(self, rendered: RowTexts, rows: Sequence[int]) -> list[Value]:
         return rendered.values(self._columns, rows)
 
     def snapshot(self, key: str, value: Value, mark: int | None = None) -> bytes:
@@ -97,25 +97,25 @@ class Teller:
             headers["snapshot_mark"] = mark
         return _encode({"key": key, "value": value, "headers": headers})
 
-    def inserted(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+    def insert(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
         return _encode({"key": key, "value": value, "headers": self._headers("insert", at, txids, is_last=is_last)})
 
-    def deleted(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
-        told = value if self._is_full or not self._key else {name: value[name] for name in self._key}
-        return _encode({"key": key, "value": told, "headers": self._headers("delete", at, txids, is_last=is_last)})
+    def delete(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+        sent = value if self._is_full or not self._key else {name: value[name] for name in self._key}
+        return _encode({"key": key, "value": sent, "headers": self._headers("delete", at, txids, is_last=is_last)})
 
-    def changed(self, old: Value, new: Value) -> list[str]:
+    def changed_columns(self, old: Value, new: Value) -> list[str]:
         return [name for name in self._columns if old[name] != new[name]]
 
-    def updated(self, key: str, old: Value, new: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
-        changed = self.changed(old, new)
+    def update(self, key: str, old: Value, new: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+        changed = self.changed_columns(old, new)
         headers = self._headers("update", at, txids, is_last=is_last)
         if self._is_full:
             return _encode(
                 {"key": key, "value": new, "old_value": {name: old[name] for name in changed}, "headers": headers}
             )
-        told = {name: new[name] for name in self._columns if name in self._key or name in changed}
-        return _encode({"key": key, "value": told, "headers": headers})
+        sent = {name: new[name] for name in self._columns if name in self._key or name in changed}
+        return _encode({"key": key, "value": sent, "headers": headers})
 
     def _headers(self, operation: str, at: Offset, txids: Sequence[int], *, is_last: bool) -> dict[str, Any]:
         headers: dict[str, Any] = {

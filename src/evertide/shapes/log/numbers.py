@@ -43,7 +43,7 @@ class Visible(msgspec.Struct, frozen=True):
     xip_list: tuple[int, ...] = ()
 
     @property
-    def told(self) -> dict[str, object]:
+    def json_fields(self) -> dict[str, object]:
         """As clients read it."""
         return {"xmin": str(self.xmin), "xmax": str(self.xmax), "xip_list": [str(xid) for xid in self.xip_list]}
 
@@ -52,14 +52,14 @@ class Numbers:
     def __init__(self, xids: Xids) -> None:
         self._xids = xids
 
-    def of(self, time: int) -> Sequence[int]:
-        found = self._xids.of(time)
-        if found is None:
+    def txids(self, time: int) -> Sequence[int]:
+        xids = self._xids.of(time)
+        if xids is None:
             return (own_number(time, has_upstream=False),)
         if not self._xids.is_pushed(time):
-            return found
+            return xids
         own = own_number(time, has_upstream=True)
-        return (*found, own) if found else (own, own + _APART)
+        return (*xids, own) if xids else (own, own + _APART)
 
     def pushed(self, time: int) -> tuple[int, ...]:
         """The numbers of the last pushes in a snapshot at a time that `visible` does not tell."""
@@ -67,8 +67,8 @@ class Numbers:
 
     def visible(self, time: int) -> Visible:
         """In a snapshot at a time."""
-        found = self._xids.latest(time, _ENOUGH)
-        return Visible(time + 2, time + 2) if found is None else _visible(found)
+        xids = self._xids.latest(time, _ENOUGH)
+        return Visible(time + 2, time + 2) if xids is None else _visible(xids)
 
 
 def _visible(xids: Iterable[int]) -> Visible:

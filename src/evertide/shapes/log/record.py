@@ -31,7 +31,7 @@ from evertide.store.paths import SHAPES, shape_key, shape_prefix
 from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
-__all__ = ["HOLD", "Ended", "ShapeRecord", "ShapeRecords", "log_rows"]
+__all__ = ["HOLD", "EndRecord", "ShapeRecord", "ShapeRecords", "log_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ShapeRecord(msgspec.Struct, frozen=True):
     """Numbers that its snapshot holds beside these; likewise."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndRecord(msgspec.Struct, frozen=True):
     handle: str
     why: str
     change: str
@@ -83,10 +83,10 @@ class ShapeRecords:
     def all(self) -> list[ShapeRecord]:
         return self._read(shape_prefix())
 
-    def of(self, definition: ShapeDefinition) -> ShapeRecord | None:
+    def find_by_definition(self, definition: ShapeDefinition) -> ShapeRecord | None:
         """The shape of a definition, if there is one."""
-        found = self._read(shape_prefix(definition.id))
-        return found[-1] if found else None
+        records = self._read(shape_prefix(definition.id))
+        return records[-1] if records else None
 
     def find(self, handle: str) -> ShapeRecord | None:
         key = _key(handle)
@@ -99,14 +99,14 @@ class ShapeRecords:
         """The shape of a definition: the one that is there, or a new one that begins now."""
         while True:
             holds = read_holds(shard.log)
-            found = self.of(definition)
-            if found is not None and found.shard == shard.name:
-                return found
-            if found is not None:
-                self.end(found.handle, "the collection was made anew")
+            existing = self.find_by_definition(definition)
+            if existing is not None and existing.shard == shard.name:
+                return existing
+            if existing is not None:
+                self.end(existing.handle, "the collection was made anew")
                 continue
             state = shard.log.read().state
-            record = self._new(definition, state)
+            record = self._new_record(definition, state)
             held = holds.holds.get(HOLD, record.time)
             try:
                 hold = hold_write(shard.log, holds, HOLD, min(held, record.time))
@@ -122,7 +122,7 @@ class ShapeRecords:
         key = _key(handle)
         while key is not None:
             number = self.last_end()
-            ended = Ended(handle, why, self._runtime.new_id())
+            ended = EndRecord(handle, why, self._runtime.new_id())
             if self._commit([Write(SHAPES, number, seal(ended)), Write(key, 1, None)]):
                 truncate_sometimes(self._meta, SHAPES, max(0, number - _ENDS_KEPT))
                 return True
@@ -135,13 +135,13 @@ class ShapeRecords:
         head = reading(lambda: self._meta.head(SHAPES), self._runtime, self._settings)
         return head.seqno if head is not None else 0
 
-    def ended(self, after: int) -> tuple[int, list[str] | None]:
+    def read_ended(self, after: int) -> tuple[int, list[str] | None]:
         """The handles that ended after a record, and the number of the last one; None if that is not known any more."""
         records = reading(lambda: self._meta.scan(SHAPES, after), self._runtime, self._settings)
         if not records:
             return after, []
         path = self._meta.path(SHAPES)
-        handles = [unseal(record.data, Ended, path).handle for record in records]
+        handles = [unseal(record.data, EndRecord, path).handle for record in records]
         return records[-1].seqno, None if records[0].seqno != after + 1 else handles
 
     def move_hold(self, shard: Shard) -> None:
@@ -160,7 +160,7 @@ class ShapeRecords:
         """False if somebody was first."""
         return commit_settled(self._meta, writes, (), self._runtime, self._settings) is None
 
-    def _new(self, definition: ShapeDefinition, state: ShardState) -> ShapeRecord:
+    def _new_record(self, definition: ShapeDefinition, state: ShardState) -> ShapeRecord:
         made_at_s = self._runtime.wall_s()
         number = int(made_at_s * 1_000_000) * _UNIQUE + int(self._runtime.new_id(), 16) % _UNIQUE
         return ShapeRecord(
@@ -195,5 +195,5 @@ def log_rows(record: ShapeRecord, state: ShardState) -> int:
 
 def _key(handle: str) -> str | None:
     """None if it is no handle of ours."""
-    found = _HANDLE.fullmatch(handle)
-    return shape_key(found[1], int(found[2])) if found is not None else None
+    match = _HANDLE.fullmatch(handle)
+    return shape_key(match[1], int(match[2])) if match is not None else None

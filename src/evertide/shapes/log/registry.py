@@ -29,8 +29,8 @@ from evertide.pipeline.reading.collections import Collections
 from evertide.problem import Problem
 from evertide.shapes.log.contents import Contents
 from evertide.shapes.log.definition import ShapeDefinition, Subject, define, subject_of
-from evertide.shapes.log.feed import Feed, Standing
-from evertide.shapes.log.live import Fresh, LiveShape, Span, cut_entries
+from evertide.shapes.log.feed import Feed, FeedFailure
+from evertide.shapes.log.live import LaterSnapshot, LiveShape, Span, cut_entries
 from evertide.shapes.log.messages import snapshot_end
 from evertide.shapes.log.numbers import Numbers
 from evertide.shapes.log.record import ShapeRecord, ShapeRecords, log_rows
@@ -82,23 +82,23 @@ class Shapes:
         """Whether a thread follows the collections."""
         self.appended = 0
         """Entries that logs got since this process serves them."""
-        self._defined: dict[tuple[Any, ...], ShapeDefinition] = {}
-        self._defined_chars = 0
+        self._definitions: dict[tuple[Any, ...], ShapeDefinition] = {}
+        self._definitions_chars = 0
 
     # In the event loop
 
     def serve_in(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def definition_known(self, asked: ShapeRequest) -> ShapeDefinition | None:
+    def definition_known(self, shape_request: ShapeRequest) -> ShapeDefinition | None:
         """What a request means, if somebody asked the same before."""
-        return self._defined.get(_question(asked))
+        return self._definitions.get(_definition_key(shape_request))
 
     def live_known(self, definition: ShapeDefinition) -> LiveShape | None:
-        found = self._by_definition.get(definition.id)
-        if found is not None:
-            found.used_s = self.runtime.monotonic_s()
-        return found
+        shape = self._by_definition.get(definition.id)
+        if shape is not None:
+            shape.used_s = self.runtime.monotonic_s()
+        return shape
 
     def span_known(self, shape: LiveShape, after: Offset) -> Span | None:
         """What lies behind a place, if it is in memory."""
@@ -107,7 +107,11 @@ class Shapes:
             return None
         upper = feed.upper  # before the entries: see `Feed`
         tail = shape.tail
-        return cut_entries(tail.entries, after, upper, self.options.chunk_bytes) if shape.has(after, tail) else None
+        return (
+            cut_entries(tail.entries, after, upper, self.options.chunk_bytes)
+            if shape.has_all_after(after, tail)
+            else None
+        )
 
     def upper_known(self, shape: LiveShape) -> int:
         feed = self._feeds.get(shape.record.shard)
@@ -116,10 +120,10 @@ class Shapes:
     def check_followed(self, shape: LiveShape) -> None:
         """Raises why it is not known whether the shape has changed, if it is not."""
         feed = self._feeds.get(shape.record.shard)
-        if feed is not None and feed.standing is not None:
-            raise copy.copy(feed.standing.error)
-        if feed is not None and (late_s := self._late_s(feed)) > self.options.stale_s:
-            raise Unavailable(path=self.meta.path(COMMITTED), why=_late(feed, late_s))
+        if feed is not None and feed.failure is not None:
+            raise copy.copy(feed.failure.error)
+        if feed is not None and (stale_for_s := self._stale_for_s(feed)) > self.options.stale_s:
+            raise Unavailable(path=self.meta.path(COMMITTED), why=_stale_reason(feed, stale_for_s))
 
     def is_live(self, shape: LiveShape) -> bool:
         """Whether it is still followed: what it remembers is stale otherwise."""
@@ -127,26 +131,26 @@ class Shapes:
 
     # By way of storage
 
-    def look(self) -> None:
+    def refresh_collections(self) -> None:
         """Which collections there are now."""
-        found = self._collections.members()
-        if found.definition.change != self.members.definition.change:
-            self.members = found
-            self._defined, self._defined_chars = {}, 0
+        members = self._collections.members()
+        if members.definition.change != self.members.definition.change:
+            self.members = members
+            self._definitions, self._definitions_chars = {}, 0
             self._end_replaced()
 
-    def definition(self, asked: ShapeRequest) -> ShapeDefinition:
-        known = self.definition_known(asked)
+    def definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
+        known = self.definition_known(shape_request)
         if known is None:
-            self.look()
-            known = define(subject_of(self.members, asked.table, asked.restriction), asked)
-            self._remember(asked, known)
+            self.refresh_collections()
+            known = define(subject_of(self.members, shape_request.table, shape_request.restriction), shape_request)
+            self._remember(shape_request, known)
         return known
 
-    def learn(self) -> None:
+    def learn_ended(self) -> None:
         """Which shapes other processes have ended."""
         with self._learning:
-            self._ends, handles = self.records.ended(self._ends)
+            self._ends, handles = self.records.read_ended(self._ends)
         if handles is None:  # away for long: look which are there
             there = {record.handle for record in self.records.all()}
             handles = [shape.handle for shape in self.live() if shape.handle not in there]
@@ -154,26 +158,26 @@ class Shapes:
 
     def obtain(self, definition: ShapeDefinition) -> LiveShape:
         """The shape of a definition; a new one if there is none."""
-        self.look()
-        self.learn()  # whoever begins must not get a handle that was told to be over
+        self.refresh_collections()
+        self.learn_ended()  # whoever begins must not get a handle that was told to be over
         if definition.subject.shard not in self.shards():
-            definition = self.definition(definition.asked)
+            definition = self.definition(definition.request)
         known = self.live_known(definition)
         if known is not None:
             return known
         shard = self.shard(definition.subject)
         if shard.upper == 0:
             raise not_ready(f"{definition.subject.name!r} has no content yet: no transaction was committed")
-        return self._taken_up(self.records.create(definition, shard), definition, shard)
+        return self._take_up(self.records.create(definition, shard), definition, shard)
 
-    def with_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape | None:
+    def find_by_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape | None:
         """None if that shape is over, or is not of this definition."""
         known = self._live.get(handle)
         if known is None and handle.startswith(f"{definition.id}-"):
-            self.look()
+            self.refresh_collections()
             record = self.records.find(handle)
             if record is not None and record.shard == definition.subject.shard and record.shard in self.shards():
-                known = self._taken_up(record, definition, self.shard(definition.subject))
+                known = self._take_up(record, definition, self.shard(definition.subject))
         if known is None or known.definition.id != definition.id:
             return None
         known.used_s = self.runtime.monotonic_s()
@@ -181,19 +185,19 @@ class Shapes:
 
     def catch_up(self, shape: LiveShape) -> None:
         """To what is there now."""
-        self.learn()
+        self.learn_ended()
         feed = self._feeds.get(shape.record.shard)
         if feed is not None:
-            self.wake(self._followed(feed))
+            self.wake(self._follow(feed))
 
     def span(self, shape: LiveShape, after: Offset) -> Span:
-        found = self.span_known(shape, after)
-        return found or self._reading(shape, lambda feed: feed.derive(shape, after, self.options.chunk_bytes))
+        span = self.span_known(shape, after)
+        return span or self._read_feed(shape, lambda feed: feed.derive(shape, after, self.options.chunk_bytes))
 
     def last(self, shape: LiveShape) -> Offset:
-        return self._reading(shape, lambda feed: feed.last(shape))
+        return self._read_feed(shape, lambda feed: feed.last(shape))
 
-    def begin(self, shape: LiveShape) -> SnapshotChunk:
+    def first_chunk(self, shape: LiveShape) -> SnapshotChunk:
         """The first chunk for a new client: of the snapshot that the shape began with, or of a later one.
 
         A small collection that changes all the time soon has a log that is many times as large as its content, and a
@@ -203,12 +207,12 @@ class Shapes:
         feed = self._feeds.get(shape.record.shard)
         if feed is None or shape.definition.is_changes_only:
             return SnapshotChunk(None, 0)
-        state, fresh = feed.shard.log.known().state, shape.fresh
+        state, fresh = feed.shard.log.known().state, shape.later_snapshot
         content = sum(part.count for part in state.parts)
         changes = log_rows(shape.record, state) if fresh is None else feed.followed - fresh.followed
         if changes > max(_FRESH_CHANGES, 2 * content) and feed.upper - 1 > shape.record.time:
             followed = feed.followed  # before the time: what comes in between counts once more
-            fresh = shape.fresh = Fresh(feed.upper - 1, followed)
+            fresh = shape.later_snapshot = LaterSnapshot(feed.upper - 1, followed)
         return SnapshotChunk(None if fresh is None else fresh.time, 0)
 
     def chunks(self, shape: LiveShape, time: int | None = None) -> Chunks:
@@ -218,46 +222,48 @@ class Shapes:
 
         def messages() -> Iterator[bytes]:
             if not definition.is_changes_only:
-                content = self.contents.of(self.shard(definition.subject), definition, at)
-                yield from snapshot_messages(shape.teller, content, has_key=bool(definition.subject.key))
+                content = self.contents.read_rows(self.shard(definition.subject), definition, at)
+                yield from snapshot_messages(shape.writer, content, has_key=bool(definition.subject.key))
             visible = record.visible if time is None else self.numbers.visible(at)
             pushed = record.pushed if time is None else self.numbers.pushed(at)
             if not isinstance(visible, msgspec.UnsetType):
                 yield snapshot_end(visible, () if isinstance(pushed, msgspec.UnsetType) else pushed)
 
-        return self.snapshots.of(record.handle, messages, record.chunk_bytes, at)
+        return self.snapshots.get(record.handle, messages, record.chunk_bytes, at)
 
     def follow(self) -> None:
         """What was committed since, for all shapes that somebody asks for."""
         for feed in [*self._feeds.values()]:
             try:
-                self.wake(self._followed(feed))
+                self.wake(self._follow(feed))
             except EvertideError as error:  # the others go on; who asks for this one is told
                 logger.debug("the shapes of %r stand still: %s", feed.subject.name, error)
 
-    def wake_late(self) -> None:
+    def wake_stale(self) -> None:
         """Those who wait for changes that nobody could look for: they are told so."""
         for feed in [*self._feeds.values()]:
-            if self._late_s(feed) > self.options.stale_s:
+            if self._stale_for_s(feed) > self.options.stale_s:
                 self.wake([*feed.shapes.values()])
 
     def problems(self) -> list[Problem]:
         """Collections whose shapes stand still: clients get an error instead of changes."""
-        found = []
+        problems = []
         for feed in [*self._feeds.values()]:
-            standing, late_s = feed.standing, self._late_s(feed)
-            if standing is not None:
-                error = standing.error
+            failure, stale_for_s = feed.failure, self._stale_for_s(feed)
+            if failure is not None:
+                error = failure.error
                 state = "frozen" if isinstance(error, Damaged) else "stalled"
                 stands = f"the live shapes of {feed.subject.name!r} stand still behind transaction {feed.upper - 1}"
                 why = f"{stands}: {error}"
-                found.append(Problem(state, error.error_code, why, error.remedy, standing.since_s))
-            elif late_s > self.options.stale_s:
-                since_s = self.runtime.wall_s() - late_s
-                found.append(
-                    Problem("stalled", Unavailable.error_code, _late(feed, late_s), Unavailable.remedy, since_s)
+                problems.append(Problem(state, error.error_code, why, error.remedy, failure.since_s))
+            elif stale_for_s > self.options.stale_s:
+                since_s = self.runtime.wall_s() - stale_for_s
+                problems.append(
+                    Problem(
+                        "stalled", Unavailable.error_code, _stale_reason(feed, stale_for_s), Unavailable.remedy, since_s
+                    )
                 )
-        return found
+        return problems
 
     def end(self, handle: str, why: str) -> bool:
         """For everybody. False if it was over already."""
@@ -270,21 +276,21 @@ class Shapes:
     def forget(self, handles: Iterable[str]) -> None:
         """Shapes that ended, wherever that was."""
         for handle in handles:
-            found = self._dropped(handle)
-            if found is not None:
-                found.is_ended = True
-                self.wake([found])
+            shape = self._drop(handle)
+            if shape is not None:
+                shape.is_ended = True
+                self.wake([shape])
             self.snapshots.forget(handle)
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Let go of what nobody asks for."""
         now_s = self.runtime.monotonic_s()
         for shape in [*self._live.values()]:
             if not shape.waiters and now_s - shape.used_s > self.options.idle_s:
-                self._dropped(shape.handle)
+                self._drop(shape.handle)
         for feed in [*self._feeds.values()]:
-            feed.rest()
-        self.contents.rest()
+            feed.clear_cache()
+        self.contents.clear()
         self._shrink()
 
     def shards(self) -> set[str]:
@@ -307,59 +313,59 @@ class Shapes:
 
     def wake(self, shapes: Iterable[LiveShape]) -> None:
         """Those who wait for them; from any thread."""
-        told = [*shapes]
+        woken = [*shapes]
         loop = self._loop
-        if told and loop is not None and not loop.is_closed():
+        if woken and loop is not None and not loop.is_closed():
             try:
-                loop.call_soon_threadsafe(_wake, told)
+                loop.call_soon_threadsafe(_wake, woken)
             except RuntimeError:  # it was closed meanwhile: nobody waits any more
                 logger.debug("the event loop is closed")
 
     # Inside
 
-    def _remember(self, asked: ShapeRequest, meant: ShapeDefinition) -> None:
-        size = _length(asked)
-        if len(self._defined) >= _DEFINITIONS or self._defined_chars + size > _DEFINITIONS_CHARS:
-            self._defined, self._defined_chars = {}, 0
-        self._defined[_question(asked)] = meant
-        self._defined_chars += size
+    def _remember(self, shape_request: ShapeRequest, definition: ShapeDefinition) -> None:
+        size = _request_chars(shape_request)
+        if len(self._definitions) >= _DEFINITIONS or self._definitions_chars + size > _DEFINITIONS_CHARS:
+            self._definitions, self._definitions_chars = {}, 0
+        self._definitions[_definition_key(shape_request)] = definition
+        self._definitions_chars += size
 
-    def _followed(self, feed: Feed) -> list[LiveShape]:
+    def _follow(self, feed: Feed) -> list[LiveShape]:
         before = feed.appended
         try:
-            told = feed.follow()
+            changed = feed.follow()
         except (Conflict, InvalidInput) as error:
             self._end_all(feed, error)
             return []
         except EvertideError as error:
-            self._freeze(feed, error)
+            self._mark_failed(feed, error)
             raise
         else:
-            self._thaw(feed)
-            return told
+            self._mark_recovered(feed)
+            return changed
         finally:
             self.appended += feed.appended - before
-            if feed.is_spoiled:  # what its shapes know is thrown away, and read again for whoever asks
+            if feed.is_inconsistent:  # what its shapes know is thrown away, and read again for whoever asks
                 for handle in [*feed.shapes]:
-                    self._dropped(handle)
+                    self._drop(handle)
 
-    def _freeze(self, feed: Feed, error: EvertideError) -> None:
-        if feed.standing is None:
+    def _mark_failed(self, feed: Feed, error: EvertideError) -> None:
+        if feed.failure is None:
             logger.error("the shapes of %r stand still: %s", feed.subject.name, error)
-        since_s = self.runtime.wall_s() if feed.standing is None else feed.standing.since_s
-        feed.standing = Standing(error, since_s)
+        since_s = self.runtime.wall_s() if feed.failure is None else feed.failure.since_s
+        feed.failure = FeedFailure(error, since_s)
         self.wake([*feed.shapes.values()])
 
-    def _thaw(self, feed: Feed) -> None:
-        if feed.standing is not None:
+    def _mark_recovered(self, feed: Feed) -> None:
+        if feed.failure is not None:
             logger.warning("the shapes of %r go on", feed.subject.name)
-        feed.standing, feed.looked_s = None, self.runtime.monotonic_s()
+        feed.failure, feed.last_followed_s = None, self.runtime.monotonic_s()
 
-    def _late_s(self, feed: Feed) -> float:
+    def _stale_for_s(self, feed: Feed) -> float:
         """For how long nobody could look for changes; 0 if no thread is to."""
-        return self.runtime.monotonic_s() - feed.looked_s if self.is_followed else 0.0
+        return self.runtime.monotonic_s() - feed.last_followed_s if self.is_followed else 0.0
 
-    def _reading(self, shape: LiveShape, read: Callable[[Feed], T]) -> T:
+    def _read_feed(self, shape: LiveShape, read: Callable[[Feed], T]) -> T:
         feed = self._feeds.get(shape.record.shard)
         if feed is None or not self.is_live(shape):
             raise Conflict(where=f"shape {shape.handle}", why="it is not followed any more")
@@ -378,25 +384,25 @@ class Shapes:
     def shard(self, subject: Subject) -> Shard:
         return self.members.shard(subject.shard)
 
-    def _taken_up(self, record: ShapeRecord, definition: ShapeDefinition, shard: Shard) -> LiveShape:
+    def _take_up(self, record: ShapeRecord, definition: ShapeDefinition, shard: Shard) -> LiveShape:
         """From now on it is followed. A feed may take long to make, so nobody waits for that but those who need it."""
-        made: Feed | None = None
+        created: Feed | None = None
         while True:
             with self._lock:
                 known = self._live.get(record.handle)
                 if known is not None:
                     return known
-                feed = self._feeds.get(shard.name) or made
+                feed = self._feeds.get(shard.name) or created
                 if feed is not None:
                     self._feeds[shard.name] = feed
                     shape = LiveShape(record, definition, 0, self.runtime.monotonic_s())
                     feed.add(shape)
                     self._live[record.handle] = self._by_definition[definition.id] = shape
                     return shape
-            made = Feed(shard, definition.subject, self.numbers.of, self.options.share_bytes // 2)
-            made.looked_s = self.runtime.monotonic_s()
+            created = Feed(shard, definition.subject, self.numbers.txids, self.options.share_bytes // 2)
+            created.last_followed_s = self.runtime.monotonic_s()
 
-    def _dropped(self, handle: str) -> LiveShape | None:
+    def _drop(self, handle: str) -> LiveShape | None:
         with self._lock:
             shape = self._live.pop(handle, None)
             if shape is None:
@@ -427,31 +433,31 @@ class Shapes:
             feed = self._feeds.get(shape.record.shard)
             if feed is not None and shape.bytes:
                 total -= shape.bytes
-                feed.shorten(shape)
+                feed.drop_tail(shape)
 
 
-def _late(feed: Feed, late_s: float) -> str:
-    return f"nobody could look for changes of {feed.subject.name!r} for {late_s:.0f} s"
+def _stale_reason(feed: Feed, stale_for_s: float) -> str:
+    return f"nobody could look for changes of {feed.subject.name!r} for {stale_for_s:.0f} s"
 
 
-def _question(asked: ShapeRequest) -> tuple[Any, ...]:
+def _definition_key(shape_request: ShapeRequest) -> tuple[Any, ...]:
     """What decides the definition."""
     return (
-        asked.table,
-        asked.where,
-        asked.params,
-        asked.columns,
-        asked.queryable,
-        asked.is_full,
-        asked.is_changes_only,
-        asked.restriction,
+        shape_request.table,
+        shape_request.where,
+        shape_request.params,
+        shape_request.columns,
+        shape_request.queryable,
+        shape_request.is_full,
+        shape_request.is_changes_only,
+        shape_request.restriction,
     )
 
 
-def _length(asked: ShapeRequest) -> int:
-    names = (*asked.table, *asked.columns, *asked.queryable)
-    params = sum(len(name) + len(value) for name, value in asked.params)
-    return len(asked.where) + params + sum(len(one.name) for one in names)
+def _request_chars(shape_request: ShapeRequest) -> int:
+    names = (*shape_request.table, *shape_request.columns, *shape_request.queryable)
+    params = sum(len(name) + len(value) for name, value in shape_request.params)
+    return len(shape_request.where) + params + sum(len(one.name) for one in names)
 
 
 def _wake(shapes: list[LiveShape]) -> None:

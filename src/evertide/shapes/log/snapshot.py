@@ -25,11 +25,11 @@ import pyarrow as pa
 from evertide.errors import EvertideError, Unavailable
 from evertide.rows.changes import DIFF
 from evertide.scratch import using_scratch
-from evertide.shapes.log.messages import Rendered, Teller
+from evertide.shapes.log.messages import MessageWriter, RowTexts
 from evertide.shapes.log.stretch import copy_key
 from evertide.shapes.options import ShapeOptions
 
-__all__ = ["Chunks", "Room", "Snapshots", "snapshot_messages"]
+__all__ = ["Chunks", "SnapshotUsage", "Snapshots", "snapshot_messages"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +39,20 @@ _SMALL_BYTES = 64 * 1024
 _MAKERS = 4
 
 
-def snapshot_messages(teller: Teller, content: pa.Table, *, has_key: bool, mark: int | None = None) -> Iterator[bytes]:
+def snapshot_messages(
+    writer: MessageWriter, content: pa.Table, *, has_key: bool, mark: int | None = None
+) -> Iterator[bytes]:
     for start in range(0, content.num_rows, _ROWS):
         piece = content.slice(start, _ROWS)
-        rendered = Rendered(piece.drop_columns([DIFF]))
+        rendered = RowTexts(piece.drop_columns([DIFF]))
         rows = range(piece.num_rows)
         counts = np.asarray(piece.column(DIFF)).tolist()
-        for key, value, count in zip(teller.keys(rendered, rows), teller.values(rendered, rows), counts, strict=True):
+        for key, value, count in zip(writer.keys(rendered, rows), writer.values(rendered, rows), counts, strict=True):
             for copy in range(1, 2 if has_key else count + 1):
-                yield teller.snapshot(copy_key(key, copy), value, mark)
+                yield writer.snapshot(copy_key(key, copy), value, mark)
 
 
-class Room:
+class SnapshotUsage:
     """What all snapshots of a process take: counted as they grow, so that nobody has to add them up."""
 
     def __init__(self) -> None:
@@ -58,7 +60,7 @@ class Room:
         self.memory_bytes = 0
         self.disk_bytes = 0
 
-    def take(self, memory_bytes: int, disk_bytes: int) -> None:
+    def add(self, memory_bytes: int, disk_bytes: int) -> None:
         with self._lock:
             self.memory_bytes += memory_bytes
             self.disk_bytes += disk_bytes
@@ -67,8 +69,8 @@ class Room:
 class Chunks:
     """The chunks of one snapshot: bodies without the brackets around them."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, usage: SnapshotUsage) -> None:
+        self._usage = usage
         self._changed = threading.Condition()
         self._ends: list[int] = []
         self._small = b""
@@ -116,7 +118,7 @@ class Chunks:
         with self._changed:
             self._check()
             start, end = self._ends[number] - self.size(number), self._ends[number]
-            file = None if self._file is None else _Shared(self._file)
+            file = None if self._file is None else _SharedFile(self._file)
             return _pieces(file, self._small, start, end)
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class Chunks:
             file, self._file = self._file, None
             self._error = self._error or Unavailable(path="the snapshot of a shape", why="it was forgotten")
             self._is_done = True
-            self._room.take(-self.memory_bytes, -self.disk_bytes)
+            self._usage.add(-self.memory_bytes, -self.disk_bytes)
             self.memory_bytes = self.disk_bytes = 0
             self._changed.notify_all()
         if file is not None:
@@ -139,14 +141,14 @@ class Chunks:
             is_over = is_last and not chunk and bool(self._ends)
             if is_last and not self._ends and len(chunk) <= _SMALL_BYTES:
                 self._small, self.memory_bytes = chunk, len(chunk)
-                self._room.take(len(chunk), 0)
+                self._usage.add(len(chunk), 0)
             elif not is_over:
                 with using_scratch():
                     if self._file is None:
-                        self._file = _anonymous()
+                        self._file = _open_anonymous()
                     _write(self._file, chunk, before)
                 self.disk_bytes += len(chunk)
-                self._room.take(0, len(chunk))
+                self._usage.add(0, len(chunk))
             if not is_over:
                 self._ends.append(before + len(chunk))
             self._is_done = is_last
@@ -168,57 +170,57 @@ class Snapshots:
 
     def __init__(self, options: ShapeOptions) -> None:
         self._options = options
-        self._room = Room()
+        self._usage = SnapshotUsage()
         self._lock = threading.Lock()
-        self._made: dict[tuple[str, int], Chunks] = {}
+        self._chunks: dict[tuple[str, int], Chunks] = {}
         """By handle and time; the one that was asked for last is the last."""
         self._times: dict[str, set[int]] = {}
         self._makers = ThreadPoolExecutor(_MAKERS, thread_name_prefix="evertide-snapshot")
 
-    def of(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int, time: int = 0) -> Chunks:
+    def get(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int, time: int = 0) -> Chunks:
         """`time` tells several snapshots of one shape apart."""
         with self._lock:
-            found = self._made.pop((handle, time), None)
-            if found is None or found.has_failed:
-                found = Chunks(self._room)
-                self._makers.submit(found.make, _late(messages), chunk_bytes)
-            self._made[handle, time] = found
+            chunks = self._chunks.pop((handle, time), None)
+            if chunks is None or chunks.has_failed:
+                chunks = Chunks(self._usage)
+                self._makers.submit(chunks.make, _lazily(messages), chunk_bytes)
+            self._chunks[handle, time] = chunks
             self._times.setdefault(handle, set()).add(time)
             self._shrink()
-        return found
+        return chunks
 
     def forget(self, handle: str) -> None:
         with self._lock:
-            found = [self._made.pop((handle, time), None) for time in self._times.pop(handle, ())]
-        for chunks in found:
+            forgotten = [self._chunks.pop((handle, time), None) for time in self._times.pop(handle, ())]
+        for chunks in forgotten:
             if chunks is not None:
                 chunks.close()
 
     def stop(self) -> None:
         with self._lock:
-            for chunks in self._made.values():
+            for chunks in self._chunks.values():
                 chunks.close()  # whoever makes one finds out, and ends
-            self._made.clear()
+            self._chunks.clear()
             self._times.clear()
         self._makers.shutdown(wait=True, cancel_futures=True)
 
     def _shrink(self) -> None:
         """Those that nobody asked for the longest, until the others have room; never the last."""
-        if not any(self._is_over()):
+        if not any(self._over_limits()):
             return
-        for key, chunks in [*self._made.items()][:-1]:
-            in_memory, on_disk = self._is_over()
+        for key, chunks in [*self._chunks.items()][:-1]:
+            in_memory, on_disk = self._over_limits()
             if (in_memory and chunks.memory_bytes) or (on_disk and chunks.disk_bytes):
-                del self._made[key]
+                del self._chunks[key]
                 self._times[key[0]].discard(key[1])
                 chunks.close()
 
-    def _is_over(self) -> tuple[bool, bool]:
-        room, options = self._room, self._options
-        return room.memory_bytes > options.share_bytes, room.disk_bytes > options.disk_bytes
+    def _over_limits(self) -> tuple[bool, bool]:
+        usage, options = self._usage, self._options
+        return usage.memory_bytes > options.share_bytes, usage.disk_bytes > options.disk_bytes
 
 
-class _Shared:
+class _SharedFile:
     """An open file, once more; closed when nobody has it any more, also if it was never read."""
 
     def __init__(self, file: int) -> None:
@@ -228,7 +230,7 @@ class _Shared:
         os.close(self.file)
 
 
-def _pieces(shared: _Shared | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
+def _pieces(shared: _SharedFile | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
     yield b"["
     if shared is None:
         yield small[start:end]
@@ -240,12 +242,12 @@ def _pieces(shared: _Shared | None, small: bytes, start: int, end: int) -> Itera
     yield b"]"
 
 
-def _late(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+def _lazily(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
     """Begun in the thread that makes them."""
     yield from messages()
 
 
-def _anonymous() -> int:
+def _open_anonymous() -> int:
     """A file that nobody else sees, and that is gone with the process."""
     file, path = tempfile.mkstemp(prefix="evertide-shape-")
     with suppress(OSError):  # the name stays behind, and that is all

@@ -21,10 +21,10 @@ from evertide.rows.changes import DIFF, TIME
 from evertide.rows.columns import Longs, Words
 from evertide.rows.digest import row_hashes
 from evertide.shapes.log.copies import copies_before
-from evertide.shapes.log.messages import Rendered, Teller, Value
+from evertide.shapes.log.messages import MessageWriter, RowTexts, Value
 from evertide.shapes.protocol.offsets import Offset
 
-__all__ = ["Entry", "Stretch", "Told", "TxIds"]
+__all__ = ["Entry", "RenderedChanges", "Stretch", "TxIds"]
 
 TxIds = Callable[[int], Sequence[int]]
 """The numbers under which a transaction, given by its time, is known to those who wrote it."""
@@ -61,7 +61,7 @@ class _Step(msgspec.Struct, frozen=True, gc=False):
     old: _Change | None
 
 
-class Told:
+class RenderedChanges:
     """The rows of a stretch that somebody tells of: what does not depend on the shape is made once for all of them.
 
     There may be thousands of shapes that each get a row or two, so a shape must not cost much beside its rows. Messages
@@ -70,7 +70,7 @@ class Told:
 
     def __init__(self, stretch: Stretch, rows: Longs) -> None:
         is_whole = len(rows) == len(stretch)
-        self.texts = Rendered(stretch.rows if is_whole else stretch.rows.take(pa.array(rows)))
+        self.texts = RowTexts(stretch.rows if is_whole else stretch.rows.take(pa.array(rows)))
         self._places: list[int] | None = None
         if not is_whole:
             places = np.zeros(len(stretch), np.int64)
@@ -81,28 +81,28 @@ class Told:
         self._facts: list[tuple[int, int, int, int]] = [*zip(*(column.tolist() for column in columns), strict=True)]
         self._messages: dict[tuple[Any, ...], bytes] = {}
 
-    def changes(self, teller: Teller, chosen: Longs) -> list[_Change]:
-        rows = chosen.tolist()
+    def changes(self, writer: MessageWriter, selected: Longs) -> list[_Change]:
+        rows = selected.tolist()
         known = self._places
         places = rows if known is None else [known[row] for row in rows]
-        told = zip(places, teller.keys(self.texts, places), teller.values(self.texts, places), strict=True)
+        texts = zip(places, writer.keys(self.texts, places), writer.values(self.texts, places), strict=True)
         facts = self._facts
-        return [_Change(place, key, value, *facts[place]) for place, key, value in told]
+        return [_Change(place, key, value, *facts[place]) for place, key, value in texts]
 
-    def message(self, teller: Teller, step: _Step, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+    def message(self, writer: MessageWriter, step: _Step, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
         new, old = step.new, step.old
-        same = (teller.form, at, new.place if new else -1, old.place if old else -1, is_last)
-        found = self._messages.get(same)
-        if found is None:
+        same = (writer.form, at, new.place if new else -1, old.place if old else -1, is_last)
+        message = self._messages.get(same)
+        if message is None:
             if new is None:
                 assert old is not None  # noqa: S101 - a step has one of them
-                found = teller.deleted(step.key, old.value, at, txids, is_last=is_last)
+                message = writer.delete(step.key, old.value, at, txids, is_last=is_last)
             elif old is None:
-                found = teller.inserted(step.key, new.value, at, txids, is_last=is_last)
+                message = writer.insert(step.key, new.value, at, txids, is_last=is_last)
             else:
-                found = teller.updated(step.key, old.value, new.value, at, txids, is_last=is_last)
-            self._messages[same] = found
-        return found
+                message = writer.update(step.key, old.value, new.value, at, txids, is_last=is_last)
+            self._messages[same] = message
+        return message
 
 
 class Stretch:
@@ -124,8 +124,8 @@ class Stretch:
         return len(self.times)
 
     def hashes(self) -> tuple[Words, Words]:
-        found = row_hashes(self.rows)
-        return found.high, found.low
+        hashes = row_hashes(self.rows)
+        return hashes.high, hashes.low
 
     def count(self, hashes: tuple[Words, Words], after: Longs) -> None:
         self.before = copies_before(hashes, self.diffs, after)
@@ -134,42 +134,42 @@ class Stretch:
         """The changes of [lower, upper), as far as they are here."""
         if lower <= self.lower and upper >= self.upper:
             return self
-        made = Stretch.__new__(Stretch)
-        made.lower, made.upper = max(lower, self.lower), min(upper, self.upper)
-        start, end = (int(row) for row in np.searchsorted(self.times, (made.lower, made.upper)))
-        made.times, made.diffs = self.times[start:end], self.diffs[start:end]
-        made.operations = self.operations[start:end]
-        made.rows = self.rows.slice(start, end - start)
-        made.before = None if self.before is None else self.before[start:end]
-        return made
+        part = Stretch.__new__(Stretch)
+        part.lower, part.upper = max(lower, self.lower), min(upper, self.upper)
+        start, end = (int(row) for row in np.searchsorted(self.times, (part.lower, part.upper)))
+        part.times, part.diffs = self.times[start:end], self.diffs[start:end]
+        part.operations = self.operations[start:end]
+        part.rows = self.rows.slice(start, end - start)
+        part.before = None if self.before is None else self.before[start:end]
+        return part
 
-    def told(self, chosen: Iterable[Longs]) -> Told:
+    def render(self, selected: Iterable[Longs]) -> RenderedChanges:
         """The rows that somebody tells of."""
-        every = [*chosen]
+        every = [*selected]
         rows = every[0] if len(every) == 1 else np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
-        return Told(self, rows)
+        return RenderedChanges(self, rows)
 
-    def entries(self, teller: Teller, chosen: Longs, told: Told, txids: TxIds) -> list[Entry]:
+    def entries(self, writer: MessageWriter, selected: Longs, rendered: RenderedChanges, txids: TxIds) -> list[Entry]:
         """What a shape is told, of the rows that are in it."""
-        changes = told.changes(teller, chosen)
+        changes = rendered.changes(writer, selected)
         is_keyed = self.before is None
-        found: list[Entry] = []
+        entries: list[Entry] = []
         end = 0
         while end < len(changes):
             start, time = end, changes[end].time
             while end < len(changes) and changes[end].time == time:
                 end += 1
-            steps = _keyed(teller, changes[start:end]) if is_keyed else _copied(changes[start:end])
+            steps = _keyed_steps(writer, changes[start:end]) if is_keyed else _copy_steps(changes[start:end])
             named = txids(time)
             early = named if len(named) <= _NUMBERS else ()
             for number, step in enumerate(steps, 1):
                 at, is_last = Offset(time + 1, step.operation), number == len(steps)
-                message = told.message(teller, step, at, named if is_last else early, is_last=is_last)
-                found.append(Entry(at, message))
-        return found
+                message = rendered.message(writer, step, at, named if is_last else early, is_last=is_last)
+                entries.append(Entry(at, message))
+        return entries
 
 
-def _keyed(teller: Teller, changes: list[_Change]) -> list[_Step]:
+def _keyed_steps(writer: MessageWriter, changes: list[_Change]) -> list[_Step]:
     """Of one transaction."""
     gone: dict[str, list[_Change]] = {}
     for one in changes:
@@ -181,7 +181,7 @@ def _keyed(teller: Teller, changes: list[_Change]) -> list[_Step]:
             continue
         if old := gone.get(new.key):
             before = old.pop(0)
-            if teller.changed(before.value, new.value):
+            if writer.changed_columns(before.value, new.value):
                 steps.append(_Step(new.operation, new.key, new, before))
         else:
             steps.append(_Step(new.operation, new.key, new, None))
@@ -191,7 +191,7 @@ def _keyed(teller: Teller, changes: list[_Change]) -> list[_Step]:
     return sorted(steps, key=lambda step: step.operation)
 
 
-def _copied(changes: list[_Change]) -> list[_Step]:
+def _copy_steps(changes: list[_Change]) -> list[_Step]:
     """Each copy by itself: the last that came is the first that goes."""
     steps = []
     for one in changes:
@@ -212,5 +212,5 @@ def _operations(times: Longs, diffs: Longs) -> Longs:
     before = np.cumsum(sizes) - sizes
     starts = np.flatnonzero(np.diff(times, prepend=-1)) if len(times) else np.empty(0, np.int64)
     lengths = np.diff(np.append(starts, len(times)))
-    found: Longs = (before - np.repeat(before[starts], lengths)) * 2
-    return found
+    operations: Longs = (before - np.repeat(before[starts], lengths)) * 2
+    return operations

@@ -88,8 +88,8 @@ def parse_offset(text: str) -> Offset | None:
     """None if it is none; `now` is not a place, but a question."""
     if text == "-1":
         return BEFORE_ALL
-    found = _FORM.fullmatch(text)
-    if found is None:
+    match = _FORM.fullmatch(text)
+    if match is None:
         return None
-    transaction, operation = int(found[1]), INF if found[2] == "inf" else int(found[2])
+    transaction, operation = int(match[1]), INF if match[2] == "inf" else int(match[2])
     return Offset(transaction, operation) if transaction < _WORD and operation <= INF else None

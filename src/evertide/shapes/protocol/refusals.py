@@ -11,7 +11,7 @@ from typing import Any
 from evertide.errors import EvertideError, InvalidInput, Unavailable
 from evertide.json_values import plain_error
 
-__all__ = ["KNOWN_ERROR", "Refusal", "invalid", "not_ready", "refusal_of", "rotated"]
+__all__ = ["KNOWN_ERROR", "Refusal", "invalid", "must_refetch", "not_ready", "refusal_of"]
 
 KNOWN_ERROR = "electric-internal-known-error"
 _MUST_REFETCH = b'[{"headers":{"control":"must-refetch"}}]'
@@ -38,7 +38,7 @@ def not_ready(why: str) -> Refusal:
     return Refusal(503, known, {"retry-after": str(_READY_AFTER_S), KNOWN_ERROR: "true"})
 
 
-def rotated(handle: str) -> Refusal:
+def must_refetch(handle: str) -> Refusal:
     """The shape that was asked for is over: `handle` is the one to begin with, if there is one."""
     kept = "public, max-age=60, must-revalidate" if handle else "public, max-age=1, must-revalidate"
     return Refusal(409, _MUST_REFETCH, {"cache-control": kept, **({"electric-handle": handle} if handle else {})})

@@ -38,7 +38,7 @@ class Identifier:
     name: str
     is_quoted: bool = False
 
-    def finds(self, names: Iterable[str]) -> str | None:
+    def find_in(self, names: Iterable[str]) -> str | None:
         """The name that it stands for."""
         if self.is_quoted:
             return next((name for name in names if name == self.name), None)
@@ -94,7 +94,7 @@ def parse_request(query: Mapping[str, str], *, needs_offset: bool = True) -> Sha
         errors["live"] = [f"can't be true when offset == {'now' if is_now else '-1'}"]
     if is_sse and not is_live:
         errors["live_sse"] = ["can't be true unless live is also true"]
-    found = ShapeRequest(
+    request = ShapeRequest(
         table=_table(query, errors, is_needed=needs_offset or not handle),
         offset=offset,
         is_now=is_now,
@@ -112,7 +112,7 @@ def parse_request(query: Mapping[str, str], *, needs_offset: bool = True) -> Sha
     )
     if errors:
         raise invalid(errors)
-    return found
+    return request
 
 
 def subset_of_body(content: bytes) -> SubsetRequest | None:
@@ -129,21 +129,21 @@ def subset_of_body(content: bytes) -> SubsetRequest | None:
     if not isinstance(inner, dict):
         raise invalid({"subset": ["must be a JSON object"]})
     errors: Errors = {}
-    found = _subset({name: inner[name] for name in _SUBSET_FIELDS if inner.get(name) is not None}, errors)
+    subset = _subset({name: inner[name] for name in _SUBSET_FIELDS if inner.get(name) is not None}, errors)
     if errors:
         raise invalid({"subset": [f"{name} {message}" for name, all_ in errors.items() for message in all_]})
-    return found
+    return subset
 
 
 def identifiers(text: str) -> list[Identifier] | None:
     """Names with commas between them, quoted or not; None if it is no such list."""
-    found = []
+    names = []
     for piece in _split(text, ","):
         name = _identifier(piece.strip())
         if name is None:
             return None
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _identifier(text: str) -> Identifier | None:
@@ -180,21 +180,21 @@ def _table(query: Mapping[str, str], errors: Errors, *, is_needed: bool) -> tupl
 def _columns(query: Mapping[str, str], name: str, errors: Errors) -> tuple[Identifier, ...]:
     if name not in query:
         return ()
-    found = identifiers(query[name])
-    if found is None:
+    columns = identifiers(query[name])
+    if columns is None:
         errors[name] = ["Invalid zero-length delimited identifier"]
         return ()
-    return tuple(found)
+    return tuple(columns)
 
 
 def _offset(query: Mapping[str, str], errors: Errors, *, needs_offset: bool) -> tuple[Offset, bool]:
     text = query.get("offset", "")
     if text == "now":
         return BEFORE_LOG, True
-    found = parse_offset(text)
-    if found is None and needs_offset:
+    offset = parse_offset(text)
+    if offset is None and needs_offset:
         errors["offset"] = [_BLANK if not text else "has invalid format"]
-    return BEFORE_ALL if found is None else found, False
+    return BEFORE_ALL if offset is None else offset, False
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:
@@ -209,36 +209,36 @@ def _choice(query: Mapping[str, str], name: str, known: tuple[str, ...], errors:
 
 
 def _subset_of_query(query: Mapping[str, str], errors: Errors) -> SubsetRequest | None:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: query[_SUBSET + name] for name in _SUBSET_FIELDS if query.get(_SUBSET + name, "") != ""
     }
-    wrong: Errors = {}
-    if "params" in given:
+    subset_errors: Errors = {}
+    if "params" in fields:
         try:
-            given["params"] = decode_json(msgspec.json.Decoder(), given["params"].encode())
+            fields["params"] = decode_json(msgspec.json.Decoder(), fields["params"].encode())
         except (RepeatedName, msgspec.MsgspecError, UnicodeError, RecursionError):
-            wrong["params"] = ["must be a JSON object"]
-            given["params"] = {}
-    found = _subset(given, wrong)
-    errors.update({_SUBSET + name: messages for name, messages in wrong.items()})
-    return found
+            subset_errors["params"] = ["must be a JSON object"]
+            fields["params"] = {}
+    subset = _subset(fields, subset_errors)
+    errors.update({_SUBSET + name: messages for name, messages in subset_errors.items()})
+    return subset
 
 
-def _subset(given: Mapping[str, Any], errors: Errors) -> SubsetRequest | None:
-    if not given:
+def _subset(fields: Mapping[str, Any], errors: Errors) -> SubsetRequest | None:
+    if not fields:
         return None
-    texts = {name: given.get(name, "") for name in ("where", "order_by")}
+    texts = {name: fields.get(name, "") for name in ("where", "order_by")}
     for name, value in texts.items():
         if not isinstance(value, str):
             errors[name] = ["must be a text"]
-    params = given.get("params", {})
+    params = fields.get("params", {})
     if isinstance(params, list):
         params = {str(at): value for at, value in enumerate(params, 1)}
     if not isinstance(params, dict) or any(isinstance(value, dict | list) for value in params.values()):
         errors["params"] = ["must be a JSON object"]
         params = {}
-    limit = _number(given, "limit", 1, errors)
-    offset = _number(given, "offset", 0, errors)
+    limit = _number(fields, "limit", 1, errors)
+    offset = _number(fields, "offset", 0, errors)
     if (limit is not None or offset is not None) and not texts["order_by"]:
         errors["order_by"] = ["order_by is required when limit or offset is present"]
     if errors:
@@ -251,8 +251,8 @@ def _param(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _number(given: Mapping[str, Any], name: str, least: int, errors: Errors) -> int | None:
-    value = given.get(name)
+def _number(fields: Mapping[str, Any], name: str, least: int, errors: Errors) -> int | None:
+    value = fields.get(name)
     if value is None:
         return None
     text = str(value)

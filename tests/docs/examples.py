@@ -49,7 +49,7 @@ MAINTAINED: dict[str, list[Example]] = {
             "Join",
         ),
         Example(
-            "NOT IN, which minds NULL",
+            "NOT IN, with its NULL semantics",
             "SELECT * FROM customers WHERE name NOT IN (SELECT customer FROM orders)",
             "Join",
         ),
@@ -164,12 +164,12 @@ MAINTAINED: dict[str, list[Example]] = {
 }
 
 REFUSED: list[Example] = [
-    Example("the time of day", "SELECT id FROM orders WHERE at > now() - INTERVAL 1 DAY"),
-    Example("who asks", "SELECT current_user() AS u FROM orders"),
-    Example("chance", "SELECT id, rand() AS r FROM orders"),
+    Example("the current time", "SELECT id FROM orders WHERE at > now() - INTERVAL 1 DAY"),
+    Example("the current user", "SELECT current_user() AS u FROM orders"),
+    Example("randomness", "SELECT id, rand() AS r FROM orders"),
     Example("TABLESAMPLE", "SELECT * FROM orders TABLESAMPLE (10 PERCENT)"),
     Example("LIMIT without ORDER BY", "SELECT * FROM orders LIMIT 10"),
-    Example("tables from elsewhere", "SELECT * FROM spark_catalog.default.elsewhere"),
+    Example("tables outside of the pipeline", "SELECT * FROM spark_catalog.default.elsewhere"),
     Example("groups under a collation", "SELECT t, count(*) AS n FROM marks GROUP BY t"),
     Example("ties that nothing can break", "SELECT *, row_number() OVER (ORDER BY name) AS r FROM marks"),
     Example(

@@ -42,7 +42,7 @@ def test_storage_that_does_not_answer_is_503_and_when_to_come_again(monkeypatch:
 @pytest.mark.parametrize(
     ("error", "logged"),
     [
-        (Unavailable(path="there", why="it does not answer"), "shapes are not followed for the moment"),
+        (Unavailable(path="there", why="it does not answer"), "could not follow collections for shapes"),
         (ZeroDivisionError(), "the thread evertide-shapes failed, and tries again"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_collection_that_cannot_be_read_stands_still_and_others_do_not(
         monkeypatch.setattr(Shard, "changes", missing)
         s.push(rows=[order(2)])
         s.service.shapes.follow()
-        assert "the shapes of 'orders' stand still" in caplog.text
+        assert "the shapes of 'orders' get no changes" in caplog.text
         answer = s.get(offset=broken.offset, handle=broken.handle)
         assert (answer.status, answer.body["error_code"]) == (503, "blob_missing")
         assert "parts/x" in answer.body["path"]

@@ -1,1 +1,1 @@
-"""Live, filtered subscriptions to every table and view."""
+"""Shapes: live, filtered subscriptions to tables and views, by Electric's protocol."""

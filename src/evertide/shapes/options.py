@@ -1,4 +1,4 @@
-"""What whoever serves shapes may choose: times, sizes, counts. Components are passed in beside it."""
+"""The settings of a process that serves shapes: times, sizes and counts. Components are passed in separately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ShapeOptions"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
     deletion: bool = False
-    """Whether clients may end shapes."""
+    """Whether clients may end shapes with DELETE."""
 
     long_poll_s: float = 20.0
     """How long a live request waits for a change."""
@@ -21,50 +21,50 @@ class ShapeOptions:
     """How long a stream of events lasts."""
 
     keep_alive_s: float = 21.0
-    """How long such a stream is silent at most."""
+    """The longest silence in such a stream."""
 
     stale_s: float = 10.0
-    """A live request is refused instead of told that it is up to date, if changes were not looked for in this time."""
+    """A live request fails instead of reporting up-to-date if the feed was not followed for this long."""
 
     ready_s: float = 5.0
     """How long a request waits for a collection that has no content yet."""
 
     chunk_bytes: int = 10 * 1024 * 1024
-    """About so much is answered at once."""
+    """About the largest body of one answer."""
 
     body_bytes_max: int = 1024 * 1024
-    """The body of a request."""
+    """The largest request body."""
 
     shapes_max: int = 10_000
-    """How many there may be; beyond it, those that nobody asked for the longest are ended."""
+    """The most shapes; beyond it, the least recently used shapes are ended."""
 
     definitions_bytes: int = 256 * 1024 * 1024
-    """What the definitions of all shapes take in Meta; the same happens beyond it. Clauses may have long parameters."""
+    """The most bytes of all definitions in Meta, as parameters may be long; beyond it, as for `shapes_max`."""
 
     log_rows_max: int = 1_000_000
-    """A shape is ended when so many changes of its collection are kept for it, and more than it began with."""
+    """A shape is ended when its log exceeds this many changes and the number of rows that it began with."""
 
     memory_bytes: int = 96 * 1024 * 1024
-    """What is remembered to be told again: logs, small snapshots, and contents that many begin with, a third each."""
+    """Memory for caches: logs, small snapshots and collection contents get a third each."""
 
     disk_bytes: int = 4 * 1024 * 1024 * 1024
-    """What snapshots take in temporary files, all together."""
+    """The most bytes of all snapshots in temporary files."""
 
     idle_s: float = 60.0
-    """A shape that nobody asks for so long is not followed any more; it is taken up again when somebody does."""
+    """A shape without requests for this long is no longer followed, until the next request for it."""
 
     clients_max: int = 10_000
-    """Requests that are answered, or wait, at the same time."""
+    """The most concurrent requests, waiting ones included."""
 
     newcomers_max: int = 300
-    """Of these, the ones that begin: their snapshot may have to be made."""
+    """The most concurrent requests that begin a shape: their snapshots may have to be created."""
 
     threads: int = 16
-    """Requests that read storage at the same time."""
+    """The most requests that read the storage concurrently."""
 
     @property
     def share_bytes(self) -> int:
-        """Of `memory_bytes`, for each of the three."""
+        """The third of `memory_bytes` that each cache gets."""
         return self.memory_bytes // 3
 
     def __post_init__(self) -> None:

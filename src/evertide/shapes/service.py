@@ -1,4 +1,4 @@
-"""`ShapeService`: the shapes of a pipeline, as something that is started and stopped beside it."""
+"""`ShapeService`: starts and stops serving the shapes of a storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = "/v1/shape"
 
 
 class ShapeService:
-    """For all collections of a storage. Connections are the server's; stop this after it, and before the storage."""
+    """Serves all collections of a storage. Stop it after the HTTP server and before the storage."""
 
     def __init__(self, collections: Collections, options: ShapeOptions | None = None) -> None:
         self.shapes = Shapes(collections, options)
@@ -31,7 +31,7 @@ class ShapeService:
         return Route(PATH, self.endpoint)
 
     def problems(self) -> list[Problem]:
-        """What keeps shapes from being live."""
+        """The problems for which live clients get errors."""
         return self.shapes.problems()
 
     def start(self) -> Self:
@@ -42,7 +42,7 @@ class ShapeService:
         return self._follower.troubles()
 
     def drain(self) -> None:
-        """Answer all who wait, so that the server need not wait for them when it stops."""
+        """Answer all waiting clients, so that the server can stop without waiting for them."""
         self.shapes.drain()
 
     def stop(self) -> None:

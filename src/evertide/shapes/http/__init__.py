@@ -1,1 +1,1 @@
-"""`/v1/shape` over HTTP: what comes in, what is answered, and how many are served at a time."""
+"""`/v1/shape` over HTTP: parse requests, limit concurrency, and answer."""

@@ -1,6 +1,6 @@
-"""So many clients at a time, and no more: those that are too many are told at once, and come again.
+"""Limit the number of concurrent shape requests: excess requests get 503 at once, with the time to retry.
 
-Counted in the event loop, so that nothing has to be locked.
+The counts change only in the event loop, so they need no lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Admission:
         self.newcomers = 0
 
     async def count_stream(self, pieces: AsyncIterator[T]) -> AsyncIterator[T]:
-        """Counts a stream while it lasts. Its request was admitted, and its head is sent: it is not refused."""
+        """Count a stream while it lasts. It is never refused: its request was admitted and its headers are sent."""
         self.clients += 1
         try:
             async for piece in pieces:

@@ -1,10 +1,10 @@
-"""Answers: the headers and codes of Electric's protocol, for everything that a request can come to.
+"""Build answers with the headers and status codes of Electric's protocol.
 
-1. Every answer says who served it, and lets pages of other origins read it and its headers. It depends on the origin
-   that asks, and says so to caches (`Vary`).
-2. What may be cached, and for how long, follows from what was asked, never from what was found: a snapshot for days, a
-   log for a minute, a live answer for seconds, a refusal not at all.
-3. An answer that holds nothing new has an ETag that no later one has: it must not stand for something that came since.
+1. Every answer names the server and lets pages of other origins read it and its headers. It depends on the request's
+   origin, and tells caches so (`Vary`).
+2. Cacheability depends on the request, never on the content: a snapshot is cacheable for days, a log for a minute, a
+   live answer for seconds, a refusal not at all.
+3. An answer without new data has a unique ETag, so that it can never stand for data that arrived later.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def cors(origin: str | None) -> dict[str, str]:
 
 
 def options_answer(requested: str) -> Response:
-    """Before a page of another origin may ask: no secret is needed for that."""
+    """The answer to a CORS preflight request, which needs no token."""
     allowed = ", ".join(name for one in requested.lower().split(",") if (name := one.strip()) in _ALLOWED)
     headers = {"access-control-max-age": "86400"}
     return Response(
@@ -81,7 +81,7 @@ def options_answer(requested: str) -> Response:
 
 
 class AnswerBuilder:
-    """Headers and bodies of what is served."""
+    """Builds the headers and bodies of successful answers."""
 
     def __init__(self, options: ShapeOptions, runtime: Runtime) -> None:
         self._options = options
@@ -97,7 +97,7 @@ class AnswerBuilder:
         is_up_to_date: bool,
         has_data: bool,
     ) -> dict[str, str]:
-        """The headers of an answer that ends at a place."""
+        """The headers of an answer that ends at offset `end`."""
         is_first = not shape_request.is_now and shape_request.offset == BEFORE_ALL
         unique = "" if has_data or is_first else f":{self._runtime.new_id()}"
         headers = {
@@ -126,7 +126,7 @@ class AnswerBuilder:
         }
 
     def not_modified(self, request: Request, headers: Mapping[str, str]) -> Response | None:
-        """304 if the client has this already."""
+        """A 304 response if the client already has this answer."""
         tags = request.headers.get("if-none-match", "").split(",")
         if headers["etag"].strip('"') not in (tag.strip().removeprefix("W/").strip('"') for tag in tags):
             return None
@@ -136,7 +136,7 @@ class AnswerBuilder:
         return stream_response(array_pieces(entries, last), headers)
 
     def _cursor(self, before: str) -> str:
-        """The same for all who ask within some seconds, so that a cache in between asks once; and always another."""
+        """The same for all clients within `_CURSOR_STEP_S`, so that caches merge requests; never equal to `before`."""
         since_s = self._runtime.wall_s() - _CURSOR_EPOCH_S
         cursor = int(-(-since_s // _CURSOR_STEP_S) * _CURSOR_STEP_S)
         if before.isascii() and before.isdigit() and len(before) < 19 and cursor <= int(before):
@@ -155,9 +155,9 @@ def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
 
 
 def stream_response(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
-    """Piece by piece, as the client takes them: a slow client holds on to little. A small body is one piece.
+    """Send the body piece by piece as the client reads, so that a slow client holds little memory.
 
-    `size` is that of the body in bytes, if it is known.
+    A small body is sent at once. `size` is the body's size in bytes, if known.
     """
     first, is_all = first_pieces(pieces)
     if is_all:
@@ -167,7 +167,7 @@ def stream_response(pieces: Iterator[bytes], headers: Mapping[str, str], size: i
 
 
 def first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
-    """The first pieces of a body, and whether they are all of it: a small body is answered by one write."""
+    """The first pieces of a body, and whether they are the whole body: a small body is sent in one write."""
     first: list[bytes] = []
     size = 0
     for piece in pieces:

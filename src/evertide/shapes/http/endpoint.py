@@ -1,11 +1,11 @@
-"""`/v1/shape` as an ASGI app for one route: by which method it is asked, and what is said if something goes wrong.
+"""`ShapeEndpoint`: the ASGI app for `/v1/shape`, which dispatches by method and turns errors into answers.
 
-1. Who may ask is decided before (`evertide.server.access`). What he is restricted to is found in the request's state,
-   and goes with what he asks for from here on.
-2. What was asked for with a token in a header is for nobody else: caches in between, which know the address only, must
-   not keep it.
-3. Whatever a client gets wrong is 4xx with a reason. Storage that does not answer, or lacks a part, is 503, and
-   when to come again.
+1. `evertide.server.access` authenticates the request before. The token's restriction is in the request's state and is
+   part of the shape request from here on.
+2. The answer to a request with a token in a header is private: shared caches, which only know the URL, must not store
+   it.
+3. A client error is 4xx with a reason. If the storage does not answer, or lacks a part, the answer is 503 with a time
+   to retry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 _PASSING = (Conflict, Damaged, LeaseLost, OutcomeUnknown, Unavailable)
-"""A part that is missing may come back, too: until then, clients keep their place and retry."""
+"""Errors that may pass, a missing part included: clients keep their offset and retry."""
 
 
 class ShapeEndpoint:

@@ -1,15 +1,14 @@
-"""One request for a shape, from its definition to its answer.
+"""`Exchange`: answers one shape request, from its definition to the response.
 
-1. The collection is found, the shape looked for or made. A handle that is over is answered with 409, and the handle to
-   begin with.
-2. A snapshot is given chunk by chunk, the log from the place that was named on, both from memory if they are there;
-   what needs storage is done aside, in a thread.
-3. Who is at the end of the log and asks live waits in the event loop, without a thread: he enters himself first, then
-   looks once more, then waits, so that nothing comes in between.
-4. If it is not known whether something is new, as what was committed cannot be read, who asks is refused with 503,
-   and comes again with the same place: nobody is told that he is up to date who may not be.
-5. A shape that is over while somebody waits for it is told at once. A stream just ends: the client finds out when it
-   asks again.
+1. Find the collection, then find or create the shape. The answer to a handle that has ended is 409 with the new handle.
+2. Serve the snapshot chunk by chunk, and the log from the requested offset on, from memory if possible; anything that
+   needs the storage runs in a thread.
+3. A live request at the end of the log waits in the event loop, without a thread: it registers its waiter first, then
+   checks again, then waits, so that it misses no change.
+4. If the feed cannot be read, so that new changes may be unknown, the answer is 503 and the client retries with the
+   same offset: a client is never told that it is up to date when it may not be.
+5. If a shape ends while a live request waits, the request is answered at once. A stream just ends: the client learns
+   about it from its next request.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ _POLL_S = 0.05
 _POLL_MAX_S = 1.0
 _BRACKETS = len(b"[]")
 _ATTEMPTS = 3
-"""How often a shape or a snapshot that is let go of in the very moment is looked for again."""
+"""Attempts to get a shape or snapshot that is being dropped concurrently."""
 
 
 class _Retry(Exception):
-    """The shape is there, but was let go of here, as nobody had asked for it for long."""
+    """The shape still exists, but this process dropped it as idle: take it up again."""
 
 
 class Exchange:
@@ -62,14 +61,14 @@ class Exchange:
         self._answers = AnswerBuilder(shapes.options, shapes.runtime)
         self._threads = anyio.CapacityLimiter(self._options.threads)
         self._waiting = anyio.CapacityLimiter(self._options.newcomers_max)
-        """For those who wait until a snapshot is made: they take no thread from others."""
+        """A separate limit for requests that wait for a snapshot, so that they take no thread from others."""
 
     async def answer(self, request: Request, shape_request: ShapeRequest) -> Response:
         for _ in range(_ATTEMPTS):
             try:
                 return await self._try_answer(request, shape_request)
             except _Retry:
-                logger.debug("a shape was let go of while somebody asked for it: it is taken up again")
+                logger.debug("a shape was dropped as idle during a request for it: taking it up again")
         raise not_ready("The shape is taken up again: come back")
 
     async def _try_answer(self, request: Request, shape_request: ShapeRequest) -> Response:
@@ -117,7 +116,7 @@ class Exchange:
         return await anyio.to_thread.run_sync(call, limiter=limiter or self._threads)
 
     async def _wait_until_ready(self, call: Callable[[], T]) -> T:
-        """Waits a little for a collection that is about to come."""
+        """Retry for up to `ready_s` while the collection has no content."""
         deadline_s = self._runtime.monotonic_s() + self._options.ready_s
         while True:
             try:
@@ -128,14 +127,14 @@ class Exchange:
             await asyncio.sleep(_POLL_S)
 
     async def _read(self, shape: LiveShape, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
-        """Of the shape's collection; if that is not what it was, the shape is over."""
+        """Read from the shape's collection; if the collection was replaced, the shape has ended."""
         try:
             return await self.run_in_thread(call, limiter)
         except (Conflict, InvalidInput):
             raise await self._end_error(shape.definition, shape.handle) from None
 
     async def _end_error(self, definition: ShapeDefinition, handle: str) -> Exception:
-        """What is said of a shape that cannot go on. A handle that was told to be over must never be given again."""
+        """The error for a shape that cannot continue. A handle reported as ended must never be issued again."""
         shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
         return must_refetch(shape.handle) if shape.handle != handle else _Retry()
 
@@ -149,7 +148,7 @@ class Exchange:
 
     async def _answer_now(self, request: Request, shape_request: ShapeRequest, shape: LiveShape) -> Response:
         await self._catch_up(shape)
-        upper = self._shapes.upper_known(shape)  # before the last entry: whatever comes later is told later
+        upper = self._shapes.upper_known(shape)  # read before the last entry: later changes are sent later
         last = await self._read(shape, lambda: self._shapes.last(shape))
         headers = self._answers.headers(request, shape_request, shape, last, is_up_to_date=True, has_data=False)
         return self._answers.messages([], up_to_date(max(upper, last.transaction)), headers)
@@ -157,7 +156,7 @@ class Exchange:
     def _answer_chunk(
         self, request: Request, shape_request: ShapeRequest, shape: LiveShape, chunk: SnapshotChunk
     ) -> Response | None:
-        """A chunk of the snapshot; None if the log follows."""
+        """Answer with a chunk of the snapshot; None if the log follows."""
         why: EvertideError | None = None
         for _ in range(_ATTEMPTS):
             chunks = self._shapes.chunks(shape, chunk.time)
@@ -166,7 +165,7 @@ class Exchange:
                     return None
                 size = chunks.size(chunk.number)
                 pieces = chunks.pieces(chunk.number)
-            except Unavailable as error:  # forgotten in that very moment, or there is no room
+            except Unavailable as error:  # closed concurrently, or out of disk space
                 why = error
                 continue
             headers = self._answers.headers(
@@ -195,7 +194,7 @@ class Exchange:
         return self._answers.not_modified(request, headers) or self._answers.messages(entries, last, headers)
 
     async def _check_in_bounds(self, shape: LiveShape, after: Offset) -> None:
-        """A place that this process has not come to: another may have."""
+        """Wait for an offset beyond this process's feed: another process may have served it."""
         if after <= Offset(self._shapes.upper_known(shape), INF):
             return
         deadline_s = self._runtime.monotonic_s() + self._options.long_poll_s / 2
@@ -211,7 +210,7 @@ class Exchange:
             if self._runtime.monotonic_s() >= deadline_s:
                 raise invalid({"offset": ["out of bounds for this shape"]})
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _POLL_MAX_S)  # any number of clients may name places that are nowhere
+            wait_s = min(2 * wait_s, _POLL_MAX_S)  # many clients may send offsets that do not exist
 
     async def _catch_up(self, shape: LiveShape) -> None:
         await self._read(shape, lambda: self._shapes.catch_up(shape))
@@ -221,7 +220,7 @@ class Exchange:
         return known if known is not None else await self._read(shape, lambda: self._shapes.span(shape, after))
 
     async def _wait_for_changes(self, shape: LiveShape, empty: Span, timeout_s: float) -> Span:
-        """What comes behind a place within a time; nothing, if nothing does. 409 if the shape ends meanwhile."""
+        """The changes that arrive within `timeout_s`; empty if none do. Raises 409 if the shape ends meanwhile."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shapes.check_followed(shape)
         shape.waiters.add(waiter)
@@ -246,7 +245,7 @@ class Exchange:
             while True:
                 for entry in span.entries:
                     yield _event(entry.data)
-                if span.is_all and span.entries:  # who begins at the end of the log was told so by the answer before
+                if span.is_all and span.entries:  # a client that starts at the end was told so before
                     yield _event(up_to_date(span.end.transaction))
                 left_s = deadline_s - self._runtime.monotonic_s()
                 if left_s <= 0 or self._shapes.is_ending:
@@ -261,7 +260,7 @@ class Exchange:
             Refusal,
             _Retry,
             EvertideError,
-        ) as error:  # what was told is right, and the client asks for the rest again
+        ) as error:  # what was sent is valid; the client requests the rest
             logger.info("a stream of shape %s ends: %s", shape.handle, error)
 
 

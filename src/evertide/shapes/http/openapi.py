@@ -1,7 +1,7 @@
-"""`/v1/shape` as OpenAPI describes it: a part of the document of all endpoints (`evertide.server.http.openapi`).
+"""The OpenAPI description of `/v1/shape`, a part of the document of all endpoints (`evertide.server.http.openapi`).
 
-Electric's protocol is not made of our own structures, so its description is written down here, beside `requests`, which
-is what parses it: `tests/shapes/test_described.py` holds the one against the other.
+Electric's protocol does not use our own structures, so the description is written by hand. `requests` parses the
+protocol; `tests/shapes/test_described.py` checks that the two agree.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _REFUSED = {
 
 
 def shape_paths() -> dict[str, Any]:
-    """By path, as in an OpenAPI document. What it says does not depend on anything."""
+    """The paths of an OpenAPI document. The result is constant."""
     rows: dict[str, Any] = {"oneOf": [_MESSAGES, _ROWS]}
     read = {"200": _answer("Messages; for a subset, rows.", rows), "304": {"description": "Known already."}}
     ended = {"202": {"description": "It ends."}, "404": _answer("There is none.", _REASON)}
@@ -94,12 +94,12 @@ def _operation(name: str, summary: str, parameters: Any, answers: dict[str, Any]
         "tags": ["shapes"],
         "summary": summary,
         "parameters": [
-            {"name": one, "in": "query", "required": one in needed, "schema": schema, "description": said}
-            for one, schema, said in parameters
+            {"name": one, "in": "query", "required": one in needed, "schema": schema, "description": text}
+            for one, schema, text in parameters
         ],
-        "responses": {**answers, **{status: _answer(said, _REASON) for status, said in _REFUSED.items()}},
+        "responses": {**answers, **{status: _answer(text, _REASON) for status, text in _REFUSED.items()}},
     }
 
 
-def _answer(said: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": said, "content": {"application/json": {"schema": schema}}}
+def _answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}

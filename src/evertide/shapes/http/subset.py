@@ -1,8 +1,8 @@
-"""A part of a shape as it is now: some of its rows, in an order, without the log.
+"""Answer a subset request: some of a shape's rows as they are now, in an order, without the log.
 
-A client that follows changes only asks for what it needs. The answer says at which transaction it was read, in the form
-of a PostgreSQL snapshot over the numbers that the log tells in `txids`: so the client knows which entries of the log it
-has got already. Rows are told as they are taken, each as often as it is there: only the columns are held.
+A client that follows only changes requests the rows that it needs. The answer contains the transaction at which it was
+read, as a PostgreSQL snapshot over the `txids` of the log, so that the client can tell which log entries it already
+has. Rows are rendered while the client reads them, and repeated as often as they occur: only the columns are in memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
         "electric-has-data": "true" if content.num_rows else "false",
         "cache-control": "no-cache",
     }
-    # Made as they are taken, in a thread: a row may be there more often than there is memory for.
+    # Rendered lazily, in a thread: the copies of a row may need more memory than there is.
     pieces = chain([head], array_pieces(messages), [b"}"])
     first, is_all = first_pieces(pieces)
     if is_all:
@@ -63,7 +63,7 @@ def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
 
 
 class _Selection:
-    """Which rows are wanted, in which order."""
+    """The rows that a subset request selects, and their order."""
 
     def __init__(self, definition: ShapeDefinition, shape_request: ShapeRequest, subset: SubsetRequest) -> None:
         names = definition.subject.schema.names
@@ -87,7 +87,7 @@ class _Selection:
 
 
 def _limit_rows(content: pa.Table, offset: int, limit: int | None) -> pa.Table:
-    """By rows, each as often as it is there."""
+    """Apply offset and limit, counting every copy of a row."""
     counts = np.asarray(content.column(DIFF))
     ends = np.cumsum(counts)
     upper = int(ends[-1]) if len(ends) else 0
@@ -98,14 +98,14 @@ def _limit_rows(content: pa.Table, offset: int, limit: int | None) -> pa.Table:
 
 
 def _sort_indices(content: pa.Table, order: list[tuple[str, bool, bool]]) -> pa.Array:
-    """Ties stay in the order that the content decides."""
+    """The order of the rows; ties keep the order of the content."""
     keys: list[Any] = []
     ascending: list[bool] = []
     for name, is_descending, nulls_first in order:
         column = content.column(name).combine_chunks()
         keys.append(column.is_null())
         ascending.append(not nulls_first)
-        if pa.types.is_floating(column.type):  # NaN is greater than all others; Arrow has it last, whatever the order
+        if pa.types.is_floating(column.type):  # NaN is the greatest; Arrow sorts it last in any order
             keys.append(pc.is_nan(column))
             ascending.append(not is_descending)
         keys.append(column)
@@ -124,9 +124,9 @@ def _sort_indices(content: pa.Table, order: list[tuple[str, bool, bool]]) -> pa.
 
 
 def _parse_order(names: list[str], text: str) -> list[tuple[str, bool, bool]]:
-    """Per column: its name, whether it goes down, whether NULL comes first; as PostgreSQL has it, unless it is said.
+    """(name, is descending, NULL first) per column, with PostgreSQL's defaults.
 
-    A column that is named again decides nothing any more.
+    The first mention of a column counts.
     """
     if not text.strip():
         return []

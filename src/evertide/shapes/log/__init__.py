@@ -1,1 +1,1 @@
-"""Shapes as they are kept and followed: their records, their snapshots, and their logs, made of the shards' changes."""
+"""Shape records, snapshots and logs, derived from the shards' changes."""

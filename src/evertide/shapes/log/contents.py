@@ -1,12 +1,12 @@
-"""`Contents`: the rows of shapes at a time, read once for all shapes of a collection that begin together.
+"""`Contents`: reads the rows of shapes at a time, once for all shapes of a collection that begin together.
 
-Thousands of clients may come at the same moment, each with a clause of his own: that must not be thousands of reads of
-the same table. So the content of a small collection stays in memory for a while, as of the last time that was asked
-for, and whoever comes while it is read waits for that. Of a large one only the columns that are needed are read, each
-time anew, and only the rows that are in the shape stay in memory.
+Thousands of clients may begin at the same moment, each with its own clause, which must not cause thousands of reads of
+the same table. So the content of a small collection stays in memory, as of the last requested time, and concurrent
+requests wait for the one that reads it. For a large collection, each request reads only the columns that it needs and
+keeps only the matching rows.
 
-Both ways give the same rows in the same order: the chunks of a snapshot are counted, and whoever has the first of them
-may get the next from another process, or when the collection has grown.
+Both ways return the same rows in the same order: the chunks of a snapshot are numbered, and a client may get the next
+chunk from another process, or after the collection has grown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evertide.shard.shard import Shard
 __all__ = ["Contents"]
 
 _STORED = 4
-"""What is stored takes so many times less than it does in memory, about."""
+"""About how many times larger the content is in memory than in storage."""
 
 
 class _CachedContent(NamedTuple):
@@ -37,17 +37,17 @@ class Contents:
     """Safe to share between threads."""
 
     def __init__(self, bytes_max: int) -> None:
-        """How much may stay in memory of all collections together."""
+        """`bytes_max` limits the memory for all cached collections."""
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._cache: dict[str, _CachedContent] = {}
-        """By shard; the one that was read last is the last."""
+        """By shard, the most recently read last."""
         self._reading: dict[str, threading.Lock] = {}
 
     def read_rows(self, shard: Shard, definition: ShapeDefinition, time: int, also: Iterable[str] = ()) -> pa.Table:
-        """The rows of a shape, with their counts, in an order that the content decides.
+        """The rows of a shape with their counts, in an order that depends only on the content.
 
-        Without a key all columns are read, as all of them tell rows apart.
+        Without a key all columns are read, as they identify a row only together.
         """
         subject = definition.subject
         wanted = {*definition.needed, *also}
@@ -63,13 +63,13 @@ class Contents:
         return selected if _is_sorted_by(subject, columns) else net(selected)
 
     def clear(self) -> None:
-        """Forget what nobody may ask for again."""
+        """Drop all cached contents."""
         with self._lock:
             self._cache.clear()
             self._reading.clear()
 
     def _cached_rows(self, shard: Shard, time: int) -> pa.Table | None:
-        """None if it is too large."""
+        """The whole content, from the cache or read into it; None if it is too large."""
         stored = sum(batch.bytes for batch in shard.log.known().state.batches)
         if stored * _STORED > self._bytes_max:
             return None
@@ -99,7 +99,7 @@ def _read(shard: Shard, time: int, columns: list[str] | None = None, where: Wher
 
 
 def _is_sorted_by(subject: Subject, columns: list[str]) -> bool:
-    """Whether rows that are sorted by all columns are so by these: the key decides, if nothing was left out before."""
+    """Whether rows sorted by all columns are sorted by these too: no column up to the key's last is missing."""
     names = subject.schema.names
     last = max(names.index(name) for name in subject.key)
     return set(names[: last + 1]) <= set(columns)

@@ -1,11 +1,10 @@
-"""How often each row is in a collection that has no key: equal rows are told apart by their number.
+"""`Copies`: how often each row occurs in a collection without a key, so that equal rows can be numbered.
 
-A row that is there three times is three rows for a client: the first has the row's key, the others also their number.
-So the third copy that comes is the third that goes, and a multiset stays one.
+For a client, a row that occurs three times is three rows: the first has the row's key, the others also their number.
+The third copy to arrive is also the third to go, so the client holds the same multiset.
 
-`Copies` holds the counts after all transactions below `upper`: 24 bytes per distinct row, and whatever changed since.
-How often a row was there before an earlier transaction follows from what happened since: counts are taken back, so a
-log can be made again from any time on.
+`Copies` holds the counts after all transactions below `upper`: 24 bytes per distinct row, plus recent changes. The
+count before an earlier transaction is computed by undoing later changes, so a log can be derived again from any time.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _FOLD_ROWS = 65_536
 
 class Copies:
     def __init__(self, content: pa.Table) -> None:
-        """Of a collection: each distinct row once, with `__diff`."""
+        """`content` has each distinct row of a collection once, with `__diff`."""
         self._high, self._low, self._counts = _sort_by_hash(content)
         self._changed: dict[tuple[int, int], int] = {}
-        """Counts that are not what the arrays say."""
+        """Counts that override those in the arrays."""
 
     def apply(self, hashes: tuple[Words, Words], diffs: Longs) -> None:
         counts = self.counts(hashes)
@@ -40,12 +39,12 @@ class Copies:
             self._fold()
 
     def counts(self, hashes: tuple[Words, Words]) -> Longs:
-        """How often these rows are there now."""
+        """How often each of these rows occurs now."""
         high, low = hashes
         counts = np.zeros(len(high), np.int64)
         at = np.searchsorted(self._high, high)
         pending = np.flatnonzero(at < len(self._high))
-        while len(pending):  # once, unless two rows share half of their hash
+        while len(pending):  # one round, unless two rows share half of their hash
             here = at[pending]
             same = self._high[here] == high[pending]
             hit = same & (self._low[here] == low[pending])
@@ -76,9 +75,9 @@ class Copies:
 
 
 def copies_before(hashes: tuple[Words, Words], diffs: Longs, after: Longs) -> Longs:
-    """How often the row of each change was there before it, given how often it is there after all of them.
+    """How often the row of each change occurred before it, given how often it occurs after all changes.
 
-    Changes are in order of time; a row changes at most once at a time.
+    Changes are in order of time; a row changes at most once per time.
     """
     if not len(diffs):
         return after

@@ -1,10 +1,11 @@
-"""What a shape is: which rows and columns of a collection, and how their changes are told.
+"""`ShapeDefinition`: which rows and columns of a collection a shape has, and how their changes are sent.
 
-1. Two requests that mean the same have the same definition, whatever way they are written, and so share one shape.
-2. Its `id` stands for it in handles and in storage. It is a cryptographic hash: who may choose a part of a request must
-   not be able to meet another one's shape.
-3. What whoever asks is restricted to is part of it, beside what was asked for: the rows must fulfil both.
-4. Rows are known by the collection's key. Without one, all columns are, and equal rows are counted (`copies`).
+1. Two requests with the same meaning have equal definitions, however they are written, and share one shape.
+2. `id` identifies the definition in handles and in storage. It is a cryptographic hash: a client that controls part of
+   a request must not be able to collide with another client's shape.
+3. The token's restriction is part of the definition: rows must match both it and the requested clause.
+4. Rows are identified by the collection's key. Without a key, all columns identify a row, and equal rows are counted
+   (`copies`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from evertide.shapes.protocol.requests import Identifier, ShapeRequest
 __all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define", "subject_of", "where_of"]
 
 SCHEMA = "public"
-"""The only schema that there is."""
+"""The only schema name."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Subject:
     shard: str
     schema: pa.Schema
     key: tuple[str, ...]
-    """Empty if no columns are known to tell rows apart."""
+    """Empty if the collection has no key."""
 
     @cached_property
     def identity(self) -> tuple[str, ...]:
-        """The columns that a row's key is made of, in order."""
+        """The columns that form a row's key in messages, in order."""
         return self.key or tuple(sorted(self.schema.names))
 
 
@@ -54,18 +55,18 @@ class ShapeDefinition:
     columns: tuple[str, ...]
     """In the collection's order."""
     where: Where | None
-    """With what whoever asks is restricted to."""
+    """The requested clause and the restriction's clause together."""
     is_full: bool
-    """Whether updates and deletes tell the whole row."""
+    """Whether updates and deletes contain the whole row."""
     is_changes_only: bool
     restriction: str
-    """The clause that is in `where` because of who asks; empty if there is none."""
+    """The restriction's clause, which is part of `where`; empty if there is none."""
     request: ShapeRequest = field(compare=False, repr=False)
-    """A request for it: what it means is looked up again when the collection is another."""
+    """A request for this shape; resolved again if the collection is replaced."""
 
     @cached_property
     def canonical(self) -> str:
-        """For people and for other processes; equal if and only if the definitions are."""
+        """A text for other processes and for people; equal if and only if the definitions are equal."""
         schema = [[field.name, str(field.type), field.nullable] for field in self.subject.schema]
         facts = {
             "collection": self.subject.name,
@@ -85,22 +86,22 @@ class ShapeDefinition:
 
     @cached_property
     def schema_header(self) -> str:
-        """What clients parse values by."""
+        """The header by which clients parse values."""
         schema, key = self.subject.schema, self.subject.key
         types = {name: column_type(schema.field(name)) for name in self.columns}
         for at, name in enumerate(key):
             types[name] = {**types[name], "pk_index": at}
-        return json.dumps(types, separators=(",", ":"))  # a header is ASCII, whatever columns are called
+        return json.dumps(types, separators=(",", ":"))  # a header must be ASCII, whatever the column names
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """The columns that must be read."""
+        """The columns that must be read, in the collection's order."""
         wanted = {*self.columns, *self.subject.identity, *(self.where.columns if self.where is not None else ())}
         return tuple(name for name in self.subject.schema.names if name in wanted)
 
 
 def subject_of(members: Members, table: tuple[Identifier, ...], restriction: Restriction = UNRESTRICTED) -> Subject:
-    """The collection that a request names. Who is restricted is not told which others there are."""
+    """The collection that a request names. A restricted token cannot find out which others exist."""
     schema, name = (table[0], table[1]) if len(table) == 2 else (Identifier(SCHEMA), table[0])
     definition = members.definition
     known = [*definition.tables, *definition.views, ERRORS]

@@ -1,12 +1,13 @@
-"""A feed: the changes of one collection, as they are committed, given to the shapes that they concern.
+"""`Feed`: reads the committed changes of one collection and distributes them to the shapes that they concern.
 
-1. `follow` takes in what was committed since, stretch by stretch. What a transaction changes is matched once against
-   the index of all shapes of the collection: those that it does not concern cost nothing.
-2. `upper` moves after all shapes have their entries: whoever reads it first, and then the entries, misses none below.
-3. `derive` makes entries again that no tail has, by the same way, from the shard.
-4. A feed that cannot read what was committed stands still: `standing` says why, until `follow` gets through. Clients
-   must not be told that they are up to date meanwhile.
-5. Of a collection without a key it keeps the count of every row (`Copies`), as of `upper`.
+1. `follow` reads what was committed since, stretch by stretch. Changes are matched once against an index of all shapes
+   of the collection: shapes that they do not concern cost nothing.
+2. `upper` advances after all shapes have their entries: a reader that reads `upper` first, and then the entries, misses
+   none below it.
+3. `derive` computes entries that are no longer in a shape's tail again from the shard, in the same way.
+4. If a feed cannot read what was committed, it stops, and `failure` says why until `follow` succeeds. Meanwhile clients
+   must not be told that they are up to date.
+5. For a collection without a key it keeps the count of every row (`Copies`), as of `upper`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from evertide.shard.shard import Shard
 __all__ = ["Feed", "FeedFailure"]
 
 _ROWS = 50_000
-"""Changes that are taken at once, about."""
+"""About how many changes are read at once."""
 
 
 class FeedFailure(NamedTuple):
-    """Why a feed stands still, and since when."""
+    """Why a feed stopped, and since when."""
 
     error: EvertideError
     since_s: float
@@ -51,26 +52,26 @@ class _DerivedEntries(NamedTuple):
 
 class Feed:
     def __init__(self, shard: Shard, subject: Subject, txids: TxIds, tail_bytes_max: int) -> None:
-        """What is longer than that at once is not kept in the tails of shapes."""
+        """Entries of one stretch larger than `tail_bytes_max` are not kept in a shape's tail."""
         self.shard = shard
         self.subject = subject
         self.upper = shard.upper
         self.shapes: dict[str, LiveShape] = {}
         self.followed = 0
-        """Changes of the collection that were taken in here."""
+        """The number of changes that this feed has read."""
         self.appended = 0
-        """Entries that logs got here."""
+        """The number of entries that this feed has appended to logs."""
         self.failure: FeedFailure | None = None
         self.last_followed_s = 0.0
-        """When `follow` last got through, by the monotonic clock; the registry sets it."""
+        """When `follow` last succeeded, by the monotonic clock; set by the registry."""
         self.is_inconsistent = False
-        """Something failed half way: some shapes may know of it, and others not."""
+        """Distributing a stretch failed halfway: some shapes have its entries, others do not."""
         self._txids = txids
         self._tail_bytes_max = tail_bytes_max
         self._index = ShapeIndex()
         self._lock = threading.RLock()
         self._last_read: Stretch | None = None
-        """What was read last for somebody who came late: others often do, too."""
+        """The last stretch read for `derive`: several clients often need the same one."""
         self._derived: _DerivedEntries | None = None
         self._copies: Copies | None = None
         if not subject.key:
@@ -89,16 +90,16 @@ class Feed:
                 self._index.remove(handle)
 
     def drop_tail(self, shape: LiveShape) -> None:
-        """Forget what is in memory of its log."""
+        """Drop the part of the shape's log that is in memory."""
         with self._lock:
             shape.forget(self.upper)
 
     def clear_cache(self) -> None:
-        """Forget what nobody may ask for again."""
+        """Drop what was kept for repeated calls of `derive`."""
         self._last_read = self._derived = None
 
     def follow(self) -> list[LiveShape]:
-        """The shapes that something was told to."""
+        """Read what was committed. Returns the shapes that got entries."""
         if self.shard.upper <= self.upper:
             return []
         with self._lock:
@@ -123,7 +124,7 @@ class Feed:
             raise
 
     def derive(self, shape: LiveShape, after: Offset, bytes_max: int) -> Span:
-        """What lies behind a place that the tail of the shape does not reach."""
+        """The entries after an offset that lies before the shape's tail."""
         upper, tail = self.upper, shape.tail
         lower = reach = shape.first_time(after)
         entries: list[Entry] = []
@@ -140,8 +141,10 @@ class Feed:
         return cut_entries([*entries, *tail.entries], after, upper, bytes_max)
 
     def _derive_entries(self, shape: LiveShape, lower: int, upper: int) -> tuple[int, list[Entry]]:
-        """The entries of the first times of [lower, upper), and the time behind them: one chunk of a long log is often
-        asked for after the other."""
+        """The entries of the first times of [lower, upper), and the time after them.
+
+        The last result is kept, as clients request the chunks of a long log one after the other.
+        """
         derived = self._derived
         if derived is None or derived.handle != shape.handle or not derived.lower <= lower < derived.upper:
             stretch = self._reread(lower, upper)
@@ -150,7 +153,7 @@ class Feed:
         return min(upper, derived.upper), [one for one in derived.entries if lower <= one.offset.time < upper]
 
     def last(self, shape: LiveShape) -> Offset:
-        """The place of the last entry of a shape."""
+        """The offset of the shape's last entry."""
         known = shape.last_known()
         if known is not None:
             return known
@@ -165,7 +168,7 @@ class Feed:
         return shape.last
 
     def _last_in(self, shape: LiveShape, stretch: Stretch) -> Offset | None:
-        """From the end on, transaction by transaction, as some may tell nothing."""
+        """Search from the end, transaction by transaction, as some result in no entry."""
         chosen = self._select(shape, stretch)
         while len(chosen):
             starts = int(np.searchsorted(stretch.times[chosen], stretch.times[chosen[-1]]))
@@ -176,7 +179,7 @@ class Feed:
         return None
 
     def _reread(self, lower: int, upper: int) -> Stretch:
-        """Changes of [lower, upper), or the first of them; of a collection without a key with their counts."""
+        """The changes of [lower, upper), or the first of them; with counts if the collection has no key."""
         known = self._last_read
         if known is None or not known.lower <= lower < known.upper:
             known = self._last_read = self._reread_shard(lower, upper)
@@ -186,7 +189,7 @@ class Feed:
         if self._copies is None:
             reach = min(self.shard.log.read().state.reach(lower, _ROWS), upper)
             return Stretch(self.shard.changes(lower, reach), lower, reach)
-        with self._lock:  # counts are those of a certain time
+        with self._lock:  # the counts must stay those of `upper`
             stretch = Stretch(self.shard.changes(lower, self.upper), lower, self.upper)
             hashes = stretch.hashes()
             stretch.count(hashes, self._copies.counts(hashes))
@@ -237,5 +240,5 @@ def _size(entries: Iterable[Entry]) -> int:
 
 
 def _after_snapshot(shape: LiveShape, stretch: Stretch, rows: Longs) -> Longs:
-    """Those since the shape's snapshot."""
+    """The rows that changed after the shape's snapshot."""
     return rows if stretch.lower > shape.record.time else rows[stretch.times[rows] > shape.record.time]

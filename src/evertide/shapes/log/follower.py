@@ -1,12 +1,14 @@
-"""Beside the requests: a thread that follows the collections, and keeps the shapes in bounds.
+"""The background thread that follows collections for shapes, and the limits on shapes.
 
-With every commit, by whatever process: 1. take in what was committed, and wake who waits for it. 2. Learn which shapes
-others have ended, and whether collections were made anew.
+After every commit, by any process:
+1. Read what was committed, and wake the clients that wait for it.
+2. Learn which shapes other processes have ended, and whether collections were replaced.
 
-Now and then (`keep`, also for processes that serve no shapes): 3. End shapes whose log has grown too long, or whose
-collection has another shard. 4. If there are too many, end those that nobody asked for the longest: only who serves
-shapes does, as he makes them, and others know nothing of who asks. 5. Move the holds on the shards after those that are
-left: the storage may then forget what lies below.
+Periodically (`enforce_limits`, also in processes that serve no shapes):
+3. End shapes whose log has grown too long, or whose collection has another shard.
+4. If there are too many shapes, end the least recently used. Only a process that serves shapes does this: it creates
+   them, and others do not know when shapes were used.
+5. Move the holds on the shards to the oldest remaining shape, so that the storage can compact what lies below.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ __all__ = ["Follower", "LimitEnforcer", "enforce_limits"]
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.5
-"""How long it sleeps at most before it looks whether it was stopped, and what else happened."""
+"""The longest wait for a commit, before the thread checks whether it was stopped."""
 
 
 def enforce_limits(shapes: Shapes, *, is_serving: bool = True) -> None:
-    """Keep the shapes of a storage in bounds, whoever made them."""
+    """Enforce the limits on all shapes of a storage, whichever process created them."""
     shapes.refresh_collections()
     records = shapes.records.all()
     shards = {name: shapes.members.shard(name) for name in sorted({record.shard for record in records})}
@@ -55,12 +57,12 @@ def enforce_limits(shapes: Shapes, *, is_serving: bool = True) -> None:
         oldest[record.shard] = min(record.time, oldest.get(record.shard, record.time))
     for name in {*shards, *named}:
         shard = shapes.members.shard(name)
-        if shard.holds.get(HOLD) != oldest.get(name):  # else all shapes would be read once more, each time
+        if shard.holds.get(HOLD) != oldest.get(name):  # otherwise move_hold would read all shapes again each time
             shapes.records.move_hold(shard)
 
 
 def _end_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRecord]:
-    """Of all that there are, those beyond what there may be are ended: which are left."""
+    """End the shapes beyond the limits, the least recently used first. Returns the others."""
     options, size = shapes.options, 0
     left: list[ShapeRecord] = []
     used_s = {shape.handle: shape.used_s for shape in shapes.live()}
@@ -77,7 +79,7 @@ def _end_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRecord
 
 
 class LimitEnforcer(Ticker):
-    """For a process that serves no shapes: others may have made some, and what is held for them must stay bounded."""
+    """Enforces limits in a process that serves no shapes: shapes of other processes hold history in the storage."""
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__("evertide-shapes-keeper", shapes.settings.beat_interval_s)
@@ -87,7 +89,7 @@ class LimitEnforcer(Ticker):
         try:
             enforce_limits(self._shapes, is_serving=False)
         except EvertideError as error:
-            logger.warning("shapes are not kept in bounds for the moment: %s", error)
+            logger.warning("could not enforce the limits of shapes, will retry: %s", error)
         return True
 
 
@@ -135,7 +137,7 @@ class Follower:
                     wait_s = shapes.settings.retry_wait_s
                     continue
                 except EvertideError as error:
-                    logger.warning("shapes are not followed for the moment: %s", error)
+                    logger.warning("could not follow collections for shapes, will retry: %s", error)
             shapes.wake_stale()
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, shapes.settings.retry_wait_max_s)

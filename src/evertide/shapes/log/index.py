@@ -1,12 +1,12 @@
-"""`ShapeIndex`: which shapes a batch of rows concerns, without asking each.
+"""`ShapeIndex`: finds the shapes that a batch of rows concerns, without evaluating each shape's clause.
 
-1. Shapes with the same clause are asked once.
-2. A clause that has an `index_key` is found by the values of the column: a batch costs what it has rows, and what
-   matches. How many other shapes have such clauses makes no difference.
-3. What such a clause says besides (`Where.rest`) is looked at only in the rows found so, and once for all clauses that
-   say the same besides.
+1. Shapes with equal clauses share one entry.
+2. A clause with an `index_key` is found by the column's values: the cost depends on the rows in the batch and the
+   matches, not on the number of other shapes with such clauses.
+3. The rest of such a clause (`Where.rest`) is evaluated only on the rows found by the key, and once for all clauses
+   with the same rest.
 4. Clauses without a key are each evaluated over the batch.
-5. The answer is exact: what is named matches, and what matches is named. Rows are numbers in ascending order.
+5. The result is exact. Row numbers are in ascending order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class ShapeIndex:
-    """Not for several threads at once."""
+    """Not thread-safe."""
 
     def __init__(self) -> None:
         self._wheres: dict[Hashable, Where | None] = {}
@@ -42,7 +42,7 @@ class ShapeIndex:
         return len(self._wheres)
 
     def add(self, handle: Hashable, where: Where | None) -> None:
-        """`where` None: all rows."""
+        """Without `where`, the shape has all rows."""
         if handle in self._wheres:
             raise Conflict(where=f"shape {handle}", why="it is in the index already")
         self._wheres[handle] = where
@@ -52,7 +52,7 @@ class ShapeIndex:
             self._enter(where)
 
     def remove(self, handle: Hashable) -> None:
-        """Nothing, if it is not there."""
+        """Does nothing if the shape is not in the index."""
         if handle not in self._wheres:
             return
         where = self._wheres.pop(handle)
@@ -64,7 +64,7 @@ class ShapeIndex:
                 self._leave(where)
 
     def candidates(self, rows: pa.Table) -> dict[Hashable, Rows]:
-        """The rows that each shape has, by its handle; shapes that have none are not named."""
+        """The matching row numbers by handle; shapes without a match are left out."""
         unkeyed: dict[Where | None, Rows] = {}
         if rows.num_rows and None in self._handles:
             unkeyed[None] = np.arange(rows.num_rows, dtype=np.int64)
@@ -103,7 +103,7 @@ class ShapeIndex:
             del self._keyed[column]
 
     def _by_value(self, rows: pa.Table) -> dict[Where, Rows]:
-        """Rows that have a value of a clause's key."""
+        """The rows that have one of the values of a clause's key."""
         matches: dict[Where, list[Rows]] = {}
         for column, by_value in self._keyed.items():
             for value, places in _places(rows.column(column), by_value).items():
@@ -113,7 +113,7 @@ class ShapeIndex:
         return {where: each[0] if len(each) == 1 else np.sort(np.concatenate(each)) for where, each in matches.items()}
 
     def _filter_by_rest(self, rows: pa.Table, matches: dict[Where, Rows]) -> dict[Where, Rows]:
-        """Of those rows, the ones that match the rest of the clause too."""
+        """Reduce the rows of each clause to those that match its rest."""
         by_rest: dict[Where | None, list[Where]] = {}
         for where in matches:
             by_rest.setdefault(where.rest, []).append(where)
@@ -129,7 +129,7 @@ class ShapeIndex:
 
 
 def _places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
-    """Row numbers by value, of the values that are wanted."""
+    """Row numbers by value, for the wanted values."""
     places: dict[Any, list[int]] = {}
     for place, value in enumerate(values_of(column, type_of(column.type))):
         if value in wanted:
@@ -138,7 +138,7 @@ def _places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
 
 
 def _match_rows(where: Where, rows: pa.Table, chosen: Sequence[Rows]) -> Rows:
-    """The chosen rows that match; only they are looked at, and of them the columns it needs."""
+    """The chosen rows that match; evaluates only these rows and the needed columns."""
     places = chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen))
     needed = rows.select(sorted(where.columns)) if where.columns else rows
     return places[_evaluate(where, needed.take(pa.array(places)))]

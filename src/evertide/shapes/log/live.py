@@ -1,9 +1,10 @@
-"""`LiveShape`: a shape that this process follows, and what it remembers of its log.
+"""`LiveShape`: a shape that this process follows, with the end of its log in memory.
 
-1. The *tail* is all entries from a time on, in memory. What lies before is made again from the shard, if it is wanted.
-2. One thread at a time changes the tail: it appends, or puts another list in its place. Others may look meanwhile: they
-   take the list and its begin as one value, and look how far it goes *before* they look into it.
-3. Who waits does so in the event loop, and is woken there; nobody else touches `waiters`.
+1. The *tail* is the list of all entries from a time on, in memory. Earlier entries are derived again from the shard
+   when requested.
+2. One thread at a time changes the tail: it appends, or replaces the list. Other threads may read concurrently: they
+   take the list and its beginning as one value, and read the feed's `upper` *before* they read the entries.
+3. Clients wait in the event loop and are woken there; no other thread touches `waiters`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 __all__ = ["LaterSnapshot", "LiveShape", "Span", "Tail", "cut_entries", "size_of"]
 
 _ENTRY_BYTES = 200
-"""What an entry takes besides its text."""
+"""The memory of an entry beside its text."""
 
 
 class Tail(NamedTuple):
     begins: int
-    """All entries of this time and of later ones are there."""
+    """The list has all entries of this time and later."""
     entries: list[Entry]
 
 
@@ -36,19 +37,19 @@ class LaterSnapshot(NamedTuple):
 
     time: int
     followed: int
-    """Changes that the feed had taken in then."""
+    """`Feed.followed` at that time."""
 
 
 class Span(NamedTuple):
-    """Some of a log, in answer to a question."""
+    """A range of a log, as the answer to a request."""
 
     entries: Sequence[Entry]
     end: Offset
-    """The place behind it."""
+    """The offset after the range."""
     is_all: bool
-    """Whether nothing more is known behind it."""
+    """Whether the range reaches the end of the log as far as it is known."""
     upper: int
-    """Transactions below this time were looked at."""
+    """All transactions below this time are covered."""
 
 
 class LiveShape:
@@ -62,9 +63,9 @@ class LiveShape:
         self.used_s = used_s
         self.is_ended = False
         self.later_snapshot: LaterSnapshot | None = None
-        """The snapshot that clients begin with if the log has outgrown the first one."""
+        """The snapshot for new clients, once the log has outgrown the first one."""
         self.last: Offset | None = None
-        """Of the last entry that there is; None if that is not known."""
+        """The offset of the last entry; None if unknown."""
         self.waiters: set[asyncio.Future[None]] = set()
 
     def append(self, entries: list[Entry], size: int) -> None:
@@ -73,25 +74,25 @@ class LiveShape:
         self.last = entries[-1].offset
 
     def prepend(self, begins: int, entries: list[Entry]) -> None:
-        """All entries between that time and the begin of the tail."""
+        """Add all entries between `begins` and the beginning of the tail."""
         self.tail = Tail(begins, [*entries, *self.tail.entries])
         self.bytes += size_of(entries)
 
     def forget(self, begins: int) -> None:
-        """What is in memory, which is everything below a time."""
+        """Drop the entries in memory; from now on the tail begins at `begins`."""
         self.tail = Tail(max(begins, self.record.time + 1), [])
         self.bytes = 0
 
     def first_time(self, after: Offset) -> int:
-        """The first time that an entry behind a place can have."""
+        """The first time that an entry after an offset can have."""
         return max(after.time, self.record.time + 1)
 
     def has_all_after(self, after: Offset, tail: Tail) -> bool:
-        """Whether the tail has everything behind a place."""
+        """Whether the tail has all entries after an offset."""
         return self.first_time(after) >= tail.begins
 
     def last_known(self) -> Offset | None:
-        """The place of the last entry, if the tail says it."""
+        """The offset of the last entry, if it is known without reading the shard."""
         tail = self.tail
         if tail.entries:
             return tail.entries[-1].offset
@@ -99,10 +100,10 @@ class LiveShape:
 
 
 def cut_entries(entries: Sequence[Entry], after: Offset, upper: int, bytes_max: int) -> Span:
-    """What lies behind a place, up to about so many bytes."""
+    """The entries after an offset, up to about `bytes_max` bytes."""
     start = bisect_right(entries, after, key=lambda entry: entry.offset)
     size, end = 0, start
-    stop = len(entries)  # others may append meanwhile
+    stop = len(entries)  # another thread may append concurrently
     while end < stop and size < bytes_max:
         size += len(entries[end].data) + 1
         end += 1
@@ -112,5 +113,5 @@ def cut_entries(entries: Sequence[Entry], after: Offset, upper: int, bytes_max: 
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """In memory."""
+    """The memory of the entries."""
     return sum(len(entry.data) + _ENTRY_BYTES for entry in entries)

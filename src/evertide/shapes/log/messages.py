@@ -1,12 +1,12 @@
-"""Messages: what clients are told of rows, as JSON.
+"""Write the messages that clients receive about rows, as JSON.
 
-1. Values are texts, as PostgreSQL writes them, or null; `electric-schema` says what they stand for.
-2. The key of a row is the collection's name and the texts of its key's columns. A slash in them is doubled, so that no
-   two rows have the same. The second copy of a row that has no key ends in `/+2`, the third in `/+3`.
-3. An update tells the key and what changed; with `replica=full` the whole row, and what changed as it was before. A
-   delete tells the key; with `replica=full`, and where there is no key, the whole row.
-4. A snapshot ends with `snapshot-end`, which says what transactions it holds: some clients wait for one of those. The
-   last pushes beside a database are named there one by one, in `txids`.
+1. Values are texts as PostgreSQL writes them, or null; the header `electric-schema` has their types.
+2. The key of a row is the collection's name and the texts of its key columns. Slashes in them are doubled, so that keys
+   are unique. The second copy of a row without a key ends in `/+2`, the third in `/+3`.
+3. An update contains the key and the changed columns; with `replica=full`, the whole row and the old values of the
+   changed columns. A delete contains the key; with `replica=full`, or without a key, the whole row.
+4. A snapshot ends with `snapshot-end`, which says which transactions it contains: some clients wait for one of them.
+   Recent pushes in a pipeline with an upstream database are listed there one by one, in `txids`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def snapshot_end(visible: Visible, pushed: Sequence[int] = ()) -> bytes:
 
 
 class RowTexts:
-    """Rows as texts, column by column, each made when it is first asked for: shared by all shapes that tell them."""
+    """The texts of rows, rendered lazily by column and shared by all shapes that send these rows."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -53,7 +53,7 @@ class RowTexts:
         return column
 
     def keys(self, prefix: str, identity: Sequence[str], rows: Sequence[int]) -> list[str]:
-        """All who ask are of one collection, and have the same keys."""
+        """All callers are shapes of one collection, with the same keys."""
         if not self._keys:
             columns = [[_part(text) for text in self.column(name)] for name in identity]
             self._keys = [prefix + "".join(parts) for parts in zip(*columns, strict=True)]
@@ -72,7 +72,7 @@ class RowTexts:
 
 
 class MessageWriter:
-    """How one shape tells of rows."""
+    """Writes the messages of one shape."""
 
     def __init__(self, definition: ShapeDefinition) -> None:
         subject = definition.subject
@@ -81,7 +81,7 @@ class MessageWriter:
         self._identity = subject.identity
         self._is_full = definition.is_full
         self.form = (definition.columns, definition.is_full)
-        """Shapes of a collection that have the same tell of a row in the same way."""
+        """Shapes of a collection with equal forms have identical messages for a row."""
         self._relation = [SCHEMA, subject.name]
         self._prefix = ".".join(f'"{part.replace("/", "//").replace(".", "..")}"' for part in self._relation)
 

@@ -1,17 +1,18 @@
-"""The numbers under which clients know transactions (`txids`), and what a snapshot says of them.
+"""The transaction numbers that clients see (`txids`), and which of them a snapshot contains.
 
-1. Whoever writes to the database upstream can ask for the number of his transaction there, and wait for it here: so
-   that number is told with the changes that came of it. One transaction here may be many upstream.
-2. In a pipeline that follows no such database a transaction has its own number here, its time plus 1. In one that does,
-   a transaction of rows that were pushed has that number, too, but above the 32 bits of the database's. One of other
-   sources, for which nobody waits, has none.
-3. A snapshot says which numbers it holds in the words of PostgreSQL: all below `xmax`, but for those listed as open.
-   Numbers are given out in order, and committed in another: of the last ones those that did not come are called open.
-   That may be said of some that never will come, which does no harm: nobody is told that something is here too early.
-   Numbers above 32 bits cannot be said in these words: those of the last pushes stand beside them, one by one.
-4. Clients compare numbers modulo 2^32 with those of a subset that they asked for, and drop a change that it holds. A
-   change that was pushed must never be dropped for its number, so it has two, half of 2^32 apart: one of them is
-   always later than the subset. What a subset holds already comes again then, and says the same.
+1. A client that writes to the upstream database can read its transaction's number there and wait for it here: so that
+   number is sent with the resulting changes. One transaction here may contain many upstream transactions.
+2. In a pipeline without an upstream database, a transaction's number is its time plus 1. With an upstream database, a
+   transaction of pushed rows has such a number too, above the 32 bits of the database's numbers. Transactions of other
+   sources, which no client waits for, have none.
+3. A snapshot states the numbers that it contains as PostgreSQL does: all below `xmax`, except those listed as open.
+   Numbers are assigned in order but committed out of order: missing numbers among the last `_WINDOW` are listed as
+   open. Some of them may never arrive, which does no harm: no client is told too early that a transaction is here.
+   Numbers above 32 bits cannot be expressed this way: those of recent pushes are listed one by one.
+4. Clients compare numbers modulo 2^32 with those of a subset that they requested, and drop changes that the subset
+   contains. A pushed change must never be dropped because of its number, so it has two numbers that differ by half of
+   2^32: one of them is always later than the subset. A change that the subset already contains is then sent again,
+   with the same content.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ __all__ = ["Numbers", "Visible"]
 
 _WINDOW = 64
 _APART = (1 << 52) + (1 << 31)
-"""JSON has 53 bits for whole numbers."""
+"""Numbers must fit the 53 bits that JSON clients have for integers."""
 _PUSHES = 100
-"""Of them, so many are told with a snapshot: those who wait for one have just pushed it."""
+"""How many pushes a snapshot lists: a client that waits for one has just pushed it."""
 _ENOUGH = 1_000
 _WORD = 1 << 32
 _FIRST = 3
-"""Lower numbers are no transactions of anybody."""
+"""PostgreSQL assigns no lower numbers to transactions."""
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """What a snapshot holds."""
+    """The numbers that a snapshot contains."""
 
     xmin: int
     xmax: int
@@ -44,7 +45,7 @@ class Visible(msgspec.Struct, frozen=True):
 
     @property
     def json_fields(self) -> dict[str, object]:
-        """As clients read it."""
+        """The fields of the message."""
         return {"xmin": str(self.xmin), "xmax": str(self.xmax), "xip_list": [str(xid) for xid in self.xip_list]}
 
 
@@ -62,11 +63,11 @@ class Numbers:
         return (*xids, own) if xids else (own, own + _APART)
 
     def pushed(self, time: int) -> tuple[int, ...]:
-        """The numbers of the last pushes in a snapshot at a time that `visible` does not tell."""
+        """The numbers of the last pushes in a snapshot at a time, which `visible` cannot express."""
         return tuple(own_number(at, has_upstream=True) for at in self._xids.pushed(time, _PUSHES))
 
     def visible(self, time: int) -> Visible:
-        """In a snapshot at a time."""
+        """The numbers in a snapshot at a time."""
         xids = self._xids.latest(time, _ENOUGH)
         return Visible(time + 2, time + 2) if xids is None else _visible(xids)
 
@@ -76,6 +77,6 @@ def _visible(xids: Iterable[int]) -> Visible:
     if not seen:
         return Visible(0, 0)
     some = next(iter(seen))
-    last = max(seen, key=lambda xid: (xid - some + _WORD // 2) % _WORD)  # they go round
+    last = max(seen, key=lambda xid: (xid - some + _WORD // 2) % _WORD)  # they wrap around
     missing = tuple(xid for xid in range(max(_FIRST, last - _WINDOW), last) if xid not in seen)
     return Visible(missing[0] if missing else last + 1, last + 1, missing)

@@ -1,16 +1,16 @@
-"""A shape as storage knows it: its definition, its handle, and the time of its snapshot.
+"""`ShapeRecord`: a shape as stored: its definition, its handle, and the time of its snapshot.
 
-Where it lies: Meta key `shape/<definition>/<number>`, version 1, one record, removed when the shape ends; and `shapes`,
-version 1, a record for each shape that ended, so that other processes learn of it. Written by whoever serves shapes.
+Location: Meta key `shape/<definition>/<number>`, version 1, one record, removed when the shape ends; and `shapes`,
+version 1, one record per ended shape, by which other processes learn of it. Written by processes that serve shapes.
 
-1. That is all there is to a shape. Its snapshot is the collection at `time`, its log what changed since: both are
-   read from the collection's shard, and come out the same in every process, as often as somebody asks.
-2. So the shard must stay readable from `time` on. One hold, named `shapes`, stands at the time of the oldest shape of
-   the shard; the record of a new shape and the hold are written in one commit, always: whoever wants to move the hold,
-   and has looked which shapes there are, finds out by compare-and-set that there is one more.
-3. For the same reason there is one shape of a definition at a time, however many processes look for it.
-4. A handle is the definition's id and a number that nobody had: it never comes back.
-5. A hold never lapses: shapes whose log got too long are ended, and the hold follows (`follower`).
+1. Nothing else of a shape is stored. Its snapshot is the collection at `time`, its log the changes since: both are read
+   from the collection's shard and are the same in every process and at every reading.
+2. So the shard must stay readable from `time` on. One hold, named `shapes`, is at the time of the oldest shape of the
+   shard. The record of a new shape and the hold are always written in one commit: a process that lists the shapes and
+   then moves the hold finds out by compare-and-set that another shape was added.
+3. For the same reason a definition has one shape at a time, however many processes look for it.
+4. A handle is the definition's id and a unique number: it is never used again.
+5. A hold never expires: shapes whose log is too long are ended, and the hold moves on (`follower`).
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ logger = logging.getLogger(__name__)
 
 HOLD = "shapes"
 _UNIQUE = 10**9
-"""A clock may be set back: so a handle's number has more to it than its time."""
+"""A clock may be set back, so a handle's number has a random part beside the time."""
 _ENDS_KEPT = 1024
-"""Whoever did not look for longer looks at all shapes."""
+"""End records kept. A process that missed more lists all shapes instead."""
 _HANDLE = re.compile(r"([0-9a-f]{32})-([1-9][0-9]{0,39})")
 
 
 class ShapeRecord(msgspec.Struct, frozen=True):
     handle: str
     definition: str
-    """As `ShapeDefinition.canonical` tells it."""
+    """`ShapeDefinition.canonical`."""
     collection: str
     shard: str
     time: int
-    """Its snapshot holds all transactions up to this one."""
+    """Its snapshot contains all transactions up to this one."""
     rows: int
-    """Changes that the shard held then."""
+    """Changes in the shard at that time."""
     chunk_bytes: int
-    """About how large the chunks of its snapshot are: whoever goes on with the next one must find it where it was."""
+    """The approximate chunk size of its snapshot, fixed so that every process cuts the same chunks."""
     made_at_s: float
     change: str
-    """A unique id: tells a commit whose outcome was unknown from another's."""
+    """A unique id, which identifies the commit if its outcome is unknown."""
     visible: Visible | msgspec.UnsetType = msgspec.UNSET
-    """What its snapshot says that it holds. A shape of a version that did not say so is told as it was."""
+    """The numbers that its snapshot states. Unset by older versions, whose snapshots do not state them."""
     pushed: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Numbers that its snapshot holds beside these; likewise."""
+    """The pushed numbers that its snapshot lists; likewise."""
 
 
 class EndRecord(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class EndRecord(msgspec.Struct, frozen=True):
 
 
 class ShapeRecords:
-    """Those of one storage, as one process reads and writes them."""
+    """Reads and writes the shape records of one storage."""
 
     def __init__(self, shards: Shards, numbers: Numbers, chunk_bytes: int) -> None:
         self._numbers = numbers
@@ -96,7 +96,7 @@ class ShapeRecords:
         return self._record(key, record) if record is not None else None
 
     def create(self, definition: ShapeDefinition, shard: Shard) -> ShapeRecord:
-        """The shape of a definition: the one that is there, or a new one that begins now."""
+        """The shape of a definition: the existing one, or a new one that begins now."""
         while True:
             holds = read_holds(shard.log)
             existing = self.find_by_definition(definition)
@@ -110,10 +110,10 @@ class ShapeRecords:
             held = holds.holds.get(HOLD, record.time)
             try:
                 hold = hold_write(shard.log, holds, HOLD, min(held, record.time))
-            except TimeCompacted:  # since moved on after the state was read
+            except TimeCompacted:  # `since` advanced after the state was read
                 continue
             key = _key(record.handle)
-            assert key is not None  # noqa: S101 - it was made here
+            assert key is not None  # noqa: S101 - the handle was created above
             if self._commit([Write(key, 0, seal(record)), hold]):
                 return record
 
@@ -136,7 +136,7 @@ class ShapeRecords:
         return head.seqno if head is not None else 0
 
     def read_ended(self, after: int) -> tuple[int, list[str] | None]:
-        """The handles that ended after a record, and the number of the last one; None if that is not known any more."""
+        """The number of the last end record, and the handles that ended after `after`; None if records are gone."""
         records = reading(lambda: self._meta.scan(SHAPES, after), self._runtime, self._settings)
         if not records:
             return after, []
@@ -145,19 +145,19 @@ class ShapeRecords:
         return records[-1].seqno, None if records[0].seqno != after + 1 else handles
 
     def move_hold(self, shard: Shard) -> None:
-        """To the oldest shape of the shard; released if there is none."""
+        """Move the hold to the oldest shape of the shard; release it if there is none."""
         while True:
             holds = read_holds(shard.log)
             times = [record.time for record in self.all() if record.shard == shard.name]
             wanted = min(times, default=None)
             held = holds.holds.get(HOLD)
             if held == wanted or (held is not None and wanted is not None and wanted < held):
-                return  # never back: what a record names was held before it was written
+                return  # never backwards: a record's time was held before it was written
             if self._commit([hold_write(shard.log, holds, HOLD, wanted)]):
                 return
 
     def _commit(self, writes: list[Write]) -> bool:
-        """False if somebody was first."""
+        """False if a concurrent commit won."""
         return commit_settled(self._meta, writes, (), self._runtime, self._settings) is None
 
     def _new_record(self, definition: ShapeDefinition, state: ShardState) -> ShapeRecord:
@@ -186,7 +186,7 @@ class ShapeRecords:
 
 
 def log_rows(record: ShapeRecord, state: ShardState) -> int:
-    """About how many changes are kept for a shape: those since its snapshot."""
+    """Roughly how many changes the storage keeps for a shape: those since its snapshot."""
     since = [part for part in state.parts if part.time_max > record.time]
     rows = sum(part.rows for part in since)
     has_merged = any(part.time_min <= record.time for part in since)
@@ -194,6 +194,6 @@ def log_rows(record: ShapeRecord, state: ShardState) -> int:
 
 
 def _key(handle: str) -> str | None:
-    """None if it is no handle of ours."""
+    """None if the text is not a handle."""
     match = _HANDLE.fullmatch(handle)
     return shape_key(match[1], int(match[2])) if match is not None else None

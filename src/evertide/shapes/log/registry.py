@@ -1,15 +1,16 @@
 """`Shapes`: the shapes of a storage, as one process serves them.
 
-1. A definition has one shape, shared by all who ask for it, in whatever process (`record`). A shape is taken up
-   when somebody asks for it, and followed for as long as somebody does.
-2. A handle that is not there any more, or belongs to another definition, is over for good.
-3. A shape ends when its collection gets another shard, when its log has grown too long, when there are too many, or
-   when somebody says so. Whoever waits for it is woken, and told.
-4. Beside the requests runs one thread (`follower`): it wakes with every commit.
-5. Who waits for a change is told that there is none only while that thread gets on. If it cannot read a collection, or
-   did not look for too long, those who wait get an error that they retry on (`check_followed`); `problems` names it.
+1. A definition has one shape, shared by all clients and processes (`record`). A process takes up a shape at the first
+   request for it, and follows it while requests come.
+2. A handle that does not exist, or belongs to another definition, has ended for good.
+3. A shape ends when its collection gets another shard, when its log is too long, when there are too many shapes, or
+   when a client ends it. Clients that wait for it are woken and told.
+4. One background thread (`follower`) runs after every commit.
+5. A waiting client is told that there is no change only while that thread makes progress. If it cannot read a
+   collection, or has not run for too long, waiting clients get an error to retry on (`check_followed`), and `problems`
+   lists it.
 
-Methods that end in `_known` look into memory only, and may be called in the event loop; others may wait for storage.
+Methods that end in `_known` only read memory and may be called in the event loop; others may wait for storage.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FRESH_CHANGES = 1_000
-"""So many changes of a log are told to a new client in any case: a snapshot is made for many of them."""
+"""A new client gets a log of up to this many changes rather than a later snapshot."""
 _DEFINITIONS = 4096
 _DEFINITIONS_CHARS = 4_000_000
-"""Of what is remembered of questions; what a clause means takes some times as much as its text."""
+"""Characters of cached requests; a parsed clause takes several times the memory of its text."""
 
 
 class Shapes:
     def __init__(self, collections: Collections, options: ShapeOptions | None = None) -> None:
         self.options = options or ShapeOptions()
         self.members = collections.members()
-        """Of the definition that was in force when somebody last looked."""
+        """Of the pipeline's definition at the last `refresh_collections`."""
         shards = self.members.shards
         self.runtime = shards.runtime
         self.settings = shards.settings
@@ -81,7 +82,7 @@ class Shapes:
         self.is_followed = False
         """Whether a thread follows the collections."""
         self.appended = 0
-        """Entries that logs got since this process serves them."""
+        """Entries appended to logs since the process started."""
         self._definitions: dict[tuple[Any, ...], ShapeDefinition] = {}
         self._definitions_chars = 0
 
@@ -91,7 +92,7 @@ class Shapes:
         self._loop = loop
 
     def definition_known(self, shape_request: ShapeRequest) -> ShapeDefinition | None:
-        """What a request means, if somebody asked the same before."""
+        """The cached definition of an equal request, if any."""
         return self._definitions.get(_definition_key(shape_request))
 
     def live_known(self, definition: ShapeDefinition) -> LiveShape | None:
@@ -101,7 +102,7 @@ class Shapes:
         return shape
 
     def span_known(self, shape: LiveShape, after: Offset) -> Span | None:
-        """What lies behind a place, if it is in memory."""
+        """The entries after an offset, if they are in memory."""
         feed = self._feeds.get(shape.record.shard)
         if feed is None or not self.is_live(shape):
             return None
@@ -118,7 +119,7 @@ class Shapes:
         return feed.upper if feed is not None else 0
 
     def check_followed(self, shape: LiveShape) -> None:
-        """Raises why it is not known whether the shape has changed, if it is not."""
+        """Raises the reason if it is unknown whether the shape has changed."""
         feed = self._feeds.get(shape.record.shard)
         if feed is not None and feed.failure is not None:
             raise copy.copy(feed.failure.error)
@@ -126,13 +127,13 @@ class Shapes:
             raise Unavailable(path=self.meta.path(COMMITTED), why=_stale_reason(feed, stale_for_s))
 
     def is_live(self, shape: LiveShape) -> bool:
-        """Whether it is still followed: what it remembers is stale otherwise."""
+        """Whether the shape is still followed; otherwise its tail is stale."""
         return self._live.get(shape.handle) is shape
 
-    # By way of storage
+    # With storage
 
     def refresh_collections(self) -> None:
-        """Which collections there are now."""
+        """Read which collections exist now."""
         members = self._collections.members()
         if members.definition.change != self.members.definition.change:
             self.members = members
@@ -148,18 +149,18 @@ class Shapes:
         return known
 
     def learn_ended(self) -> None:
-        """Which shapes other processes have ended."""
+        """Learn which shapes other processes have ended."""
         with self._learning:
             self._ends, handles = self.records.read_ended(self._ends)
-        if handles is None:  # away for long: look which are there
+        if handles is None:  # too many ended since: list the ones that exist
             there = {record.handle for record in self.records.all()}
             handles = [shape.handle for shape in self.live() if shape.handle not in there]
         self.forget(handles)
 
     def obtain(self, definition: ShapeDefinition) -> LiveShape:
-        """The shape of a definition; a new one if there is none."""
+        """The shape of a definition, created if there is none."""
         self.refresh_collections()
-        self.learn_ended()  # whoever begins must not get a handle that was told to be over
+        self.learn_ended()  # a new client must not get a handle that was reported as ended
         if definition.subject.shard not in self.shards():
             definition = self.definition(definition.request)
         known = self.live_known(definition)
@@ -171,7 +172,7 @@ class Shapes:
         return self._take_up(self.records.create(definition, shard), definition, shard)
 
     def find_by_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape | None:
-        """None if that shape is over, or is not of this definition."""
+        """None if the shape has ended, or has another definition."""
         known = self._live.get(handle)
         if known is None and handle.startswith(f"{definition.id}-"):
             self.refresh_collections()
@@ -184,7 +185,7 @@ class Shapes:
         return known
 
     def catch_up(self, shape: LiveShape) -> None:
-        """To what is there now."""
+        """Follow the shape's collection up to what is committed now."""
         self.learn_ended()
         feed = self._feeds.get(shape.record.shard)
         if feed is not None:
@@ -200,9 +201,9 @@ class Shapes:
     def first_chunk(self, shape: LiveShape) -> SnapshotChunk:
         """The first chunk for a new client: of the snapshot that the shape began with, or of a later one.
 
-        A small collection that changes all the time soon has a log that is many times as large as its content, and a
-        new client needs only the content. So it begins with a later snapshot once the log behind the last one is the
-        larger part. Those who follow the shape already go on.
+        A small collection that changes often soon has a log many times as large as its content, and a new client needs
+        only the content. So it begins with a later snapshot once the log since the last one is more than
+        `_FRESH_CHANGES` and twice the content. Clients that already follow the shape continue.
         """
         feed = self._feeds.get(shape.record.shard)
         if feed is None or shape.definition.is_changes_only:
@@ -211,12 +212,12 @@ class Shapes:
         content = sum(part.count for part in state.parts)
         changes = log_rows(shape.record, state) if fresh is None else feed.followed - fresh.followed
         if changes > max(_FRESH_CHANGES, 2 * content) and feed.upper - 1 > shape.record.time:
-            followed = feed.followed  # before the time: what comes in between counts once more
+            followed = feed.followed  # read before the time: changes in between count twice
             fresh = shape.later_snapshot = LaterSnapshot(feed.upper - 1, followed)
         return SnapshotChunk(None if fresh is None else fresh.time, 0)
 
     def chunks(self, shape: LiveShape, time: int | None = None) -> Chunks:
-        """Of the snapshot at a time; None for the one that the shape began with."""
+        """The chunks of the snapshot at a time; None for the one that the shape began with."""
         record, definition = shape.record, shape.definition
         at = record.time if time is None else time
 
@@ -232,21 +233,21 @@ class Shapes:
         return self.snapshots.get(record.handle, messages, record.chunk_bytes, at)
 
     def follow(self) -> None:
-        """What was committed since, for all shapes that somebody asks for."""
+        """Read what was committed since, for all shapes that this process follows."""
         for feed in [*self._feeds.values()]:
             try:
                 self.wake(self._follow(feed))
-            except EvertideError as error:  # the others go on; who asks for this one is told
-                logger.debug("the shapes of %r stand still: %s", feed.subject.name, error)
+            except EvertideError as error:  # other feeds continue; clients of this one get the error
+                logger.debug("the shapes of %r get no changes: %s", feed.subject.name, error)
 
     def wake_stale(self) -> None:
-        """Those who wait for changes that nobody could look for: they are told so."""
+        """Wake the clients of feeds that were not followed for too long: they get an error."""
         for feed in [*self._feeds.values()]:
             if self._stale_for_s(feed) > self.options.stale_s:
                 self.wake([*feed.shapes.values()])
 
     def problems(self) -> list[Problem]:
-        """Collections whose shapes stand still: clients get an error instead of changes."""
+        """The collections whose feed has stopped: live clients get an error instead of changes."""
         problems = []
         for feed in [*self._feeds.values()]:
             failure, stale_for_s = feed.failure, self._stale_for_s(feed)
@@ -266,15 +267,15 @@ class Shapes:
         return problems
 
     def end(self, handle: str, why: str) -> bool:
-        """For everybody. False if it was over already."""
+        """End a shape for all clients and processes. False if it had already ended."""
         was_there = self.records.end(handle, why)
         if was_there:
-            logger.info("shape %s ends: %s", handle, why)
+            logger.info("ended shape %s: %s", handle, why)
         self.forget([handle])
         return was_there
 
     def forget(self, handles: Iterable[str]) -> None:
-        """Shapes that ended, wherever that was."""
+        """Drop shapes that ended, in this process or another."""
         for handle in handles:
             shape = self._drop(handle)
             if shape is not None:
@@ -283,7 +284,7 @@ class Shapes:
             self.snapshots.forget(handle)
 
     def release_idle(self) -> None:
-        """Let go of what nobody asks for."""
+        """Drop idle shapes and caches."""
         now_s = self.runtime.monotonic_s()
         for shape in [*self._live.values()]:
             if not shape.waiters and now_s - shape.used_s > self.options.idle_s:
@@ -294,7 +295,7 @@ class Shapes:
         self._shrink()
 
     def shards(self) -> set[str]:
-        """Those that collections have now."""
+        """The shards that the collections have now."""
         definition = self.members.definition
         tables = {table.shard for table in definition.tables.values()}
         return (tables | {view.shard for view in definition.views.values()} | {definition.errors}) - {""}
@@ -303,7 +304,7 @@ class Shapes:
         return [*self._live.values()]
 
     def drain(self) -> None:
-        """Nobody waits any more: those who do get their answer, and streams end."""
+        """Answer all waiting clients and end all streams; new requests do not wait."""
         self.is_ending = True
         self.wake(self.live())
 
@@ -312,16 +313,16 @@ class Shapes:
         self.snapshots.stop()
 
     def wake(self, shapes: Iterable[LiveShape]) -> None:
-        """Those who wait for them; from any thread."""
+        """Wake the clients that wait for these shapes. Safe from any thread."""
         woken = [*shapes]
         loop = self._loop
         if woken and loop is not None and not loop.is_closed():
             try:
                 loop.call_soon_threadsafe(_wake, woken)
-            except RuntimeError:  # it was closed meanwhile: nobody waits any more
+            except RuntimeError:  # closed concurrently: no client waits any more
                 logger.debug("the event loop is closed")
 
-    # Inside
+    # Internals
 
     def _remember(self, shape_request: ShapeRequest, definition: ShapeDefinition) -> None:
         size = _request_chars(shape_request)
@@ -345,24 +346,24 @@ class Shapes:
             return changed
         finally:
             self.appended += feed.appended - before
-            if feed.is_inconsistent:  # what its shapes know is thrown away, and read again for whoever asks
+            if feed.is_inconsistent:  # drop its shapes; they are read again on request
                 for handle in [*feed.shapes]:
                     self._drop(handle)
 
     def _mark_failed(self, feed: Feed, error: EvertideError) -> None:
         if feed.failure is None:
-            logger.error("the shapes of %r stand still: %s", feed.subject.name, error)
+            logger.error("the shapes of %r get no changes: %s", feed.subject.name, error)
         since_s = self.runtime.wall_s() if feed.failure is None else feed.failure.since_s
         feed.failure = FeedFailure(error, since_s)
         self.wake([*feed.shapes.values()])
 
     def _mark_recovered(self, feed: Feed) -> None:
         if feed.failure is not None:
-            logger.warning("the shapes of %r go on", feed.subject.name)
+            logger.warning("the shapes of %r get changes again", feed.subject.name)
         feed.failure, feed.last_followed_s = None, self.runtime.monotonic_s()
 
     def _stale_for_s(self, feed: Feed) -> float:
-        """For how long nobody could look for changes; 0 if no thread is to."""
+        """How long ago the feed was last followed; 0 if no thread follows feeds."""
         return self.runtime.monotonic_s() - feed.last_followed_s if self.is_followed else 0.0
 
     def _read_feed(self, shape: LiveShape, read: Callable[[Feed], T]) -> T:
@@ -376,8 +377,8 @@ class Shapes:
             raise
 
     def _end_all(self, feed: Feed, error: EvertideError) -> None:
-        """The shard ended, or what shapes need of it is gone."""
-        logger.warning("the shapes of %r end: %s", feed.subject.name, error)
+        """End all shapes of a feed: its shard ended, or history that they need is gone."""
+        logger.warning("ending the shapes of %r: %s", feed.subject.name, error)
         for handle in [*feed.shapes]:
             self.end(handle, str(error))
 
@@ -385,7 +386,7 @@ class Shapes:
         return self.members.shard(subject.shard)
 
     def _take_up(self, record: ShapeRecord, definition: ShapeDefinition, shard: Shard) -> LiveShape:
-        """From now on it is followed. A feed may take long to make, so nobody waits for that but those who need it."""
+        """Start to follow a shape. Creating a feed may take long, so it happens outside the lock."""
         created: Feed | None = None
         while True:
             with self._lock:
@@ -417,14 +418,14 @@ class Shapes:
             return shape
 
     def _end_replaced(self) -> None:
-        """Shapes of collections that have another shard now, or are gone."""
+        """End the shapes of collections that have another shard now, or are gone."""
         shards = self.shards()
         for shape in self.live():
             if shape.record.shard not in shards:
                 self.end(shape.handle, f"the content of {shape.record.collection!r} was made anew")
 
     def _shrink(self) -> None:
-        """Of logs in memory, those that nobody asked for the longest go first."""
+        """Drop logs from memory, the least recently used first, until they fit `share_bytes`."""
         shapes = sorted(self._live.values(), key=lambda shape: shape.used_s)
         total = sum(shape.bytes for shape in shapes)
         for shape in shapes:
@@ -441,7 +442,7 @@ def _stale_reason(feed: Feed, stale_for_s: float) -> str:
 
 
 def _definition_key(shape_request: ShapeRequest) -> tuple[Any, ...]:
-    """What decides the definition."""
+    """The fields of a request that determine its definition."""
     return (
         shape_request.table,
         shape_request.where,

@@ -1,11 +1,11 @@
-"""The snapshot of a shape: the collection at the time when the shape began, or at a later one, in chunks.
+"""`Snapshots`: the snapshots of shapes, in chunks, as of the time when the shape began or a later one.
 
-1. Chunks are made once, one after the other, in a thread of their own, and given out as soon as they are there. They
-   are the same bytes whenever they are made again.
-2. A snapshot of one small chunk stays in memory, any other in a temporary file. Both are forgotten when there are too
-   many of them, those that nobody asked for the longest first.
-3. Rows are read under a lease (`contents`), and rendered some thousands at a time: what is held in memory is the
-   collection's columns as Arrow has them, never as JSON.
+1. A thread creates the chunks of a snapshot once, one after the other; each is served as soon as it is complete.
+   Creating them again results in the same bytes.
+2. A snapshot of one small chunk stays in memory, any other in a temporary file. Beyond the limits, the least recently
+   used snapshots are dropped.
+3. Rows are read under a lease (`contents`) and rendered `_ROWS` at a time: memory holds the collection's columns in
+   Arrow's form, never as JSON.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def snapshot_messages(
 
 
 class SnapshotUsage:
-    """What all snapshots of a process take: counted as they grow, so that nobody has to add them up."""
+    """The memory and disk space of all snapshots of a process, counted as they grow."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class SnapshotUsage:
 
 
 class Chunks:
-    """The chunks of one snapshot: bodies without the brackets around them."""
+    """The chunks of one snapshot: JSON bodies without the enclosing brackets."""
 
     def __init__(self, usage: SnapshotUsage) -> None:
         self._usage = usage
@@ -89,13 +89,13 @@ class Chunks:
                 size += len(message) + 1
                 if size >= chunk_bytes:
                     if not self._add(b"".join(held), is_last=False):
-                        return  # nobody wants it any more
+                        return  # closed: the snapshot was dropped
                     held, size = [], 0
             self._add(b"".join(held), is_last=True)
         except EvertideError as error:
             self._fail(error)
         except BaseException:
-            logger.exception("the snapshot of a shape could not be made")  # whoever gave it to a thread does not look
+            logger.exception("could not create the snapshot of a shape")  # the future's result is not read
             self._fail(EvertideError())
             raise
 
@@ -104,7 +104,7 @@ class Chunks:
         return self._error is not None
 
     def has(self, number: int) -> bool:
-        """Whether there is a chunk of that number, from 0 on; waits until that is known."""
+        """Whether there is a chunk `number`, counted from 0. Waits until that is known."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_done or len(self._ends) > number)
             self._check()
@@ -114,7 +114,7 @@ class Chunks:
         return self._ends[number] - (self._ends[number - 1] if number else 0)
 
     def pieces(self, number: int) -> Iterator[bytes]:
-        """The body of a chunk that is there. It may be forgotten while a slow client reads: this one has its own."""
+        """The body of an existing chunk. It keeps its own descriptor: the snapshot may be closed while a client reads."""
         with self._changed:
             self._check()
             start, end = self._ends[number] - self.size(number), self._ends[number]
@@ -166,19 +166,19 @@ class Chunks:
 
 
 class Snapshots:
-    """Those of one process, by the handles of their shapes."""
+    """The snapshots of one process."""
 
     def __init__(self, options: ShapeOptions) -> None:
         self._options = options
         self._usage = SnapshotUsage()
         self._lock = threading.Lock()
         self._chunks: dict[tuple[str, int], Chunks] = {}
-        """By handle and time; the one that was asked for last is the last."""
+        """By handle and time, the most recently used last."""
         self._times: dict[str, set[int]] = {}
         self._makers = ThreadPoolExecutor(_MAKERS, thread_name_prefix="evertide-snapshot")
 
     def get(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int, time: int = 0) -> Chunks:
-        """`time` tells several snapshots of one shape apart."""
+        """The chunks of a snapshot, which are being created if they were not kept. `messages` is called in a thread."""
         with self._lock:
             chunks = self._chunks.pop((handle, time), None)
             if chunks is None or chunks.has_failed:
@@ -199,13 +199,13 @@ class Snapshots:
     def stop(self) -> None:
         with self._lock:
             for chunks in self._chunks.values():
-                chunks.close()  # whoever makes one finds out, and ends
+                chunks.close()  # the thread that creates it notices, and stops
             self._chunks.clear()
             self._times.clear()
         self._makers.shutdown(wait=True, cancel_futures=True)
 
     def _shrink(self) -> None:
-        """Those that nobody asked for the longest, until the others have room; never the last."""
+        """Close the least recently used snapshots until the others fit the limits; never the newest."""
         if not any(self._over_limits()):
             return
         for key, chunks in [*self._chunks.items()][:-1]:
@@ -221,7 +221,7 @@ class Snapshots:
 
 
 class _SharedFile:
-    """An open file, once more; closed when nobody has it any more, also if it was never read."""
+    """A duplicate of a file descriptor, closed with the object, even if it was never read."""
 
     def __init__(self, file: int) -> None:
         self.file = os.dup(file)
@@ -243,14 +243,14 @@ def _pieces(shared: _SharedFile | None, small: bytes, start: int, end: int) -> I
 
 
 def _lazily(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
-    """Begun in the thread that makes them."""
+    """Call `messages` only when the first message is taken, in the thread that creates the chunks."""
     yield from messages()
 
 
 def _open_anonymous() -> int:
-    """A file that nobody else sees, and that is gone with the process."""
+    """Open a temporary file without a name, which disappears with the process."""
     file, path = tempfile.mkstemp(prefix="evertide-shape-")
-    with suppress(OSError):  # the name stays behind, and that is all
+    with suppress(OSError):  # then only the name stays behind
         Path(path).unlink()
     return file
 

@@ -1,11 +1,11 @@
-"""A stretch of a collection's changes, and the entries that it makes in the log of a shape.
+"""`Stretch`: a range of a collection's changes, and the log entries that a shape gets from it.
 
-1. Changes are in order of time, and within a transaction in the order that a shard gives them out in, which the content
-   decides: so the log of a shape is the same bytes in every process, however storage was merged meanwhile.
-2. Of a transaction, a row that goes and one that comes under the same key are an update. If only one of them is in the
-   shape, it is a delete or an insert: the row moves out of the shape, or into it. An update that changes no selected
-   column is not told.
-3. Of a collection without a key there are no updates: rows come and go, each copy by itself.
+1. Changes are ordered by time, and within a transaction in the shard's order, which depends only on the content: so the
+   log of a shape is the same bytes in every process, however the storage was compacted.
+2. Within a transaction, a removed and an added row with the same key are an update. If only one of them is in the
+   shape, it is a delete or an insert: the row leaves or enters the shape. An update that changes no selected column is
+   not sent.
+3. A collection without a key has no updates: rows are inserted and deleted, copy by copy.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from evertide.shapes.protocol.offsets import Offset
 __all__ = ["Entry", "RenderedChanges", "Stretch", "TxIds"]
 
 TxIds = Callable[[int], Sequence[int]]
-"""The numbers under which a transaction, given by its time, is known to those who wrote it."""
+"""The numbers of a transaction, given its time, as its writers know them."""
 
 _NUMBERS = 8
-"""More of them than that stand only with the last change of a transaction: clients take them all together there."""
+"""More numbers than this are sent only with a transaction's last change, where clients collect them."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """There may be millions of them in memory: the garbage collector need not look at each."""
+    """An entry of a log. Not tracked by the garbage collector, as millions may be in memory."""
 
     offset: Offset
     data: bytes
 
 
 class _Change(msgspec.Struct, frozen=True, gc=False):
-    """A row that comes (diff > 0) or goes, with its texts; `place` is its place among those that are told."""
+    """An added (diff > 0) or removed row with its texts; `place` is its index among the rendered rows."""
 
     place: int
     key: str
@@ -53,7 +53,7 @@ class _Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Step(msgspec.Struct, frozen=True, gc=False):
-    """Something to tell: where it stands in its transaction, and of which rows."""
+    """An insert, delete or update: its position in the transaction, and its rows."""
 
     operation: int
     key: str
@@ -62,10 +62,10 @@ class _Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class RenderedChanges:
-    """The rows of a stretch that somebody tells of: what does not depend on the shape is made once for all of them.
+    """The rows of a stretch that are in any shape: what does not depend on the shape is computed once.
 
-    There may be thousands of shapes that each get a row or two, so a shape must not cost much beside its rows. Messages
-    that are the same for several shapes are the same bytes in memory.
+    Thousands of shapes may each get a row or two, so a shape must cost little beside its rows. Shapes with identical
+    messages share the same bytes in memory.
     """
 
     def __init__(self, stretch: Stretch, rows: Longs) -> None:
@@ -95,7 +95,7 @@ class RenderedChanges:
         message = self._messages.get(same)
         if message is None:
             if new is None:
-                assert old is not None  # noqa: S101 - a step has one of them
+                assert old is not None  # noqa: S101 - a step has at least one of them
                 message = writer.delete(step.key, old.value, at, txids, is_last=is_last)
             elif old is None:
                 message = writer.insert(step.key, new.value, at, txids, is_last=is_last)
@@ -107,7 +107,7 @@ class RenderedChanges:
 
 class Stretch:
     def __init__(self, changes: pa.Table, lower: int, upper: int) -> None:
-        """`changes` are those of [lower, upper), with times and diffs."""
+        """`changes` are the changes of [lower, upper), with times and diffs."""
         times = changes.column(TIME).to_numpy()
         order = np.argsort(times, kind="stable")
         ordered = changes if (order[1:] > order[:-1]).all() else changes.take(pa.array(order))
@@ -118,7 +118,7 @@ class Stretch:
         self.rows = ordered.drop_columns([TIME, DIFF])
         self.operations = _operations(self.times, self.diffs)
         self.before: Longs | None = None
-        """How often each row was there before, if the collection has no key."""
+        """How often each row occurred before its change, if the collection has no key."""
 
     def __len__(self) -> int:
         return len(self.times)
@@ -131,7 +131,7 @@ class Stretch:
         self.before = copies_before(hashes, self.diffs, after)
 
     def between(self, lower: int, upper: int) -> Stretch:
-        """The changes of [lower, upper), as far as they are here."""
+        """The part of the stretch within [lower, upper)."""
         if lower <= self.lower and upper >= self.upper:
             return self
         part = Stretch.__new__(Stretch)
@@ -144,13 +144,13 @@ class Stretch:
         return part
 
     def render(self, selected: Iterable[Longs]) -> RenderedChanges:
-        """The rows that somebody tells of."""
+        """Render the rows that are in any of the selections."""
         every = [*selected]
         rows = every[0] if len(every) == 1 else np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
         return RenderedChanges(self, rows)
 
     def entries(self, writer: MessageWriter, selected: Longs, rendered: RenderedChanges, txids: TxIds) -> list[Entry]:
-        """What a shape is told, of the rows that are in it."""
+        """The entries that a shape gets for the rows that are in it."""
         changes = rendered.changes(writer, selected)
         is_keyed = self.before is None
         entries: list[Entry] = []
@@ -170,7 +170,7 @@ class Stretch:
 
 
 def _keyed_steps(writer: MessageWriter, changes: list[_Change]) -> list[_Step]:
-    """Of one transaction."""
+    """The steps of one transaction, for a collection with a key."""
     gone: dict[str, list[_Change]] = {}
     for one in changes:
         if one.diff < 0:
@@ -192,7 +192,7 @@ def _keyed_steps(writer: MessageWriter, changes: list[_Change]) -> list[_Step]:
 
 
 def _copy_steps(changes: list[_Change]) -> list[_Step]:
-    """Each copy by itself: the last that came is the first that goes."""
+    """The steps of one transaction without a key, one per copy: the last copy added is the first removed."""
     steps = []
     for one in changes:
         is_new = one.diff > 0
@@ -207,7 +207,7 @@ def copy_key(key: str, copy: int) -> str:
 
 
 def _operations(times: Longs, diffs: Longs) -> Longs:
-    """Where each change stands in its transaction: twice as many as there are rows before it."""
+    """The position of each change in its transaction: twice the number of rows before it."""
     sizes = np.abs(diffs)
     before = np.cumsum(sizes) - sizes
     starts = np.flatnonzero(np.diff(times, prepend=-1)) if len(times) else np.empty(0, np.int64)

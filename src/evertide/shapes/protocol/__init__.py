@@ -1,1 +1,1 @@
-"""Electric's protocol in words of our own: what is asked for, places in a log, and how something is refused."""
+"""Electric's protocol in our own types: requests, offsets and refusals."""

@@ -1,18 +1,18 @@
-"""Offsets: where in the log of a shape something stands.
+"""Offsets: positions in the snapshot or the log of a shape.
 
     -1              before everything
-    0_0, 0_1, ...   behind the first, the second, ... chunk of the snapshot
-    0_inf           behind the snapshot, before the log
-    0_S             the same of a later snapshot: S is its time plus 1, times 2^20, plus the chunk's number
-    T_N             behind operation N of the transaction that clients know as T
-    T_inf           behind transaction T
+    0_0, 0_1, ...   after the first, the second, ... chunk of the snapshot
+    0_inf           after the snapshot, before the log
+    0_S             the same for a later snapshot: S is (its time + 1) * 2^20 + the chunk's number
+    T_N             after operation N of transaction T
+    T_inf           after transaction T
 
-1. T is the time of a transaction, plus 1: so the log of every shape lies behind its snapshot.
-2. N counts what the transaction changes in the collection, in steps of 2, whatever part of it the shape gets: so the
-   same change stands at the same place in every shape, and nothing has to be remembered to say it again.
-3. A client that begins when the log of a shape has grown larger than the shape itself gets a later snapshot, and the
-   log behind it: both are told apart from the first snapshot by the offset alone, which clients take as it is.
-4. Clients may ask for places where nothing stands: they get what lies behind.
+1. T is the transaction's time plus 1, so that the log of every shape comes after its snapshot.
+2. N counts the transaction's changes to the collection, in steps of 2, whichever of them are in the shape: the same
+   change has the same offset in every shape, and no state is needed to send it again.
+3. A client that begins when a shape's log has grown larger than the shape gets a later snapshot and the log after it.
+   Only the offset, which clients treat as opaque, distinguishes it from the first snapshot.
+4. A client may request an offset without an entry: it gets the entries after it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class SnapshotChunk(NamedTuple):
     """A chunk of a snapshot of a shape."""
 
     time: int | None
-    """Of the snapshot; None for the one that the shape began with."""
+    """The snapshot's time; None for the one that the shape began with."""
     number: int
 
     @property
     def offset(self) -> Offset:
-        """The place behind it."""
+        """The offset after the chunk."""
         above = 0 if self.time is None else self.time + 1
         return Offset(0, above << _SNAPSHOT_BITS | self.number)
 
     @property
     def log(self) -> Offset:
-        """The place where the log goes on behind the snapshot."""
+        """The offset at which the log continues after the snapshot."""
         return BEFORE_LOG if self.time is None else Offset(self.time + 1, INF)
 
 
@@ -56,17 +56,17 @@ class Offset(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def time(self) -> int:
-        """The first time at which something can stand behind it."""
+        """The first time that an entry after this offset can have."""
         return self.transaction - 1
 
     @property
     def is_virtual(self) -> bool:
-        """In the snapshot, or before it."""
+        """Whether the offset is in the snapshot or before it."""
         return self.transaction <= 0
 
     @property
     def next_chunk(self) -> SnapshotChunk | None:
-        """The chunk of a snapshot that follows; None if the log does."""
+        """The next chunk of the snapshot; None if the log follows."""
         if self.transaction < 0:
             return SnapshotChunk(None, 0)
         if self.transaction > 0 or self.operation >= INF:
@@ -85,7 +85,7 @@ BEFORE_LOG = Offset(0, INF)
 
 
 def parse_offset(text: str) -> Offset | None:
-    """None if it is none; `now` is not a place, but a question."""
+    """None if the text is not an offset. `now` is not one: it is handled by `requests`."""
     if text == "-1":
         return BEFORE_ALL
     match = _FORM.fullmatch(text)

@@ -1,6 +1,6 @@
-"""What is said when a request is not served: a code of Electric's protocol, and JSON with a reason.
+"""Refusals: status codes of Electric's protocol, with a reason as JSON.
 
-What is wrong with a request is told by parameter, under `errors`; whatever else, as a `message`.
+Errors in a request are listed by parameter under `errors`; every other reason is a `message`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READY_AFTER_S = 5
 
 
 class Refusal(Exception):
-    """The answer to a request that is not served."""
+    """The answer to a request that is refused."""
 
     def __init__(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, body)
@@ -29,7 +29,7 @@ class Refusal(Exception):
 
 
 def invalid(errors: Mapping[str, list[str]]) -> Refusal:
-    """What is wrong, by parameter."""
+    """400 with the errors by parameter."""
     return Refusal(400, {"message": "Invalid request", "errors": dict(errors), "error_code": InvalidInput.error_code})
 
 
@@ -39,12 +39,12 @@ def not_ready(why: str) -> Refusal:
 
 
 def must_refetch(handle: str) -> Refusal:
-    """The shape that was asked for is over: `handle` is the one to begin with, if there is one."""
+    """409: the requested shape has ended. `handle` is the new shape to begin with, if there is one."""
     kept = "public, max-age=60, must-revalidate" if handle else "public, max-age=1, must-revalidate"
     return Refusal(409, _MUST_REFETCH, {"cache-control": kept, **({"electric-handle": handle} if handle else {})})
 
 
 def refusal_of(error: EvertideError, status: int) -> Refusal:
-    """Of what storage, or the pipeline, cannot do now."""
+    """The refusal for an error of the storage or the pipeline."""
     headers = {"retry-after": str(_READY_AFTER_S), KNOWN_ERROR: "true"} if status == 503 else {}
     return Refusal(status, plain_error(error), headers)

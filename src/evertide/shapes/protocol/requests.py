@@ -1,9 +1,8 @@
-"""What a client asks for: the parameters of `/v1/shape`, taken apart and checked before anything is looked up.
+"""Parse and validate the parameters of `/v1/shape`, before any lookup.
 
-1. Everything that is wrong is told at once, by parameter. Parameters that mean nothing are ignored, as clients and
-   caches add some of their own.
-2. `handle` counts only where there is a place to go on from: with `-1` and `now` it is there for caches.
-3. A request for a subset has any of `subset__...` in its address, or a JSON object as its body.
+1. All errors are reported together, by parameter. Unknown parameters are ignored, as clients and caches add their own.
+2. `handle` matters only with an offset to continue from: with `-1` and `now` it is there for caches.
+3. A subset request has a `subset__...` parameter, or a JSON object as its body.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ Errors = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Identifier:
-    """A name as SQL writes it: in quotes it is exact, without them its case does not matter."""
+    """A name as in SQL: exact if quoted, otherwise case-insensitive."""
 
     name: str
     is_quoted: bool = False
 
     def find_in(self, names: Iterable[str]) -> str | None:
-        """The name that it stands for."""
+        """The matching name among `names`, if any."""
         if self.is_quoted:
             return next((name for name in names if name == self.name), None)
         wanted = self.name.lower()
@@ -58,7 +57,7 @@ class SubsetRequest:
 @dataclass(frozen=True, slots=True)
 class ShapeRequest:
     table: tuple[Identifier, ...]
-    """With its schema, if that is named."""
+    """With its schema, if given."""
     offset: Offset = BEFORE_ALL
     is_now: bool = False
     handle: str = ""
@@ -73,11 +72,11 @@ class ShapeRequest:
     is_changes_only: bool = False
     subset: SubsetRequest | None = field(default=None)
     restriction: Restriction = UNRESTRICTED
-    """Of whoever asks: nothing that he sends has a say in it."""
+    """The restriction of the request's token; no parameter can change it."""
 
     @property
     def begins(self) -> bool:
-        """Whether it asks for a shape by its definition alone."""
+        """Whether the request begins a shape: it needs no handle."""
         return self.is_now or self.offset == BEFORE_ALL
 
 
@@ -116,7 +115,7 @@ def parse_request(query: Mapping[str, str], *, needs_offset: bool = True) -> Sha
 
 
 def subset_of_body(content: bytes) -> SubsetRequest | None:
-    """Of a POST; None if the body is empty, or names nothing."""
+    """The subset in a POST body; None if the body is empty or has no field of a subset."""
     if not content.strip():
         return None
     try:
@@ -136,7 +135,7 @@ def subset_of_body(content: bytes) -> SubsetRequest | None:
 
 
 def identifiers(text: str) -> list[Identifier] | None:
-    """Names with commas between them, quoted or not; None if it is no such list."""
+    """Parse comma-separated names, quoted or not; None if the text is malformed."""
     names = []
     for piece in _split(text, ","):
         name = _identifier(piece.strip())
@@ -154,7 +153,7 @@ def _identifier(text: str) -> Identifier | None:
 
 
 def _split(text: str, at: str) -> list[str]:
-    """Where that stands outside of quotes."""
+    """Split at a character, except inside quotes."""
     pieces, start, is_quoted = [], 0, False
     for place, character in enumerate(text):
         is_quoted ^= character == '"'

@@ -114,7 +114,7 @@ class Chunks:
         return self._ends[number] - (self._ends[number - 1] if number else 0)
 
     def pieces(self, number: int) -> Iterator[bytes]:
-        """The body of an existing chunk. It keeps its own descriptor: the snapshot may be closed while a client reads."""
+        """The body of an existing chunk, with its own descriptor: the snapshot may be closed while a client reads."""
         with self._changed:
             self._check()
             start, end = self._ends[number] - self.size(number), self._ends[number]

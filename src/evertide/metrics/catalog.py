@@ -42,77 +42,87 @@ def _histogram(name: str, description: str, *labels: str) -> Metric:
 
 ALL: tuple[Metric, ...] = (
     # The process
-    _gauge("up", "1 if the storage was asked how the pipeline fares, and answered; 0 while it is away."),
-    _gauge("alive", "1 if all threads run and the loop comes round; as /v1/health/live says it."),
-    _gauge("status_age_seconds", "How old those values are that come from the storage."),
-    _gauge("doing_seconds", "For how long the process is in its present phase.", "phase"),
-    _gauge("build_info", "1; what runs.", "version", "python", "spark"),
-    _gauge("jvm_memory_bytes", "Memory of Spark's driver: heap or other, used, committed or at most.", "area", "kind"),
-    _sampled_counter("spark_jobs", "Jobs that Spark began in this process."),
+    _gauge("up", "1 if storage answered the last status read; 0 while it does not answer."),
+    _gauge("alive", "1 if all threads run and the process makes progress, as in /v1/health/live."),
+    _gauge("status_age_seconds", "Age of the values that are read from the storage."),
+    _gauge("doing_seconds", "Time that the process has spent in its current phase.", "phase"),
+    _gauge("build_info", "Always 1; the labels have the versions.", "version", "python", "spark"),
+    _gauge("jvm_memory_bytes", "Memory of Spark's driver: heap or other; used, committed or maximum.", "area", "kind"),
+    _sampled_counter("spark_jobs", "Spark jobs started by this process."),
     # The pipeline
-    _gauge("state", "1 for the state that the pipeline is in.", "state"),
+    _gauge("state", "1 for the current state of the pipeline.", "state"),
     _gauge("leads", "1 if this process leads: it reads sources, writes to sinks, makes checkpoints."),
     _gauge("time", "The last transaction that is in all collections."),
-    _gauge("bound_time", "The last transaction that is bound; more than evertide_time: it is under way, or waits."),
-    _gauge("flushed_time", "Up to this transaction every sink has everything."),
-    _gauge("generation", "How often what the pipeline declares was changed."),
-    _gauge(
-        "problem", "1 for each thing that is wrong now; status says why, and what to do.", "part", "name", "error_code"
-    ),
+    _gauge("bound_time", "The last bound transaction; if above evertide_time, it is being computed or waits."),
+    _gauge("flushed_time", "Every sink has all transactions up to this one."),
+    _gauge("generation", "Number of the current generation; it increases when the members change."),
+    _gauge("problem", "1 for each current problem; status has its cause and remedy.", "part", "name", "error_code"),
     # Transactions
-    _counter("transactions", "Transactions committed here, taken after a peer, or replayed after a start.", "how"),
-    _histogram("transaction", "From the first row read to the commit, of those committed here."),
-    _histogram("transaction_phase", "The phases of transactions: read, bind, compute, commit, replay.", "phase"),
-    _counter("source_rows", "Rows that a source gave to transactions committed here.", "source"),
-    _counter("changes", "Changes that were committed to a collection here.", "collection"),
-    _counter("changes_bytes", "The same as bytes stored.", "collection"),
-    _counter("faults", "What failed, each time it did; most is tried again by itself.", "part", "name", "error_code"),
+    _counter("transactions", "Transactions that this process committed, followed (peer) or replayed.", "how"),
+    _histogram(
+        "transaction", "Time from the first row read to the commit, for transactions that this process committed."
+    ),
+    _histogram("transaction_phase", "Time per phase of a transaction: read, bind, compute, commit, replay.", "phase"),
+    _counter("source_rows", "Rows from a source in transactions that this process committed.", "source"),
+    _counter("changes", "Changes that this process committed to a collection.", "collection"),
+    _counter("changes_bytes", "Stored bytes of these changes.", "collection"),
+    _counter("faults", "Failures, one per occurrence; most are retried.", "part", "name", "error_code"),
     # Collections and state
     _gauge("collection_upper", "The first time that is not complete yet.", "collection", "kind"),
     _gauge("collection_since", "The first time that can still be read.", "collection", "kind"),
-    _gauge("collection_changes", "Changes stored, of which some may take back others.", "collection", "kind"),
-    _gauge("collection_bytes", "What they take.", "collection", "kind"),
-    _gauge("collection_parts", "In how many parts.", "collection", "kind"),
-    _gauge("collection_state", "1 for the state that it is in: running, hydrating, failed.", "collection", "state"),
-    _gauge("arrangement_rows", "Rows of an arrangement, of which some may take back others.", "arrangement"),
-    _gauge("arrangement_bytes", "What they take, in memory and in parts.", "arrangement"),
-    _gauge("arrangement_parts", "In how many parts.", "arrangement"),
+    _gauge("collection_changes", "Stored changes; some may cancel each other.", "collection", "kind"),
+    _gauge("collection_bytes", "Size of the stored changes.", "collection", "kind"),
+    _gauge("collection_parts", "Number of parts that hold them.", "collection", "kind"),
+    _gauge(
+        "collection_state",
+        "1 for the current state of a collection: running, hydrating, failed.",
+        "collection",
+        "state",
+    ),
+    _gauge("arrangement_rows", "Rows of an arrangement; some may cancel each other.", "arrangement"),
+    _gauge("arrangement_bytes", "Size of these rows, in memory and in parts.", "arrangement"),
+    _gauge("arrangement_parts", "Number of parts that hold them.", "arrangement"),
     # Sources, sinks, replicas
-    _gauge("source_state", "1 for the state that a source is in: running, reconnecting, stalled.", "source", "state"),
-    _gauge("source_lag_bytes", "What waits at a source and is not bound, if it knows.", "source"),
-    _gauge("source_lag_rows", "The same as rows.", "source"),
-    _gauge("source_lag_files", "The same as files.", "source"),
-    _gauge("source_lag_seconds", "For how long the oldest of it waits.", "source"),
+    _gauge("source_state", "1 for the current state of a source: running, reconnecting, stalled.", "source", "state"),
+    _gauge("source_lag_bytes", "Bytes that wait at a source and are not bound, if known.", "source"),
+    _gauge("source_lag_rows", "Rows that wait at a source, if known.", "source"),
+    _gauge("source_lag_files", "Files that wait at a source, if known.", "source"),
+    _gauge("source_lag_seconds", "Age of the oldest waiting input.", "source"),
     _gauge(
-        "sink_state", "1 for the state that a sink is in: running, waiting, lagging, stalled, failed.", "sink", "state"
+        "sink_state", "1 for the current state of a sink: running, waiting, lagging, stalled, failed.", "sink", "state"
     ),
-    _gauge("sink_behind", "Transactions that a sink has not got.", "sink"),
-    _counter("sink_rows", "Changes that were written to a sink.", "sink"),
-    _histogram("sink_delivery", "Writing one transaction to a sink.", "sink"),
-    _gauge("replicas", "Processes that run the pipeline, by what they do: leads, follows, read-only.", "role"),
-    _gauge(
-        "replica_behind", "Transactions that are committed and not taken by a replica on that host.", "host", "role"
-    ),
+    _gauge("sink_behind", "Transactions that are not yet written to a sink.", "sink"),
+    _counter("sink_rows", "Changes written to a sink.", "sink"),
+    _histogram("sink_delivery", "Time to write one transaction to a sink.", "sink"),
+    _gauge("replicas", "Processes that run the pipeline, by role: leads, follows, read-only.", "role"),
+    _gauge("replica_behind", "Committed transactions that a replica on that host has not applied.", "host", "role"),
     # Checkpoints, leases, storage
-    _gauge("checkpoint_time", "The newest checkpoint holds all transactions below this time."),
-    _gauge("checkpoints", "Checkpoints that are kept."),
-    _counter("checkpoint_files_bytes", "Files that checkpoints made here name; most are named by several."),
-    _histogram("checkpoint", "Making a checkpoint; transactions wait for it."),
-    _gauge("leases", "Leases that readers in this process hold."),
-    _sampled_counter("leases_lost", "Leases that ended under a reader in this process."),
-    _histogram("storage", "Calls of the storage.", "call"),
-    _counter("storage_bytes", "Bytes that were read or written by them.", "call"),
-    _counter("storage_faults", "Those that failed; most are tried again.", "call", "error_code"),
+    _gauge("checkpoint_time", "The newest checkpoint includes all transactions below this time."),
+    _gauge("checkpoints", "Number of checkpoints kept."),
+    _counter(
+        "checkpoint_files_bytes",
+        "Bytes of the files that checkpoints of this process name; most files are shared by several.",
+    ),
+    _histogram("checkpoint", "Time to make a checkpoint; transactions wait for it."),
+    _gauge("leases", "Leases held by readers in this process."),
+    _sampled_counter("leases_lost", "Leases that readers in this process lost."),
+    _histogram("storage", "Duration of storage calls.", "call"),
+    _counter("storage_bytes", "Bytes read or written by storage calls.", "call"),
+    _counter("storage_faults", "Storage calls that failed; most are retried.", "call", "error_code"),
     # HTTP and shapes
-    _counter("http_requests", "Requests answered.", "method", "route", "code"),
-    _histogram("http_request", "Answering them; not those for shapes that wait.", "method", "route"),
+    _counter("http_requests", "Answered requests.", "method", "route", "code"),
+    _histogram(
+        "http_request", "Time to answer a request, except shape requests that wait for changes.", "method", "route"
+    ),
     _counter("shape_requests", "Requests for shapes: snapshot, log, live or stream.", "kind", "code"),
-    _histogram("shape_request", "Answering them; those that are live wait for a change, or for their time.", "kind"),
+    _histogram(
+        "shape_request", "Time to answer a shape request; live requests wait for a change or a time-out.", "kind"
+    ),
     _gauge("shapes", "Shapes that this process follows."),
     _gauge("shape_clients", "Clients that wait for a change."),
-    _gauge("shape_log_bytes", "What their logs take in memory."),
-    _gauge("shape_feeds_standing", "Collections whose live clients get an error, as their changes cannot be read."),
-    _sampled_counter("shape_log_entries", "Entries that were appended to the logs of shapes."),
+    _gauge("shape_log_bytes", "Memory used by the logs of shapes."),
+    _gauge("shape_feeds_standing", "Collections whose live clients get errors because their changes cannot be read."),
+    _sampled_counter("shape_log_entries", "Entries appended to the logs of shapes."),
 )
 
 BY_NAME = {metric.name: metric for metric in ALL}

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.errors import InvalidInput
+from evertide.errors import Damaged, InvalidInput
+from evertide.pipeline.backfill.backfill import Backfill
 from evertide.settings import Settings
 from tests.pipeline.kit import Row, crash, engine, open_pipeline, rows_of, shares, storage
 
@@ -121,3 +122,38 @@ def test_a_view_that_is_tried_again_holds_up_nobody() -> None:
         go_on.set()
         p.hydrated()
         assert rows_of(p, "share") == [(1, 20), (2, 10)]
+
+
+def test_j12_a_view_that_fails_again_and_again_leaves_no_shards_open() -> None:
+    """Each time that it comes back it has another shard. The process kept all of them in memory until it ended."""
+    with open_pipeline(storage(), engine(*VIEWS)) as p:
+        p.push("orders", [order(1, 50)])
+        p.commit()
+        shards = set()
+        for amount in (0, 1, 0, 2, 0, 3):
+            p.push("orders", [order(2, amount)])
+            p.commit()
+            p.advance()
+            shards.add(p.definition.views["share"].shard)
+        assert rows_of(p, "share") == [(1, 2), (2, 33)]
+        assert len(shards) == 4
+        assert set(p._runner.members._open) == set(p._runner.members.collections.values())
+
+
+def test_j12_a_backfill_that_fails_again_and_again_leaves_no_shards_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it made is finalized, and forgotten, although no generation changes."""
+    with open_pipeline(storage(), engine(*VIEWS)) as p:
+        p.push("orders", [order(1, 50), order(2, 0)])
+        p.commit()
+        with monkeypatch.context() as patched:
+
+            def damaged(_: Backfill) -> bool:
+                raise Damaged(path="a part", why="unreadable")
+
+            patched.setattr(Backfill, "_is_joined", damaged)
+            for amount in (1, 2, 3):
+                p.push("orders", [order(2, amount)])
+                with pytest.raises(Damaged):
+                    p.retry("share")
+                p.commit()
+        assert set(p._runner.members._open) == set(p._runner.members.collections.values())

@@ -269,7 +269,7 @@ class Backfill:
             held = held_by_sinks(runner.meta, runner.runtime, runner.settings) if shards else ()
             for name in shards:
                 if name not in held:  # its sink ends it
-                    runner.members.shard(name).finalize(runner.writer)
+                    runner.members.end(name, runner.writer)
 
 
 @contextmanager

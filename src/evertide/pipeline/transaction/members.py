@@ -36,15 +36,27 @@ class Members:
         self._open: dict[str, Shard] = {}
 
     def moved(self, definition: Definition) -> Members:
-        """Of another generation, with what is open already."""
+        """Of another generation, with what is open already of its shards.
+
+        All others are forgotten: each time that a view fails and comes back, it has another shard. Who still needs an
+        old one, as a sink may, opens it again. Other threads use what is open meanwhile.
+        """
         found = Members(self.shards, definition)
         found._open = self._open
+        for name in set(self._open).difference(found.collections.values()):
+            self._open.pop(name, None)
         return found
 
     def shard(self, name: str) -> Shard:
-        if name not in self._open:
-            self._open[name] = self.shards.open(name)
-        return self._open[name]
+        found = self._open.get(name)
+        if found is None:
+            found = self._open[name] = self.shards.open(name)
+        return found
+
+    def end(self, name: str, writer: Writer) -> None:
+        """Finalize a shard that nothing needs any more."""
+        self.shard(name).finalize(writer)
+        self._open.pop(name, None)
 
     def all(self) -> dict[str, Shard]:
         """Those that every transaction moves on, by the name of the shard."""
@@ -123,8 +135,8 @@ class Members:
 
     def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
         """A new shard, with nothing in it."""
-        self._open[name] = self.shards.create(name, schema, writer)
-        return self._open[name]
+        found = self._open[name] = self.shards.create(name, schema, writer)
+        return found
 
 
 def _changes(shard: Shard, lower: int, upper: int) -> pa.Table:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -14,12 +16,14 @@ from evertide.errors import (
     Fenced,
     InvalidInput,
     RecordDamaged,
+    StorageForbidden,
     StorageFull,
+    Unavailable,
     UnsupportedFormat,
 )
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.recovery.opening import _fitting
-from evertide.store.faulty import Fault, Faults, FaultyMeta
+from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
 from evertide.store.open import Storage
@@ -37,6 +41,7 @@ from tests.pipeline.kit import (
     rows_of,
     storage,
 )
+from tests.pipeline.test_threads import wait_until
 
 
 def order(number: int, amount: int) -> Row:
@@ -293,6 +298,40 @@ def test_c10_a_full_disk_stops_the_transaction_and_loses_nothing() -> None:
     assert p.time == 3
     check(p)
     p.close()
+
+
+@pytest.mark.parametrize("refusal", [StorageFull, StorageForbidden])
+def test_c10_state_that_storage_refuses_in_a_step_is_waited_for(refusal: type[Unavailable]) -> None:
+    """As with credentials that have expired. It ended the pipeline, which had taken nothing of the transaction."""
+    blob, meta, is_refused = MemoryBlob(), MemoryMeta(), threading.Event()
+    with open_pipeline(Storage(blob, meta, "m")) as p:
+        for number in range(40):
+            p.push("orders", [order(number, number)])
+            p.commit()
+        p.checkpoint()
+
+    def chosen(_: str, key: str) -> Fault:
+        return Fault.REFUSED if is_refused.is_set() and "/small." in key else Fault.DONE
+
+    faulty = FaultyBlob(blob, Faults(chosen, chosen, refusal))
+    with open_pipeline(Storage(faulty, meta, "m")) as p, ThreadPoolExecutor() as pool:
+        is_refused.set()
+        p.push("orders", [order(9, 90)], deletes=[1])
+        with pytest.raises(refusal):
+            p.commit()
+        loop = pool.submit(p.run)
+        try:
+            wait_until(lambda: [one.error_code for one in p.status().problems] == [refusal.error_code])
+            assert p.status().state == "stalled"
+            assert p.time == 40
+            is_refused.clear()
+            wait_until(lambda: p.time == 41)
+        finally:
+            p.stop()
+        loop.result()
+        check(p)
+        assert p.status().state == "running"
+        assert not p.status().problems
 
 
 @pytest.mark.parametrize("gone", ["state", "checkpoints"])

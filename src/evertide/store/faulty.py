@@ -38,7 +38,14 @@ class Fault(enum.Enum):
 class Faults:
     """How the next calls end. `choose(operation, key)` says so for writes, `choose_read` for reads."""
 
-    def __init__(self, choose: Callable[[str, str], Fault], choose_read: Callable[[str, str], Fault]) -> None:
+    def __init__(
+        self,
+        choose: Callable[[str, str], Fault],
+        choose_read: Callable[[str, str], Fault],
+        refusal: type[Unavailable] = Unavailable,
+    ) -> None:
+        """`refusal` is what a call raises that is refused."""
+        self._refusal = refusal
         self._choose = choose
         self._choose_read = choose_read
         self._lock = threading.Lock()
@@ -70,7 +77,7 @@ class Faults:
     def write(self, operation: str, key: str, path: str, call: Callable[[], T]) -> T:
         fault = self._count(self._choose, operation, key)
         if fault is Fault.REFUSED:
-            raise Unavailable(path=path, why=f"injected: {operation} {fault.value}")
+            raise self._refusal(path=path, why=f"injected: {operation} {fault.value}")
         if fault is Fault.LOST:
             raise OutcomeUnknown(path=path, why=f"injected: {operation} {fault.value}")
         answer = call()
@@ -80,7 +87,7 @@ class Faults:
 
     def read(self, operation: str, key: str, path: str, call: Callable[[], T]) -> T:
         if self._count(self._choose_read, operation, key) is Fault.REFUSED:
-            raise Unavailable(path=path, why=f"injected: {operation} {Fault.REFUSED.value}")
+            raise self._refusal(path=path, why=f"injected: {operation} {Fault.REFUSED.value}")
         return call()
 
     def _count(self, choose: Callable[[str, str], Fault], operation: str, key: str) -> Fault:

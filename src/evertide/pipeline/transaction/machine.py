@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import Damaged, StateDiverged, StorageForbidden, StorageFull, ViewFailed
+from evertide.errors import Damaged, StateDiverged, ViewFailed
 from evertide.flow.blame import culprit
 from evertide.flow.circuit import new_names
 from evertide.flow.state.arrangement import Arrangement
@@ -109,8 +109,8 @@ class Machine:
         while cohort.views:
             try:
                 return cohort.step(deltas)
-            except (Damaged, StorageFull, StorageForbidden) as error:  # a circuit may have taken a part of it
-                if not isinstance(error, Damaged) or not self.is_computable(cohort.views):
+            except Damaged as error:  # a circuit that has taken a part of a transaction raises it, too
+                if not self.is_computable(cohort.views):
                     self.broken = error
                     raise
                 self._failed.append(self._lost(cohort, str(error)))

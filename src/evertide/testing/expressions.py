@@ -169,5 +169,5 @@ class Expressions:
             (f"CAST(collect_list({operand}) AS STRING)", "text"),
             (f"listagg({text}, '-') WITHIN GROUP (ORDER BY {text})", "text"),
             (f"listagg(CAST({real} AS STRING), '-') WITHIN GROUP (ORDER BY {real})", "text"),
-            (f"count(*) FILTER (WHERE {folded} = {folded})", "whole"),
+            (f"count_if({folded} = {folded})", "whole"),
         ]

@@ -187,10 +187,14 @@ class SqliteMeta:
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
         if self._check_version(connection) < _VERSION:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(_CREATE)
-            connection.execute(f"PRAGMA user_version = {_VERSION}")
-            connection.execute("COMMIT")
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(_CREATE)
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+                connection.execute("COMMIT")
+            except sqlite3.Error:
+                _roll_back(connection)  # another try begins with BEGIN
+                raise
         connection.execute(_NUMBER, ("",))
 
     def _check_version(self, connection: sqlite3.Connection) -> int:
@@ -291,10 +295,16 @@ class SqliteMeta:
             return StorageFull(path=path, why=why)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             return RecordDamaged(path=path, why=why)
-        allowed = os.access(self._path.parent, os.W_OK) and (os.access(path, os.W_OK) or not self._path.exists())
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or not allowed:
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or self._is_forbidden():
             return StorageForbidden(path=path, why=why)
         return Unavailable(path=path, why=why)
+
+    def _is_forbidden(self) -> bool:
+        try:
+            is_there = self._path.exists()
+        except OSError as error:  # a disk that does not answer says nothing of permissions
+            return isinstance(refusal(self._path, error), StorageForbidden)
+        return not os.access(self._path.parent, os.W_OK) or (is_there and not os.access(self._path, os.W_OK))
 
 
 _UNTRUSTED = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL)

@@ -1,8 +1,8 @@
-"""Values and errors as JSON has them, for every way out: the command line and HTTP say the same.
+"""Convert values and errors to JSON, identically for the command line and HTTP.
 
-Spark has days and moments far beyond those that Python has (the years 1 to 9999), and Arrow has nanoseconds. Whoever
-takes rows out of Arrow to tell of them does it by `python_rows`: such a day is a text, as Spark writes it,
-+10000-01-01, and so is a time of day that is finer than a microsecond.
+Spark supports dates and timestamps far outside Python's range (years 1 to 9999), and Arrow has nanoseconds. Code that
+converts rows from Arrow for output uses `python_rows`: such a date becomes a text as Spark writes it, +10000-01-01, and
+so does a time of day finer than a microsecond.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _YEAR_MAX = 9999
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: decimals as texts, so that no digit is lost; times as ISO 8601; bytes as base64."""
+    """A JSON value: decimals as texts, so that no digit is lost; times as ISO 8601; bytes as base64."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -34,7 +34,7 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, float):
-        return value if value - value == 0 else str(value)  # NaN and infinities are no JSON
+        return value if value - value == 0 else str(value)  # JSON has no NaN and infinities
     if value is None or isinstance(value, bool | int | str):
         return value
     return _scalar_text(value)
@@ -49,7 +49,7 @@ def _scalar_text(value: Any) -> str:
 
 
 def python_rows(table: pa.Table, *, has_text_maps: bool = False) -> list[dict[str, Any]]:
-    """As `to_pylist` gives them, whatever the year. With `has_text_maps`, maps are dicts."""
+    """Like `to_pylist`, for any year. With `has_text_maps`, maps are dicts."""
     maps = "strict" if has_text_maps else None
     try:
         rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts=maps)
@@ -62,28 +62,28 @@ def python_rows(table: pa.Table, *, has_text_maps: bool = False) -> list[dict[st
 
 def _python_values(column: Any, maps: str | None) -> list[Any]:
     try:
-        found: list[Any] = column.to_pylist(maps_as_pydicts=maps)
+        values: list[Any] = column.to_pylist(maps_as_pydicts=maps)
     except (OverflowError, ValueError):
-        numbers = column.cast(_numbered(column.type)).to_pylist(maps_as_pydicts=maps)
-        return [_dated(value, column.type) for value in numbers]
-    return found
+        numbers = column.cast(_integer_type(column.type)).to_pylist(maps_as_pydicts=maps)
+        return [_format_dates(value, column.type) for value in numbers]
+    return values
 
 
-def _numbered(kind: Any) -> Any:
-    """The type with numbers for days and moments."""
+def _integer_type(kind: Any) -> Any:
+    """The type with integers in place of dates and timestamps."""
     if kinds.is_date32(kind):
         return pa.int32()
     if kinds.is_date64(kind) or kinds.is_timestamp(kind) or kinds.is_time64(kind):
         return pa.int64()
     if kinds.is_map(kind):
-        return pa.map_(_numbered(kind.key_type), _numbered(kind.item_type))
+        return pa.map_(_integer_type(kind.key_type), _integer_type(kind.item_type))
     if kinds.is_struct(kind):
-        return pa.struct([field.with_type(_numbered(field.type)) for field in kind])
-    return pa.list_(_numbered(kind.value_type)) if kinds.is_list(kind) else kind
+        return pa.struct([field.with_type(_integer_type(field.type)) for field in kind])
+    return pa.list_(_integer_type(kind.value_type)) if kinds.is_list(kind) else kind
 
 
-def _dated(value: Any, kind: Any) -> Any:
-    """A value of that type, with texts for its days and moments."""
+def _format_dates(value: Any, kind: Any) -> Any:
+    """Replace the integers for dates and timestamps in a value of that type by texts."""
     if value is None:
         return None
     if kinds.is_date(kind) or kinds.is_timestamp(kind):
@@ -92,15 +92,15 @@ def _dated(value: Any, kind: Any) -> Any:
         return _clock_text(value, kind)
     if kinds.is_map(kind):
         pairs = value.items() if isinstance(value, dict) else value
-        told = [(_dated(key, kind.key_type), _dated(item, kind.item_type)) for key, item in pairs]
-        return dict(told) if isinstance(value, dict) else told
+        formatted = [(_format_dates(key, kind.key_type), _format_dates(item, kind.item_type)) for key, item in pairs]
+        return dict(formatted) if isinstance(value, dict) else formatted
     if kinds.is_struct(kind):
-        return {field.name: _dated(value[field.name], field.type) for field in kind}
-    return [_dated(each, kind.value_type) for each in value] if kinds.is_list(kind) else value
+        return {field.name: _format_dates(value[field.name], field.type) for field in kind}
+    return [_format_dates(each, kind.value_type) for each in value] if kinds.is_list(kind) else value
 
 
 def _day_text(number: int, kind: Any) -> str:
-    """As `isoformat` would write it; a year has four digits, or a sign before it."""
+    """As `isoformat` would write it; a year has four digits, or a sign."""
     unit: Any = "D" if kinds.is_date32(kind) else "ms" if kinds.is_date64(kind) else kind.unit
     moment, _, fraction = str(np.datetime64(number, unit)).partition(".")
     if kinds.is_date64(kind):
@@ -121,14 +121,14 @@ def _clock_text(number: int, kind: Any) -> str:
 
 
 def is_variant(kind: Any) -> bool:
-    """Spark keeps a VARIANT as two binaries, and marks the second."""
+    """Spark stores a VARIANT as a struct of two binaries and marks the second."""
     if not kinds.is_struct(kind) or kind.num_fields != 2 or kind.field(1).name != "metadata":
         return False
     return (kind.field(1).metadata or {}).get(b"variant") == b"true"
 
 
 def plain_error(error: EvertideError) -> dict[str, Any]:
-    """Facts of the same name as a key of ours do not occur."""
+    """The JSON of an error. No fact has the name of one of these keys."""
     return {
         "error_code": error.error_code,
         "message": f"{error.what}: {one_line(error.why)}" if hasattr(error, "why") else error.what,
@@ -137,22 +137,22 @@ def plain_error(error: EvertideError) -> dict[str, Any]:
     }
 
 
-def error_of(told: Mapping[str, Any]) -> EvertideError | None:
-    """The error that `plain_error` told of; None if there is none of that code."""
-    kind = _errors().get(str(told.get("error_code")))
+def error_of(body: Mapping[str, Any]) -> EvertideError | None:
+    """The error that `plain_error` described; None if its code is unknown."""
+    kind = _errors().get(str(body.get("error_code")))
     if kind is None:
         return None
-    empty: dict[Any, Any] = {"int": 0, "tuple[str, ...]": ()}  # a fact that is not told is as empty as can be
-    facts = {field.name: told.get(field.name, empty.get(field.type, "")) for field in fields(kind)}
+    empty: dict[Any, Any] = {"int": 0, "tuple[str, ...]": ()}  # a missing fact is empty
+    facts = {field.name: body.get(field.name, empty.get(field.type, "")) for field in fields(kind)}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()})
 
 
 def _errors(kind: type[EvertideError] = EvertideError) -> dict[str, type[EvertideError]]:
-    """By code; the class that names it itself."""
-    found = {kind.error_code: kind}
+    """The error classes by code; of several with a code, the one that declares it."""
+    by_code = {kind.error_code: kind}
     for below in kind.__subclasses__():
-        found = {**_errors(below), **found}
-    return found
+        by_code = {**_errors(below), **by_code}
+    return by_code
 
 
 def one_line(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Logs as records: what a line of the log is, as JSON, in a ring for those who ask, and without secrets.
+"""Log records as structured lines: formatted as JSON, kept in a ring for the API, and free of secrets.
 
-1. A record has `time` (UTC), `level`, `logger`, `message`; and where there is one `pipeline` (the root of its storage),
-   `transaction` (the number of the one under way in that thread), `error_code` (of the error that is told of), `trace`.
-   Keys are stable: new ones may come, none changes its meaning.
-2. Whatever this process was given as a secret is replaced before anybody sees the record (`evertide.secrets.hide`).
-3. A line is one line, also of a message that has several.
-4. Writing a log never stops what is logged of.
+1. A record has `time` (UTC), `level`, `logger` and `message`; if known, also `pipeline` (the root of its storage),
+   `transaction` (the one that the thread works on), `error_code` (of the reported error) and `trace`. Keys are stable:
+   new ones may be added, none changes its meaning.
+2. Secrets that this process was given are replaced before a record leaves this module (`evertide.secrets.hide`).
+3. A record is one line, even if the message has several.
+4. A failure to format a record never affects the code that logs it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from evertide.secrets import hide
 __all__ = ["ROOT", "TRANSACTION", "JsonLines", "LogLine", "Ring", "line_of"]
 
 ROOT = "evertide"
-"""The logger above all of ours."""
+"""The parent of all our loggers."""
 
 TRANSACTION: ContextVar[int | None] = ContextVar("evertide_transaction", default=None)
-"""The transaction that this thread is at; set by whoever makes or delivers it."""
+"""The transaction that this thread computes or delivers; set by that code."""
 
 _LINES_MAX = 2000
 _MESSAGE_MAX = 10_000
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A record of the log. `time` is UTC; what there is none of is not there."""
+    """A record of the log. `time` is UTC; empty fields are omitted."""
 
     time: str
     level: str
@@ -45,7 +45,7 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     transaction: int | None = None
     error_code: str = ""
     trace: str = ""
-    """The stack, if something unexpected happened."""
+    """The stack trace of an unexpected error."""
 
 
 def line_of(record: logging.LogRecord, pipeline: str = "") -> LogLine:
@@ -69,20 +69,20 @@ def line_of(record: logging.LogRecord, pipeline: str = "") -> LogLine:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - a wrong format of a library's line must not end what it tells of
+    except Exception:  # noqa: BLE001 - a library's wrong format string must not stop it
         return str(record.msg)
 
 
 def _error_of(record: logging.LogRecord) -> EvertideError | None:
-    told = record.args.values() if isinstance(record.args, dict) else record.args or ()
-    found = next((each for each in told if isinstance(each, EvertideError)), None)
-    if found is None and record.exc_info and isinstance(record.exc_info[1], EvertideError):
+    args = record.args.values() if isinstance(record.args, dict) else record.args or ()
+    error = next((each for each in args if isinstance(each, EvertideError)), None)
+    if error is None and record.exc_info and isinstance(record.exc_info[1], EvertideError):
         return record.exc_info[1]
-    return found
+    return error
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object in each line."""
+    """Formats each record as a line with a JSON object."""
 
     def __init__(self, pipeline: str = "") -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class JsonLines(logging.Formatter):
 
 
 class Ring(logging.Handler):
-    """The last lines, in memory: for whoever asks what happened. As a context manager it listens to all of ours."""
+    """Keeps the last lines in memory, for the API. As a context manager, it is attached to `ROOT`."""
 
     def __init__(self, pipeline: str = "", lines_max: int = _LINES_MAX) -> None:
         super().__init__(logging.INFO)
@@ -105,17 +105,17 @@ class Ring(logging.Handler):
         self._lines.append(line_of(record, self._pipeline))
 
     def lines(self, limit: int = 100, level: str = "info") -> list[LogLine]:
-        """The last ones of at least a level, the newest first."""
+        """The last lines of at least a level, newest first."""
         least = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
         levels = logging.getLevelNamesMapping()
-        found = (line for line in reversed(self._lines.copy()) if levels.get(line.level.upper(), 0) >= least)
-        return [line for _, line in zip(range(limit), found, strict=False)]
+        matching = (line for line in reversed(self._lines.copy()) if levels.get(line.level.upper(), 0) >= least)
+        return [line for _, line in zip(range(limit), matching, strict=False)]
 
     def __enter__(self) -> Ring:
         log = logging.getLogger(ROOT)
         self._level_before = log.level
         log.addHandler(self)
-        if log.getEffectiveLevel() > logging.INFO:  # or nothing below a warning would reach it
+        if log.getEffectiveLevel() > logging.INFO:  # otherwise only warnings would reach it
             log.setLevel(logging.INFO)
         return self
 

@@ -1,4 +1,4 @@
-"""The media types that rows and answers come in, by HTTP, in either direction."""
+"""The media types of request and response bodies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS = {
     "mermaid": MERMAID,
     "dot": DOT,
 }
-"""What `?format=` may say."""
+"""The values of `?format=`."""
 
 TIME_HEADER = "Evertide-Time"
-"""Which time an answer is of."""
+"""The response header with the time at which rows were read."""

@@ -1,4 +1,4 @@
-"""Options of a table's or a sink's connector: each is known and has a value that means something, or is refused."""
+"""Parse the options of a connector: unknown options and invalid values are refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Options"]
 
 
 class Options:
-    """Names count whatever their case. `end` refuses what nobody asked for, so that a misspelt option is not lost."""
+    """Names are case-insensitive. `end` refuses options that were never read, so that a misspelt option is noticed."""
 
     def __init__(self, given: Mapping[str, str], *, connector: str, where: str, secrets: Secrets | None = None) -> None:
-        """With `secrets`, values may name them; they are revealed when they are asked for, and hidden in messages."""
+        """With `secrets`, values may refer to them; they are resolved when read, and hidden in messages."""
         self.where = where
         self._connector = connector
         self._given = {name.lower(): value for name, value in given.items()}
@@ -52,7 +52,7 @@ class Options:
         return number
 
     def number(self, name: str, default: float, *, most: float | None = None) -> float:
-        """Not negative."""
+        """A finite number of at least 0."""
         value = self.text(name, str(default))
         try:
             number = float(value)
@@ -64,13 +64,13 @@ class Options:
         return number
 
     def others(self, prefix: str) -> dict[str, str]:
-        """Options whose names begin so, without the beginning: those that a connector hands on as they are."""
+        """The options that start with a prefix, without it: a connector passes them on unchanged."""
         named = [name for name in self._given if name.startswith(prefix.lower())]
         return {name[len(prefix) :]: self.text(name) for name in named}
 
     def refusal(self, name: str, why: str) -> InvalidInput:
-        told = why if self._secrets is None else self._secrets.hide(why)
-        return InvalidInput(where=self.where, why=f"the option {name!r} {told}")
+        hidden = why if self._secrets is None else self._secrets.hide(why)
+        return InvalidInput(where=self.where, why=f"the option {name!r} {hidden}")
 
     def end(self) -> None:
         known = {name.lower() for name in self._known}

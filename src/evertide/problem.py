@@ -1,4 +1,4 @@
-"""`Problem`: something that is wrong, as every room tells of it: in `status`, and to other processes."""
+"""`Problem`: a condition that needs attention, as reported in `status` and to other processes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["Problem"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong: since when, why, and what to do. There is no secret in it."""
+    """What is wrong, since when, why, and what to do. Contains no secrets."""
 
     state: str
-    """What it makes of whatever it is a problem of; `warning` if that goes on as before."""
+    """The resulting state of the affected component; `warning` if it continues to work."""
     error_code: str
     why: str
     remedy: str
     since_s: float
     wait_s: float | None = None
-    """How long it waits until it tries again; None if it does not, or nobody knows."""
+    """Seconds until the next retry; None if there is none, or it is unknown."""

@@ -1,10 +1,10 @@
-"""Secrets in options: `${ENV:NAME}` stands for a variable of the environment, `${FILE:path}` for what a file holds.
+"""Resolve and hide secrets: `${ENV:NAME}` is an environment variable, `${FILE:path}` the content of a file.
 
-A script is read, copied and kept by many; so a password is not in it, only the place where it is found. What is found
-there is never stored, and never said: whoever tells of an error passes it through `Secrets.hide` first.
+Scripts are shared and copied, so a password is not in a script, only a reference to it. Its value is never stored and
+never shown: code that reports an error passes the text through `Secrets.hide` first.
 
-The log is shared by all who have secrets, and by libraries that have not heard of them: `hide` takes out whatever this
-process was ever given, and passwords in URLs.
+The log is shared by all connectors and by libraries that do not know about secrets: `hide` removes every secret that
+this process was ever given, and passwords in URLs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _PLACE = re.compile(r"\$\{(?P<kind>[A-Za-z]+):(?P<name>[^}]*)\}")
 _HIDDEN = "***"
 _CREDENTIALS = re.compile(r"(?P<user>://[^\s/:@]*):[^\s/@]+@")
 _known: set[str] = set()
-"""All secrets of this process: a line of the log does not say whose it may hold."""
+"""All secrets of this process, as a log line may contain any of them."""
 
 
 def remember(value: str) -> None:
-    """A secret that came by another way than an option: it is in no line of the log from now on."""
+    """Register a secret that did not come from an option, so that `hide` removes it."""
     if value:
         _known.add(value)
 
 
 def hide(text: str) -> str:
     """The text without any secret of this process, nor a password in a URL."""
-    return _CREDENTIALS.sub(rf"\g<user>:{_HIDDEN}@", _hidden(text, _known.copy()))
+    return _CREDENTIALS.sub(rf"\g<user>:{_HIDDEN}@", _replace_values(text, _known.copy()))
 
 
-def _hidden(text: str, values: Iterable[str]) -> str:
-    """Also where a value is part of a URL."""
+def _replace_values(text: str, values: Iterable[str]) -> str:
+    """Replace the values, also where they are URL-encoded."""
     for value in sorted(values, key=len, reverse=True):
         for spelled in {value, quote(value, safe=""), quote(value), quote_plus(value)}:
             text = text.replace(spelled, _HIDDEN)
@@ -46,7 +46,7 @@ def _hidden(text: str, values: Iterable[str]) -> str:
 
 
 class Secrets:
-    """Those of one connector. It remembers what it revealed, in order to hide it."""
+    """The secrets of one connector. Remembers the values that it resolved, to hide them."""
 
     def __init__(self, base: Path, environment: Mapping[str, str] | None = None) -> None:
         """Files are relative to `base`, the script's directory."""
@@ -55,12 +55,12 @@ class Secrets:
         self._revealed: set[str] = set()
 
     def reveal(self, text: str, where: str) -> str:
-        """The text, with each place replaced by what is there. `InvalidInput` if nothing is."""
-        return _PLACE.sub(lambda found: self._value(found["kind"], found["name"].strip(), where), text)
+        """Replace each reference by its value. Raises `InvalidInput` if it has none."""
+        return _PLACE.sub(lambda match: self._value(match["kind"], match["name"].strip(), where), text)
 
     def hide(self, text: str) -> str:
-        """The text without anything that was revealed, also where it is part of a URL."""
-        return _hidden(text, self._revealed)
+        """Remove all resolved values from a text, also where they are URL-encoded."""
+        return _replace_values(text, self._revealed)
 
     def _value(self, kind: str, name: str, where: str) -> str:
         if kind.upper() == "ENV":
@@ -77,7 +77,7 @@ class Secrets:
         return value
 
     def _content(self, name: str) -> str | None:
-        """Without the end of the last line, which editors add."""
+        """The file's content without the final line break, which editors add."""
         try:
             return (self._base / name).read_text("utf-8").rstrip("\r\n")
         except (OSError, UnicodeDecodeError):

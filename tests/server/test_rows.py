@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 
-from evertide.json_values import _numbered
+from evertide.json_values import _integer_type
 from evertide.pipeline.engine import DeclaredTable
 from evertide.server.endpoints import content
 from evertide.settings import Settings
@@ -268,7 +268,7 @@ FAR_TOLD = [
 
 def far_rows() -> pa.Table:
     """As numbers, which Python cannot show as days."""
-    columns = [pa.array([row[at] for row in FAR_ROWS], _numbered(field.type)) for at, field in enumerate(FAR)]
+    columns = [pa.array([row[at] for row in FAR_ROWS], _integer_type(field.type)) for at, field in enumerate(FAR)]
     typed = [column.cast(field.type) for column, field in zip(columns, FAR, strict=True)]
     return pa.Table.from_arrays(typed, schema=FAR)
 

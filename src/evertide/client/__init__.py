@@ -1,4 +1,4 @@
-"""A pipeline that another process serves by HTTP, in Python."""
+"""A Python client for a pipeline that another process serves over HTTP."""
 
 from evertide.client.client import Client
 from evertide.client.transaction import RemoteTransaction

@@ -1,4 +1,4 @@
-"""Arrow out of an answer, as it comes in."""
+"""Read Arrow from an HTTP response as it arrives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["batches_of", "table_of"]
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes of a response, as a file."""
+    """The bytes of a response as a readable file."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._pieces = response.iter_bytes()
@@ -37,7 +37,7 @@ class _Incoming(io.RawIOBase):
 
 
 def batches_of(response: httpx.Response) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The columns, and the batches one after the other."""
+    """The schema, and an iterator over the batches."""
     try:
         reader = pa.ipc.open_stream(io.BufferedReader(_Incoming(response)))
     except pa.ArrowException as error:

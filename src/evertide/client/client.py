@@ -1,4 +1,4 @@
-"""`Client`: a pipeline that another process serves.
+"""`Client`: access to a pipeline that another process serves.
 
     with Client("http://127.0.0.1:8080", token="...") as c:
         c.push("orders", [{"id": 1, "amount": 20}])
@@ -6,8 +6,8 @@
         for time, changes in c.subscribe("revenue"):   # all rows first, then each transaction
             ...
 
-1. Rows go and come as Arrow: every type as it is.
-2. What goes wrong is raised as the pipeline itself raises it (`evertide.client.errors`).
+1. Rows are sent and received as Arrow, so every type is preserved.
+2. Errors are raised as the pipeline itself raises them (`evertide.client.errors`).
 3. A client may be shared between threads.
 """
 
@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.client.arrow_stream import batches_of, table_of
-from evertide.client.errors import check, told
+from evertide.client.errors import check, translate_errors
 from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
 from evertide.json_values import plain
@@ -53,30 +53,30 @@ class Client:
         tls: ssl.SSLContext | str | Path | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        """`tls` is a context, or the file of the authority that signed the server's certificate."""
+        """`tls` is an SSL context, or the file with the certificate of the server's authority."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        context = tls if isinstance(tls, ssl.SSLContext) or tls is None else _trusting(Path(tls))
+        context = tls if isinstance(tls, ssl.SSLContext) or tls is None else _trust_authority(Path(tls))
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
-        with told(url, is_write=False):
+        with translate_errors(url, is_write=False):
             self._http = httpx.Client(
                 base_url=self.url, headers=headers, verify=True if context is None else context, timeout=timeout
             )
         self._paths: dict[str, str] = {}
 
-    # Looking
+    # Status
 
     def status(self) -> Json:
-        """As `evertide status --json` says it."""
+        """The same as `evertide status --json`."""
         return self._get("/v1/status")
 
     def health(self) -> Json:
         return self._get("/v1/health")
 
     def collections(self) -> list[Json]:
-        found: list[Json] = self._get("/v1/collections")["collections"]
-        self._paths = {one["name"].lower(): f"/v1/{one['kind']}s/{quote(one['name'], safe='')}" for one in found}
-        return found
+        collections: list[Json] = self._get("/v1/collections")["collections"]
+        self._paths = {one["name"].lower(): f"/v1/{one['kind']}s/{quote(one['name'], safe='')}" for one in collections}
+        return collections
 
     def graph(self) -> Json:
         return self._get("/v1/graph")
@@ -88,23 +88,23 @@ class Client:
         return msgspec.json.decode(response.content) if form == "json" else response.text
 
     def transactions(self, before: int | None = None, limit: int = 100) -> list[Json]:
-        """The last ones, the newest first."""
+        """The last transactions, newest first."""
         return self._get("/v1/transactions", before=before, limit=limit)["transactions"]  # type: ignore[no-any-return]
 
     def journal(self, before: int | None = None, limit: int = 100) -> list[Json]:
-        """Which input each transaction holds, the newest first."""
+        """The input of each transaction, newest first."""
         return self._get("/v1/journal", before=before, limit=limit)["records"]  # type: ignore[no-any-return]
 
     def errors(self, limit: int = 100) -> Json:
         return self._get("/v1/errors", limit=limit)
 
     def checkpoints(self) -> list[Json]:
-        """The newest first."""
+        """All checkpoints, newest first."""
         return self._get("/v1/checkpoints")["checkpoints"]  # type: ignore[no-any-return]
 
     def events(self) -> Generator[tuple[str, Json], None, None]:
-        """What happens, as it happens: the name of each event, and its facts. Ends if the server does."""
-        with self._streamed("GET", "/v1/events", headers={"Accept": EVENTS}, timeout=httpx.Timeout(60.0)) as response:
+        """Events as they happen: the name of each event, and its facts. Ends when the server stops."""
+        with self._stream("GET", "/v1/events", headers={"Accept": EVENTS}, timeout=httpx.Timeout(60.0)) as response:
             name = ""
             for line in response.iter_lines():
                 field, _, value = line.partition(": ")
@@ -113,7 +113,7 @@ class Client:
                 elif field == "data":
                     yield name, msgspec.json.decode(value)
 
-    # Rows out
+    # Reading rows
 
     def rows(
         self,
@@ -126,29 +126,29 @@ class Client:
         limit: int | None = None,
     ) -> pa.Table:
         """The content of a table or view. Its time is in the schema's metadata, as `evertide.time`."""
-        asked = self._rows_asked(as_of, columns, where, params, limit)
-        with self._streamed("GET", f"{self._path(name)}/rows", params=asked, headers={"Accept": ARROW}) as response:
-            found = table_of(response)
-            return found.replace_schema_metadata({"evertide.time": response.headers[TIME_HEADER]})
+        query = self._row_params(as_of, columns, where, params, limit)
+        with self._stream("GET", f"{self._path(name)}/rows", params=query, headers={"Accept": ARROW}) as response:
+            content = table_of(response)
+            return content.replace_schema_metadata({"evertide.time": response.headers[TIME_HEADER]})
 
     def batches(self, name: str, *, as_of: int | None = None, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The content, of one time, batch by batch: it need not fit into memory."""
-        asked = self._rows_asked(as_of, columns, "", (), None)
-        with self._streamed("GET", f"{self._path(name)}/rows", params=asked, headers={"Accept": ARROW}) as response:
+        """The content at one time, batch by batch: it need not fit into memory."""
+        query = self._row_params(as_of, columns, "", (), None)
+        with self._stream("GET", f"{self._path(name)}/rows", params=query, headers={"Accept": ARROW}) as response:
             yield from batches_of(response)[1]
 
     def changes(self, name: str, since: int, until: int | None = None, *, wait_s: float = 0.0) -> tuple[int, pa.Table]:
-        """What changed after a time: up to which time, and the changes, with `__time` and `__diff`."""
-        asked = _given(since=since, until=until, wait_s=wait_s)
-        with self._streamed("GET", f"{self._path(name)}/changes", params=asked, headers={"Accept": ARROW}) as response:
+        """The changes after `since`: the time that they reach, and a table with `__time` and `__diff`."""
+        query = _without_none(since=since, until=until, wait_s=wait_s)
+        with self._stream("GET", f"{self._path(name)}/changes", params=query, headers={"Accept": ARROW}) as response:
             return int(response.headers[TIME_HEADER]), table_of(response)
 
     def subscribe(
         self, name: str, since: int | None = None, *, follow: bool = True
     ) -> Generator[tuple[int, pa.Table], None, None]:
-        """All rows as changes, unless `since` is given; then what changes, as transactions come.
+        """All rows as changes, unless `since` is given; then the changes of each transaction as it is committed.
 
-        Each time with the first time that is not told of yet.
+        Each item is the first time that is not included yet, and a table of changes.
         """
         if since is None:
             content = self.rows(name)
@@ -157,9 +157,9 @@ class Client:
             if not follow:
                 return
         while True:
-            reached, found = self.changes(name, since, wait_s=_WAIT_S if follow else 0.0)
+            reached, changes = self.changes(name, since, wait_s=_WAIT_S if follow else 0.0)
             if reached > since:
-                yield reached + 1, found
+                yield reached + 1, changes
             since = reached
             if not follow:
                 return
@@ -173,11 +173,11 @@ class Client:
         limit: int | None = None,
         parameters: Sequence[Any] = (),
     ) -> Answer:
-        body = {"sql": sql, **_given(as_of=as_of, limit=limit), "engine": str(engine)}
+        body = {"sql": sql, **_without_none(as_of=as_of, limit=limit), "engine": str(engine)}
         body |= {"parameters": plain(list(parameters))} if parameters else {}
         headers = {"Accept": ARROW, "Content-Type": JSON}
         content = msgspec.json.encode(body)
-        with self._streamed("POST", "/v1/query", content=content, headers=headers) as response:
+        with self._stream("POST", "/v1/query", content=content, headers=headers) as response:
             pairs = (each.partition("=") for each in response.headers["Evertide-Query"].split(", "))
             facts = {name: value for name, _, value in pairs}
             return Answer(
@@ -188,17 +188,17 @@ class Client:
                 float(facts["took_ms"]),
             )
 
-    # Rows in
+    # Writing rows
 
     def push(
         self, table: str, rows: Any = (), *, deletes: Any = (), producer: str = "", sequence: int | None = None
     ) -> Json:
-        """One transaction: `time` and `rows`. A producer that numbers its pushes may repeat one: it is taken once.
+        """Push rows as one transaction; returns its `time` and `rows`.
 
-        `OutcomeUnknown` if no answer came: push it again with the same producer and sequence. Without them, look first
-        whether the rows are there.
+        A producer that numbers its pushes may repeat one: it is applied once. Raises `OutcomeUnknown` if no answer
+        arrived: push again with the same producer and sequence. Without them, check first whether the rows are there.
         """
-        return self._push("/v1/tables", table, rows, deletes, _named(producer, sequence))
+        return self._push("/v1/tables", table, rows, deletes, _producer_headers(producer, sequence))
 
     def push_body(
         self,
@@ -210,24 +210,27 @@ class Client:
         producer: str = "",
         sequence: int | None = None,
     ) -> Json:
-        """What a file holds: `form` is csv, json (lines), parquet or arrow."""
-        headers = {"Content-Type": FORMATS["ndjson" if form == "json" else form], **_named(producer, sequence)}
+        """Push the content of a file: `form` is csv, json (lines), parquet or arrow."""
+        headers = {
+            "Content-Type": FORMATS["ndjson" if form == "json" else form],
+            **_producer_headers(producer, sequence),
+        }
         path = f"/v1/tables/{quote(table, safe='')}/rows"
         params = {"deletes": "true"} if deletes else {}
         return self._json("POST", path, content=content, params=params, headers=headers)
 
     def transaction(self, producer: str = "", sequence: int | None = None) -> RemoteTransaction:
-        """Rows for several tables that belong together, in as many requests as it takes."""
-        begin = partial(self._json, "POST", "/v1/transactions/begin", headers=_named(producer, sequence))
+        """A transaction with rows for several tables, pushed in any number of requests."""
+        begin = partial(self._json, "POST", "/v1/transactions/begin", headers=_producer_headers(producer, sequence))
         return RemoteTransaction(begin, self._push, partial(self._json, "POST"))
 
-    # Going on
+    # Control
 
     def checkpoint(self) -> Json:
         return self._json("POST", "/v1/checkpoints")
 
     def pause(self) -> Json:
-        """The process takes no new transaction until it is resumed."""
+        """Stop starting transactions until `resume`."""
         return self._json("POST", "/v1/pause")
 
     def resume(self) -> Json:
@@ -242,9 +245,11 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    # Inside
+    # Internals
 
-    def _push(self, below: str, table: str, rows: Any, deletes: Any, named: Mapping[str, str] | None = None) -> Json:
+    def _push(
+        self, below: str, table: str, rows: Any, deletes: Any, extra_headers: Mapping[str, str] | None = None
+    ) -> Json:
         path = f"{below}/{quote(table, safe='')}/rows"
         if hasattr(rows, "toArrow"):
             rows = rows.toArrow()
@@ -257,9 +262,9 @@ class Client:
                 raise InvalidInput(where="deletes", why="Arrow rows go without: push the deletes as a request before")
             content, media = _arrow(rows), ARROW
         else:
-            given = {"rows": plain(spans(list(rows))), "deletes": plain(spans(list(deletes)))}
-            content, media = msgspec.json.encode(given), JSON
-        return self._json("POST", path, content=content, headers={"Content-Type": media, **(named or {})})
+            body = {"rows": plain(spans(list(rows))), "deletes": plain(spans(list(deletes)))}
+            content, media = msgspec.json.encode(body), JSON
+        return self._json("POST", path, content=content, headers={"Content-Type": media, **(extra_headers or {})})
 
     def _path(self, name: str) -> str:
         if name.lower() not in self._paths:
@@ -270,34 +275,37 @@ class Client:
         return self._paths[name.lower()]
 
     @staticmethod
-    def _rows_asked(
+    def _row_params(
         as_of: int | None, columns: Sequence[str], where: str, params: Sequence[str], limit: int | None
     ) -> Json:
-        asked = _given(as_of=as_of, limit=limit, columns=",".join(columns) or None, where=where or None)
-        return {**asked, **{f"params[{at}]": value for at, value in enumerate(params, 1)}}
+        query = _without_none(as_of=as_of, limit=limit, columns=",".join(columns) or None, where=where or None)
+        return {**query, **{f"params[{at}]": value for at, value in enumerate(params, 1)}}
 
-    def _get(self, path: str, **asked: Any) -> Json:
-        return self._json("GET", path, params=_given(**asked))
+    def _get(self, path: str, **params: Any) -> Json:
+        return self._json("GET", path, params=_without_none(**params))
 
-    def _json(self, method: str, path: str = "", **given: Any) -> Json:
-        return msgspec.json.decode(self._ask(method, path, **given).content)  # type: ignore[no-any-return]
+    def _json(self, method: str, path: str = "", **options: Any) -> Json:
+        return msgspec.json.decode(self._ask(method, path, **options).content)  # type: ignore[no-any-return]
 
-    def _ask(self, method: str, path: str, **given: Any) -> httpx.Response:
-        with told(f"{method} {self.url}{path}", is_write=method != "GET" and path != "/v1/query"):
-            return check(self._http.request(method, path, **given))
+    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        with translate_errors(f"{method} {self.url}{path}", is_write=method != "GET" and path != "/v1/query"):
+            return check(self._http.request(method, path, **options))
 
     @contextmanager
-    def _streamed(self, method: str, path: str, **given: Any) -> Iterator[httpx.Response]:
-        with told(f"{method} {self.url}{path}", is_write=False), self._http.stream(method, path, **given) as response:
+    def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        with (
+            translate_errors(f"{method} {self.url}{path}", is_write=False),
+            self._http.stream(method, path, **options) as response,
+        ):
             yield check(response)
 
 
-def _named(producer: str, sequence: int | None) -> dict[str, str]:
+def _producer_headers(producer: str, sequence: int | None) -> dict[str, str]:
     return {} if sequence is None else {"Evertide-Producer": producer, "Evertide-Sequence": str(sequence)}
 
 
-def _given(**asked: Any) -> Json:
-    return {name: value for name, value in asked.items() if value is not None}
+def _without_none(**values: Any) -> Json:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _arrow(rows: pa.Table) -> bytes:
@@ -309,11 +317,11 @@ def _arrow(rows: pa.Table) -> bytes:
 
 def _as_changes(content: pa.Table, time: int) -> pa.Table:
     count = content.num_rows
-    told_at = pa.repeat(pa.scalar(time, pa.int64()), count)
-    return content.append_column(TIME, told_at).append_column(DIFF, pa.repeat(pa.scalar(1, pa.int64()), count))
+    times = pa.repeat(pa.scalar(time, pa.int64()), count)
+    return content.append_column(TIME, times).append_column(DIFF, pa.repeat(pa.scalar(1, pa.int64()), count))
 
 
-def _trusting(authority: Path) -> ssl.SSLContext:
+def _trust_authority(authority: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(authority))
     except (OSError, ssl.SSLError) as error:

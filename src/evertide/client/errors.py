@@ -1,9 +1,10 @@
-"""What a server answers that is no answer, as the errors that the pipeline itself would raise.
+"""Translate a server's error responses, and connection errors, into the errors that the pipeline itself would raise.
 
-1. `error_code` names the class, and the facts come along: whoever catches an error need not know where it was raised.
-2. What HTTP itself refuses (no such address, too large a body) is `InvalidInput`, with what the server said.
-3. No connection is `Unavailable`: nothing happened. If the connection breaks after a request that writes was sent, or a
-   proxy answers that it lost the server, it is `OutcomeUnknown`: it may have happened.
+1. `error_code` selects the class, and the facts are restored: code that catches an error need not know in which process
+   it was raised.
+2. Errors of HTTP itself (no such path, body too large) are `InvalidInput`, with the server's message.
+3. A failed connection is `Unavailable`: nothing happened. If the connection breaks after a writing request was sent, or
+   a proxy reports that it lost the server, the error is `OutcomeUnknown`: the write may have happened.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import msgspec
 from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, Unavailable
 from evertide.json_values import error_of
 
-__all__ = ["check", "told"]
+__all__ = ["check", "translate_errors"]
 
 _OK = 400
 _BROKEN = 500
 _LOST = (500, 502, 504)
-"""What a proxy answers that has sent a request on, and got no answer, or not all of it."""
+"""The status codes of a proxy that forwarded a request and got no complete response."""
 _READING = ("GET", "HEAD")
 
 
 def check(response: httpx.Response) -> httpx.Response:
-    """The response, if it is an answer."""
+    """Return the response if it is successful; otherwise raise its error."""
     if response.status_code < _OK:
         return response
     where = f"{response.request.method} {response.request.url.copy_with(query=None)}"
@@ -44,17 +45,17 @@ def check(response: httpx.Response) -> httpx.Response:
     raise error
 
 
-def _other(where: str, status: int, said: str, *, is_lost: bool = False) -> EvertideError:
+def _other(where: str, status: int, reason: str, *, is_lost: bool = False) -> EvertideError:
     if is_lost:
-        return OutcomeUnknown(path=where, why=f"{status} {said}: a proxy got no answer from the server")
+        return OutcomeUnknown(path=where, why=f"{status} {reason}: a proxy got no answer from the server")
     if status >= _BROKEN:
-        return Unavailable(path=where, why=f"{status} {said}")
-    return InvalidInput(where=where, why=f"{status} {said}")
+        return Unavailable(path=where, why=f"{status} {reason}")
+    return InvalidInput(where=where, why=f"{status} {reason}")
 
 
 @contextmanager
-def told(where: str, *, is_write: bool) -> Iterator[None]:
-    """Errors of the connection in the block, as ours."""
+def translate_errors(where: str, *, is_write: bool) -> Iterator[None]:
+    """Translate connection errors raised in the block."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:

@@ -1,4 +1,4 @@
-"""`RemoteTransaction`: rows for several tables, sent as they come, that become visible together."""
+"""`RemoteTransaction`: push rows to several tables, in several requests, that become visible together."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Send = Callable[..., dict[str, Any]]
 
 
 class RemoteTransaction:
-    """Use it as a context manager: it is committed at the end of the block, and aborted if the block fails."""
+    """A context manager: commits at the end of the block, aborts if the block fails."""
 
     def __init__(self, begin: Callable[[], dict[str, Any]], push: Send, end: Send) -> None:
-        """For `Client.transaction`."""
+        """Called by `Client.transaction`."""
         self._begin = begin
         self._push = push
         self._end = end
         self.id = ""
         self.rows = 0
         self.time: int | None = None
-        """The transaction's number, once it is committed."""
+        """The transaction's number after the commit."""
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         if not self.id:
@@ -32,10 +32,10 @@ class RemoteTransaction:
         self.rows = self._push(f"/v1/transactions/{self.id}/tables", table, rows, deletes)["total"]
 
     def commit(self) -> int:
-        """May be called again: it answers the same."""
-        found = self._end(f"/v1/transactions/{self.id}/commit")
-        self.time, self.rows = found["time"], found["rows"]
-        return found["time"]  # type: ignore[no-any-return]
+        """May be repeated, with the same result."""
+        answer = self._end(f"/v1/transactions/{self.id}/commit")
+        self.time, self.rows = answer["time"], answer["rows"]
+        return answer["time"]  # type: ignore[no-any-return]
 
     def abort(self) -> None:
         self._end(f"/v1/transactions/{self.id}/abort")
@@ -52,4 +52,4 @@ class RemoteTransaction:
         try:
             self.abort()
         except EvertideError:
-            return  # it ends by itself, and whoever failed is told of something else
+            return  # the server ends it after a while; the block's own error matters more

@@ -1,11 +1,12 @@
-"""The console's files by HTTP: the page at `/`, its modules, style and picture under `/console/`.
+"""Serve the console's files: the page at `/`, and its modules, style and picture under `/console/`.
 
-1. All files are in the package, and are what the browser gets: nothing is built, nothing comes from elsewhere.
-2. They are read when the routes are made. A path is looked up among their names: no other file can be reached.
-3. The page may run its own modules and ask its own server, and nothing else (`POLICY`). A text can never become markup,
-   also if a module tried: the browser refuses it (trusted types). No other site may frame it.
-4. A browser asks each time whether it has the newest version, and is told by a digest: an upgrade shows at once.
-5. The files hold no data, so they need no token. What they ask for does.
+1. All files are in the package and are served as they are: there is no build step, and nothing is loaded from
+   elsewhere.
+2. They are read when the routes are created. A path is looked up among their names, so no other file can be reached.
+3. The page may run its own modules and send requests to its own server, and nothing else (`POLICY`). Text can never
+   become markup, even if a module tried: the browser refuses it (trusted types). No other site may frame the page.
+4. A browser revalidates each file with its digest (`ETag`), so that an upgrade is visible at once.
+5. The files contain no data, so they need no token. The requests of the page do.
 """
 
 from __future__ import annotations
@@ -68,28 +69,28 @@ class _File:
 
 
 def console_routes() -> list[BaseRoute]:
-    found = dict(_read(files("evertide.console").joinpath("static"), ""))
+    by_path = dict(_read(files("evertide.console").joinpath("static"), ""))
 
     async def page(request: Request) -> Response:
-        return found[_PAGE].answer(request)
+        return by_path[_PAGE].answer(request)
 
     async def file(request: Request) -> Response:
-        asked = found.get(request.path_params["path"])
-        if asked is None:
+        requested = by_path.get(request.path_params["path"])
+        if requested is None:
             raise HTTPException(404)
-        return asked.answer(request)
+        return requested.answer(request)
 
     return [Route("/", page), Route("/console/{path:path}", file)]
 
 
 def _read(folder: Traversable, prefix: str) -> list[tuple[str, _File]]:
-    found = []
+    entries = []
     for each in folder.iterdir():
         name = f"{prefix}{each.name}"
         kind = _TYPES.get(name.rpartition(".")[2])
         if each.is_dir():
-            found += _read(each, f"{name}/")
+            entries += _read(each, f"{name}/")
         elif kind is not None:
             content = each.read_bytes()
-            found.append((name, _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')))
-    return found
+            entries.append((name, _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')))
+    return entries

@@ -1,13 +1,14 @@
-"""`spark.read.format("evertide")`: a pipeline's tables and views, at any time, as DataFrames of any Spark.
+"""`spark.read.format("evertide")`: read a pipeline's tables and views, at any time, as DataFrames of any Spark.
 
-    request    what the options ask for
-    condition  the option `where`: what it means for statistics, and for rows
-    planning   one time, a lease, the parts, cut into tasks
-    split      how parts become tasks that can be read apart (pure)
-    task       reading one task, on an executor
+    request    the options
+    condition  the option `where`: its effect on statistics, and on rows
+    planning   pick a time, take a lease, split the parts into tasks
+    task       read one task, on an executor
     source     the two classes that Spark calls
 
-Spark 4.3 pushes no columns into a data source in Python. It can push filters, but keeps what one query pushed for every
-other query over the same DataFrame, which would then miss rows: so nothing is taken from it, and the options `columns`
-and `where` say what is to be read (docs/decisions/0006).
+`evertide.shard.parts.split` divides parts into tasks that can be read independently.
+
+Spark 4.3 pushes no columns into a Python data source. It can push filters, but keeps the filters of one query for every
+other query over the same DataFrame, which would then miss rows. So the data source accepts none: the options `columns`
+and `where` select what is read (docs/decisions/0006).
 """

@@ -1,16 +1,16 @@
-"""The option `where`: conditions on columns that all must hold, as in SQL.
+"""Parse the option `where`: conditions on columns that must all hold, as in SQL.
 
     id >= 100 AND id < 200 AND customer IN ('ann', 'bob') AND note IS NOT NULL AND day = DATE '2026-11-15'
 
 A condition is `column op literal` (=, <, <=, >, >=), `column BETWEEN a AND b`, `column IN (a, b)`, `column IS NULL` or
-`column IS NOT NULL`. Each means two things:
+`column IS NOT NULL`. It is used twice:
 
-1. for the statistics of a part, whether it can hold such a row (`may_hold`): a part that cannot is not read;
-2. for rows, which of them satisfy it (`mask`). This is exact, and Spark's meaning: NULL satisfies no comparison, NaN is
-   greater than any number, -0.0 equals 0.0, strings compare by their bytes.
+1. On the statistics of a part, to decide whether it can contain such a row (`may_hold`): other parts are not read.
+2. On rows, to select those that satisfy it (`mask`). This is exact, with Spark's semantics: NULL satisfies no
+   comparison, NaN is greater than any number, -0.0 equals 0.0, strings compare by their bytes.
 
-A literal must be a value of the column's type, or it is refused: nothing is rounded. Anything else that SQL knows is
-for `DataFrame.where`.
+A literal must be a value of the column's type, or it is refused: nothing is rounded. Use `DataFrame.where` for any
+other SQL condition.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WHERE = "option 'where'"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`op` is one of a `Predicate`'s; several values mean that any of them will do."""
+    """`op` is an operator of `Predicate`; several values mean any of them."""
 
     column: str
     op: str
@@ -50,7 +50,7 @@ class Condition:
 
 
 def parse(text: str, schema: pa.Schema) -> tuple[Condition, ...]:
-    """The conditions of a text, over columns of this schema; none of an empty one."""
+    """The conditions in a text, over columns of this schema; empty for an empty text."""
     return tuple(_Parser(text, schema).conditions()) if text else ()
 
 
@@ -66,7 +66,7 @@ def _predicates(condition: Condition) -> list[Predicate]:
 
 
 def mask(table: pa.Table, conditions: Sequence[Condition]) -> Any:
-    """Which rows satisfy all conditions; None if there are none. A NULL in it counts as no."""
+    """Which rows satisfy all conditions; None without conditions. A NULL means no."""
     masks = [_mask(table.column(condition.column), condition) for condition in conditions]
     return reduce(pc.and_, masks) if masks else None
 
@@ -76,11 +76,11 @@ def _mask(column: Any, condition: Condition) -> Any:
         return pc.is_null(column)
     if condition.op == "is not null":
         return pc.is_valid(column)
-    compared = [_COMPARE[condition.op](column, pa.scalar(value, column.type)) for value in condition.values]
-    found = reduce(pc.or_, compared)
+    comparisons = [_COMPARE[condition.op](column, pa.scalar(value, column.type)) for value in condition.values]
+    matches = reduce(pc.or_, comparisons)
     if condition.op in (">", ">=") and pa.types.is_floating(column.type):
-        return pc.or_(found, pc.is_nan(column))
-    return found
+        return pc.or_(matches, pc.is_nan(column))
+    return matches
 
 
 class _Parser:
@@ -88,7 +88,7 @@ class _Parser:
         self._text = text
         self._schema = schema
         self._spelled: dict[str, str] = {name.lower(): name for name in schema.names}
-        self._tokens = [*self._scanned(), ("end", "")]
+        self._tokens = [*self._scan(), ("end", "")]
         self._at = 0
 
     def conditions(self) -> Iterator[Condition]:
@@ -98,14 +98,14 @@ class _Parser:
         if self._tokens[self._at][0] != "end":
             raise self._refusal(f"AND is expected before {self._tokens[self._at][1]!r}")
 
-    def _scanned(self) -> Iterator[tuple[str, str]]:
+    def _scan(self) -> Iterator[tuple[str, str]]:
         at, end = 0, len(self._text.rstrip())
         while at < end:
-            found = _TOKEN.match(self._text, at)
-            if found is None or found.lastgroup is None:
+            match = _TOKEN.match(self._text, at)
+            if match is None or match.lastgroup is None:
                 raise self._refusal(f"{self._text[at:].strip()[:20]!r} is not understood")
-            yield found.lastgroup, found[found.lastgroup]
-            at = found.end()
+            yield match.lastgroup, match[match.lastgroup]
+            at = match.end()
 
     def _condition(self) -> Iterator[Condition]:
         name = self._column()
@@ -147,7 +147,7 @@ class _Parser:
             if value is not None and pa.scalar(value, declared).as_py() == value:
                 return value
         except (pa.ArrowException, ValueError, OverflowError, ArithmeticError):
-            pass  # said below, whatever kept it from being a value of this type
+            pass  # the literal is not a value of the type: refused below
         raise self._refusal(f"{text!r} is no value of column {column!r}, which is {declared}")
 
     def _next(self) -> tuple[str, str]:
@@ -156,8 +156,8 @@ class _Parser:
         return token
 
     def _take(self, kind: str, text: str) -> bool:
-        found = self._tokens[self._at]
-        if found[0] == kind and found[1].upper() == text:
+        token = self._tokens[self._at]
+        if token[0] == kind and token[1].upper() == text:
             self._at += 1
             return True
         return False
@@ -171,7 +171,7 @@ class _Parser:
 
 
 def _value(kind: str, text: str, declared: Any) -> Any:
-    """The literal as a value of the type, or None if it is of another kind."""
+    """The literal as a value of the type; None if it is of another kind."""
     if kind == "text":
         return _of_text(text[1:-1].replace("''", "'"), declared)
     if kind == "word" and pa.types.is_boolean(declared):

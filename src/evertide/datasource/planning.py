@@ -1,14 +1,14 @@
-"""Planning a read: one time, a lease, the parts, cut into tasks.
+"""Plan a read: pick a time, take a lease, and split the parts into tasks.
 
 1. `pin`, when a DataFrame is loaded, picks the time and takes a lease at it. So all queries over one DataFrame, and
-   both sides of a join with itself, see one time; two DataFrames do if they are given the same `as_of`.
-2. `plan`, at the first query, beats for that lease, or takes another if it is gone, and only then reads the state (I6).
-   A time that lies below since by now is `TimeCompacted`, with the smallest that can be read.
-3. Spark does not say when a DataFrame is not needed any more, and ends the process that planned. So a lease is not
-   released: it ends `lease_s` after the last task that read under it, as tasks beat for it. If all parts lie inside
-   the state, the tasks carry them, and it is given back at once.
-4. Parts never change. A task whose lease was lost reads what it was given if it is still there; if not, that is
-   `LeaseLost`, never fewer rows.
+   both sides of a self-join, read the same time; two DataFrames do so if they have the same `as_of`.
+2. `plan`, at the first query, renews that lease, or takes another if it is gone, and only then reads the state (I6). A
+   time that is below since by then raises `TimeCompacted`, with the smallest readable time.
+3. Spark does not report when a DataFrame is no longer needed, and ends the process that planned. So the lease is not
+   released: it expires `lease_s` after the last task that read under it, as tasks renew it. If all parts are inside the
+   state, the tasks carry them, and the lease is released at once.
+4. Parts never change. A task whose lease was lost reads its parts if they still exist; otherwise it raises `LeaseLost`
+   and never returns fewer rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from evertide.datasource.condition import Condition, may_hold, parse
-from evertide.datasource.request import Request, checked_names
+from evertide.datasource.request import Request, resolve_names
 from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import Reader
 from evertide.rows.changes import DIFF, TIME, changes_schema
@@ -34,7 +34,7 @@ __all__ = ["Pin", "Task", "columns_of", "pin", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What one DataFrame reads: the shard that the name stood for when it was loaded, and the time."""
+    """What one DataFrame reads: the collection's shard when it was loaded, and the time."""
 
     name: str
     shard: str
@@ -49,23 +49,25 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one executor reads; complete in itself, as it is sent there."""
+    """What one executor reads; self-contained, as it is sent there."""
 
     pin: Pin
     window: Window
     columns: tuple[str, ...]
     conditions: tuple[Condition, ...]
     beat_at_s: float
-    """When the lease was last known to live: tasks need not beat at once."""
+    """When the lease was last renewed, so that tasks need not renew it at once."""
     group: Group
 
 
 def columns_of(request: Request, pinned: Pin) -> pa.Schema:
     """The columns of the DataFrame."""
-    told = changes_schema(pinned.arrow)
-    known = [name for name in told.names if name not in (TIME, DIFF)]
-    names = checked_names(request.columns, known)
-    return pa.schema([told.field(name) for name in (*names, *([] if request.changes_after is None else [TIME, DIFF]))])
+    schema = changes_schema(pinned.arrow)
+    known = [name for name in schema.names if name not in (TIME, DIFF)]
+    names = resolve_names(request.columns, known)
+    return pa.schema(
+        [schema.field(name) for name in (*names, *([] if request.changes_after is None else [TIME, DIFF]))]
+    )
 
 
 def pin(request: Request) -> Pin:
@@ -77,11 +79,11 @@ def pin(request: Request) -> Pin:
         if after is not None and after > time:
             why = f"nothing changed after {after} yet; the last time is {time}"
             raise InvalidInput(where=f"collection {view.name!r}, option 'changes_after'", why=why)
-        found = Pin(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
-        columns_of(request, found)
+        pinned = Pin(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
+        columns_of(request, pinned)
         parse(request.where, shard.schema)
-        with _leased(reader, shard, found, _window(request, time)) as lease:
-            return replace(found, lease=lease)
+        with _hold_lease(reader, shard, pinned, _window(request, time)) as lease:
+            return replace(pinned, lease=lease)
 
 
 def plan(request: Request, pinned: Pin) -> list[Task]:
@@ -91,7 +93,7 @@ def plan(request: Request, pinned: Pin) -> list[Task]:
     with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
         shard = reader.shards.open(pinned.shard)
         now_s = reader.runtime.wall_s()
-        with _leased(reader, shard, pinned, window) as lease:
+        with _hold_lease(reader, shard, pinned, window) as lease:
             pinned = replace(pinned, lease=lease)
             groups = _groups(shard, request, window, conditions)
             if lease and not any(part.key for group in groups for part in group.parts):
@@ -106,10 +108,10 @@ def _window(request: Request, time: int) -> Window:
 
 
 @contextmanager
-def _leased(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> Iterator[str]:
-    """The lease that the read goes under, checked against since; given back if the block fails.
+def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> Iterator[str]:
+    """The lease for the read, checked against since; released if the block fails.
 
-    Before the first transaction there is nothing to hold.
+    Empty before the first transaction, when there is nothing to protect.
     """
     if window.upper <= window.lower:
         yield ""
@@ -119,7 +121,7 @@ def _leased(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> Iterat
         held = pinned.time if window.as_of is not None else max(0, window.lower - 1)
         lease = reader.shards.leases.take(shard.log, held).id
     try:
-        listing(shard.log, shard.log.read(), window)  # refuses what lies below since
+        listing(shard.log, shard.log.read(), window)  # raises if the time is below since
         yield lease
     except BaseException:
         end(shard.log, lease)

@@ -1,4 +1,4 @@
-"""What the options of `spark.read.format("evertide")` ask for. Whatever is misspelt or means nothing is refused."""
+"""Parse the options of `spark.read.format("evertide")`. Unknown options and invalid values are refused."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PARTITION_BYTES = 32 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Request:
     storage: str
-    """Absolute: executors run elsewhere than who planned."""
+    """Absolute, as executors run in other directories than the planner."""
     collection: str
     meta: str | None = field(default=None, repr=False)
-    """Secrets are revealed already: executors may not have them. So it is in no representation."""
+    """With secrets resolved, as executors may not have them; therefore excluded from `repr`."""
     as_of: int | None = None
     changes_after: int | None = None
     columns: tuple[str, ...] = ()
-    """Empty: all."""
+    """Empty for all columns."""
     where: str = ""
     lease_s: int = _LEASE_S
     partition_bytes: int = _PARTITION_BYTES
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def settings(self) -> Settings:
-        """A lease lasts as long as it was asked to: nobody beats for it between planning and reading."""
+        """The lease lives for `lease_s`: it is not renewed between planning and reading."""
         beat_s = min(Settings().beat_interval_s, self.lease_s / 2)
         return Settings(lease_ttl_s=float(self.lease_s), beat_interval_s=beat_s)
 
@@ -76,8 +76,8 @@ def _names(options: Options) -> tuple[str, ...]:
     return names
 
 
-def checked_names(names: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
-    """The names as the collection spells them, in the order asked for; all of them if none was."""
+def resolve_names(names: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
+    """The names as the collection spells them, in the requested order; all columns if `names` is empty."""
     spelled = {name.lower(): name for name in known}
     unknown = [name for name in names if name.lower() not in spelled]
     if unknown:

@@ -1,8 +1,8 @@
 """The two classes that Spark calls: `EvertideSource` is the format, `EvertideReader` one read of it.
 
-Spark makes the first when a DataFrame is loaded, in a process of its own, and sends it, pickled, to the one that plans
-and from there to the executors. An error that leaves them is told to the user as text, with the stack of where it was
-raised: so it is raised anew, from here, without the inner frames.
+Spark creates the source when a DataFrame is loaded, in a separate process, and sends it, pickled, to the process that
+plans and from there to the executors. Spark shows an error as text with its stack trace, so errors are raised again
+from here, without the inner frames.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class EvertideSource(DataSource):  # type: ignore[misc]
         return FORMAT
 
     def schema(self) -> StructType:
-        with _Told():
+        with _CleanTraceback():
             request = Request.of(self.options)
             self._pinned = pin(request)
             return from_arrow_schema(columns_of(request, self._pinned))
 
     def reader(self, schema: StructType) -> EvertideReader:
-        with _Told():
+        with _CleanTraceback():
             request = Request.of(self.options)
             pinned = self._pinned or pin(request)
             columns = from_arrow_schema(columns_of(request, pinned))
@@ -55,7 +55,7 @@ class EvertideSource(DataSource):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class _Planned(InputPartition):  # type: ignore[misc]
+class _TaskPartition(InputPartition):  # type: ignore[misc]
     task: Task
 
 
@@ -66,23 +66,23 @@ class EvertideReader(DataSourceReader):  # type: ignore[misc]
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        with _Told():
-            return [_Planned(task) for task in plan(self._request, self._pinned)]
+        with _CleanTraceback():
+            return [_TaskPartition(task) for task in plan(self._request, self._pinned)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with _Told():
+        with _CleanTraceback():
             for batch in read(self._request, partition.task):
                 yield _as_spark(batch, self._schema)
 
 
 def _as_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """With exactly the types that Spark expects: the same values, other labels inside nested ones."""
+    """Convert to exactly the types that Spark expects; only labels inside nested types differ."""
     arrays: list[Any] = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class _Told:
-    """Errors of Evertide leave the block as new ones: Spark shows the stack, and the inner frames help nobody."""
+class _CleanTraceback:
+    """Raises Evertide's errors again without their inner frames, as Spark shows the stack trace to the user."""
 
     def __enter__(self) -> None:
         pass

@@ -1,8 +1,8 @@
-"""Reading one task, on an executor: its parts, cut to its rows, as Arrow (`evertide.shard.parts.groups`).
+"""Read one task on an executor: its parts, reduced to its rows, as Arrow (`evertide.shard.parts.groups`).
 
-1. Columns and rows that were not asked for are left out before: that is done alike to what was added and to what was
-   taken away, so it changes nothing.
-2. Changes between two times are summed up per time, all at once.
+1. Columns and rows that were not requested are dropped before changes are summed. Additions and removals are treated
+   alike, so the result is the same.
+2. Changes between two times are consolidated per time, all at once.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ __all__ = ["read"]
 _BATCH_BYTES = 8 * 1024 * 1024
 _BATCH_ROWS = 65_536
 _BEATS = 4
-"""A task beats once it has not been done for this share of the lease's time."""
+"""A task renews the lease after 1/_BEATS of its lifetime."""
 
 
 def read(request: Request, task: Task) -> Iterator[pa.RecordBatch]:
-    """The task's rows, each as often as it is there; or its changes, with time and diff."""
+    """The task's rows, each as often as it occurs; or its changes, with time and diff."""
     if not task.group.parts:
         return
-    check_is_there(request.storage)  # an executor that cannot see the directory must not make one
+    check_is_there(request.storage)  # an executor without access to the directory must not create one
     runtime, settings = SystemRuntime(), request.settings
     storage = open_storage(request.storage, request.meta, runtime=runtime, settings=settings)
     try:
         log = ShardLog(task.pin.shard, storage.blob, storage.meta, runtime, settings)
         names = columns_of(request, task.pin).names
-        for rows in _Reading(log, task, request.lease_s).rows():
+        for rows in _TaskReader(log, task, request.lease_s).rows():
             yield from _batches(rows.select(names))
     finally:
         storage.close()
 
 
-class _Reading:
+class _TaskReader:
     def __init__(self, log: ShardLog, task: Task, lease_s: float) -> None:
         self._log = log
         self._task = task
@@ -58,7 +58,7 @@ class _Reading:
         self._lease_s = lease_s
         self._beat_at_s = task.beat_at_s
         self._listed = Listing(task.window, task.group.parts, task.pin.arrow, 0)
-        self._told = [*task.columns, TIME, DIFF]
+        self._output = [*task.columns, TIME, DIFF]
         self._by = next((field.name for field in task.pin.arrow if is_ordered(field.type)), None)
         span = [task.group.span.column] if task.group.span else []
         by = [self._by] if self._by and not task.group.is_plain and task.window.as_of is not None else []
@@ -67,13 +67,13 @@ class _Reading:
     def rows(self) -> Iterator[pa.Table]:
         if not self._group.is_plain and self._task.window.as_of is None:
             changes = pa.concat_tables([self._changes(part) for part in self._group.parts])
-            yield consolidate(changes.select(self._told), self._task.pin.name)
+            yield consolidate(changes.select(self._output), self._task.pin.name)
         else:
             columns = [*self._task.columns]
             yield from content_rows(self._group, self._changes, columns, by=self._by, where=self._task.pin.name)
 
     def _changes(self, part: Part) -> pa.Table:
-        """Of the rows asked for, in the columns that are needed."""
+        """The changes of the requested rows, in the needed columns."""
         self._beat()
         try:
             table = fetch(self._log, part, self._listed, sorted(self._needed))
@@ -89,7 +89,7 @@ class _Reading:
         return table
 
     def _beat(self) -> None:
-        """A lease that is gone is no reason to stop: parts never change, and one that is gone is noticed."""
+        """Renew the lease when due. A lost lease does not stop the read: a missing part is noticed."""
         now_s = self._log.runtime.wall_s()
         if self._task.pin.lease and now_s - self._beat_at_s > self._lease_s / _BEATS:
             self._beat_at_s = now_s
@@ -100,7 +100,7 @@ class _Reading:
 
 
 def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Of a size that Spark's side can take at once."""
+    """Split rows into batches of bounded size."""
     if rows.num_rows:
         each = max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows.num_rows // max(1, rows.nbytes)))
         yield from rows.to_batches(max_chunksize=each)

@@ -61,6 +61,11 @@ class Settings:
     retry_limit_s: float = 30.0
     """How long storage may stay away before the error reaches the caller."""
 
+    postgres_silence_s: float = 30.0
+    """How long PostgreSQL as Meta may stay silent in a call, beside the `retry_limit_s` that it may wait for a lock,
+    before the connection is given up. Limits of the network are libpq's, in the URL: `connect_timeout` (10),
+    `tcp_user_timeout` (30000 ms), `keepalives_idle` (10), `keepalives_interval` (5), `keepalives_count` (3)."""
+
     transaction_rows_max: int = 100_000
     """Rows that one transaction takes from its sources; what the sources bring as one piece stays one."""
 

@@ -28,6 +28,11 @@ class CuttingProxy:
         """An answer that holds this does not arrive, after so many that do; then nothing comes through (`back`)."""
         self.answer: tuple[bytes, bytes] | None = None
         """How a request begins that is not passed on, and what it is answered with."""
+        self.speaks = threading.Event()
+        """While it is not set, nothing is passed on, and no connection is closed."""
+        self.speaks.set()
+        self.silent_after: bytes | None = None
+        """It falls silent instead of passing on a request that holds this."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -56,6 +61,7 @@ class CuttingProxy:
         self.answer, self._is_away = None, False
 
     def close(self) -> None:
+        self.speaks.set()
         _reset(self._listening)
         self.cut()
 
@@ -80,6 +86,10 @@ class CuttingProxy:
     def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         with suppress(OSError):
             while piece := source.recv(_PIECE):
+                if not is_answer and self.silent_after and self.silent_after in piece:
+                    self.silent_after = None
+                    self.speaks.clear()
+                self.speaks.wait()
                 if is_answer and self._loses(piece):
                     break
                 if not is_answer and self.answer and piece.startswith(self.answer[0]):

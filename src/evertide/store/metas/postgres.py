@@ -11,7 +11,10 @@ by whoever comes first. Keys compare by bytes (collation "C"), as everywhere els
 3. `synchronous_commit` is set to on in each transaction, whatever the server's default is.
 4. Until COMMIT is sent an error means that nothing happened: `Unavailable`. From then on any is `OutcomeUnknown`. A
    broken connection takes the idle ones with it, and the next call connects anew.
-5. The password is in no path, message or representation.
+5. A server that stays silent is given up (`evertide.store.metas.answering`), and so is a client by the server: in a
+   transaction it ends the session after `postgres_silence_s`. Otherwise a host that vanished in a commit would keep the
+   locks of its keys for as long as the server's operating system takes to notice, by default two hours.
+6. The password is in no path, message or representation.
 """
 
 from __future__ import annotations
@@ -56,13 +59,17 @@ _DEFAULTS = {
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
 }
+"""So that a server that vanished is noticed; what the URL says counts instead. Without `tcp_user_timeout` the operating
+system repeats a request that nothing acknowledges for about 15 minutes."""
 
 _SQL = {
     "begin": """
         BEGIN ISOLATION LEVEL READ COMMITTED;
         SET LOCAL synchronous_commit = on;
         SET LOCAL lock_timeout = {limit_ms};
+        SET LOCAL idle_in_transaction_session_timeout = {idle_ms};
     """,
     "lock": """
         SELECT CASE WHEN alone THEN pg_advisory_xact_lock(hash) ELSE pg_advisory_xact_lock_shared(hash) END
@@ -116,8 +123,12 @@ class PostgresMeta:
         self._place = _place(self._parameters, schema)
         self._schema = schema
         self._settings = settings
+        self._clock_s = runtime.monotonic_s
         names = {"schema": schema, "log": f"{schema}.log", "version": _VERSION}
-        limit_ms = {"limit_ms": int(settings.retry_limit_s * 1000)}
+        limit_ms = {
+            "limit_ms": int(settings.retry_limit_s * 1000),
+            "idle_ms": max(1, int(settings.postgres_silence_s * 1000)),  # 0 would be no limit
+        }
         self._sql = {name: sql.format(**names, **limit_ms).encode() for name, sql in _SQL.items()}
         self._wake = Wake(runtime)
         self._pool: Pool[Connection] = Pool(self._place, self._connect, self._in_order)
@@ -238,12 +249,15 @@ class PostgresMeta:
             return answer
 
     def _connect(self) -> Connection:
+        answering = importlib.import_module("evertide.store.metas.answering").AnsweringConnection
         try:
-            connection: Connection = self._psycopg.connect(**self._parameters, autocommit=True)
+            connection = answering.connect(**self._parameters, autocommit=True)
         except self._psycopg.Error as error:
             why = self._text(error)
             kind = StorageForbidden if "authentication failed" in why else Unavailable
             raise kind(path=self._place, why=why) from None
+        connection.clock_s = self._clock_s
+        connection.limit_s = self._settings.retry_limit_s + self._settings.postgres_silence_s  # the first: for a lock
         return connection
 
     def _in_order(self, connection: Connection) -> bool:

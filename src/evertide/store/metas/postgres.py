@@ -46,6 +46,8 @@ from evertide.store.wake import Wake
 if TYPE_CHECKING:
     import psycopg
 
+    from evertide.store.metas.answering import AnsweringConnection
+
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 __all__ = ["PostgresMeta"]
@@ -251,7 +253,7 @@ class PostgresMeta:
     def _connect(self) -> Connection:
         answering = importlib.import_module("evertide.store.metas.answering").AnsweringConnection
         try:
-            connection = answering.connect(**self._parameters, autocommit=True)
+            connection: AnsweringConnection = answering.connect(**self._parameters, autocommit=True)
         except self._psycopg.Error as error:
             why = self._text(error)
             kind = StorageForbidden if "authentication failed" in why else Unavailable

@@ -27,7 +27,7 @@ from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.garbage import Collected
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
+from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.observer import CheckpointEvent, Fault
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.input.pushes import PUSH, whole_position
@@ -45,6 +45,7 @@ __all__ = ["COLLECTION", "HOLD", "Checkpointing"]
 logger = logging.getLogger(__name__)
 
 COLLECTION = "garbage collection of state and checkpoints"
+_TRUNCATION = "truncation of the journal and of the history of tables and views"
 
 _FORGET_EVERY_S = 3600.0
 HOLD = "checkpoint"
@@ -129,6 +130,10 @@ class Checkpointing:
             self.let_go()
         except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next one lets go of more
             logger.warning("what checkpoint %d makes superfluous is still there: %s", self.last.number, error)
+        except Damaged as error:  # of a record that only this reads: the checkpoint is made
+            self.failing.add(_TRUNCATION, error)
+        else:
+            self.failing.remove(_TRUNCATION)
         return self.last
 
     def let_go(self) -> None:

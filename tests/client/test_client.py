@@ -1,4 +1,4 @@
-"""`Client` against a real server: every question, and every error as the pipeline itself raises it."""
+"""`Client` against a real server: every request, and every error as the pipeline itself raises it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_events_are_told_as_they_come() -> None:
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[Client]:
-    """For those who change nothing."""
+    """Shared by tests that change nothing."""
     with shop() as (_, client):
         yield client
 
@@ -171,7 +171,7 @@ def kept() -> Iterator[Client]:
 def test_an_error_is_raised_as_the_class_that_it_is(
     kind: type[EvertideError], kept: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if the facts do not come along."""
+    """Fails if the facts are not restored."""
     error = example(kind)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -211,7 +211,7 @@ def test_what_is_refused_is_raised_as_what_it_is() -> None:
 
 
 def test_no_server_is_unavailable_and_one_that_breaks_off_is_unknown_for_writes() -> None:
-    """I14. Fails if both are told alike: what was not sent may be sent again, what was sent may not."""
+    """I14. Fails if both raise the same error: an unsent request may be repeated, a sent one may not."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
 
@@ -239,7 +239,7 @@ def test_no_server_is_unavailable_and_one_that_breaks_off_is_unknown_for_writes(
 
 @pytest.mark.parametrize(("status", "is_known"), [(502, False), (504, False), (500, False), (503, True)])
 def test_a_proxy_that_lost_the_server_leaves_writes_unknown(status: int, *, is_known: bool) -> None:
-    """Fails if it is told as if nothing had happened: the proxy may have sent the rows on."""
+    """Fails if the error says that nothing happened: the proxy may have forwarded the rows."""
     answer = f"HTTP/1.1 {status} Bad\r\nContent-Length: 3\r\nConnection: close\r\n\r\nBad".encode()
     with socket.create_server(("127.0.0.1", 0)) as proxy:
 

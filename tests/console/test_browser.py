@@ -1,4 +1,4 @@
-"""The console in a real browser, before a shop without Spark: hostile contents, tokens, phones, a server that goes."""
+"""The console in a real browser, with a shop without Spark: hostile content, tokens, phones, a server that stops."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def browser(here: Shop) -> Iterator[Page]:
 
 
 def go(page: Page, *pieces: str) -> None:
-    """To a screen, by its address."""
+    """Open a screen by its URL."""
     page.ask(f"location.hash = '/' + {json.dumps(pieces)}.map(encodeURIComponent).join('/')")
     page.see(f'main[data-screen="{pieces[0]}"]')
 
@@ -136,7 +136,7 @@ def test_hostile_contents_and_names_stay_texts(browser: Page, here: Shop) -> Non
 
 
 def test_the_browser_itself_refuses_markup_and_inline_script(browser: Page) -> None:
-    """The policy holds also if a module of ours were wrong."""
+    """The policy protects even if one of our modules is wrong."""
     refused = """(() => {
       try { document.createElement("p").innerHTML = "<b>x</b>"; return "taken" } catch (error) { return error.name }
     })()"""
@@ -240,7 +240,7 @@ def test_a_server_that_goes_away_is_told_and_one_that_comes_back_is_found(browse
 
 
 def test_a_server_that_offers_less_is_told_kindly() -> None:
-    """Of an earlier version, say: only the status, and no events."""
+    """For example an earlier version: only the status, and no events."""
     with open_pipeline(storage()) as pipeline, Server() as server:
         app = make_app(pipeline)
         kept = [

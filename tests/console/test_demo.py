@@ -1,4 +1,4 @@
-"""Every screen of the console, before the demo: its script on a real Spark, and a real browser."""
+"""Every screen of the console with the demo: its script on a real Spark, and a real browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VIEWS = ("large_bids", "local_sellers", "category_prices", "hot_items", "top_bid
 
 @pytest.fixture(scope="module")
 def demo(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Running, with some transactions behind it; each small, so that a busy machine gets on."""
+    """The running demo after some transactions, each small, so that a busy machine keeps up."""
     browser_folder()
     storage = str(tmp_path_factory.mktemp("demo"))
     script = demo_script(100).replace("events_per_transaction '10000'", f"events_per_transaction '{EVENTS}'")
@@ -61,7 +61,7 @@ def browser(demo: str) -> Iterator[Page]:
 
 
 def go(page: Page, name: str) -> None:
-    """As somebody who clicks."""
+    """Open a screen by clicking."""
     page.do(click=f'nav a[href="#/{name}"]')
     page.see(f'main[data-screen="{name}"]')
     page.do(gone="main .spinner")

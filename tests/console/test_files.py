@@ -1,4 +1,4 @@
-"""The files that the browser gets: whole, from the package only, and unable to do more than they should."""
+"""The console's files: complete, served only from the package, and restricted by the policy."""
 
 from __future__ import annotations
 

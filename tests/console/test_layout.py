@@ -1,4 +1,4 @@
-"""The layout of graphs: nodes of random graphs lie in layers, apart from each other, and the same each time."""
+"""The layout of graphs: nodes of random graphs are in layers, do not overlap, and are placed deterministically."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A Spark of its own that reads a pipeline's storage, with nothing of Evertide but the name of the format.
+"""A separate Spark that reads a pipeline's storage and uses only the format's name.
 
     python -m tests.datasource.asker MASTER STORAGE [META]
 
-It loads the table `things` and its view `counts` at one time after the other, as long as lines come in, and answers
-each with a line of JSON: what it found, or the error.
+It loads the table `things` and its view `counts` at the time on each input line, and prints a line of JSON: the
+content, or the error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pipeline on a disk with a history that is known: what the tests of the data source share. It needs no Spark."""
+"""A pipeline on disk with a known history, for the tests of the data source. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def opened(where: str | Path, meta: str | None = None, *, settings: Settings = B
 
 
 def told(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row to be compared: NaN equals itself, -0.0 is not 0.0."""
+    """A row in comparable form: NaN equals itself, -0.0 is not 0.0."""
     return tuple(value.isoformat() if isinstance(value, datetime) else repr(value) for value in row.values())
 
 
@@ -89,7 +89,7 @@ def content(rows: Iterable[Mapping[str, Any]]) -> Content:
 
 @dataclass
 class History:
-    """What each collection held at each time, as it was pushed."""
+    """The content of each collection at each time, as pushed."""
 
     pipeline: Pipeline
     seed: int
@@ -144,7 +144,7 @@ class History:
         return sum(len(self.shard(name).collect(self.pipeline._writer, pinned).parts) for name in NAMES)
 
     def forget(self, time: int) -> None:
-        """As checkpoints do, in less time."""
+        """Advance since as checkpoints do, but faster."""
         for name in NAMES:
             self.shard(name).advance_since(time, self.pipeline._writer)
 
@@ -172,7 +172,7 @@ class History:
 
 
 def grown(pipeline: Pipeline, seed: int, steps: int) -> History:
-    """With compaction now and then, and times that are forgotten."""
+    """With occasional compaction, and times that are no longer readable."""
     history = History(pipeline, seed)
     for number in range(steps):
         time = history.step()
@@ -184,7 +184,7 @@ def grown(pipeline: Pipeline, seed: int, steps: int) -> History:
 
 
 def asked(storage: str | Path, collection: str, **options: Any) -> Request:
-    """What Spark would hand over."""
+    """The request that Spark would pass."""
     return Request.of(
         {"storage": str(storage), "collection": collection} | {name: str(one) for name, one in options.items()}
     )

@@ -1,4 +1,4 @@
-"""The option `where` means what Spark means by it."""
+"""The option `where` selects the rows that Spark selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""I6: what a read was planned to read stays until it was read, or the lease was lost, which is said."""
+"""I6: parts of a planned read stay until they are read, or the lease is lost, which is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def leases(history: History, name: str = "things") -> dict[str, LeaseRecord]:
 
 
 def disturbed(history: History) -> int:
-    """Everything that a running pipeline does to parts. How many were deleted."""
+    """Do everything that a running pipeline does to parts; returns how many were deleted."""
     for _ in range(8):
         history.forget(history.step() - 1)
     history.compact()

@@ -1,4 +1,4 @@
-"""Another Spark reads the storage while its pipeline goes on: on a cluster, and on S3 and PostgreSQL."""
+"""Another Spark reads the storage while the pipeline runs: on a cluster, and on S3 and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @contextmanager
 def asker(master: str, *where: str, **environment: str) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Its input and output, once it is ready."""
+    """The process's input and output, once it is ready."""
     command = [sys.executable, "-m", "tests.datasource.asker", master, *where]
     home = str(Path(pyspark.__file__).parent)
     process = subprocess.Popen(
@@ -58,7 +58,7 @@ def check(pipes: tuple[IO[str], IO[str]], history: History, time: int) -> None:
 
 
 def disturb(history: History, times: int) -> None:
-    """A writer that goes on, with all that runs beside it."""
+    """A writer that keeps running, with its background work."""
     for _ in range(times):
         time = history.step()
         history.compact()

@@ -1,4 +1,4 @@
-"""Every time of a random history, however it is cut into tasks, is what was pushed."""
+"""Every time of a random history reads as pushed, however it is split into tasks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_columns_and_conditions_give_what_leaving_out_afterwards_gives(grown_his
 
 
 def test_parts_that_cannot_match_are_not_read(tmp_path: Path) -> None:
-    """The proof: they are gone, and nobody notices."""
+    """Proved by deleting them: the read still succeeds."""
     with opened(tmp_path / "s") as p:
         for first in range(0, 40, 4):
             p.push("things", [{"id": key, "name": "x"} for key in range(first, first + 4)])

@@ -1,4 +1,4 @@
-"""`spark.read.format("evertide")`, as people write it."""
+"""`spark.read.format("evertide")` with its options."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_changes_have_the_names_that_they_have_elsewhere(spark: SparkSession, hi
 def test_filters_of_one_query_do_not_reach_another_over_the_same_dataframe(
     spark: SparkSession, history: History, enabled: str
 ) -> None:
-    """Spark 4.3 keeps what a filter made of the read for all later reads of a DataFrame: it must not leave out rows."""
+    """Spark 4.3 keeps a pushed filter for all later reads of a DataFrame: they must not miss rows."""
     rows = history.at[max(history.at)]["things"]
     spark.conf.set("spark.sql.python.filterPushdown.enabled", enabled)
     try:

@@ -1,4 +1,4 @@
-"""A pipeline without Spark that is observed, and what a scrape of it says."""
+"""An observed pipeline without Spark, and scrapes of it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _samples(families: Iterable[Metric]) -> Samples:
 
 
 def names_of(samples: Samples) -> set[str]:
-    """As the catalog has them: a histogram has one name."""
+    """Names as in the catalog: a histogram has one name."""
     found = set()
     for name, labels in samples:
         is_bucket = any(label == "le" for label, _ in labels)

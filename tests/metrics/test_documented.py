@@ -1,4 +1,4 @@
-"""What is exported is documented, and what the dashboard and the alerts name is there: in a scrape of a real run."""
+"""All exported metrics are documented, and those in the dashboard and the alerts occur in a scrape of a real run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_metric_is_named_in_a_scrape_also_if_nothing_is_known_of_it(run: t
 
 
 def test_no_label_is_without_end(run: tuple[Samples, str]) -> None:
-    """Numbers of transactions, handles, paths: whatever grows with time."""
+    """Label values must not grow with time: no transaction numbers, handles or paths."""
     for name, labels in run[0]:
         for label, value in labels:
             if label not in ("le", "version", "python", "spark", "code", "generation"):

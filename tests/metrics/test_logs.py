@@ -1,4 +1,4 @@
-"""A line of the log is a record: whose, of which transaction, with which error; and never with a secret."""
+"""Log records: pipeline, transaction and error code, and never a secret."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_ring_is_bounded_and_gives_back_what_it_found() -> None:
 
 
 def test_what_happened_in_the_night_is_in_the_log() -> None:
-    """Opened, who leads, what is replayed, checkpoints, a source that stalls and goes on, a view that fails."""
+    """Opening, leadership, replay, checkpoints, a source that stalls and recovers, a view that fails."""
     store, source = storage(), ScriptedSource("files", ("notes",))
     with Ring("shop") as ring, with_sources(source):
         with open_pipeline(store, engine("share", "counts")) as p:

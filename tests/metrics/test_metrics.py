@@ -1,4 +1,4 @@
-"""What is counted is what happened; a scrape says it in a form that parses, whatever the storage does."""
+"""Counters match what happened, and a scrape always parses, whatever the storage does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.pipeline.kit import NOTES, ORDERS, CandidSource, batch, engine, open_
 
 
 def test_a_known_run_is_counted_row_by_row() -> None:
-    """Fails if a phase, a source or a collection is not told of, or told of twice."""
+    """Fails if a phase, a source or a collection is missing or reported twice."""
     with observed_shop() as (p, metrics):
         for number in (1, 2, 3):
             p.push("orders", [order(number), order(number + 10)])
@@ -147,7 +147,7 @@ def test_lag_and_replicas_are_told_as_far_as_they_are_known() -> None:
 
 
 def test_what_a_peer_committed_is_taken_and_not_counted_as_ours() -> None:
-    """Or the sum over replicas would be a multiple of what came in."""
+    """Otherwise the sum over replicas would be a multiple of the input."""
     store = storage()
     metrics = Metrics()
     with open_pipeline(store, role=Role.REPLICA) as leader:
@@ -184,7 +184,7 @@ def test_a_start_counts_what_it_replays() -> None:
 
 
 def test_a_scrape_while_storage_is_away_says_so_with_the_age_of_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails without the thread beside the scrape: that would wait as long as storage is given to come back."""
+    """Fails without the sampling thread: the scrape would wait as long as the storage is retried."""
     with observed_shop() as (p, metrics):
         p.push("orders", [order(1)])
         p.commit()
@@ -251,7 +251,7 @@ def test_a_bug_in_sampling_is_logged_and_does_not_end_metrics(caplog: pytest.Log
 
 
 def test_observing_a_transaction_costs_little() -> None:
-    """Not by the clock of a loaded machine: by what it takes of the processor, with a wide margin."""
+    """Measured as CPU time, as the machine may be loaded, with a wide margin."""
     metrics = Metrics()
     laps = tuple(Lap(phase, 1.0, 0.01) for phase in ("read", "bind", "read", "compute", "commit"))
     event = TransactionEvent(

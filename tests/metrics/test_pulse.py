@@ -1,4 +1,4 @@
-"""Whether a process is alive, and whether it should be asked: what Kubernetes wants to know."""
+"""Liveness and readiness of a process, for Kubernetes' probes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_phase_may_take_long_and_not_for_ever(clock: Clock) -> None:
 
 
 def test_steps_inside_of_a_long_phase_are_life(clock: Clock) -> None:
-    """Steps of the thread, and tasks that Spark has finished; a look at Spark that finds the same is none."""
+    """Steps of the thread and finished Spark tasks are progress; polling Spark without a change is not."""
     tasks = [0]
     course = Course(NO_OBSERVER, clock, SETTINGS, 0)
     pulse = Pulse(lambda: course.doing, list, clock, 60.0, lambda: tasks[0])
@@ -121,7 +121,7 @@ def test_a_ticker_that_dies_is_named_and_one_that_is_stopped_is_not() -> None:
 
 
 def test_health_of_a_pipeline_whose_thread_died_is_503_for_the_liveness_probe_only() -> None:
-    """Fails if the threads are not looked at: one that is gone would be a silent stall (I13)."""
+    """Fails if the threads are not checked: a dead one would be a silent stall (I13)."""
     with open_pipeline(storage(), threads=True) as p, served(p) as client:
         assert client.get(LIVE).status == 200
         assert client.get(READY).status == 200

@@ -1,4 +1,4 @@
-"""`evertide run` as a user gives it: logs as JSON, metrics by HTTP, traces that are wanted and not there."""
+"""`evertide run` on the command line: JSON logs, metrics over HTTP, and `--traces` without OpenTelemetry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/metrics` and `/v1/logs` by HTTP: by route and not by address, behind the gate, and in both formats."""
+"""`/metrics` and `/v1/logs` over HTTP: labels by route, access control, and both formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of what happened, with the in-memory exporter of OpenTelemetry; and nothing of it where it is not asked for."""
+"""Spans, with OpenTelemetry's in-memory exporter; and no import of OpenTelemetry without `--traces`."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ COUNT = 51
 
 
 def table() -> pa.Table:
-    """Lists of different lengths go round, so that values meet in many pairs."""
+    """Cycle lists of different lengths, so that many pairs of values occur."""
     columns: dict[str, list[Any]] = {"id": list(range(COUNT))}
     columns |= {name: [values[at % len(values)] for at in range(COUNT)] for name, values in _VALUES.items()}
     return pa.table(columns, schema=SCHEMA)
@@ -131,7 +131,7 @@ def pg_type(field: Any) -> str:
 
 @contextmanager
 def oracle(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
-    """In a database that orders by code points and knows the case of all letters."""
+    """A connection to a database that orders by code points and supports the case of all letters."""
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         connection.execute("DROP DATABASE IF EXISTS clauses")
         connection.execute("CREATE DATABASE clauses TEMPLATE template0 LC_COLLATE 'C.utf8' LC_CTYPE 'C.utf8'")
@@ -141,7 +141,7 @@ def oracle(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
 
 
 def _load(connection: psycopg.Connection[Any]) -> None:
-    """Makes the table `rows`, and `verdicts(clause)`, which asks row by row."""
+    """Create the table `rows`, and `verdicts(clause)`, which evaluates row by row."""
     connection.execute("SET TimeZone = 'UTC'; SET IntervalStyle = 'iso_8601'; SET extra_float_digits = 1")
     declared = ", ".join(f"{quoted(field.name)} {pg_type(field)}" for field in SCHEMA)
     connection.execute(f"CREATE TEMP TABLE rows ({declared})")
@@ -290,7 +290,7 @@ CONSTANTS = {
 
 
 def _tests(name: str, values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """What can be asked of values that compare with each other."""
+    """Tests on values of comparable types."""
     listed = st.lists(values | CONSTANTS.get(name, values), min_size=1, max_size=4).map(", ".join)
     return (
         _infix(COMPARISONS, values, values)

@@ -1,4 +1,4 @@
-"""A shop whose collections are served as shapes, behind a real socket; and clients that follow them."""
+"""A shop whose collections are served as shapes over a real socket, and clients that follow them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPTIONS = ShapeOptions(long_poll_s=0.3, sse_s=0.6, keep_alive_s=0.2, ready_s=0.2
 
 
 def doubled(tables: Mapping[str, list[Row]]) -> list[Row]:
-    """A view without a key, that has rows several times."""
+    """A view without a key, with duplicate rows."""
     return [{"customer": row["customer"]} for row in tables["orders"]]
 
 
@@ -69,7 +69,7 @@ def engine(*views: SmallView, tables: tuple[DeclaredTable, ...] = (ORDERS, NOTES
 
 
 class Lossy(MemoryBlob):
-    """Hides the parts of a collection that are written while it is told to."""
+    """Hides the parts of a collection that are written while hiding is switched on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Answer:
 
     @property
     def changes(self) -> list[Any]:
-        """Without what controls the client."""
+        """The messages without control messages."""
         return [message for message in self.body if "key" in message]
 
 
@@ -138,7 +138,7 @@ class Shop:
         body: bytes | None = None,
         **query: Any,
     ) -> Answer:
-        """Underscores in front of names that Python has for itself."""
+        """Parameters named like Python keywords have a leading underscore."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             text = urlencode({name.lstrip("_"): value for name, value in query.items()})
@@ -168,7 +168,7 @@ def shop(
     access: Access | None = None,
     role: Role = Role.ALONE,
 ) -> Iterator[Shop]:
-    """Without `follow`, nothing runs beside the requests."""
+    """Without `follow`, no background thread runs."""
     with open_pipeline(store or storage(), made or engine(), settings=settings, role=role) as pipeline:
         service = ShapeService(pipeline.collections, options)
         with Server(listening=Listening(access=access or Access.open())) as server:
@@ -188,7 +188,7 @@ def order(number: int, customer: str | None = "ann", amount: int | None = 10) ->
 
 
 def operations(messages: list[Any]) -> list[tuple[str, str]]:
-    """What happens to which row."""
+    """The operation and the row of each change."""
     return [(one["headers"]["operation"], one["key"].rpartition("/")[2].strip('"')) for one in messages]
 
 
@@ -202,7 +202,7 @@ def ids(messages: list[Any]) -> list[int]:
 
 @dataclass
 class Follower:
-    """A client that materializes a shape, and is at a place that it can go on from."""
+    """A client that materializes a shape and keeps the offset to continue from."""
 
     shop: Shop
     query: dict[str, Any]
@@ -255,7 +255,7 @@ class Follower:
             del self.rows[message["key"]]
 
     def caught_up(self) -> Follower:
-        """Until all is known that there is."""
+        """Send requests until the client is up to date."""
         while True:
             self.step()
             if self.is_up_to_date:

@@ -1,9 +1,9 @@
-"""A process that runs the shop, fed from a PostgreSQL, together with others; it kills itself when it is told to.
+"""A replica that runs the shop from a PostgreSQL source, and kills itself at a given moment.
 
     python -m tests.shapes.replica STORAGE DSN TABLE MOMENT
 
-When a file `armed` lies beside the storage it says `armed`, and at the next MOMENT of a transaction that has rows (see
-`tests.sources.postgres.worker`) it is gone, as by kill -9.
+When a file `armed` exists beside the storage, it prints `armed`, and dies at the next MOMENT of a transaction with rows
+(see `tests.sources.postgres.worker`), as by kill -9.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPLICA = replace(SETTINGS, lead_interval_s=0.05)
 
 
 def declared(dsn: str, table: str) -> DeclaredTable:
-    """`orders`, which follows a table of that database; its slot has the same name."""
+    """`orders`, which follows a table of that database; the slot has the table's name."""
     options = {"url": dsn, "slot": table, "table": f"public.{table}", "idle_interval": "0.05"}
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("customer", pa.string()), ("amount", pa.int64())])
     return DeclaredTable("orders", schema, ("id",), "postgres", options, where="test:1")

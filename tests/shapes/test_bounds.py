@@ -1,4 +1,4 @@
-"""What clients may make of a server: memory, time and storage that requests cost stay bounded, whatever they say."""
+"""The memory, time and storage that requests cost a server are bounded, whatever they contain."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def where(text: str, *params: str) -> Where:
 
 
 def test_a_handle_with_thousands_of_digits_is_nobodys() -> None:
-    """Python refuses to read such numbers, which is no answer."""
+    """Python refuses to parse such numbers, which must not become an error 500."""
     with shop() as s:
         s.push(rows=[order(1)])
         handle = s.get().handle
@@ -56,7 +56,7 @@ def test_a_handle_with_thousands_of_digits_is_nobodys() -> None:
 
 @pytest.mark.timeout(60)
 def test_long_names_take_time_in_proportion() -> None:
-    """Fails, by its time limit, if they are put together letter by letter: that is some minutes."""
+    """Fails, by its time limit, if names are built character by character: that takes minutes."""
     long = "a" * 4_000_000
     assert identifiers(f'"{long}",b') == [Identifier(long, is_quoted=True), Identifier("b")]
     assert identifiers('"a,b","c""d",e') == [Identifier("a,b", True), Identifier('c"d', True), Identifier("e")]
@@ -70,7 +70,7 @@ def test_columns_that_are_named_again_decide_nothing() -> None:
 
 
 def test_a_stream_whose_request_was_admitted_is_not_refused_half_way() -> None:
-    """Its head is sent by then; what comes instead of events would be a connection that breaks."""
+    """Its headers are sent by then, so a refusal would break the connection."""
 
     async def pieces() -> AsyncIterator[int]:
         for number in range(3):
@@ -213,7 +213,7 @@ def test_definitions_that_take_too_much_end_those_that_nobody_asked_for_the_long
 
 
 def test_who_serves_no_shapes_ends_none_because_there_are_many() -> None:
-    """He knows nothing of who asks for them, nor how many those who serve them allow."""
+    """Such a process knows neither when shapes were used nor the limit of the processes that serve them."""
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
         clients = [Follower(s, {"table": "orders", "where": f"id = {number}"}).caught_up() for number in range(3)]

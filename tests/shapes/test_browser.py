@@ -1,4 +1,4 @@
-"""The example page in a real browser: what is committed in a real PostgreSQL shows on it."""
+"""The example page in a real browser shows what is committed in a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ VIEWS = [
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[Path]:
-    """The example, as `npm run build` makes it; only the places are others."""
+    """The example as built by `npm run build`, in another directory."""
     folder = npm_folder("dashboard", EXAMPLE / "package.json")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # node looks for its modules in the folders above
         place = Path(scratch) / "page"
@@ -106,7 +106,7 @@ def built() -> Iterator[Path]:
 
 
 def shows(page: Page, view: str, *texts: str) -> None:
-    """Until a row of a table has these cells."""
+    """Wait until a row of a table has these cells."""
     cells = "".join(f":has(td:text-is({json.dumps(text)}))" for text in texts)
     page.see(f'[data-view="{view}"] tr{cells}')
 

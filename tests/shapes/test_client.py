@@ -1,4 +1,4 @@
-"""Electric's own TypeScript client, as it is published, against this server: over long polls and over streams."""
+"""Electric's published TypeScript client against this server, with long polling and with streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Client:
     process: subprocess.Popen[str]
 
     def until(self, wanted: Callable[[Any], bool]) -> Any:
-        """The first thing that it says of this kind; an error is one, too."""
+        """Wait for the client's first message of this kind, or an error."""
         assert self.process.stdout is not None
         said = []
         for line in self.process.stdout:
@@ -52,7 +52,7 @@ class Client:
         raise AssertionError((said, self.process.stderr and self.process.stderr.read()))
 
     def rows(self, *expected: tuple[Any, ...]) -> Any:
-        """Until it holds exactly these."""
+        """Wait until the client has exactly these rows."""
         wanted = sorted(expected, key=repr)
         return self.until(
             lambda told: "rows" in told and sorted((tuple(row.values()) for row in told["rows"]), key=repr) == wanted

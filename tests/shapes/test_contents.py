@@ -1,4 +1,4 @@
-"""Clients that come together: the collection is read once for all of them, whatever each asks for."""
+"""Clients that begin together: the collection is read once for all of them, whatever their clauses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LATE = DeclaredTable(
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str] | None]]:
-    """Time and columns of each."""
+    """The time and columns of each read."""
     found: list[tuple[int, list[str] | None]] = []
     snapshot = Shard.snapshot
 
@@ -84,7 +84,7 @@ def test_of_a_large_one_only_the_columns_that_are_needed_are_read(reads: list[tu
     ],
 )
 def test_a_snapshot_is_the_same_bytes_however_it_is_read(query: dict[str, str]) -> None:
-    """Fails if the rows come in another order: who has one chunk, and gets the next from there, misses some of them."""
+    """Fails if the order of rows differs: a client that gets the next chunk from another read would miss rows."""
     rows = [
         {"b": f"b{number * 7 % 10}", "id": number * 13 % 40, "a": None if number % 3 else number / 4, "c": number % 2}
         for number in range(40)

@@ -1,4 +1,4 @@
-"""How often rows are there: counted on, folded, and taken back."""
+"""Counts of duplicate rows: updated, folded, and computed for earlier times."""
 
 from __future__ import annotations
 

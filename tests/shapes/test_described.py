@@ -1,7 +1,7 @@
-"""What the description of `/v1/shape` allows, and what it does not: whatever is asked, the answer is one that it names.
+"""The OpenAPI description of `/v1/shape`: the answer to any request is one that it lists.
 
-Requests are made up by Hypothesis from the description itself, with values that mean something among them, in all
-methods. No answer is 5xx, none takes long, and none makes the server remember more than before.
+Hypothesis generates requests from the description, some with meaningful values, for all methods. No answer is 5xx, none
+takes long, and none increases the server's memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def s() -> Iterator[Shop]:
 
 
 def asked(s: Shop, method: str, query: dict[str, str], headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
-    """By the endpoint itself, as the server calls it: so that many questions are asked in little time."""
+    """Call the endpoint directly, without a server, so that many requests take little time."""
     got: list[Any] = []
     sent = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -114,7 +114,7 @@ def test_whatever_is_asked_the_answer_is_one_that_is_described(
 
 
 def test_what_is_made_up_leaves_no_memory_behind(s: Shop) -> None:
-    """Clauses that nobody asks for twice, most of them wrong: thousands of them."""
+    """Thousands of distinct clauses, most of them invalid."""
 
     def once(number: int) -> None:
         asked(s, "GET", {"table": "orders", "offset": "-1", "where": f"id = {number} AND nope = {'x' * 2000}"}, {}, b"")

@@ -1,4 +1,4 @@
-"""A new client of a shape that has a long log begins with a later snapshot; those who follow the shape go on."""
+"""A new client of a shape with a long log begins with a later snapshot; clients that follow the shape continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def busy(s: Shop, transactions: int, chance: Chance | None = None) -> None:
-    """A few rows, written again and again."""
+    """Write the same few rows repeatedly."""
     for number in range(transactions):
         customer = "ann" if chance is None else f"c{chance.below(3)}"
         s.push(rows=[order(row, customer, number) for row in range(5)])
@@ -43,7 +43,7 @@ ORDERS = ("id", "customer", "amount")
 
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, inline_bytes_max=1)])
 def test_a_new_client_gets_the_content_and_not_the_history(settings: Settings) -> None:
-    """Fails if it begins with the snapshot that the shape began with: all changes since would follow."""
+    """Fails if the client begins with the first snapshot: all changes since would follow."""
     with shop(settings=settings) as s:
         busy(s, 1)
         old = Follower(s, {"table": "orders"}).caught_up()
@@ -71,14 +71,14 @@ def test_a_short_log_is_told_and_a_large_collection_is_not_read_again() -> None:
 
 @pytest.mark.parametrize("table", ["orders", "revenue", "buyers"])
 def test_chunks_of_a_later_snapshot_go_on_in_another_process_and_beside_changes(table: str) -> None:
-    """Fails if a chunk depends on what one process remembers, or the log begins at another place than the snapshot.
-    `buyers` has no key: its rows are counted."""
+    """Fails if a chunk depends on one process's memory, or the log begins at another offset than the snapshot.
+    `buyers` has no key, so its rows are counted."""
     chance, store = Chance(7), storage()
     columns = {"orders": ORDERS, "revenue": ("customer", "amount"), "buyers": ("customer",)}[table]
     clients: list[Follower] = []
 
     def went_on(s: Shop) -> Iterator[Follower]:
-        """Each by one request, and all of them to the end."""
+        """The same clients, connected to another server."""
         for client in clients:
             yield replace(client, shop=s)
 

@@ -1,4 +1,4 @@
-"""Requests that nobody sane makes: 4xx with a reason, never 5xx, never somebody else's rows; and slow clients."""
+"""Hostile requests get 4xx with a reason, never 5xx and never another client's rows; and slow clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of shapes: it names what evaluating every clause would name, and asks only those that it must."""
+"""The index of shapes finds what evaluating every clause would find, and evaluates only the clauses that it must."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parsed(clause: str | None) -> Where | None:
 
 
 def is_clause(clause: str | None) -> bool:
-    """Constants may fail, such as 1 / 0; the oracle looks at those."""
+    """Constants such as 1 / 0 are refused; the oracle tests those."""
     try:
         parsed(clause)
     except InvalidInput:
@@ -82,7 +82,7 @@ def expected(wheres: dict[Any, Where | None], rows: pa.Table) -> dict[Hashable, 
     st.sets(st.integers(0, 11)),
 )
 def test_it_names_what_matches(clauses: list[str | None], places: list[int], removed: set[int]) -> None:
-    """Also after some were taken out, and others were added again."""
+    """Also after some shapes were removed and others added."""
     wheres = {handle: parsed(clause) for handle, clause in enumerate(clauses) if is_clause(clause)}
     rows = ROWS.take(pa.array(places, pa.int64()))
     index = ShapeIndex()
@@ -141,7 +141,7 @@ class Counting:
 
 
 def test_clauses_that_do_not_match_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What clauses say besides their key is asked of their rows alone, and once if they all say the same."""
+    """The rest of a clause is evaluated only on the rows found by its key, and once for equal rests."""
     index = ShapeIndex()
     for number in range(300):
         index.add(f"plain {number}", parsed(f"id = {number}"))

@@ -199,7 +199,7 @@ def test_a_large_snapshot_and_a_large_log_come_in_chunks() -> None:
 
 
 def test_a_log_is_the_same_bytes_from_memory_and_from_the_shard() -> None:
-    """And in whatever pieces it was committed, merged and read."""
+    """Also however it was committed, merged and read."""
     for table in ("orders", "revenue", "buyers", "notes"):
         with shop(follow=False) as s:
             s.push(rows=[order(number) for number in range(8)])
@@ -224,7 +224,7 @@ def test_a_log_is_the_same_bytes_from_memory_and_from_the_shard() -> None:
 
 
 def test_a_shape_that_begins_while_others_are_behind_is_not_told_what_its_snapshot_holds() -> None:
-    """Fails if the times up to the snapshot are not left out when the feed comes to them."""
+    """Fails if the feed does not skip the times up to the snapshot."""
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
         Follower(s, {"table": "orders"}).caught_up()
@@ -239,7 +239,7 @@ def test_a_shape_that_begins_while_others_are_behind_is_not_told_what_its_snapsh
 
 
 def test_a_change_between_looking_and_waiting_is_not_waited_for() -> None:
-    """Fails if nobody looks once more after entering himself: the bell rang before, and does not ring again."""
+    """Fails if the request does not check again after it registers its waiter: the wake-up came before."""
     with shop(options=ShapeOptions(long_poll_s=1000), follow=False) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()

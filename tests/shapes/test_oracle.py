@@ -1,4 +1,4 @@
-"""Random shapes, transactions, clients and crashes: whoever is told to be up to date holds what the query says then."""
+"""Random shapes, transactions, clients and crashes: a client that is up to date has the query's result at that time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = replace(OPTIONS, long_poll_s=0.02, chunk_bytes=700, sse_s=0.05, idle_s=1
 
 @dataclass(frozen=True)
 class Wanted:
-    """A shape, and what it means."""
+    """A shape, and the query with the same meaning."""
 
     table: str
     where: str = ""
@@ -103,7 +103,7 @@ class Watched:
         self.checked += 1
 
     def _stream(self, s: Shop) -> None:
-        """As Electric's client does: what it got counts once it is told to be up to date, and it goes on from there."""
+        """Like Electric's client: received messages count once the client is up to date, and continues from there."""
         with streaming(s, self.client) as stream:
             if stream.status == 409:
                 self.client = Follower(s, self.wanted.query)
@@ -132,7 +132,7 @@ def transaction(s: Shop, chance: Chance) -> None:
 
 
 def beside(s: Shop, chance: Chance) -> None:
-    """What a process does besides, at any moment."""
+    """Background work that a process may do at any moment."""
     kind = chance.below(6)
     if kind == 0:
         s.pipeline.checkpoint()

@@ -1,4 +1,4 @@
-"""`evertide shapes` as a process of its own, beside the one that runs the pipeline: killed, and started again."""
+"""`evertide shapes` as a separate process beside the pipeline's: killed and restarted."""
 
 from __future__ import annotations
 

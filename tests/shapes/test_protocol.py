@@ -29,7 +29,7 @@ CORS = {
 
 
 def errors(s: Shop, **query: Any) -> dict[str, list[str]]:
-    """Of a request that is refused."""
+    """The errors of a refused request."""
     answer = s.ask(**query)
     assert (answer.status, answer.body["message"]) == (400, "Invalid request"), answer
     assert (answer.headers["cache-control"], answer.headers["surrogate-control"]) == ("no-store", "no-store")

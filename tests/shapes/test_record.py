@@ -1,4 +1,4 @@
-"""What storage knows of shapes: read as it was written, by every later version (`EVERTIDE_GOLDEN=write` writes it)."""
+"""Stored shape records: every later version must read them (`EVERTIDE_GOLDEN=write` writes the golden files)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:
 
 
 def test_logs_are_told_by_the_same_bytes_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients go on in the middle of a log with a newer process. A change of it needs a new version of the record."""
+    """Clients continue in the middle of a log with a newer process. Changing the log needs a new record version."""
     told = []
     with shop(follow=False) as s:
         s.push(rows=[order(1, "a/b", 1), order(2, None, None), order(3, 'q"', 3)])

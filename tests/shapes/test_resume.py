@@ -1,4 +1,4 @@
-"""Shapes outlive processes, and end in time: restarts, several processes, rotation, and what is held for shapes."""
+"""Shapes outlive processes and end when they must: restarts, several processes, rotation, and holds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def at(path: Path) -> Storage:
 
 @contextmanager
 def beside(path: Path, options: ShapeOptions = OPTIONS) -> Iterator[Shop]:
-    """Another process, as far as it can be one in here: it has nothing but the storage."""
+    """Simulates another process: it shares only the storage."""
     with (
         Reader.open(path, settings=replace(SETTINGS, poll_interval_s=0.01)) as reader,
         Server() as server,
@@ -88,7 +88,7 @@ def test_after_a_restart_handles_offsets_and_bytes_are_the_same(tmp_path: Path) 
 
 
 def test_a_client_in_the_middle_of_a_snapshot_goes_on_with_a_process_of_other_options(tmp_path: Path) -> None:
-    """Fails if chunks are cut by the options of whoever is asked: rows are then missing, or come twice."""
+    """Fails if chunks are cut by the serving process's options: rows would be missing or repeated."""
     with shop(at(tmp_path / "s"), replace(OPTIONS, chunk_bytes=900)) as s:
         s.push(rows=[order(number) for number in range(40)])
         client = Follower(s, {"table": "orders"})
@@ -132,7 +132,7 @@ def test_several_processes_serve_the_same_shapes(tmp_path: Path) -> None:
 
 
 def test_all_who_look_for_a_shape_at_the_same_time_find_the_same(tmp_path: Path) -> None:
-    """Fails if the record is not written together with the hold: two processes then make a shape each."""
+    """Fails if the record is not written together with the hold: two processes would each create a shape."""
     with shop(at(tmp_path / "s")) as s:
         s.push(rows=[order(1)])
         with beside(tmp_path / "s") as b, beside(tmp_path / "s") as c, ThreadPoolExecutor(12) as aside:
@@ -149,7 +149,7 @@ def test_all_who_look_for_a_shape_at_the_same_time_find_the_same(tmp_path: Path)
 
 
 def test_what_a_shape_needs_is_held_until_it_ends(tmp_path: Path) -> None:
-    """Fails if no hold is taken: a checkpoint then forgets the times that the log is made of."""
+    """Fails if no hold is taken: a checkpoint would compact the times of the log."""
     with shop(at(tmp_path / "s"), follow=False) as s:
         began = s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
@@ -192,7 +192,7 @@ def test_a_hold_moves_with_the_oldest_shape_and_never_past_a_new_one() -> None:
         looked = records.all
 
         def looked_too_early() -> list[object]:
-            """Somebody makes a shape after another has looked which there are."""
+            """A process creates a shape after another has listed the shapes."""
             found = looked()
             records.all = looked  # type: ignore[method-assign]
             s.get(where="id = 2")
@@ -263,7 +263,7 @@ def test_a_view_that_failed_is_served_as_it_was_and_ends_its_shapes_when_it_come
 
 
 def test_who_asks_before_anybody_noticed_that_a_view_is_another_is_not_sent_to_the_old_one() -> None:
-    """Fails if nobody looks which shards there are now: the old one has ended, and has no content."""
+    """Fails if the current shards are not read again: the old one has ended and has no content."""
     with shop(made=engine(SMALL["share"]), follow=False) as s:
         s.push(rows=[order(1, "ann", 5)])
         client = Follower(s, {"table": "share"}).caught_up()
@@ -301,7 +301,7 @@ def test_an_idle_shape_is_let_go_and_taken_up_again() -> None:
 
 
 def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_what_it_knew() -> None:
-    """Fails if nobody asks whether it is still followed: it would be told to be up to date, and miss a change."""
+    """Fails without the check that the shape is still followed: the client would miss a change."""
     with shop(options=replace(OPTIONS, idle_s=1e-9), follow=False) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
@@ -309,7 +309,7 @@ def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_
         known = shapes.span_known
 
         def late(shape: LiveShape, after: Offset) -> Span | None:
-            """Between finding the shape and looking into it, it is let go, and others are followed."""
+            """Drop the shape between finding and reading it, and follow others."""
             shapes.span_known = known  # type: ignore[method-assign]
             shapes.release_idle()
             s.push(rows=[order(2)])
@@ -363,7 +363,7 @@ def test_a_transaction_too_large_for_memory_comes_from_the_shard_in_chunks() -> 
 
 
 def test_a_fault_half_way_leaves_no_shape_with_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if what was told before the fault is kept: it is then told again, and copies are counted twice."""
+    """Fails if entries from before the fault are kept: they would be sent again, and copies counted twice."""
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
         clients = [Follower(s, {"table": table}).caught_up() for table in ("orders", "buyers")]

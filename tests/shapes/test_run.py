@@ -1,4 +1,4 @@
-"""`evertide run --listen` serves shapes as well; on the Spark that all tests share."""
+"""`evertide run --listen` serves shapes too; on the Spark that all tests share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITE = "who-may-write-has-this"
 
 
 def pushed(client: Client, *more: dict[str, Any]) -> Client:
-    """As soon as somebody listens: the first transaction."""
+    """Push the first transaction as soon as the server listens."""
     for _ in range(1200):
         try:
             if client.post("/v1/tables/orders/rows", [order(1), *more]).status != 503:  # it is being opened

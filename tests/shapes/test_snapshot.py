@@ -1,4 +1,4 @@
-"""Chunks of snapshots: given out as they are made, and whole, also if they are forgotten meanwhile."""
+"""Chunks of snapshots: served as they are created, and complete even if the snapshot is dropped meanwhile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_without_a_row_there_is_one_empty_chunk() -> None:
 
 @pytest.mark.parametrize("count", [1, 10])
 def test_a_chunk_that_is_read_is_whole_although_it_is_forgotten(count: int) -> None:
-    """Fails if the file is looked for when the client gets to it: it then reads nothing, and holds that for all."""
+    """Fails if the file is opened only when the client reads: it would read nothing and take that for the end."""
     chunks = made(count, 10_000 if count == 1 else 100_000)
     expected = b"".join(chunks.pieces(0))
     reading = chunks.pieces(0)
@@ -98,7 +98,7 @@ def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
 
 
 def test_what_snapshots_take_is_counted_as_they_come_and_go() -> None:
-    """Nobody adds them up: with ten thousand of them, whoever begins would wait for that."""
+    """The usage is never summed over all snapshots: with ten thousand, new clients would wait for it."""
     usage = SnapshotUsage()
     small, large = Chunks(usage), Chunks(usage)
     small.make(iter([b"x" * 10]), 250_000)

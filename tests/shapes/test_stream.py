@@ -21,14 +21,14 @@ class Stream:
         self.headers = {name.lower(): value for name, value in answer.getheaders()}
 
     def __iter__(self) -> Iterator[Any]:
-        """Each event as a message; what keeps the connection alive as a text."""
+        """Each event as a message; keep-alive comments as text."""
         while line := self._answer.readline():
             text = line.decode().rstrip("\n")
             assert self._answer.readline() == b"\n"
             yield json.loads(text.removeprefix("data: ")) if text.startswith("data: ") else text
 
     def batch(self) -> list[Any]:
-        """Up to the next up-to-date."""
+        """The messages up to the next up-to-date."""
         found = []
         for message in self:
             if message == ": keep-alive":

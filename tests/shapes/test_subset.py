@@ -1,4 +1,4 @@
-"""Parts of a shape, as they are now: for clients that follow changes only."""
+"""Subsets of a shape as they are now, for clients that follow only changes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_with_a_subset_is_told() -> None:
 
 
 def test_a_row_that_is_there_a_billion_times_is_told_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And exactly as often as a limit says. Fails, as nothing ever comes, if all are made before the first is told."""
+    """And exactly as often as a limit says. Fails, by timeout, if all copies are rendered before the first is sent."""
     with shop() as s:
         s.push(rows=[order(1, "again")])
         counted = Contents.read_rows

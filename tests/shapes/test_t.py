@@ -1,4 +1,4 @@
-"""T1, T2, T4 of shapes: who needs little of a transaction, or none of it, holds nobody up, and learns where it is."""
+"""T1, T2, T4 for shapes: a client that needs few or no rows of a transaction delays no other, and learns its place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.shapes.kit import Follower, order, shop
 
 
 def position(answer: Any) -> int:
-    """Up to which transaction a client is told to have everything."""
+    """The transaction up to which a client was told to be up to date."""
     return int(answer.body[-1]["headers"]["global_last_seen_lsn"]) - 1
 
 

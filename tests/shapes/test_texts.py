@@ -1,4 +1,4 @@
-"""Texts and type names of columns: PostgreSQL itself writes what is compared with."""
+"""Texts and type names of columns, compared with PostgreSQL's own output."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ HALFWAY_4 = [
 
 
 def test_floats_between_which_lies_a_shorter_text(server: psycopg.Connection[Any]) -> None:
-    """PostgreSQL does not write a number that is right between two floats, even if it is the shortest."""
+    """PostgreSQL does not write a decimal exactly halfway between two floats, even if it is the shortest."""
     doubles = HALFWAY_8 + [float(2**53 + 2 * step) * scale for step in range(0, 400, 7) for scale in (1, 8, 64)]
     singles = HALFWAY_4 + [
         float(2**24 + 2 * step) * scale for step in range(0, 400, 3) for scale in (1, 0.5, 0.25, 4, 64)
@@ -160,7 +160,7 @@ def test_moments(server: psycopg.Connection[Any], near: bool, moments: list[tupl
 @FEW
 @given(some(st.times()), some(st.timedeltas(timedelta(days=-999_999), timedelta(days=999_999))))
 def test_times_and_intervals(server: psycopg.Connection[Any], times: list[time], spans: list[timedelta | None]) -> None:
-    """Whole days are days, with the sign of the whole."""
+    """Whole days are counted as days, with the sign of the interval."""
     assert texts(pa.array(times, pa.time64("ns"))) == written(server, "%s::time", times)
     made = [None if span is None else _spoken(span // timedelta(microseconds=1)) for span in spans]
     assert texts(pa.array(spans, pa.duration("us"))) == written(server, "%s::interval", made)

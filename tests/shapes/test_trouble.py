@@ -1,4 +1,4 @@
-"""Storage that does not answer, parts that are gone, faults of our own: told, and nobody waits for good."""
+"""Storage that does not answer, missing parts, internal errors: all are reported, and no client waits forever."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_storage_that_does_not_answer_is_503_and_when_to_come_again(monkeypatch:
 def test_the_follower_goes_on_after_whatever_went_wrong(
     error: Exception, logged: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fails if its thread ends: the client then waits until its time is up, and nobody knows why."""
+    """Fails if the thread ends: clients would wait for their timeout without a reason."""
     with shop(options=ShapeOptions(long_poll_s=1000)) as s, ThreadPoolExecutor(1) as aside:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
@@ -134,7 +134,7 @@ def test_x9_who_follows_a_view_without_a_part_is_refused_and_goes_on_when_it_is_
 
 
 def test_x9_who_waits_is_told_at_once_that_a_part_is_missing() -> None:
-    """Fails, by the limit of the test, if those who wait when a feed stops are left to wait."""
+    """Fails, by the test's timeout, if clients that wait when a feed stops are not woken."""
     blob = Lossy()
     with shop(storage(blob=blob), ShapeOptions(long_poll_s=1000), settings=BLOBS) as s, ThreadPoolExecutor(1) as aside:
         s.push(rows=[order(1)])
@@ -150,7 +150,7 @@ def test_x9_who_waits_is_told_at_once_that_a_part_is_missing() -> None:
 def test_x12_without_room_for_temporary_files_a_snapshot_waits_until_there_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Fails if the error of the file system is told as a bug, or if the snapshot stays broken."""
+    """Fails if the file system's error is reported as a bug, or if the snapshot stays broken."""
     with shop(options=replace(OPTIONS, chunk_bytes=1000)) as s:
         s.push(rows=[order(number) for number in range(100)])
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
@@ -161,7 +161,7 @@ def test_x12_without_room_for_temporary_files_a_snapshot_waits_until_there_is(
 
 
 def test_x9_nobody_is_told_to_be_up_to_date_while_storage_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if only what a feed could not read counts, and not that nobody could look."""
+    """Fails if only read errors of a feed count, and not that the feed could not be followed."""
     options = replace(OPTIONS, stale_s=0.5, long_poll_s=2.0)
     with shop(options=options) as s:
         s.push(rows=[order(1)])

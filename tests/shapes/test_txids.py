@@ -1,4 +1,4 @@
-"""`txids`: whoever wrote to the database waits here for the number that his transaction had there."""
+"""`txids`: a client that wrote to the upstream database waits here for its transaction's number."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def db() -> Iterator[Database]:
 
 
 def written(db: Database, *statements: str) -> int:
-    """In one transaction: its number, as applications get it."""
+    """Run statements in one transaction; returns its number as applications get it."""
     with db.connection.transaction():
         for statement in statements:
             db.run(statement)
@@ -55,7 +55,7 @@ def followed(db: Database, table: str) -> DeclaredTable:
 
 
 def taken(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
-    """Go on until something has come."""
+    """Advance the pipeline until `is_there`."""
     runtime = SystemRuntime()
     deadline_s = runtime.monotonic_s() + 60
     while not is_there():
@@ -65,7 +65,7 @@ def taken(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
 
 
 def streams(pipeline: Pipeline) -> Callable[[], bool]:
-    """Whether the first content has come, and changes follow."""
+    """Whether the initial snapshot was read and changes are streamed."""
     return lambda: '"at":"stream"' in str(pipeline._hosts.journal.positions())
 
 
@@ -78,14 +78,14 @@ def told(answer: Any) -> dict[int, list[int]]:
 
 
 def end_of(answer: Any) -> dict[str, Any]:
-    """What the snapshot says that it holds."""
+    """The headers of `snapshot-end` in an answer."""
     found: dict[str, Any] = answer.body[-1]["headers"]
     assert found["control"] == "snapshot-end"
     return found
 
 
 def is_visible(xid: int, end: dict[str, Any]) -> bool:
-    """As clients see it."""
+    """Whether a number is in a snapshot, by the clients' rule."""
     is_before = xid < int(end["xmax"]) and str(xid) not in end["xip_list"]
     return xid < int(end["xmin"]) or is_before
 
@@ -131,7 +131,7 @@ def test_a_change_tells_the_number_that_its_transaction_has_upstream(db: Databas
 
 
 def arrived(pipeline: Pipeline, source: str) -> None:
-    """Until something waits to be bound."""
+    """Wait until input is ready to be bound."""
     feed: Any = pipeline._runner.sources[source]
     runtime = SystemRuntime()
     deadline_s = runtime.monotonic_s() + 60
@@ -207,7 +207,7 @@ def test_numbers_outlive_a_crash_and_checkpoints_and_are_the_same_in_every_proce
 
 @contextmanager
 def leading(path: Path, db: Database, table: str, moment: str) -> Iterator[subprocess.Popen[str]]:
-    """A replica in a process of its own, that will die at a moment of a transaction."""
+    """A replica in a separate process, which dies at a moment of a transaction."""
     command = [sys.executable, "-m", "tests.shapes.replica", str(path), db.dsn, table, moment]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -227,7 +227,7 @@ def said(process: subprocess.Popen[str]) -> str:
 def test_u1_the_leader_is_killed_and_another_replica_tells_the_same_numbers(
     db: Database, tmp_path: Path, moment: str
 ) -> None:
-    """What the leader took, what it left half done, and what comes after it."""
+    """Covers what the leader committed, what it left unfinished, and what follows."""
     name = f"led_{moment}"
     table = followed(db, name)
 
@@ -295,12 +295,12 @@ def test_without_a_database_upstream_a_transaction_has_its_own_number() -> None:
 
 
 def resolved(txids: list[int], xmax: int) -> int:
-    """The latest of them, as Electric's client compares them with a subset that ends at `xmax`."""
+    """The latest number, compared with a subset's `xmax` as Electric's client does."""
     return max(xmax + (xid - xmax + 2**31) % 2**32 - 2**31 for xid in txids)
 
 
 def test_a_push_beside_a_database_is_waited_for_until_it_is_there() -> None:
-    """Fails if a push has no number, or one that a snapshot of the database's numbers seems to hold."""
+    """Fails if a push has no number, or one that a snapshot of the database's numbers seems to contain."""
     meta = MemoryMeta()
     found = numbers(meta)
     committed(meta, 0, xids=(1000,))

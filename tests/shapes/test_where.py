@@ -1,4 +1,4 @@
-"""Where clauses: what is one, what is refused and why, what is the same, and which keys they have."""
+"""Where clauses: valid ones, refusals and their reasons, equal clauses, and index keys."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_clause_is_neither_too_long_nor_too_deep() -> None:
     ],
 )
 def test_what_is_repeated_does_not_multiply(clause: str, is_fit: bool) -> None:
-    """A clause that says a value twice, within one that does so, ..., is refused before it takes the memory."""
+    """A clause that nests repeated values is refused before it takes memory."""
     if is_fit:
         assert len(where(clause).matches(rows(b=[True, None]))) == 2
     else:
@@ -297,7 +297,7 @@ def test_a_type_may_be_the_name_of_a_column() -> None:
 
 
 def test_no_row_makes_a_clause_fail() -> None:
-    """Where PostgreSQL fails, the operation is NULL, and the row matches only if it does not matter."""
+    """Where PostgreSQL fails, the operation is NULL, and the row matches only if the value does not matter."""
     some = rows(i=[0, 2, -(2**31)], t=["x", "7", None], f=[-1.0, 1e308, 0.0])
     assert where("10 / i = 5").matches(some).to_pylist() == [False, True, False]
     assert where("NOT (10 / i = 5)").matches(some).to_pylist() == [False, False, True]
@@ -335,7 +335,7 @@ def test_rows_in_several_chunks() -> None:
 
 
 def test_a_pattern_takes_no_more_than_it_should() -> None:
-    """Ways to try are not multiplied: this would not end in a lifetime."""
+    """No exponential backtracking."""
     text = "a" * 5_000
     found = where("t LIKE $1", "%a" * 200 + "%b%")
     assert found.matches(rows(t=[text, text + "b"])).to_pylist() == [False, True]

@@ -1,4 +1,4 @@
-"""Whatever text is given for a clause: it is one, and every row has an answer, or it is refused as invalid input."""
+"""Any text is either a clause that every row can be tested against, or refused as invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Literals: what is read as a value is read by PostgreSQL too, as the same value."""
+"""Every literal that is accepted is accepted by PostgreSQL too, as the same value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ours(text: str, kind: SqlType) -> str | None:
 
 
 def pieces(*choices: str | st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """One of each after the other; a text stands for itself or nothing."""
+    """Concatenate one value of each choice; a plain text may be left out."""
     parts = [st.sampled_from(["", each]) if isinstance(each, str) else each for each in choices]
     return st.tuples(*parts).map("".join)
 

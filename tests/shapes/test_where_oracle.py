@@ -1,4 +1,4 @@
-"""Random clauses over awkward rows: PostgreSQL itself says which rows match."""
+"""Random clauses over awkward rows, compared with PostgreSQL's own result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _oracle(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[Any]
 
 
 def verdicts(oracle: psycopg.Connection[Any], clause: str) -> dict[int, bool | None] | str:
-    """By row, without those that PostgreSQL fails on; or why it takes the clause for none."""
+    """The result by row, without rows that PostgreSQL fails on; or why PostgreSQL refuses the clause."""
     try:
         found = oracle.execute(f"SELECT id, ({clause}) FROM rows").fetchall()
         return dict(found)
@@ -65,7 +65,7 @@ def check(oracle: psycopg.Connection[Any], clause: str) -> None:
 @MANY
 @given(CLAUSES)
 def test_rows_match_as_postgresql_says(oracle: psycopg.Connection[Any], clause: str) -> None:
-    """Also what is not true: false and NULL are told apart by NOT."""
+    """NOT also distinguishes false from NULL."""
     check(oracle, clause)
     check(oracle, f"NOT ({clause})")
 

@@ -28,6 +28,7 @@ from evertide.errors import BlobMissing, InvalidInput, RecordDamaged, Unsupporte
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
+from evertide.store.blobs.files import SystemFiles
 from evertide.store.blobs.local import LocalBlob, refusal
 from evertide.store.blobs.s3 import S3Blob
 from evertide.store.memory import MemoryMeta
@@ -45,6 +46,7 @@ FORMAT_VERSION = 1
 
 _FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
 _POSTGRES = ("postgresql://", "postgres://")
+_PIECE_BYTES = 1 << 20
 _OWNER_ONLY = 0o700
 """Rows lie in it as they are. Whoever wants to share a storage may open it to others: what is made in it follows."""
 
@@ -111,34 +113,76 @@ def open_for_repair(
 
 def _sqlite_for_repair(root: Path, runtime: Runtime, settings: Settings, *, change: bool) -> Meta:
     path = root / META_FILE
-    is_there = path.exists() and path.stat().st_size > 0
-    if not change and not is_there:
-        return MemoryMeta(runtime)
+    if not reading(lambda: _has_content(path), runtime, settings):
+        if not change:
+            return MemoryMeta(runtime)
+        _set_aside(root, runtime.new_id())  # a write-ahead log that is left would become part of the new file
+        return SqliteMeta(path, runtime, settings)
     try:
-        opened = SqliteMeta(path, runtime, settings)
-        try:
-            for key in opened.heads(""):
-                opened.scan(key)
-        except BaseException:
-            opened.close()
-            raise
+        return _opened_whole(path, runtime, settings)
     except RecordDamaged as error:
         logger.warning("%s cannot be read: %s", path, error)
+    _check_readable(root)  # SQLite calls a disk that cannot be read for a while damage, too
+    try:
+        return _opened_whole(path, runtime, settings)
+    except RecordDamaged:
         if not change:
             return MemoryMeta(runtime)
         _set_aside(root, runtime.new_id())
         return SqliteMeta(path, runtime, settings)
+
+
+def _opened_whole(path: Path, runtime: Runtime, settings: Settings) -> SqliteMeta:
+    """Every record is read: otherwise `RecordDamaged`."""
+    opened = SqliteMeta(path, runtime, settings)
+    try:
+        for key in opened.heads(""):
+            opened.scan(key)
+    except BaseException:
+        opened.close()
+        raise
     return opened
 
 
-def _set_aside(root: Path, name: str) -> None:
-    """The files of `meta.db`, under a name that no other repair uses."""
-    lost = root / "lost+found"
-    lost.mkdir(exist_ok=True)
-    for suffix in ("", "-wal", "-shm"):
+def _check_readable(root: Path) -> None:
+    """The disk gives all bytes of `meta.db`, whatever they are: otherwise `Unavailable`. SQLite has it not open."""
+    for suffix in ("", "-wal"):
         path = root / f"{META_FILE}{suffix}"
-        if path.exists():
-            path.rename(lost / f"{META_FILE}{suffix}.{name}")
+        try:
+            with path.open("rb", buffering=0) as file:
+                while file.read(_PIECE_BYTES):
+                    pass
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise refusal(path, error) from error
+
+
+def _set_aside(root: Path, name: str) -> None:
+    """The files of `meta.db`, under a name that no other repair uses.
+
+    The database goes first, and durably: without its write-ahead log it would open as what it was some time ago.
+    """
+    lost, files = root / "lost+found", SystemFiles()
+    try:
+        for suffix in ("", "-wal", "-shm"):
+            path = root / f"{META_FILE}{suffix}"
+            if path.exists():
+                lost.mkdir(exist_ok=True)
+                files.rename(path, lost / f"{META_FILE}{suffix}.{name}")
+                files.sync_directory(lost)
+                files.sync_directory(root)
+    except OSError as error:
+        raise refusal(root, error) from error
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise refusal(path, error) from error
 
 
 def _open_blob(location: str | Path, meta: str | None) -> tuple[Blob, str]:
@@ -167,18 +211,18 @@ def _open_local(location: str | Path) -> tuple[Blob, str]:
             raise InvalidInput(where=str(root), why="a storage is a directory, and this is a file")
         if not root.parent.is_dir():
             raise InvalidInput(where=str(root), why="the directory that it should lie in is not there")
+        blob, is_new = LocalBlob(root), not root.exists()
+        blob.make_root()
+        if is_new:
+            root.chmod(_OWNER_ONLY)
     except OSError as error:
         raise refusal(root, error) from error
-    blob, is_new = LocalBlob(root), not root.exists()
-    blob.make_root()
-    if is_new:
-        root.chmod(_OWNER_ONLY)
     return blob, str(root)
 
 
 def _open_sqlite(root: Path, runtime: Runtime, settings: Settings, *, made: bool) -> SqliteMeta:
     path = root / META_FILE
-    if made and not (path.exists() and path.stat().st_size):
+    if made and not reading(lambda: _has_content(path), runtime, settings):
         why = f"it is missing or empty, and {FORMAT} says that it was there; or Meta was a PostgreSQL URL"
         raise RecordDamaged(path=str(path), why=why)
     return reading(lambda: SqliteMeta(path, runtime, settings), runtime, settings)

@@ -311,7 +311,11 @@ def test_a_push_beside_a_database_is_waited_for_until_it_is_there() -> None:
     firsts = [found.txids(time)[:2] for time in range(4)]
     assert firsts == [(1000,), (own[1], own[1] + 2**52 + 2**31), (1001, own[2]), ()]
     assert all(not is_visible(number, found.visible(3).json_fields) for number in own.values())
-    assert (found.pushed(0), found.pushed(1), found.pushed(3)) == ((), (own[1],), (own[1], own[2]))
+    assert (found.pushed_numbers(0), found.pushed_numbers(1), found.pushed_numbers(3)) == (
+        (),
+        (own[1],),
+        (own[1], own[2]),
+    )
     assert max(max(found.txids(time), default=0) for time in range(4)) < 2**53
     for xmax in (1, 5, 1001, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32):
         assert resolved([*found.txids(1)], xmax) >= xmax, "it would be dropped"

@@ -308,7 +308,7 @@ class _ArrayText:
         values = self._array(element, 1)
         self._skip()
         if self._at < len(self._text):
-            self._malformed("something follows its end")
+            self._refuse("something follows its end")
         return values
 
     def _skip(self) -> None:
@@ -318,20 +318,20 @@ class _ArrayText:
     def _char(self) -> str:
         return self._text[self._at : self._at + 1]
 
-    def _malformed(self, why: str) -> NoReturn:
+    def _refuse(self, why: str) -> NoReturn:
         raise Misread(f"{shorten(self._text)} is no array: {why}")
 
     def _array(self, element: Callable[[str], Any], dims: int) -> list[Any]:
         if self._char() != "{":
-            self._malformed("it begins with '{', and its elements are separated by ','")
+            self._refuse("it begins with '{', and its elements are separated by ','")
         if dims > _DIMS_MAX:
-            self._malformed(f"it has more than {_DIMS_MAX} dimensions")
+            self._refuse(f"it has more than {_DIMS_MAX} dimensions")
         self._at += 1
         self._skip()
         values: list[Any] = []
         if self._char() == "}":
             if dims > 1:
-                self._malformed("an array in it is empty")
+                self._refuse("an array in it is empty")
             self._at += 1
             return values
         while True:
@@ -343,9 +343,9 @@ class _ArrayText:
             if end == "}":
                 break
             if end != ",":
-                self._malformed("',' or '}' was expected")
+                self._refuse("',' or '}' was expected")
         if len({_shape(each) for each in values}) > 1:
-            self._malformed("its arrays are not all of the same size")
+            self._refuse("its arrays are not all of the same size")
         return values
 
     def _element(self, element: Callable[[str], Any]) -> Any:
@@ -360,13 +360,13 @@ class _ArrayText:
             self._at += 1
         text = text[:kept] + text[kept:].rstrip(_BLANK)
         if not text or self._char() in ("{", '"'):
-            self._malformed("an element is missing, or not quoted as it should be")
+            self._refuse("an element is missing, or not quoted as it should be")
         return None if text.upper() == "NULL" and not escaped else element(text)
 
     def _read_quoted(self) -> str:
         match = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL).match(self._text, self._at)
         if match is None:
-            self._malformed("a quote is not closed")
+            self._refuse("a quote is not closed")
         self._at = match.end()
         return re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL)
 

@@ -90,7 +90,7 @@ class _Parser:
             refuse(0, "the clause is empty")
         node = self._expression(_OR)
         if self._peek().kind != "end":
-            self._unexpected("the clause should have ended here")
+            self._refuse_next("the clause should have ended here")
         return node
 
     # Tokens
@@ -118,19 +118,19 @@ class _Parser:
 
     def _expect(self, text: str, for_what: str) -> None:
         if not self._skip(text):
-            self._unexpected(f"{text!r} was expected, {for_what}")
+            self._refuse_next(f"{text!r} was expected, {for_what}")
 
-    def _unexpected(self, why: str) -> NoReturn:
+    def _refuse_next(self, why: str) -> NoReturn:
         token = self._peek()
         refuse(token.at, f"{token.shown if token.kind == 'end' else shorten(token.shown)}: {why}")
 
     def _node(self, form: str, token: Token, *args: Node, facts: Any = None) -> Node:
         depth = 1 + max((arg.depth for arg in args), default=0)
         if depth > DEPTH_MAX:
-            self._too_deep(token)
+            self._refuse_depth(token)
         return Node(form, token.at, token.shown, args, facts, depth)
 
-    def _too_deep(self, token: Token) -> NoReturn:
+    def _refuse_depth(self, token: Token) -> NoReturn:
         refuse(token.at, f"{shorten(token.shown)}: the clause is nested more than {DEPTH_MAX} deep")
 
     # Expressions
@@ -139,11 +139,11 @@ class _Parser:
         """Parse an expression whose operators bind at least as tightly as `least`."""
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            self._too_deep(self._peek())
+            self._refuse_depth(self._peek())
         left, last = self._operand(least), 0
         while (power := self._power()) >= least:
             if power == last and power in (_COMPARISON, _RANGE):
-                self._unexpected("it cannot follow another of its kind without parentheses")
+                self._refuse_next("it cannot follow another of its kind without parentheses")
             left, last = self._continue(left, power), power
         self._depth -= 1
         return left
@@ -155,7 +155,7 @@ class _Parser:
                 return _RANGE if self._peek(1).text in ("in", "like", "ilike", "between", "similar") else 0
             return _ZONE if self._is("at", "time", "zone") else _WORDS.get(token.text, 0)
         if token.kind == "operator" and token.text not in _POWERS:
-            self._unexpected("this operator is not supported")
+            self._refuse_next("this operator is not supported")
         return _POWERS.get(token.text, 0) if token.kind in ("operator", "mark") else 0
 
     def _continue(self, left: Node, power: int) -> Node:  # noqa: PLR0911 - one for each kind of operator
@@ -261,11 +261,11 @@ class _Parser:
         if token.text == "(":
             node = self._expression(_OR)
             if self._is(","):
-                self._unexpected("rows of several values are not supported")
+                self._refuse_next("rows of several values are not supported")
             self._expect(")", "as a parenthesis is open")
             return node
         self._next -= 1
-        return self._unexpected("a value was expected here")
+        return self._refuse_next("a value was expected here")
 
     def _prefix(self, token: Token) -> Node:
         if token.text in ("+", "-"):
@@ -297,9 +297,9 @@ class _Parser:
 
     def _column(self, token: Token) -> Node:
         if self._is(".") or self._is("["):
-            self._unexpected("columns stand without their table, and parts of values are not supported")
+            self._refuse_next("columns stand without their table, and parts of values are not supported")
         if self._is("("):
-            self._unexpected("functions are not written in double quotes")
+            self._refuse_next("functions are not written in double quotes")
         return self._node("column", token, facts=(token.text, token.kind == "quoted"))
 
     def _call(self, token: Token) -> Node:
@@ -315,7 +315,7 @@ class _Parser:
         self._take()
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            self._too_deep(token)
+            self._refuse_depth(token)
         items: list[Node] = []
         while not self._skip("]"):
             if items:
@@ -351,7 +351,7 @@ class _Parser:
         token = self._peek()
         sql_type = self._simple_type()
         if sql_type is None:
-            self._unexpected("this type is not supported")
+            self._refuse_next("this type is not supported")
         modifiers: list[int] = []
         if self._skip("("):
             modifiers = [self._modifier()]

@@ -50,7 +50,7 @@ class Contents:
         Without a key all columns are read, as they identify a row only together.
         """
         subject = definition.subject
-        wanted = {*definition.needed, *also}
+        wanted = {*definition.needed_columns, *also}
         columns = [name for name in subject.schema.names if name in wanted] if subject.key else None
         where = definition.where
         whole = self._cached_rows(shard, time)

@@ -94,7 +94,7 @@ class ShapeDefinition:
         return json.dumps(types, separators=(",", ":"))  # a header must be ASCII, whatever the column names
 
     @cached_property
-    def needed(self) -> tuple[str, ...]:
+    def needed_columns(self) -> tuple[str, ...]:
         """The columns that must be read, in the collection's order."""
         wanted = {*self.columns, *self.subject.identity, *(self.where.columns if self.where is not None else ())}
         return tuple(name for name in self.subject.schema.names if name in wanted)

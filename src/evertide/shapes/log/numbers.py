@@ -62,7 +62,7 @@ class Numbers:
         own = own_number(time, has_upstream=True)
         return (*xids, own) if xids else (own, own + _APART)
 
-    def pushed(self, time: int) -> tuple[int, ...]:
+    def pushed_numbers(self, time: int) -> tuple[int, ...]:
         """The numbers of the last pushes in a snapshot at a time, which `visible` cannot express."""
         return tuple(own_number(at, has_upstream=True) for at in self._xids.pushed(time, _PUSHES))
 

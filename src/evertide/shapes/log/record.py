@@ -174,7 +174,7 @@ class ShapeRecords:
             made_at_s=made_at_s,
             change=self._runtime.new_id(),
             visible=self._numbers.visible(state.upper - 1),
-            pushed=self._numbers.pushed(state.upper - 1) or msgspec.UNSET,
+            pushed=self._numbers.pushed_numbers(state.upper - 1) or msgspec.UNSET,
         )
 
     def _read(self, prefix: str) -> list[ShapeRecord]:

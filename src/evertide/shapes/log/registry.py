@@ -226,7 +226,7 @@ class Shapes:
                 content = self.contents.read_rows(self.shard(definition.subject), definition, at)
                 yield from snapshot_messages(shape.writer, content, has_key=bool(definition.subject.key))
             visible = record.visible if time is None else self.numbers.visible(at)
-            pushed = record.pushed if time is None else self.numbers.pushed(at)
+            pushed = record.pushed if time is None else self.numbers.pushed_numbers(at)
             if not isinstance(visible, msgspec.UnsetType):
                 yield snapshot_end(visible, () if isinstance(pushed, msgspec.UnsetType) else pushed)
 

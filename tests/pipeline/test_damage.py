@@ -283,8 +283,11 @@ def mended(kept: Storage) -> Repaired:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [*KEYS, *RECORDS])
 def test_every_kind_of_damage_is_repaired_or_named(kind: str, way: str, template: tuple[Storage, Pipeline]) -> None:
+    check_repaired(damaged(template, kind, way), kind, way)
+
+
+def check_repaired(kept: Storage, kind: str, way: str) -> None:
     """After the repair `fsck` is clean, the pipeline opens, and its collections hold what they held."""
-    kept = damaged(template, kind, way)
     done = mended(kept)
     if kind == LOST:
         problem = next(one for one in done.report.problems if "table 'orders', transactions" in one.why)

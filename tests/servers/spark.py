@@ -49,16 +49,15 @@ def quick_sparks() -> Iterator[None]:
 @contextmanager
 def running_spark(scratch: Path) -> Iterator[SparkSession]:
     """Two threads, and four tries for a task, so that tests may let one fail."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - costs a second, and most tests need no Spark
+    from evertide.plan.catalyst.session import SETTINGS, SparkSession  # noqa: PLC0415 - costs a second
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2,4]")
         .appName("evertide-tests")
-        .config("spark.ui.enabled", "false")
+        .config(map=SETTINGS)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.codegen.cache.maxEntries", "5000")
-        .config("spark.executor.killOnFatalError.depth", "0")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))

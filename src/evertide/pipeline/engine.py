@@ -8,6 +8,7 @@ transaction. Real ones run on Spark (`evertide.pipeline.spark_engine`); tests of
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -140,5 +141,9 @@ class Engine(Protocol):
         ...
 
     def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> Cohort: ...
+
+    def beside(self) -> AbstractContextManager[None]:
+        """What this thread computes in the block runs beside the transactions, and shares the cores with them."""
+        ...
 
     def close(self) -> None: ...

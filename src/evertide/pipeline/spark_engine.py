@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +17,7 @@ from evertide.plan.algebra.fingerprint import Fingerprints
 from evertide.plan.algebra.nodes import Attribute
 from evertide.plan.catalyst.activity import activity
 from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.catalyst.pool import BESIDE, in_pool
 from evertide.plan.catalyst.result_settings import result_settings
 from evertide.plan.catalyst.session import Session
 from evertide.plan.program.program import Program
@@ -133,6 +135,9 @@ class SparkEngine:
                 state=saved,
             )
         )
+
+    def beside(self) -> AbstractContextManager[None]:
+        return in_pool(self.spark.sparkContext, BESIDE)
 
     def explain(self, cohorts: Iterable[Cohort]) -> list[Explanation]:
         return [explain(cohort.circuit) for cohort in cohorts if isinstance(cohort, SparkCohort)]

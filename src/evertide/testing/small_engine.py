@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,6 +171,9 @@ class SmallEngine:
             is_first, manifests = msgspec.msgpack.decode(state, type=tuple[bool, dict[str, Manifest]])
             made.take(manifests, is_first=is_first)
         return made
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         self.is_closed = True

@@ -129,7 +129,8 @@ class Backfill:
                 members = self._runner.members
                 self._hold(members)
             self._progress("backfill", 0, len(self._left))
-            self._compute(members, is_stopping)
+            with self._beside():
+                self._compute(members, is_stopping)
             while not is_stopping():
                 try:
                     if self._caught_up(is_stopping):
@@ -146,6 +147,9 @@ class Backfill:
         finally:
             self._release()
             self._give_up()
+
+    def _beside(self) -> AbstractContextManager[None]:
+        return self._runner.machine.engine.beside()
 
     def _hold(self, members: Members) -> None:
         if self._time:
@@ -171,7 +175,8 @@ class Backfill:
         """Whether the views are members."""
         runner = self._runner
         while not self._is_behind and runner.journal.committed_upper - self._time > _FEW and not is_stopping():
-            self._catch_up(runner.journal.committed_upper)
+            with self._beside():
+                self._catch_up(runner.journal.committed_upper)
             self._hold(runner.members)
         with self._turn:
             if is_stopping():

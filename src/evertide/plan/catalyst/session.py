@@ -20,19 +20,21 @@ from evertide.errors import InvalidInput
 from evertide.plan.catalyst.failure import reason
 from evertide.plan.catalyst.network import REMEDY, bound_to_loopback, network_settings, why_open
 
-__all__ = ["Session", "SparkSession", "open_session"]
+__all__ = ["SETTINGS", "Session", "SparkSession", "open_session"]
 
 logger = logging.getLogger(__name__)
 
 _ENDING_S = 10.0
-_SETTINGS = {
+SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.codegen.cache.maxEntries": "4000",
     "spark.executor.killOnFatalError.depth": "0",
+    "spark.scheduler.mode": "FAIR",
 }
 """Small jobs by the thousand: what they compile to is kept, and nobody watches each of them. A row that takes more
-memory than there is fails its task, and so a view; by default it would end the JVM, again after every restart."""
+memory than there is fails its task, and so a view; by default it would end the JVM, again after every restart.
+Pools share the cores (`evertide.plan.catalyst.pool`); by default a job waits for all tasks of the jobs before it."""
 _NO_SECRET = "secret key must be specified"  # noqa: S105 - as Spark says that it has none
 
 
@@ -84,7 +86,7 @@ def open_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = master or os.environ.get("SPARK_MASTER", "local[*]")
     try:
-        made = _made(chosen, {**_SETTINGS, **(settings or {})})
+        made = _made(chosen, {**SETTINGS, **(settings or {})})
     except (PySparkException, Py4JJavaError, RuntimeError) as error:
         why = f"it does not start: {reason(error)}"
         if _NO_SECRET in why:

@@ -437,7 +437,8 @@ def _is_one(jvm: Any, attribute: Any) -> bool:
         return False
     column = sequence(jvm.projectList() if name == "Project" else jvm.aggregateExpressions())[at]
     value = column.child() if kind(column) == "Alias" else column
-    return kind(value) == "Literal" and value.value() == 1
+    is_int = kind(value) == "Literal" and value.dataType().sql() == "INT"  # for Python, true and 1.0 are 1 as well
+    return is_int and value.value() == 1
 
 
 def _shown_rows(cuts: Iterable[Any]) -> tuple[int | None, int]:

@@ -7,8 +7,11 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Conflict, InvalidInput
+from evertide.errors import Conflict, InvalidInput, Unavailable
 from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from evertide.store.open import Storage
+from evertide.store.writers import registered
 from tests.pipeline.kit import ORDERS, Row, engine, open_pipeline, rows_of, storage
 
 
@@ -181,3 +184,20 @@ def test_large_pushes_are_staged_in_fragments() -> None:
         p.commit()
         assert rows_of(p, "counts") == [(0, 27_000)]
         assert ORDERS.name in p.definition.tables
+
+
+def test_a_pipeline_that_storage_did_not_let_end_is_opened_again_at_once() -> None:
+    """Its registration stays, under a process that lives: this one. Taken out once: `Conflict`."""
+    below, outcome = storage(), [Fault.DONE]
+    faults = Faults(lambda *_: outcome[0], lambda *_: outcome[0])
+    seen = Storage(FaultyBlob(below.blob, faults), FaultyMeta(below.meta, faults), "memory")
+    first = open_pipeline(seen)
+    first.push("orders", [{"id": 1, "customer": "ann", "amount": 5}])
+    first.advance()
+    outcome[0] = Fault.REFUSED
+    with suppress(Unavailable):
+        first.close()
+    outcome[0] = Fault.DONE
+    assert [one.writer for one in registered(below.meta).values()] == [first._writer.id]
+    with open_pipeline(seen) as second:
+        assert rows_of(second, "orders") == [(1, "ann", 5)]

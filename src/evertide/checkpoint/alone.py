@@ -70,7 +70,7 @@ def check_alone(place: Place, own: str = "") -> None:
         known, beat = _read(record, Registration), _read(last, Beat)
         ttl_s = known.ttl_s if known is not None else place.settings.writer_ttl_s
         is_silent = beat is None or place.runtime.wall_s() - beat.beat_at_s > ttl_s
-        if not is_silent and not (known is not None and known.origin.has_ended()):
+        if not is_silent and not (known is not None and known.has_ended()):
             who = f"{known.label or 'no label'}, {known.host}, pid {known.pid}" if known else "its record is damaged"
             why = f"writer {writer} ({who}) is registered: stop it, or wait until it was silent for {ttl_s:.0f} s"
             raise Conflict(where=meta.path(CHECKPOINTS), why=why)

@@ -43,6 +43,10 @@ __all__ = [
 ]
 
 
+_stopped: set[str] = set()
+"""Ids of this process's writers that stopped, and whose registrations storage may not have let go."""
+
+
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
     label: str
@@ -60,6 +64,10 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def origin(self) -> Origin:
         return Origin(self.host, self.pid, self.boot, self.namespace, self.start_ticks)
+
+    def has_ended(self) -> bool:
+        """Whether it is proven that nothing writes under it: its process has ended, or this process has stopped it."""
+        return self.writer in _stopped or self.origin.has_ended()
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -257,7 +265,11 @@ class Writer:
             self._open.discard(seq)
 
     def unregister(self) -> None:
-        """The orderly end. Fenced already is fine: then somebody else ended it."""
+        """The orderly end. Fenced already is fine: then another process ended it.
+
+        If storage does not answer, the registration stays, and this process knows that it means nothing.
+        """
+        _stopped.add(self.id)
         with self._beating, suppress(Fenced):
             while True:
                 writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]

@@ -64,7 +64,7 @@ class Leading:
         known = reading(lambda: registered(self._meta), self._runtime, self._settings).get(leader.writer)
         if known is None:
             return True
-        if not known.origin.has_ended() and not (
+        if not known.has_ended() and not (
             self._writer.hears and is_gone(self._meta, known, self._runtime, self._settings)
         ):
             return False
@@ -88,7 +88,7 @@ class Leading:
 def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) -> Registration:
     """Make a replica the leader: the read-only one, if no writer is named. All that could write are fenced out."""
     known = reading(lambda: registered(meta), runtime, settings)
-    alive = {name: one for name, one in known.items() if not one.origin.has_ended()}
+    alive = {name: one for name, one in known.items() if not one.has_ended()}
     chosen = _chosen(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
     for name, other in known.items():
         if name != chosen.writer and other.label == RUNNING:

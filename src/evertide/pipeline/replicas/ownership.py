@@ -72,7 +72,7 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
     """Register as the one that runs the pipeline. `Conflict` if somebody does."""
     reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
     for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
-        if not other.origin.has_ended():
+        if not other.has_ended():
             raise _held(meta, other)
         end(meta, other, runtime, settings)
     writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING, instance=instance)
@@ -134,7 +134,7 @@ def live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registratio
 
 def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
     """Whether whoever is registered does not live any more, for all that can be told: nothing is changed."""
-    if other.origin.has_ended():
+    if other.has_ended():
         return True
     record = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if record is None:

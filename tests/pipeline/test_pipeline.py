@@ -193,7 +193,7 @@ def test_a_pipeline_that_storage_did_not_let_end_is_opened_again_at_once() -> No
     seen = Storage(FaultyBlob(below.blob, faults), FaultyMeta(below.meta, faults), "memory")
     first = open_pipeline(seen)
     first.push("orders", [{"id": 1, "customer": "ann", "amount": 5}])
-    first.advance()
+    first.commit()
     outcome[0] = Fault.REFUSED
     with suppress(Unavailable):
         first.close()

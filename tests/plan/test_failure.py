@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,16 +14,19 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark.errors import ArithmeticException
+from pyspark.errors import ArithmeticException, PythonException
+from pyspark.sql.functions import udf
 
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused, ViewFailed
 from evertide.flow import Circuit
 from evertide.plan.catalyst.failure import told_apart
 from evertide.plan.fragment.fragment import Fragment, Term
+from evertide.plan.program.view_function import ViewFunction
+from evertide.runtime import SystemRuntime
 from evertide.testing.ledger import delta_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def test_a_row_is_to_blame_for_what_spark_says_of_it(spark: SparkSession) -> None:
@@ -184,3 +188,57 @@ def test_x12_no_row_is_blamed_for_what_the_system_refuses_each_time(
             with pytest.raises(SystemRefused, match=os.strerror(errno.EMFILE)):
                 circuit.step(delta(1, 2))
     assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+
+
+def failing_at_first(tries: Path, times: int, *, is_killed: bool) -> Any:
+    """A function that fails so many times, whatever the row; then it adds 1."""
+
+    def add_one(a: int) -> int:
+        if len([*tries.iterdir()]) < times:
+            (tries / SystemRuntime().new_id()).touch()
+            if is_killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        return a + 1
+
+    return udf(add_one, "int", useArrow=False)
+
+
+def calling(spark: SparkSession, function: Any) -> Circuit:
+    def v(session: SparkSession) -> DataFrame:
+        return session.table("t").select(function("a").alias("b"))
+
+    return Circuit(spark, "CREATE TABLE t (a INT);", functions=[ViewFunction("v", v)])
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_x15_a_python_function_that_fails_once_blames_no_view(
+    spark: SparkSession, tmp_path: Path, is_killed: bool
+) -> None:
+    """Spark gives up after four tries of a task. An error that the function raised failed its view at once."""
+    made = calling(spark, failing_at_first(tmp_path, 4, is_killed=is_killed))
+    assert made.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+    assert len([*tmp_path.iterdir()]) == 4
+
+
+def test_x13_a_python_function_that_fails_each_time_is_blamed_on_the_row(spark: SparkSession) -> None:
+    made = calling(spark, udf(lambda a: 6 // a, "int", useArrow=False))
+    with pytest.raises(ViewFailed, match=r"ZeroDivisionError.*; because of table 't', row \{'a': 0, '__diff': 1\}"):
+        made.step(delta(1, 0, 2))
+    assert len(made.step(delta(1, 2))["v"]) == 2
+
+
+def test_x13_a_python_function_that_fails_only_for_many_rows_fails_its_view(
+    spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction would wait for ever, and with it all views."""
+    real = Fragment.run
+
+    def run(fragment: Fragment, terms: Sequence[Term], **how: Any) -> pa.Table:
+        if sum(leaf.num_rows for _, leaves in terms for leaf in leaves) > 150:
+            raise PythonException("ValueError: too many")
+        return real(fragment, terms, **how)
+
+    monkeypatch.setattr(Fragment, "run", run)
+    with pytest.raises(ViewFailed, match="too many; because of table 't'"):
+        circuit.step(delta(*range(200)))

@@ -9,7 +9,8 @@ a lost executor all come as the same kind of error. So this is found out by tryi
    to blame, as long as Spark still runs the simplest job: the views fail (`ViewFailed`), and the step goes on without
    them. Few, and not one: a join fails by two rows, a group by several.
 4. If the views fail only together with many rows, no row is to blame: the first error is raised. Large steps that fail
-   for want of memory or of executors end here.
+   for want of memory or of executors end here. Not if a Python function of the user raised it: the view fails then.
+   Such an error may be a row's, or that of something that the function reaches and that is back at the next try.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ Deltas = Mapping[str, pa.Table]
 class Suspected(Exception):
     """A part of a step failed, and it is not known whether a row is to blame. It never leaves the circuit."""
 
-    def __init__(self, views: tuple[str, ...], why: str, error: Exception) -> None:
-        """`error` is what the step raises if no row is to blame."""
+    def __init__(self, views: tuple[str, ...], why: str, error: Exception, *, is_functions: bool = False) -> None:
+        """`error` is what the step raises if no row is to blame; `is_functions`: a function of the user raised it."""
         super().__init__(views, why, error)
         self.views = views
         self.why = why
         self.error = error
+        self.is_functions = is_functions
 
 
 def tried_again(
@@ -64,7 +66,7 @@ def tried_again(
     total = sum(delta.num_rows for delta in deltas.values())
     rows = _reduced(lambda part: _fails(compute, part, suspected.views), deltas, np.arange(total), _PARTS_MAX)
     check_spark()
-    if len(rows) > _FEW:
+    if len(rows) > _FEW and not suspected.is_functions:
         raise suspected.error
     why = f"{suspected.why}; because of {_said(deltas, rows)}" if len(rows) else suspected.why
     raise ViewFailed(views=suspected.views, time=-1, why=why) from suspected.error
@@ -84,6 +86,8 @@ def _fails(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...])
 
 def culprit(fails: Callable[[Deltas], bool], deltas: Deltas) -> str:
     """The row that makes a step fail, found by halves; empty if no single one does."""
+    if not fails(deltas):
+        return ""
     total = sum(delta.num_rows for delta in deltas.values())
     rows = _reduced(fails, deltas, np.arange(total), 2)
     return _said(deltas, rows) if len(rows) == 1 and fails(_chosen(deltas, rows)) else ""

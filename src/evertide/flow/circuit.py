@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
 from evertide.errors import Damaged, EvertideError, InvalidInput, SparkAway, ViewFailed
@@ -187,6 +187,9 @@ class Circuit:
         try:
             part.run(is_first=self._is_first)
             step_done()
+        except PythonException as error:  # a function may fail because of a row, or of what it reaches
+            away = SparkAway(path=str(self._context.master), why=reason(error))
+            raise Suspected(self._views_on(_output(part)), reason(error), away, is_functions=True) from error
         except (PySparkException, InvalidInput) as error:
             raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=reason(error)) from error
         except EvertideError:

@@ -18,7 +18,7 @@ from functools import cache
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 from pyspark.logger import PySparkLogger
 
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused
@@ -32,6 +32,7 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, er
 """What the system says if it has no room, no files or no memory left; never because of a row."""
 _REFUSALS = tuple(map(os.strerror, _NUMBERS))
 """As the JVM says them, too, which has them from the same library."""
+_TRACEBACK = "Traceback (most recent call last):"
 _LOGGER = "SQLQueryContextLogger"
 """By which PySpark prints the JVM's whole stack for every error of an expression, whoever handles it."""
 
@@ -39,7 +40,11 @@ _LOGGER = "SQLQueryContextLogger"
 def reason(error: Exception) -> str:
     if isinstance(error, Py4JJavaError):
         return next(iter(str(error.java_exception.toString()).splitlines()), type(error).__name__)
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    lines = str(error).splitlines()
+    if isinstance(error, PythonException) and _TRACEBACK in lines:  # what the function raised comes after its frames
+        last = len(lines) - lines[::-1].index(_TRACEBACK)
+        lines = [line for line in lines[last:] if line[:1].strip()] or lines
+    said = next((line.strip() for line in lines if line.strip()), type(error).__name__)
     about = {each.fragment() for each in error.getQueryContext()} if isinstance(error, PySparkException) else set()
     return f"{said}, in {', '.join(sorted(about))}" if about else said
 

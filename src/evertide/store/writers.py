@@ -125,6 +125,7 @@ class Writer:
             return [Write(writer_key(fresh), 0, seal(registration)), Write(beat_key(fresh), 0, seal(beat))]
 
         writer = cls(meta, runtime, settings, commit_fresh(meta, writes, runtime, settings), label)
+        _stopped.discard(writer.id)
         writer.adopt_generation()
         return writer
 
@@ -275,8 +276,9 @@ class Writer:
                 writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]
                 stale = commit_settled(self._meta, writes, (), self._runtime, self._settings)
                 if stale is None:
-                    return
+                    break
                 self._adopt_beat(stale)
+        _stopped.discard(self.id)
 
     def adopt_generation(self) -> Generation | None:
         """Take the current generation for ours, after looking at its members."""

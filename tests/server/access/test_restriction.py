@@ -117,7 +117,7 @@ def test_a_clause_that_does_not_fit_lets_nothing_through(g: Guarded) -> None:
 def test_what_does_not_fit_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     lost = Token.of("lost", Role.READ, "lost-token-0123456789", Restriction.to({}, frozenset({"orders", "nowhere"})))
     with guarded(Access.of([*ACCESS.tokens, lost])):
-        told = [record.message for record in caplog.records if record.name.endswith("fitting")]
+        told = [record.message for record in caplog.records if record.name.endswith("restriction_check")]
     assert len(told) == 2
     assert "'broken' gets nothing of 'orders'" in told[0]
     assert "'lost' is restricted to 'nowhere', and there is no such collection" in told[1]

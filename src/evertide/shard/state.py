@@ -1,7 +1,7 @@
 """The state of a shard, and how it changes: a pure state machine.
 
 Where it lies: as diffs 1, 2, 3, ... in the Meta log `shard/<shard>`, and now and then whole, as a roll-up blob
-(`evertide.shard.rollup`). Version 1. Writers append diffs by compare-and-set; collection truncates what a roll-up
+(`evertide.shard.log`). Version 1. Writers append diffs by compare-and-set; garbage collection truncates what a roll-up
 covers.
 
 Words: a *batch* holds the changes of the times in [lower, upper), as parts; its `since` says how far times in it may

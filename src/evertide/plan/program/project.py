@@ -1,6 +1,8 @@
 """A project of Spark Declarative Pipelines, as it lies on a disk: plain values, and no Spark.
 
-`evertide.pipeline.project` reads one from a directory; `evertide.plan.declared` makes statements of its files."""
+`evertide.pipeline.project` reads one from a directory; `evertide.plan.program.project_files` makes statements of its
+files.
+"""
 
 from __future__ import annotations
 

@@ -1,46 +1,50 @@
 """The error tree.
 
-Kinds differ only where a caller would act differently; the classes below a kind tell people what happened.
+There are separate kinds only where a caller acts differently; a subclass of a kind tells people more precisely what
+happened.
 
     EvertideError
-    ├── InvalidInput            the caller's values are wrong: correct them; nothing was changed
-    ├── Conflict                somebody else was first: read again and decide
+    ├── InvalidInput            the caller's input is wrong: correct it; nothing was changed
+    ├── NotAllowedNow           right input at the wrong moment (paused, read-only): change that state, then retry
+    ├── Closed                  the pipeline or connection was closed: open it again
+    ├── Conflict                another process changed the same object first: read it again and decide
     │   ├── UpperMismatch       the shard's upper is not the expected one
-    │   └── TimeCompacted       the time asked for lies below since
+    │   └── TimeCompacted       the requested time lies below the shard's since
     ├── Fenced                  this process lost its right to write: stop, discard, register again
-    │   └── GenerationMoved     a replica takes the new generation over, and goes on
-    ├── LeaseLost               a reader's lease ended: restart from the time named
-    ├── Unavailable             "did not happen": safe to try again
-    │   ├── StorageFull         no room: make some
-    │   ├── StorageForbidden    read-only or no permission
-    │   ├── ScratchUnavailable  temporary files cannot be written or read: make room
-    │   ├── SystemRefused       the operating system refused a call of a transaction: it is tried again
-    │   ├── SparkAway           Spark lost executors, or could not finish a job for another reason than a row
-    │   ├── Recomputing         state has diverged several times, and waits before it is computed again
-    │   └── QueryEnded          the process that answered a query ended before it did: ask again
+    │   └── GenerationMoved     another replica changed the definition: a replica adopts it and continues
+    ├── LeaseLost               a reader's lease expired: restart the read from the time named
+    ├── Unavailable             "did not happen": safe to retry
+    │   ├── StorageFull         no space left: free some
+    │   ├── StorageForbidden    read-only, or no permission
+    │   ├── ScratchUnavailable  temporary files cannot be written or read: free some space
+    │   ├── SystemRefused       the operating system refused a call of a transaction: Evertide retries
+    │   ├── SparkAway           Spark lost executors, or failed a job for a reason that is not a row
+    │   ├── Recomputing         view state has diverged several times: Evertide waits, then recomputes it
+    │   └── QueryEnded          the query process ended before it answered: send the query again
     ├── OutcomeUnknown          "may have happened": read back before anything else
-    ├── SourceFailed            a source cannot go on: it stalls, the others do not
-    │   ├── SourceAway          it cannot be reached: nothing to do but wait, or look at what lies between
-    │   └── SourceChanged       it no longer says what it said
-    ├── SinkFailed              a sink cannot go on: it stalls, nothing else does
-    ├── Diverged                a replay came to something else than what is recorded: stop, discard the state
-    ├── SparkEnded              Spark is gone as a whole: start this process again
-    ├── ViewFailed              a view cannot be computed, because of a row: correct the row
-    │   └── StateDiverged       the state of views is not what it should be: it is computed again by itself
+    ├── SourceFailed            a source cannot continue: it stalls, the others do not
+    │   ├── SourceAway          the source cannot be reached: wait, or check the network
+    │   └── SourceChanged       the source no longer returns what was read from it before
+    ├── SinkFailed              a sink cannot continue: it stalls, nothing else does
+    ├── Diverged                a replay computed something else than what is recorded: stop, discard the state
+    ├── SparkEnded              Spark has ended as a whole: restart this process
+    ├── ViewFailed              a row makes a view fail: correct the row
+    │   └── StateDiverged       the state of views is wrong: Evertide recomputes it
     ├── Damaged                 storage no longer holds what it acknowledged: stop, repair or restore
-    │   ├── BlobMissing         a blob that a record names is not there
-    │   ├── BlobDamaged         a blob is there with other bytes
+    │   ├── BlobMissing         a blob that a record names is missing
+    │   ├── BlobDamaged         a blob exists with other bytes
     │   ├── RecordDamaged       a Meta record or database file cannot be read
     │   └── CheckpointDamaged   a checkpoint lacks files that it names, or the catalog is gone
-    ├── Unexpected              an error that nothing expects, a bug of ours: report it
-    ├── UnsupportedFormat       written by another version: upgrade or migrate; never guessed
-    ├── LimitExceeded           it would take more than is allowed: ask for less
-    ├── Unauthorized            whoever asks is not known: name a token
-    └── Forbidden               whoever asks is known, and may not: use a token that may
+    ├── Unexpected              a bug in Evertide: report it
+    ├── UnsupportedFormat       written by another version: upgrade or migrate
+    ├── LimitExceeded           the request exceeds a limit: ask for less
+    ├── Unauthorized            the request has no valid token: add one
+    └── Forbidden               the token's role or restriction does not allow it: use another token
 
-Each error keeps its facts as attributes, prints them as key=value, ends in the remedy, has a stable `error_code` for
-machines and an `exit_code` per kind, and survives pickling between worker and driver. A path is the place where a
-person would look, not an internal name.
+The text of an error is its message (`message_format`, filled with the facts) followed by the remedy. The facts are
+attributes; `error_code` is stable, for machines; each kind has an `exit_code`. An error survives pickling between
+worker and driver. A path is the place where a person would look, not an internal name. tests/golden/error-messages.txt
+lists every error as rendered.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ __all__ = [
     "BlobDamaged",
     "BlobMissing",
     "CheckpointDamaged",
+    "Closed",
     "Conflict",
     "Damaged",
     "Diverged",
@@ -62,6 +67,7 @@ __all__ = [
     "InvalidInput",
     "LeaseLost",
     "LimitExceeded",
+    "NotAllowedNow",
     "OutcomeUnknown",
     "QueryEnded",
     "Recomputing",
@@ -89,11 +95,12 @@ __all__ = [
 
 @dataclass(eq=False, repr=False)
 class EvertideError(Exception):
-    """The root: catch it to catch everything Evertide raises on purpose."""
+    """The root: catch it to catch every error that Evertide raises on purpose."""
 
     error_code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
-    what: ClassVar[str] = "Evertide failed"
+    summary: ClassVar[str] = "Evertide failed"
+    message_format: ClassVar[str] = "Evertide failed"
     remedy: ClassVar[str] = "Report this as a bug, with the log."
 
     def __post_init__(self) -> None:
@@ -103,9 +110,14 @@ class EvertideError(Exception):
     def facts(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    @property
+    def message(self) -> str:
+        """What happened, to which object, and why; without the remedy."""
+        return self.message_format.format(**self.facts)
+
     def __str__(self) -> str:
-        facts = " ".join(f"{name}={value!r}" for name, value in self.facts.items() if value not in (None, ""))
-        return f"{self.what}: {facts}. {self.remedy}" if facts else f"{self.what}. {self.remedy}"
+        message = self.message
+        return f"{message}{'' if message.endswith(('.', '?', '!')) else '.'} {self.remedy}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -116,23 +128,52 @@ class EvertideError(Exception):
 
 @dataclass(eq=False, repr=False)
 class InvalidInput(EvertideError):
-    """`where` names the place (table, column, argument, path), `why` what is wrong with it."""
+    """`where` names the place (table, column, argument, path), `why` what is wrong there."""
 
     error_code = "invalid_input"
     exit_code = 2
-    what = "The input is not valid"
-    remedy = "Correct it and try again; nothing was changed."
+    summary = "The input is wrong"
+    message_format = "{where}: {why}"
+    remedy = "Nothing was changed; correct the input and retry."
 
     where: str
     why: str
 
 
 @dataclass(eq=False, repr=False)
+class NotAllowedNow(EvertideError):
+    """The request is valid, but the state of `where` does not allow it; `why` names that state and how to leave it."""
+
+    error_code = "not_allowed_now"
+    exit_code = 19
+    summary = "The present state of the pipeline does not allow this"
+    message_format = "{where}: {why}"
+    remedy = "Nothing was changed."
+
+    where: str
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class Closed(EvertideError):
+    """`where` names what was closed."""
+
+    error_code = "closed"
+    exit_code = 20
+    summary = "The pipeline is closed"
+    message_format = "{where} is closed"
+    remedy = "Nothing was changed; open it again."
+
+    where: str
+
+
+@dataclass(eq=False, repr=False)
 class Conflict(EvertideError):
     error_code = "conflict"
     exit_code = 3
-    what = "Somebody else was first"
-    remedy = "Read again and decide; nothing of this call was written."
+    summary = "Another process changed the same object first"
+    message_format = "{where}: {why}"
+    remedy = "Nothing of this call was written; read the object again and decide."
 
     where: str
     why: str
@@ -140,11 +181,14 @@ class Conflict(EvertideError):
 
 @dataclass(eq=False, repr=False)
 class UpperMismatch(Conflict):
-    """I2: the append was refused as a whole. `upper` is what the shard has now, `expected` what the caller knew."""
+    """I2: the whole append was refused. `upper` is the shard's upper now, `expected` the one that the caller knew."""
 
     error_code = "upper_mismatch"
-    what = "The shard's upper is not the expected one (I2)"
-    remedy = "Below the upper: a peer wrote it, drop it. Beyond it: input is missing, read the shard again."
+    summary = "The shard's upper is not the expected one (I2)"
+    message_format = "{where}: the upper is {upper}, not {expected} as expected: {why}"
+    remedy = (
+        "Below the upper, a peer has written these changes: drop them. Beyond it, changes are missing: read the shard."
+    )
 
     expected: int = 0
     upper: int = 0
@@ -152,11 +196,12 @@ class UpperMismatch(Conflict):
 
 @dataclass(eq=False, repr=False)
 class TimeCompacted(Conflict):
-    """The time asked for is no longer told apart; `since` is the smallest that is."""
+    """The content at time `as_of` can no longer be read; `since` is the earliest time that can."""
 
     error_code = "time_compacted"
-    what = "The time asked for lies below since"
-    remedy = "Read at since or later; take a hold first if earlier times are needed."
+    summary = "The requested time is older than the history that is kept"
+    message_format = "{where}: time {as_of} cannot be read, the earliest is {since}: {why}"
+    remedy = "Read at that time or later; take a hold first if you need earlier times."
 
     as_of: int = 0
     since: int = 0
@@ -166,8 +211,9 @@ class TimeCompacted(Conflict):
 class Fenced(EvertideError):
     error_code = "fenced"
     exit_code = 4
-    what = "This writer is fenced out (I16)"
-    remedy = "Discard its state and register as a new writer; whoever took over goes on."
+    summary = "Another process took over from this writer (I16)"
+    message_format = "writer {writer!r} is fenced: {why}"
+    remedy = "The process that took over continues. Restart this one to register it as a new writer."
 
     writer: str
     why: str
@@ -175,33 +221,40 @@ class Fenced(EvertideError):
 
 @dataclass(eq=False, repr=False)
 class GenerationMoved(Fenced):
-    """A replica of the same pipeline takes the new generation over, and goes on; others are fenced out."""
+    """A replica of the same pipeline adopts the new generation and continues; another writer is fenced."""
 
     error_code = "generation_moved"
-    what = "The generation moved on, by another writer (I16)"
-    remedy = "Read the definition again, and go on by it; nothing of this call was written."
+    summary = "Another writer changed the definition (I16)"
+    message_format = "writer {writer!r}: {why}"
+    remedy = "Nothing of this call was written; read the definition again and continue with it."
 
 
 @dataclass(eq=False, repr=False)
 class LeaseLost(EvertideError):
-    """I6: told apart from a lost file, since the remedy differs."""
+    """I6: told apart from a missing file, because the remedy differs."""
 
     error_code = "lease_lost"
     exit_code = 5
-    what = "The lease on this shard was lost, its parts may be gone (I6)"
-    remedy = "Restart the read from the time named; a reader that subscribes does so by itself."
+    summary = "A reader's lease expired, and the parts that it reads may be gone (I6)"
+    message_format = "lease {lease!r} on shard {shard!r} has expired"
+    remedy = "Restart the read from time `restart_from`; a subscription restarts by itself."
 
     shard: str
     lease: str
     restart_from: int
+
+    @property
+    def message(self) -> str:
+        return f"{super().message}; restart from time {self.restart_from}"
 
 
 @dataclass(eq=False, repr=False)
 class Unavailable(EvertideError):
     error_code = "unavailable"
     exit_code = 6
-    what = "Storage did not answer, and nothing happened (I14)"
-    remedy = "Try again; if it lasts, check that the storage can be reached."
+    summary = "Storage did not answer, and nothing was changed (I14)"
+    message_format = "storage at {path} is unavailable: {why}"
+    remedy = "Nothing was changed; retry. If it lasts, check that the storage can be reached."
 
     path: str
     why: str
@@ -210,70 +263,80 @@ class Unavailable(EvertideError):
 @dataclass(eq=False, repr=False)
 class StorageFull(Unavailable):
     error_code = "storage_full"
-    what = "Storage is full, and nothing was written"
-    remedy = "Make room, then go on: nothing acknowledged was lost."
+    summary = "Storage is full, and nothing was written"
+    message_format = "storage at {path} is full: {why}"
+    remedy = "Free some space; nothing that was acknowledged is lost."
 
 
 @dataclass(eq=False, repr=False)
 class StorageForbidden(Unavailable):
     error_code = "storage_forbidden"
-    what = "Storage refuses access"
+    summary = "Storage refuses access"
+    message_format = "storage at {path} refuses access: {why}"
     remedy = "Check the owner, the permissions, and whether the disk is mounted read-only."
 
 
 @dataclass(eq=False, repr=False)
 class ScratchUnavailable(Unavailable):
-    """`path` is the directory of temporary files. No row is to blame, so no view fails for it."""
+    """`path` is the directory of temporary files. No row is the cause, so no view fails."""
 
     error_code = "scratch_unavailable"
-    what = "Temporary files cannot be written or read, and nothing happened"
-    remedy = "Make room there, or name another directory by TMPDIR; what failed is tried again by itself."
+    summary = "Temporary files cannot be written or read; nothing was changed"
+    message_format = "temporary files in {path} cannot be written or read: {why}"
+    remedy = "Free some space there, or set TMPDIR to another directory; Evertide retries."
 
 
 @dataclass(eq=False, repr=False)
 class SystemRefused(Unavailable):
-    """`path` names the transaction. No row is to blame, so no view fails for it."""
+    """`path` names the transaction. No row is the cause, so no view fails."""
 
     error_code = "system_refused"
-    what = "The operating system refused a call, and the transaction waits"
-    remedy = "It is tried again by itself; if it lasts, look at open files, memory and disks. The log has the call."
+    summary = "The operating system refused a call; the transaction waits"
+    message_format = "{path}: the operating system refused a call: {why}"
+    remedy = "Evertide retries; if it lasts, check open files, memory and disks. The log has the call."
 
 
 @dataclass(eq=False, repr=False)
 class SparkAway(Unavailable):
-    """`path` is Spark's master. No row is to blame, so no view fails for it."""
+    """`path` is Spark's master. No row is the cause, so no view fails."""
 
     error_code = "spark_away"
-    what = "Spark could not finish a job, and nothing happened"
-    remedy = "It is tried again by itself; if it lasts, look at the memory and the logs of the executors."
+    summary = "Spark could not finish a job; nothing was changed"
+    message_format = "Spark at {path} could not finish a job: {why}"
+    remedy = "Evertide retries; if it lasts, check the memory and the logs of the executors."
 
 
 @dataclass(eq=False, repr=False)
 class Recomputing(Unavailable):
-    """`path` names the views. A replica that follows does not go on without their state."""
+    """`path` names the views. A follower does not continue without their state."""
 
     error_code = "recomputing"
-    what = "The state of views has diverged several times, and waits before it is computed again"
-    remedy = "It goes on by itself. Compare the versions of the replicas, and send the evidence: docs/operating.md."
+    summary = "The state of views has diverged several times; Evertide waits before it recomputes it"
+    message_format = "{path}: the state has diverged several times, and waits before it is recomputed: {why}"
+    remedy = (
+        "Evertide recomputes it. Compare the versions of the replicas, and send us the evidence (docs/operating.md)."
+    )
 
 
 @dataclass(eq=False, repr=False)
 class QueryEnded(Unavailable):
-    """`path` is the engine. Queries have processes of their own, so nothing else is concerned."""
+    """`path` is the engine. Queries run in processes of their own, so nothing else is affected."""
 
     error_code = "query_ended"
-    what = "The process that answers queries ended before it had answered"
-    remedy = "Ask again: another one is started. If the same query ends it again, ask for less; the log says more."
+    summary = "The query process ended before it answered"
+    message_format = "the {path} query process ended before it answered: {why}"
+    remedy = "Send the query again; the server starts another process. If the same query ends it again, ask for less."
 
 
 @dataclass(eq=False, repr=False)
 class OutcomeUnknown(EvertideError):
     error_code = "outcome_unknown"
     exit_code = 7
-    what = "The write may or may not have happened (I14)"
+    summary = "A write may or may not have happened (I14)"
+    message_format = "{path}: the write may or may not have happened: {why}"
     remedy = (
-        "Look whether it happened before anything else. Rows pushed under a producer and a number may be sent again "
-        "under the same: they are taken once."
+        "Check whether it happened before you repeat it. Rows pushed with a producer name and a sequence number can be "
+        "sent again with the same: they are applied once."
     )
 
     path: str
@@ -284,10 +347,9 @@ class OutcomeUnknown(EvertideError):
 class Damaged(EvertideError):
     error_code = "damaged"
     exit_code = 8
-    what = "Storage no longer holds what it acknowledged"
-    remedy = (
-        "Nothing was changed. `evertide fsck --repair` mends what it can, otherwise restore the file from a backup."
-    )
+    summary = "Storage no longer holds what it acknowledged"
+    message_format = "{path} is damaged: {why}"
+    remedy = "Nothing was changed. Run `evertide fsck --repair`; what it cannot repair, restore from a backup."
 
     path: str
     why: str
@@ -296,43 +358,58 @@ class Damaged(EvertideError):
 @dataclass(eq=False, repr=False)
 class BlobMissing(Damaged):
     error_code = "blob_missing"
-    what = "A blob is missing"
+    summary = "A blob is missing"
+    message_format = "blob {path} is missing: {why}"
 
 
 @dataclass(eq=False, repr=False)
 class BlobDamaged(Damaged):
     error_code = "blob_damaged"
-    what = "A blob is damaged"
+    summary = "A blob is damaged"
+    message_format = "blob {path} is damaged: {why}"
 
     expected: str = ""
     found: str = ""
+
+    @property
+    def message(self) -> str:
+        return f"{super().message} (expected {self.expected}, found {self.found})" if self.expected else super().message
 
 
 @dataclass(eq=False, repr=False)
 class RecordDamaged(Damaged):
     error_code = "record_damaged"
-    what = "A record is damaged"
+    summary = "A record is damaged"
+    message_format = "record {path} is damaged: {why}"
 
 
 @dataclass(eq=False, repr=False)
 class CheckpointDamaged(Damaged):
-    """`files` names every file that is missing or damaged, each with what is wrong with it."""
+    """`files` names every file that is missing or damaged, each with what is wrong."""
 
     error_code = "checkpoint_damaged"
-    what = "A checkpoint cannot be used"
-    remedy = "Nothing was deleted. `evertide fsck` shows all damage, `evertide fsck --repair` brings back what it can."
+    summary = "A checkpoint cannot be used"
+    message_format = "checkpoint {path} cannot be used: {why}"
+    remedy = "Nothing was deleted. `evertide fsck` lists all damage, `evertide fsck --repair` restores what it can."
 
     files: str = ""
+
+    @property
+    def message(self) -> str:
+        return f"{super().message}: {self.files}" if self.files else super().message
 
 
 @dataclass(eq=False, repr=False)
 class Unexpected(EvertideError):
-    """`where` names the thread or the transaction, `why` the error. The log has its traceback."""
+    """`where` names the thread, function or transaction, `why` the error. The log has the traceback."""
 
     error_code = "unexpected"
     exit_code = 18
-    what = "Something failed that should not"
-    remedy = "Report this as a bug, with the log. Start the process again if it ended: nothing acknowledged was lost."
+    summary = "A bug in Evertide"
+    message_format = "internal error in {where}: {why}"
+    remedy = (
+        "Report this as a bug, with the log. If the process ended, restart it: nothing that was acknowledged is lost."
+    )
 
     where: str
     why: str
@@ -342,8 +419,9 @@ class Unexpected(EvertideError):
 class UnsupportedFormat(EvertideError):
     error_code = "unsupported_format"
     exit_code = 9
-    what = "This storage was written in another format"
-    remedy = "Use a version of Evertide that reads it; see docs/storage-format.md. Nothing was changed."
+    summary = "The storage was written in a format that this version does not read"
+    message_format = "{path} has format version {found}; this version of Evertide reads {supported}"
+    remedy = "Use a version of Evertide that reads it (docs/storage-format.md). Nothing was changed."
 
     path: str
     found: int
@@ -354,8 +432,9 @@ class UnsupportedFormat(EvertideError):
 class SourceFailed(EvertideError):
     error_code = "source_failed"
     exit_code = 10
-    what = "A source cannot go on"
-    remedy = "Correct what it says; it is tried again by itself. Nothing was lost, and other sources go on."
+    summary = "A source cannot continue"
+    message_format = "source {source!r}: {where}: {why}"
+    remedy = "Correct the cause; Evertide retries. Nothing is lost, and other sources continue."
 
     source: str
     where: str
@@ -364,30 +443,35 @@ class SourceFailed(EvertideError):
 
 @dataclass(eq=False, repr=False)
 class SourceAway(SourceFailed):
-    """There is no connection to it: it was cut, or its server restarts."""
+    """The connection was cut, or the source's server is restarting."""
 
     error_code = "source_away"
-    what = "A source cannot be reached"
-    remedy = "It is connected to again by itself, and goes on where it stood; if it lasts, look at its server."
+    summary = "A source cannot be reached"
+    message_format = "source {source!r} cannot be reached: {where}: {why}"
+    remedy = "Evertide reconnects and continues where it stopped; if it lasts, check the source's server."
 
 
 @dataclass(eq=False, repr=False)
 class SourceChanged(SourceFailed):
-    """What was bound can no longer be read as it was."""
+    """Input that was bound can no longer be read as it was."""
 
     error_code = "source_changed"
-    what = "A source no longer says what it said"
-    remedy = "Bring back what was there; input that a kept table's shard holds is not needed any more."
+    summary = "A source no longer returns the input that was read from it before"
+    message_format = "source {source!r} has changed: {where}: {why}"
+    remedy = "Restore the original input. Input that is already in the shard of a kept table is not needed any more."
 
 
 @dataclass(eq=False, repr=False)
 class Diverged(EvertideError):
-    """I8: `where` names the source or shard. Counts and digests are those of the changes of the transaction."""
+    """I8: `where` names the source or shard. Counts and digests are those of the transaction's changes."""
 
     error_code = "diverged"
     exit_code = 11
-    what = "Replaying came to something else than what is recorded (I8)"
-    remedy = "Nothing more is committed. A source that changed must be brought back; a view is rebuilt from its tables."
+    summary = "A replay computed something else than what is recorded (I8)"
+    message_format = "{where}: replaying transaction {time} gave {found}, but {expected} is recorded"
+    remedy = (
+        "Nothing more is committed. Restore a source that has changed; a view is recomputed from its tables on restart."
+    )
 
     where: str
     time: int
@@ -399,21 +483,27 @@ class Diverged(EvertideError):
 class ViewFailed(EvertideError):
     error_code = "view_failed"
     exit_code = 12
-    what = "A view cannot be computed"
-    remedy = "Correct the row; the view is tried again when a transaction touches it, and others go on."
+    summary = "A row makes a view fail"
+    message_format = "transaction {time} fails: {why}"
+    remedy = "Correct the row; Evertide retries when a transaction touches the view's tables. Other views continue."
 
     views: tuple[str, ...]
     time: int
     why: str
 
+    @property
+    def message(self) -> str:
+        return f"{'view' if len(self.views) == 1 else 'views'} {', '.join(self.views)}: {super().message}"
+
 
 @dataclass(eq=False, repr=False)
 class StateDiverged(ViewFailed):
-    """I8, X7: no row is to blame. `time` is the transaction that showed it."""
+    """I8, X7: no row is the cause. `time` is the transaction that showed it."""
 
     error_code = "state_diverged"
-    what = "The state of views is not what it should be, and is discarded"
-    remedy = "The views are computed again from their tables by themselves. Send the evidence: docs/operating.md."
+    summary = "The state of views is wrong, and is discarded"
+    message_format = "the state is wrong, as transaction {time} shows: {why}"
+    remedy = "Evertide recomputes the views from their tables. Send us the evidence (docs/operating.md)."
 
 
 @dataclass(eq=False, repr=False)
@@ -422,8 +512,9 @@ class SparkEnded(EvertideError):
 
     error_code = "spark_ended"
     exit_code = 14
-    what = "Spark has ended"
-    remedy = "Start the process again: it goes on where it was. Then look at why the JVM or the cluster's master died."
+    summary = "Spark has ended"
+    message_format = "Spark at {master} has ended: {why}"
+    remedy = "Restart the process: it continues where it was. Then find out why the JVM or the cluster's master died."
 
     master: str
     why: str
@@ -433,8 +524,9 @@ class SparkEnded(EvertideError):
 class SinkFailed(EvertideError):
     error_code = "sink_failed"
     exit_code = 13
-    what = "A sink cannot go on"
-    remedy = "Correct what it says; it is tried again by itself, from where it stands. Nothing else waits for it."
+    summary = "A sink cannot continue"
+    message_format = "sink {sink!r}: {where}: {why}"
+    remedy = "Correct the cause; Evertide retries and continues where the sink stopped. Nothing else waits for it."
 
     sink: str
     where: str
@@ -443,12 +535,13 @@ class SinkFailed(EvertideError):
 
 @dataclass(eq=False, repr=False)
 class Unauthorized(EvertideError):
-    """`where` is the method and the address. What was given as a token is no fact: it is never said."""
+    """`where` is the method and the address. The token that was sent is not a fact, so that no log shows it."""
 
     error_code = "unauthorized"
     exit_code = 15
-    what = "Whoever asks is not known"
-    remedy = "Name a token that this server knows: `Authorization: Bearer TOKEN`."
+    summary = "The request has no valid token"
+    message_format = "{where}: {why}"
+    remedy = "Send a token that this server knows: `Authorization: Bearer TOKEN`."
 
     where: str
     why: str
@@ -456,12 +549,13 @@ class Unauthorized(EvertideError):
 
 @dataclass(eq=False, repr=False)
 class Forbidden(EvertideError):
-    """`role` is the one that is needed; empty if it is not for want of a role."""
+    """`role` is the role that is needed; empty if the reason is not a missing role."""
 
     error_code = "forbidden"
     exit_code = 16
-    what = "Whoever asks may not do this"
-    remedy = "Use a token that may, or ask whoever runs the server for one; docs/security.md says which role does what."
+    summary = "The token does not allow this"
+    message_format = "{where}: {why}"
+    remedy = "Use a token that allows it; docs/security.md lists what each role may do."
 
     where: str
     why: str
@@ -470,12 +564,13 @@ class Forbidden(EvertideError):
 
 @dataclass(eq=False, repr=False)
 class LimitExceeded(EvertideError):
-    """`why` names the limit. Nothing was changed, and asking the same again ends the same way."""
+    """`why` names the limit. Nothing was changed; the same request exceeds the limit again."""
 
     error_code = "limit_exceeded"
     exit_code = 17
-    what = "It would take more than is allowed"
-    remedy = "Ask for less at a time; whoever runs the server may raise the limit (--set)."
+    summary = "The request exceeds a limit"
+    message_format = "{where}: {why}"
+    remedy = "Ask for less at a time, or let the server's operator raise the limit (`--set`)."
 
     where: str
     why: str

@@ -131,7 +131,7 @@ def plain_error(error: EvertideError) -> dict[str, Any]:
     """The JSON of an error. No fact has the name of one of these keys."""
     return {
         "error_code": error.error_code,
-        "message": f"{error.what}: {one_line(error.why)}" if hasattr(error, "why") else error.what,
+        "message": one_line(error.message),
         "remedy": error.remedy,
         **plain(error.facts),
     }

@@ -1,7 +1,7 @@
-"""The tables of docs/errors.md and docs/sql.md that are generated: `python -m tests.docs.reference [--write]`.
+"""The generated tables of docs/errors.md and docs/sql.md: `python -m tests.docs.reference [--write]`.
 
-Each stands between two comments, `<!-- generated: NAME -->` and `<!-- end -->`, and is made of what the code itself
-says. Tests compare; `make reference` writes them anew."""
+Each table stands between the comments `<!-- generated: NAME -->` and `<!-- end -->`. Tests compare it with the code;
+`make reference` rewrites it."""
 
 from __future__ import annotations
 
@@ -36,50 +36,52 @@ _COSTS = {
 _HARD = list(_COSTS)
 
 CAUSES = {
-    "error": "A bug of ours: nothing else raises it.",
-    "invalid_input": "A script, an option, a row, a query or a command says something that means nothing.",
-    "conflict": "Another process holds what this one wants, or has changed it meanwhile.",
-    "upper_mismatch": "Two wrote the same times of a shard; one of them was first.",
-    "time_compacted": "The time is older than what is kept: the older of the two newest checkpoints, and leases.",
-    "fenced": "Another process took over, as this one was silent for too long, or somebody promoted another.",
+    "error": "A bug in Evertide: nothing else raises it.",
+    "invalid_input": "A script, an option, a row, a query or a command is wrong.",
+    "not_allowed_now": "The pipeline is paused, the replica is read-only, or a transaction has ended.",
+    "closed": "The pipeline was closed, by this process or because it failed.",
+    "conflict": "Another process holds the object, or has changed it at the same time.",
+    "upper_mismatch": "Two processes wrote the same times of a shard; one of them was first.",
+    "time_compacted": "The time is older than the history kept: that of the two newest checkpoints, and of leases.",
+    "fenced": "This process was silent for longer than its time to live, or someone promoted another one.",
     "generation_moved": "A replica added, dropped or changed views at the same moment.",
-    "lease_lost": "A reader was idle for longer than its lease lasts, or its process was paused.",
+    "lease_lost": "A reader was idle for longer than its lease lasts, or its process was suspended.",
     "unavailable": "The disk, the object store or the database of Meta does not answer.",
     "storage_full": "The disk or the quota is used up.",
-    "storage_forbidden": "Another user owns the files, the disk is mounted read-only, or credentials do not suffice.",
+    "storage_forbidden": "Another user owns the files, the disk is mounted read-only, or the credentials lack a right.",
     "scratch_unavailable": "The disk of temporary files (TMPDIR, or Spark's local directories) is full or broken.",
-    "system_refused": "No files, memory or room are left to this process or this machine, or a disk fails.",
+    "system_refused": "The process or the machine is out of file handles, memory or space, or a disk fails.",
     "spark_away": "Executors were lost, or have too little memory.",
-    "recomputing": "A replica computes another content than the one that leads: they run different versions, perhaps.",
-    "query_ended": "Somebody killed it, the machine had no memory left, or an engine has a bug.",
-    "outcome_unknown": "The connection broke after a write was sent and before its answer came.",
-    "source_failed": "What a source brings cannot be taken: a file of other columns, a password that is refused.",
-    "source_away": "The server of a source restarts, or the network is cut.",
-    "source_changed": "Records expired, a file was changed or deleted, a topic or a slot was made anew.",
-    "sink_failed": "The target of a sink refuses, was replaced, or holds something else than it should.",
-    "diverged": "A source no longer says what was bound, or the machine computes something else than it did.",
+    "recomputing": "A replica computes other rows than the leader, perhaps because it runs another version.",
+    "query_ended": "The process was killed, the machine is out of memory, or an engine has a bug.",
+    "outcome_unknown": "The connection broke after a write was sent and before its answer arrived.",
+    "source_failed": "The input of a source is wrong: a file with other columns, a password that is refused.",
+    "source_away": "The server of a source is restarting, or the network is cut.",
+    "source_changed": "Records expired, a file was changed or deleted, a topic or slot was created again.",
+    "sink_failed": "The target of a sink refuses the write, was replaced, or holds other data than expected.",
+    "diverged": "A source no longer returns what was bound, or the machine computes something else than before.",
     "view_failed": "A row makes an expression of the view fail: a division by zero, an overflow, a bad cast.",
-    "state_diverged": "A bug of ours, or memory or a file of state that was damaged; the tables are not concerned.",
-    "spark_ended": "The JVM was killed, for want of memory perhaps, or the cluster ended the application.",
+    "state_diverged": "A bug in Evertide, or damaged memory or state files; the tables are not affected.",
+    "spark_ended": "The JVM was killed, perhaps for lack of memory, or the cluster ended the application.",
     "damaged": "A file was deleted, overwritten or restored from another time; or the disk is broken.",
     "blob_missing": "A file that a record names was deleted, or not copied.",
     "blob_damaged": "A file was changed, or the disk lost bytes of it.",
     "record_damaged": "`meta.db`, or a row of it, was changed or lost.",
     "checkpoint_damaged": "Files of a checkpoint are missing or changed.",
-    "unexpected": "A bug of ours, or a machine without memory.",
+    "unexpected": "A bug in Evertide, or a machine that is out of memory.",
     "unsupported_format": "The storage was written by a newer version of Evertide.",
     "unauthorized": "The request has no token, or one that the server does not know.",
-    "forbidden": "The token is known, and its role may not do this.",
-    "limit_exceeded": "A query, or a transaction in several requests, takes more than the settings allow.",
+    "forbidden": "The server knows the token, but its role or restriction does not allow the request.",
+    "limit_exceeded": "A query, or a transaction in several requests, needs more than the settings allow.",
 }
 
 
 def error_table() -> str:
-    """All error codes: what, cause, remedy, the exit code of commands, the status of HTTP."""
+    """All error codes: summary, cause, remedy, the exit code of commands, the status of HTTP."""
     lines = ["| `error_code` | what happened | cause | what to do | exit | HTTP |", "|---|---|---|---|---|---|"]
     for kind in _kinds(EvertideError):
         code = kind.error_code
-        facts = (f"`{code}`", kind.what, CAUSES.get(code, ""), kind.remedy, str(kind.exit_code), str(_status(kind)))
+        facts = (f"`{code}`", kind.summary, CAUSES.get(code, ""), kind.remedy, str(kind.exit_code), str(_status(kind)))
         lines.append("| " + " | ".join(each.replace("|", "\\|") for each in facts) + " |")
     return "\n".join(lines) + "\n"
 

@@ -14,6 +14,7 @@ from evertide import errors
 from evertide.cli.output.output import guarded
 from evertide.errors import EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
+from evertide.json_values import one_line
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.http.answers import STATUS, status_of
 from tests.server.kit import Client, order, shop
@@ -105,7 +106,7 @@ def test_s3_an_error_reaches_log_status_http_and_exit_code(
 def check_answer(status: int, body: dict[str, Any], error: EvertideError) -> None:
     assert (status, body["error_code"]) == (EXPECTED[error.error_code], error.error_code)
     assert body["remedy"] == error.remedy
-    assert body["message"].startswith(error.what)
+    assert body["message"] == one_line(error.message)
     assert "\n" not in body["message"]
     assert body.keys() >= set(error.facts)
     assert "exit_code" not in body

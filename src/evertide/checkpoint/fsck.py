@@ -229,7 +229,9 @@ class _Check:
     def add(self, error: EvertideError, remedy: str, holds: str = "") -> None:
         facts = {name: value for name, value in error.facts.items() if name not in {"path", "where", "why"} and value}
         path = str(getattr(error, "path", "") or getattr(error, "where", ""))
-        why = ", ".join([str(getattr(error, "why", error.what)), *(f"{name} {value}" for name, value in facts.items())])
+        why = ", ".join(
+            [str(getattr(error, "why", error.summary)), *(f"{name} {value}" for name, value in facts.items())]
+        )
         why = f"{why}; {holds}" if holds else why
         self.problems.append(Problem(error.error_code, path, why, remedy or error.remedy))
 

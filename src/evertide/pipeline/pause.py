@@ -5,7 +5,7 @@ It is of one process, and ends with it. A transaction that is under way is compl
 
 from __future__ import annotations
 
-from evertide.errors import Conflict
+from evertide.errors import NotAllowedNow
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 
@@ -30,7 +30,9 @@ class Pause:
 
     def check(self) -> None:
         if self.is_on:
-            raise Conflict(where="commit", why="the pipeline is paused: resume it first")
+            raise NotAllowedNow(
+                where="commit", why="the pipeline is paused; resume it with `evertide resume`, then retry"
+            )
 
     def problem(self, running_since_s: float) -> Problem:
         """How a pipeline fares that has no other problem."""

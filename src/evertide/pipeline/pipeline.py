@@ -25,7 +25,15 @@ import pyarrow as pa
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, EvertideError, Fenced, InvalidInput, OutcomeUnknown, Unavailable
+from evertide.errors import (
+    Closed,
+    EvertideError,
+    Fenced,
+    InvalidInput,
+    NotAllowedNow,
+    OutcomeUnknown,
+    Unavailable,
+)
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.journal.xids import own_number
@@ -474,12 +482,13 @@ class Pipeline:
     def _check_going(self) -> None:
         self._check_open()
         if self._role is Role.READ_ONLY and not self._duties.is_begun:
-            raise Conflict(where="commit", why="this replica is read-only: give rows to one that is not, or promote it")
+            why = "this replica is read-only; send rows to the leader, or promote this replica with `evertide promote`"
+            raise NotAllowedNow(where="commit", why=why)
         self._condition.pause.check()
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise InvalidInput(where="pipeline", why="it is closed")
+            raise Closed(where="the pipeline")
         self._check_heart()
 
     def _give_up(self) -> None:

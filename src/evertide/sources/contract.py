@@ -189,7 +189,7 @@ class Candid(Protocol):
 def problem_of(error: SourceFailed, since_s: float, wait_s: float | None = None) -> Problem:
     """A source that cannot be read, for now."""
     state = "reconnecting" if isinstance(error, SourceAway) else "stalled"
-    return Problem(state, error.error_code, str(error), error.remedy, since_s, wait_s)
+    return Problem(state, error.error_code, error.message, error.remedy, since_s, wait_s)
 
 
 class Source(Protocol):

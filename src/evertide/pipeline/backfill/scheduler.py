@@ -197,7 +197,7 @@ class Backfills:
             logger.exception("the views %s could not be computed, and are tried again", views)
             runtime, settings = self._runner.runtime, self._runner.settings
             for name in views:
-                why = f"view {name!r} cannot be computed from the tables: {error}"
+                why = f"view {name!r} cannot be computed from the tables: {error.message}"
                 self._stuck[name] = Problem("warning", error.error_code, why, error.remedy, runtime.wall_s())
                 self._backoffs.setdefault(name, Backoff(settings.retry_view_s)).tried(runtime.monotonic_s())
             self._due.update(views)

@@ -115,9 +115,9 @@ class Intake:
         if name:  # what stops all of them is told by the step that it stops
             self._runner.observer.on_fault(Fault("source", name, error.error_code))
         known = self.stalled.get(name)
-        if known is None or known.why != str(error):
+        if known is None or known.why != error.message:
             now_s = self._runner.runtime.wall_s()
-            found = Problem("stalled", error.error_code, str(error), error.remedy, now_s)
+            found = Problem("stalled", error.error_code, error.message, error.remedy, now_s)
             found = problem_of(error, now_s) if isinstance(error, SourceFailed) else found
             if known is not None and known.state == found.state:
                 found = replace(found, since_s=known.since_s)

@@ -100,7 +100,9 @@ class Checkpointing:
         except EvertideError as error:
             runner.observer.on_fault(Fault("checkpoint", "", error.error_code))
             since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
-            why = f"no checkpoint could be made; transactions go on, and a restart replays more of them: {error}"
+            why = (
+                f"no checkpoint could be made; transactions go on, and a restart replays more of them: {error.message}"
+            )
             self.problem = Problem("warning", error.error_code, why, error.remedy, since_s)
             if not isinstance(error, Unavailable | OutcomeUnknown):
                 runner.writer.check_registered()  # a process that was fenced reports that, not what came of it

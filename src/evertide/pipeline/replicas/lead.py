@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 
-from evertide.errors import Conflict
+from evertide.errors import Conflict, NotAllowedNow
 from evertide.pipeline.replicas.ownership import FOLLOWING, RUNNING, Leader, end, is_gone, read_leader
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -99,15 +99,16 @@ def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) ->
     made = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())
     guards = [Guard(writer_key(chosen.writer), 1)]
     if commit_settled(meta, [Write(LEADER, number, seal(made))], guards, runtime, settings) is not None:
-        raise Conflict(where=meta.path(LEADER), why="another process took the lead meanwhile: look at the status again")
+        raise Conflict(where=meta.path(LEADER), why="another process took the lead at the same time")
     return chosen
 
 
 def _chosen(meta: Meta, following: dict[str, Registration], writer: str) -> Registration:
     told = ", ".join(f"{name} (process {one.pid} on {one.host})" for name, one in sorted(following.items())) or "none"
     if writer and writer not in following:
-        raise Conflict(where=meta.path(LEADER), why=f"{writer!r} is no read-only replica that runs; these are: {told}")
+        why = f"{writer!r} is not a running read-only replica; running read-only replicas: {told}"
+        raise NotAllowedNow(where=meta.path(LEADER), why=why)
     if not writer and len(following) != 1:
-        why = f"one read-only replica must run, or be named; these do: {told}"
-        raise Conflict(where=meta.path(LEADER), why=why)
+        why = f"one read-only replica must run, or be named; running read-only replicas: {told}"
+        raise NotAllowedNow(where=meta.path(LEADER), why=why)
     return following[writer] if writer else next(iter(following.values()))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from evertide.checkpoint.records import Entry
-from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved
+from evertide.errors import EvertideError, Fenced, GenerationMoved, NotAllowedNow
 from evertide.pipeline.backfill.scheduler import Backfills
 from evertide.pipeline.maintenance.checkpoints import Checkpointing
 from evertide.pipeline.recovery.opening import Hosts
@@ -87,7 +87,9 @@ class Duties:
     def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
         """One that holds everything up to now; the last one, if nothing happened since."""
         if not self.is_begun:
-            raise Conflict(where="checkpoint", why="another replica leads, and makes them: ask that one")
+            raise NotAllowedNow(
+                where="checkpoint", why="only the leader makes checkpoints; send this request to the leader"
+            )
         catch_up()
         if not self.checkpointing.is_due() and self.checkpointing.last is not None:
             return self.checkpointing.last

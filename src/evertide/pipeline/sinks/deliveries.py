@@ -227,10 +227,10 @@ class Deliveries:
     def _stalls(self, lane: _Lane, error: EvertideError) -> None:
         """One that is fenced stays so: whoever took over delivers."""
         self._observer.on_fault(Fault("sink", lane.delivery.name, error.error_code))
-        if lane.problem is None or lane.problem.why != str(error):
+        if lane.problem is None or lane.problem.why != error.message:
             logger.error("sink %r stalls: %s", lane.delivery.name, error)
             state = "failed" if isinstance(error, Fenced) else "stalled"
-            lane.problem = Problem(state, error.error_code, str(error), error.remedy, self._runtime.wall_s())
+            lane.problem = Problem(state, error.error_code, error.message, error.remedy, self._runtime.wall_s())
 
     def _end(self, recorded: Mapping[str, Recorded]) -> None:
         """Sinks that are no longer declared: nothing is kept for them."""

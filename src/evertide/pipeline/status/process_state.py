@@ -76,7 +76,7 @@ class Condition:
         now_s = self._runtime.wall_s()
         known = self._stalled.get("")
         since_s = known.since_s if known is not None else now_s
-        self._stalled[""] = Problem("stalled", error.error_code, str(error), error.remedy, since_s)
+        self._stalled[""] = Problem("stalled", error.error_code, error.message, error.remedy, since_s)
         self.tell()
 
     def goes_on(self) -> None:

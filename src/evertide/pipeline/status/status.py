@@ -151,7 +151,7 @@ def problem(error: EvertideError, since_s: float) -> Problem:
         state = "frozen"
     else:
         state = "failed"
-    return Problem(state, error.error_code, str(error), error.remedy, since_s)
+    return Problem(state, error.error_code, error.message, error.remedy, since_s)
 
 
 def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:

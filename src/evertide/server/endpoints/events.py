@@ -149,7 +149,7 @@ class Events:
         if not self._is_away:
             self._is_away, self._known = True, None
             now_s = self._runtime.wall_s()
-            self._tell("problem", Trouble("events", "stalled", error.error_code, str(error), error.remedy, now_s))
+            self._tell("problem", Trouble("events", "stalled", error.error_code, error.message, error.remedy, now_s))
 
     def _tick(self) -> None:
         if self._is_away:

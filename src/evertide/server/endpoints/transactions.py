@@ -25,7 +25,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.errors import Conflict, LimitExceeded, OutcomeUnknown
+from evertide.errors import LimitExceeded, NotAllowedNow, OutcomeUnknown
 from evertide.media import JSON
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.pipeline import Pipeline
@@ -207,7 +207,8 @@ class OpenTransactions:
             if one.ended is None:
                 self._drop(one, "aborted")
             elif isinstance(one.ended, Taken):
-                raise Conflict(where=f"transaction {one.id!r}", why=f"it was committed, at time {one.ended.time}")
+                why = f"the transaction was committed at time {one.ended.time}"
+                raise NotAllowedNow(where=f"transaction {one.id!r}", why=why)
             return told(_told(one))
 
     # Inside
@@ -226,8 +227,8 @@ class OpenTransactions:
         if one.ended is not None:
             where, how = f"transaction {one.id!r}", "committed" if isinstance(one.ended, Taken) else one.ended
             if how == _UNKNOWN:
-                raise Conflict(where=where, why="nobody knows whether it was committed: look, before you send it again")
-            raise Conflict(where=where, why=f"it is {how} already: begin another one")
+                raise OutcomeUnknown(path=where, why="the commit was interrupted")
+            raise NotAllowedNow(where=where, why=f"the transaction is already {how}; begin another one")
 
     def _heard(self, one: _Open) -> None:
         one.heard_s = self._runtime.monotonic_s()

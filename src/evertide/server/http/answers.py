@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 STATUS: Mapping[type[EvertideError], int] = {
     errors.EvertideError: 500,
     errors.InvalidInput: 400,
+    errors.NotAllowedNow: 409,
+    errors.Closed: 503,
     errors.Conflict: 409,
     errors.TimeCompacted: 410,
     errors.Fenced: 500,

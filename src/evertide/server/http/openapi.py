@@ -22,7 +22,7 @@ _REFUSALS = {
     403: "The token does not allow this.",
     404: "Nothing is at this address.",
     406: "It is not given in that format.",
-    409: "Somebody else was first, or the pipeline is paused; nothing was changed.",
+    409: "Another writer was first, or the pipeline is paused or read-only; nothing was changed.",
     410: "The time asked for is not kept any more.",
     413: "The body is too large.",
     415: "The body's type is not known.",

@@ -255,7 +255,7 @@ class Shapes:
                 error = failure.error
                 state = "frozen" if isinstance(error, Damaged) else "stalled"
                 stands = f"the live shapes of {feed.subject.name!r} stand still behind transaction {feed.upper - 1}"
-                why = f"{stands}: {error}"
+                why = f"{stands}: {error.message}"
                 problems.append(Problem(state, error.error_code, why, error.remedy, failure.since_s))
             elif stale_for_s > self.options.stale_s:
                 since_s = self.runtime.wall_s() - stale_for_s

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from evertide.errors import EvertideError, InvalidInput
+from evertide.errors import Closed, EvertideError, InvalidInput
 
 __all__ = ["Pool"]
 
@@ -67,7 +67,7 @@ class Pool(Generic[C]):
             raise InvalidInput(where=self._place, why="it was opened before this process was forked; use spawn")
         with self._lock:
             if self._closed:
-                raise InvalidInput(where=self._place, why="it was closed")
+                raise Closed(where=self._place)
             return self._idle.pop() if self._idle else None
 
     def _give_back(self, connection: C, *, keep: bool) -> None:

@@ -1,4 +1,4 @@
-"""Evertide: incremental SQL views on Apache Spark that survive anything.
+"""Evertide: incremental SQL views on Apache Spark.
 
     import evertide as et
 

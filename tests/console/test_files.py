@@ -83,7 +83,14 @@ def test_files_make_no_markup_of_texts_and_name_no_other_place(name: str) -> Non
     assert not MARKUP.search(text)
     assert not ELSEWHERE.search(text)
     assert not re.search(r"\son\w+=", text) or name.endswith(".js")
-    assert name == "console.css" or len(text.splitlines()) <= LINES_MAX
+    assert len(text.splitlines()) <= LINES_MAX
+
+
+def test_the_page_loads_every_style_and_the_overrides_last() -> None:
+    text = (FOLDER / "index.html").read_text("utf-8")
+    loaded = re.findall(r'<link rel="stylesheet" href="console/([^"]+)">', text)
+    assert sorted(loaded) == [name for name in FILES if name.endswith(".css")]
+    assert (loaded[0], loaded[-1]) == ("style/base.css", "style/small-screens.css")
 
 
 def test_the_page_has_no_script_or_style_of_its_own() -> None:

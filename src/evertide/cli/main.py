@@ -35,7 +35,7 @@ _REMOTE = (
 
 app = typer.Typer(
     name="evertide",
-    help="Incremental SQL views on Apache Spark that survive anything.",
+    help="Incremental SQL views on Apache Spark.",
     epilog="Start with: evertide demo",
     no_args_is_help=True,
     add_completion=False,
@@ -69,7 +69,7 @@ def evertide(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
     ] = False,
 ) -> None:
-    """Incremental SQL views on Apache Spark that survive anything."""
+    """Incremental SQL views on Apache Spark."""
     if url is not None and context.invoked_subcommand not in _REMOTE:
         if url != os.environ.get("EVERTIDE_URL"):
             raise typer.BadParameter(f"--url goes with {', '.join(_REMOTE)}.")

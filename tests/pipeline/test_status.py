@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from evertide.errors import BlobMissing
+from evertide.errors import BlobMissing, Unavailable
 from evertide.journal.journal import Journal
 from evertide.pipeline.status.status import Status, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
+from evertide.store.faulty import Fault, Faults, FaultyMeta
+from evertide.store.memory import MemoryMeta
 from evertide.testing import ManualRuntime
 from tests.pipeline.kit import SETTINGS, Row, crash, open_pipeline, rows_of, storage
 
@@ -154,3 +156,66 @@ def test_s2_what_ended_a_pipeline_is_told_by_its_storage_alone() -> None:
         assert status().state == "running"
         assert rows_of(p, "notes") == []
     assert status().state == "stopped"
+
+
+class Switched:
+    """A Meta that refuses every call while it is off."""
+
+    def __init__(self) -> None:
+        self.is_off = False
+        faults = Faults(self._choose, self._choose)
+        self.meta = FaultyMeta(MemoryMeta(SystemRuntime()), faults)
+
+    def _choose(self, _operation: str, _key: str) -> Fault:
+        return Fault.REFUSED if self.is_off else Fault.DONE
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_s1_status_while_meta_is_away_says_so_and_what_is_known(*, is_asked_before: bool) -> None:
+    """Fails if what storage said last is not kept: the status was the error then."""
+    switched = Switched()
+    with open_pipeline(storage(meta=switched.meta)) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+        before = p.status() if is_asked_before else None
+        switched.is_off = True
+        found = p.status()
+        assert (found.state, found.problems[0].error_code) == ("stalled", "unavailable")
+        assert "refused" in found.why
+        assert found.remedy == Unavailable.remedy
+        assert (found.time, found.bound, found.generation) == (1, 1, p.definition.generation)
+        assert {one.name: (one.upper, one.state) for one in found.collections} == dict.fromkeys(
+            ["orders", "notes", "revenue", "counts", "evertide_errors"], (2, "running")
+        )
+        assert [one.name for one in found.sources] == ["push"]
+        assert found.stored_at_s is not None
+        assert p.status().since_s == found.since_s, "since when it is so, not since when it was asked"
+        if before is not None:
+            assert (found.checkpoints, found.replicas) == (before.checkpoints, before.replicas)
+            assert found.stored_at_s <= found.since_s
+        switched.is_off = False
+        assert (p.status().state, p.status().stored_at_s) == ("running", None)
+
+
+def test_s1_status_does_not_wait_as_long_as_a_transaction_does_for_storage() -> None:
+    """Fails if a status repeats its calls for `retry_limit_s`."""
+    switched, runtime = Switched(), ManualRuntime()
+    settings = SETTINGS.__class__(retry_limit_s=1000.0)
+    with open_pipeline(storage(meta=switched.meta), runtime=runtime, settings=settings) as p:
+        switched.is_off = True
+        began_s = runtime.monotonic_s()
+        assert p.status().state == "stalled"
+        assert runtime.monotonic_s() - began_s < 20
+        switched.is_off = False
+
+
+def test_s2_an_error_stays_the_first_problem_while_meta_is_away() -> None:
+    switched = Switched()
+    p = open_pipeline(storage(meta=switched.meta))
+    p._fail(BlobMissing(path="parts/x", why="gone"))
+    switched.is_off = True
+    found = p.status()
+    assert found.state == "frozen"
+    assert [one.error_code for one in found.problems[:2]] == ["blob_missing", "unavailable"]
+    switched.is_off = False
+    crash(p)

@@ -12,7 +12,7 @@ import pytest
 from evertide.errors import SourceAway, SourceFailed
 from evertide.json_values import plain
 from evertide.pipeline.definition import Away
-from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.problem import Problem
 from evertide.server.endpoints import health as looking
 from evertide.server.endpoints import push as pushing
@@ -108,18 +108,25 @@ def test_health_is_told_while_more_pushes_wait_than_there_are_threads(monkeypatc
 
 
 def test_storage_that_does_not_answer_is_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails without a limit: whoever asks waits for as long as storage is given to come back."""
+    """Fails without a limit: whoever asks waits for as long as storage is given to come back.
+
+    `/v1/status` has what is known meanwhile.
+    """
     monkeypatch.setattr(looking.Looking.__init__, "__defaults__", (0.1,))
     over = threading.Event()
 
     def hang(_: Any) -> None:
         over.wait(20)
 
-    with shop() as (_, client), monkeypatch.context() as patch:
-        patch.setattr(Pipeline, "status", hang)
+    with shop() as (p, client), monkeypatch.context() as patch:
+        patch.setattr(StoredFacts, "read", hang)
         try:
             health = client.get("/v1/health")
             assert (health.status, health.body["error_code"]) == (503, "unavailable")
+            status = client.get("/v1/status")
+            assert (status.status, status.body["state"], status.body["time"]) == (200, "stalled", p.time)
+            assert {one["name"]: one["upper"] for one in status.body["collections"]}["orders"] == p.time + 1
+            assert status.body["stored_at_s"] > 0
         finally:
             over.set()
 

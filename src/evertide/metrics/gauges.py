@@ -2,7 +2,7 @@
 
 1. The storage is sampled at most once per second, however many clients scrape, and in a separate thread: a scrape waits
    for it at most `_WAIT_S`. If no new sample arrives, the scrape serves the last one with its age, and `evertide_up`
-   is 0.
+   is 0. So it is if storage does not answer: the state is current then, and all else as old as the age says.
 2. Values in memory (liveness, shapes) are always current.
 3. A scrape never fails, whatever the storage does, and takes no lock that a transaction needs.
 """
@@ -73,7 +73,10 @@ class SampleCache:
 
     def _run(self, done: threading.Event) -> None:
         try:
-            self._latest, self._is_up = (self._clock(), self._take()), True
+            sample = self._take()
+            self._is_up = sample.has_storage
+            read_s = self._clock() if self._is_up or self._latest is None else self._latest[0]
+            self._latest = read_s, sample
         except EvertideError as error:
             self._is_up = False
             logger.info("storage did not answer, serving metrics from the last sample: %s", error)

@@ -43,6 +43,8 @@ class Sample:
     leads: bool = False
     arrangements: tuple[ArrangementSize, ...] = ()
     driver: DriverUse | None = None
+    has_storage: bool = True
+    """Whether storage answered; if not, `status` has what it said last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,15 @@ def pipeline_sampler(pipeline: Pipeline) -> TakeSample:
         sizes = tuple(
             ArrangementSize(one.name, one.rows, one.bytes, len(one.parts())) for one in pipeline.arrangements()
         )
+        status = pipeline.status()
         return Sample(
-            pipeline.status(),
+            status,
             leases.held,
             leases.lost,
             pipeline.leads,
             sizes,
             driver_use(engine.spark) if isinstance(engine, SparkEngine) else None,
+            status.stored_at_s is None,
         )
 
     return take

@@ -59,6 +59,7 @@ from evertide.pipeline.spark_engine import SparkEngine
 from evertide.pipeline.status.process_state import Condition
 from evertide.pipeline.status.source_record import SourceTelling
 from evertide.pipeline.status.status import Status
+from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.pipeline.transaction.advance import Advancing, opened
 from evertide.pipeline.transaction.loop import Loop
 from evertide.pipeline.transaction.machine import state_store
@@ -321,9 +322,11 @@ class Pipeline:
     def explain(self) -> list[Any]:
         return self._spark_engine().explain(self._runner.machine.cohorts)
 
-    def status(self) -> Status:
+    def status(self, unread: EvertideError | None = None) -> Status:
+        """`unread` is why storage is not asked, if it should not be: the answer is what it said last."""
+        facts = self._stored.read() if unread is None else self._stored.last(unread)
         troubles = [one for troubles in [*self._watched] for one in troubles()]
-        return self._condition.status(self._hosts, self._runner, self._intake, self._duties, troubles)
+        return self._condition.status(self._runner, self._intake, self._duties, facts, troubles)
 
     def watch(self, troubles: Callable[[], Iterable[Problem]]) -> None:
         """Show what threads that run beside this pipeline, as those of a server, died of."""
@@ -360,8 +363,6 @@ class Pipeline:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close(checkpoint=kind is None)
 
-    # Inside
-
     def _start(self, base: Path, progress: OnProgress, observer: Observer, *, threads: bool) -> None:
         storage, runtime, settings, writer = self.storage, self._runtime, self.settings, self._writer
         shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
@@ -376,7 +377,7 @@ class Pipeline:
         sinks = self._until_answered(lambda: PreparedSinks(self.engine, records, base))
         executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
         self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
-        told = ReplicaTelling(self._told_role, storage.meta, writer.id, runtime, settings)
+        told = ReplicaTelling(lambda: self._leading.role, storage.meta, writer.id, runtime, settings)
         told.stands = lambda: (self._condition.foremost().state, -1)
         self._threads.append(told.start() if threads else told)
         self._hosts = Hosts(
@@ -408,6 +409,7 @@ class Pipeline:
         self._duties = self._until_answered(
             lambda: Duties(hosts, runner, turn, stopping, self._fail, telling, sinks, self._settle, threads=threads)
         )
+        self._stored = StoredFacts(hosts, runner, self._duties)
         self._advancing = Advancing(hosts, runner, self._intake, self._duties, self._leading, role=self._role)
         pause = self._condition.pause
         self._loop = Loop(self, self._intake, self._duties, pause, self.pulse, self._stopping, runtime, settings)
@@ -462,9 +464,6 @@ class Pipeline:
         if pushed.rows and pushed.time is not None:
             return pushed.time
         return self.time if made is None else made
-
-    def _told_role(self) -> str:
-        return "leads" if self._leading.is_ours else "read-only" if self._role is Role.READ_ONLY else "follows"
 
     def _stands(self) -> tuple[str, int]:
         """Asked by a thread of its own: a hang of the one that makes transactions is told to storage from here."""

@@ -95,6 +95,10 @@ class ShardLog:
         known = self._known
         return known if known is not None else self.read()
 
+    def remembered(self) -> Version | None:
+        """As `known`, and never asks storage; None if nothing was seen yet."""
+        return self._known
+
     def read(self) -> Version:
         """The state as it is now."""
         found = self.find()

@@ -5,12 +5,15 @@
 - "may have happened" (`OutcomeUnknown`): for a blob, repeat the put (same key, same bytes: rule 2 of `Blob`); for a
   commit, read back first, and only then commit again with the same expectations, of which at most one can succeed.
   While in doubt, storage that goes away leaves it unknown: the doubt is what the caller is told.
+- A thread that only looks (`waiting_at_most`) waits for less than `retry_limit_s`.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
@@ -28,11 +31,25 @@ __all__ = [
     "put_settled",
     "reading",
     "truncate_sometimes",
+    "waiting_at_most",
 ]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_BOUNDED = threading.local()
+
+
+@contextmanager
+def waiting_at_most(limit_s: float) -> Iterator[None]:
+    """Within the block, this thread repeats a storage call for at most `limit_s` instead of `retry_limit_s`."""
+    before = getattr(_BOUNDED, "limit_s", None)
+    _BOUNDED.limit_s = limit_s
+    try:
+        yield
+    finally:
+        _BOUNDED.limit_s = before
 
 
 class Patience:
@@ -42,7 +59,9 @@ class Patience:
         self._runtime = runtime
         self._wait_s = settings.retry_wait_s
         self._wait_max_s = settings.retry_wait_max_s
-        self._deadline_s = runtime.monotonic_s() + settings.retry_limit_s
+        bound_s: float | None = getattr(_BOUNDED, "limit_s", None)
+        limit_s = settings.retry_limit_s if bound_s is None else min(bound_s, settings.retry_limit_s)
+        self._deadline_s = runtime.monotonic_s() + limit_s
 
     def after(self, error: Unavailable | OutcomeUnknown) -> None:
         """Wait before another try, or raise the error if it makes no sense to."""

@@ -49,11 +49,12 @@ def _numbered(found: Status) -> list[dict[str, int]]:
 
 def _show(output: Output, found: Status) -> None:
     output.say(Text.assemble(state_text(found.state), f" since {time_text(found.since_s)}"))
-    for line in (found.why, found.remedy):
+    for line in (found.why, found.remedy, _age(found)):
         if line:
             output.say(Text(f"  {line}"))
     if found.holder:
-        output.say(Text(f"  by process {found.pid} on {found.host}, writer {found.holder}"))
+        where = f"process {found.pid} on {found.host}, " if found.host else ""
+        output.say(Text(f"  by {where}writer {found.holder}"))
     waiting = f", {found.bound - found.time} bound and waiting" if found.bound > found.time else ""
     output.say(Text(f"  time {found.time}{waiting}, generation {found.generation}"))
     if found.collections:
@@ -73,6 +74,12 @@ def _show(output: Output, found: Status) -> None:
         numbered = ", ".join(f"{number} at time {time}" for number, time in found.checkpoints)
         output.say()
         output.say(Text.assemble(("Checkpoints", "bold"), f" {numbered}"))
+
+
+def _age(found: Status) -> str:
+    if found.stored_at_s is None:
+        return ""
+    return f"storage does not answer; what follows is as of {time_text(found.stored_at_s)}"
 
 
 def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:

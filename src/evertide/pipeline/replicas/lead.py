@@ -43,6 +43,11 @@ class Leading:
         self._settings = settings
         self._may_take = may_take
 
+    @property
+    def role(self) -> str:
+        """`leads`, `follows` or `read-only`."""
+        return "leads" if self.is_ours else "follows" if self._may_take else "read-only"
+
     def look(self) -> bool:
         """Take the lead if nobody has it."""
         number, leader = reading(lambda: read_leader(self._meta), self._runtime, self._settings)

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable
 from evertide.errors import EvertideError, Fenced
 from evertide.pipeline.input.offers import Intake
 from evertide.pipeline.pause import Pause
-from evertide.pipeline.recovery.opening import Hosts, positions
 from evertide.pipeline.replicas.lead import Leading
 from evertide.pipeline.replicas.leader_tasks import Duties
-from evertide.pipeline.replicas.replica_record import replica_statuses
 from evertide.pipeline.status.health_record import Telling
-from evertide.pipeline.status.status import Problem, Status, collection_statuses, flushed_time, problem, stall
+from evertide.pipeline.status.status import Problem, Status, flushed_time, problem
+from evertide.pipeline.status.stored_facts import Facts
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -106,31 +105,32 @@ class Condition:
         return next(iter(self.problems()), self.pause.problem(self._opened_s))
 
     def status(
-        self, hosts: Hosts, runner: Runner, intake: Intake, duties: Duties, troubles: Iterable[Problem]
+        self, runner: Runner, intake: Intake, duties: Duties, facts: Facts, troubles: Iterable[Problem]
     ) -> Status:
-        """`troubles` are those of threads."""
-        members, journal, time = runner.members, hosts.journal, runner.time - 1
-        stalled = stall(hosts.meta, journal, members, hosts.runtime, hosts.settings)
-        found = self.problems() if stalled is None else [*self._known(), stalled]
-        first = found[0] if found else self.foremost()
-        where = positions(runner)
-        sinks = duties.sink_statuses(time)
+        """`facts` are those of storage, `troubles` those of threads."""
+        time = runner.time - 1
+        found = self.problems() if facts.stalled is None else [*self._known(), facts.stalled]
+        if facts.problem is not None and all(one.error_code != facts.problem.error_code for one in found):
+            is_warning = facts.problem.state == "warning"
+            found = [*found, facts.problem] if is_warning or self._failed else [facts.problem, *found]
+        first = next((one for one in found if one.state != "warning"), self.pause.problem(self._opened_s))
         return Status(
             state=first.state,
             since_s=first.since_s,
             why=first.why,
             remedy=first.remedy,
             time=time,
-            bound=journal.upper - 1,
+            bound=facts.bound,
             generation=runner.definition.generation,
-            holder=hosts.writer.id,
-            sources=tuple(intake.status(source, where[name]) for name, source in runner.sources.items()),
-            collections=collection_statuses(members),
-            checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
+            holder=self._writer.id,
+            sources=tuple(intake.status(source, facts.positions[name]) for name, source in runner.sources.items()),
+            collections=facts.collections,
+            checkpoints=facts.checkpoints,
             problems=(*found, *self._warnings, *duties.warnings(), *troubles),
-            sinks=sinks,
-            flushed=flushed_time(time, sinks),
-            replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),
+            sinks=facts.sinks,
+            flushed=flushed_time(time, facts.sinks),
+            replicas=facts.replicas,
+            stored_at_s=facts.stored_at_s,
         )
 
     def _tell(self, now: Problem) -> None:

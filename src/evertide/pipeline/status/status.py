@@ -142,6 +142,8 @@ class Status:
     """Up to this transaction, every sink has everything; without sinks, the last one."""
     replicas: tuple[ReplicaStatus, ...] = ()
     """The processes that run it, the one that leads first."""
+    stored_at_s: float | None = None
+    """When storage last answered the process that runs it, if it does not now; None: it answers."""
 
 
 def problem(error: EvertideError, since_s: float) -> Problem:
@@ -299,17 +301,22 @@ def divergences(definition: Definition) -> dict[str, Problem]:
     }
 
 
-def collection_statuses(members: Members) -> tuple[CollectionStatus, ...]:
+def collection_statuses(members: Members, *, is_fresh: bool = True) -> tuple[CollectionStatus, ...]:
+    """Unless `is_fresh`, as this process last saw the shards, without their shapes: storage is not asked."""
     definition: Definition = members.definition
     found = []
+
+    def of(name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:
+        return _of(members, name, kind, shard, state, why, is_fresh=is_fresh)
+
     for name, table in definition.tables.items():
         if table.shard:
-            found.append(_of(members, name, "table", table.shard, "running" if table.is_declared else "undeclared"))
+            found.append(of(name, "table", table.shard, "running" if table.is_declared else "undeclared"))
     for name, view in definition.views.items():
         state, why = (view.away.state, view.away.why) if view.away else ("running", "")
-        found.append(_of(members, name, "view", view.shard, state, why))
-    found.append(_of(members, ERRORS, "errors", definition.errors, "running"))
-    shapes = _shapes(members)
+        found.append(of(name, "view", view.shard, state, why))
+    found.append(of(ERRORS, "errors", definition.errors, "running"))
+    shapes = _shapes(members) if is_fresh else Counter()
     return tuple(replace(one, shapes=shapes[one.name]) for one in found)
 
 
@@ -319,10 +326,14 @@ def _shapes(members: Members) -> Counter[str]:
     return Counter(unseal(record.data, _Followed, shards.meta.path(key)).collection for key, record in records.items())
 
 
-def _of(members: Members, name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:  # noqa: PLR0917
-    if not shard:
+def _of(  # noqa: PLR0917
+    members: Members, name: str, kind: str, shard: str, state: str, why: str, *, is_fresh: bool
+) -> CollectionStatus:
+    known = None
+    if shard:
+        known = members.shard(shard).log.read().state if is_fresh else members.remembered(shard)
+    if known is None:
         return CollectionStatus(name, kind, state, 0, 0, 0, 0, why)
-    known = members.shard(shard).log.read().state
     rows = sum(batch.rows for batch in known.batches)
     size = sum(batch.bytes for batch in known.batches)
     parts = sum(len(batch.parts) for batch in known.batches)

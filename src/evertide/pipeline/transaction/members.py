@@ -14,6 +14,7 @@ from evertide.pipeline.names import ERRORS
 from evertide.rows.changes import DIFF, TIME, net
 from evertide.shard.parts.pieces import pieces
 from evertide.shard.shard import Shard, Shards
+from evertide.shard.state import ShardState
 from evertide.store.writers import Writer
 
 __all__ = ["Members", "at_time"]
@@ -52,6 +53,12 @@ class Members:
         if found is None:
             found = self._open[name] = self.shards.open(name)
         return found
+
+    def remembered(self, name: str) -> ShardState | None:
+        """The state of a shard as it was last seen, without a storage call; None if it never was."""
+        found = self._open.get(name)
+        version = found.log.remembered() if found is not None else None
+        return None if version is None else version.state
 
     def end(self, name: str, writer: Writer) -> None:
         """Finalize a shard that nothing needs any more."""

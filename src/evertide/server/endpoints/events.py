@@ -154,8 +154,9 @@ class Events:
     def _tick(self) -> None:
         if self._is_away:
             status = self._pipeline.status()
-            self._is_away = False
-            self._tell("state", _state(status))
+            if status.stored_at_s is None:
+                self._is_away = False
+                self._tell("state", _state(status))
         for transaction in self._history.follow():
             self._tell("transaction", transaction)
         now_s = self._runtime.monotonic_s()

@@ -4,7 +4,9 @@
 
     200   active; also reconnecting, stalled or paused, with the reason: to start the process again would not help
     202   it answers, and some views are still computed
-    503   failed, diverged, frozen: it takes nothing more; or storage does not answer in time
+    503   failed, diverged, frozen: it takes nothing more; or storage does not answer
+
+`/v1/status` is answered in any case: if storage does not answer, with what it said last.
 
 For Kubernetes, `/v1/health/live` says whether the process gets on at all, without asking storage, and
 `/v1/health/ready` whether it should be given requests: 200 or 503.
@@ -62,6 +64,8 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     problems: list[Any]
     sinks: list[Any]
     replicas: list[Any]
+    stored_at_s: float | None
+    """When storage last answered, if it does not now."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -102,10 +106,11 @@ class Looking:
         return _health(await self._asked(), is_told=restriction_in(request.scope).is_free)
 
     async def _asked(self) -> Status:
+        """If storage does not answer in time, what it said last."""
         with anyio.move_on_after(self._health_limit_s):
             return await anyio.to_thread.run_sync(self._pipeline.status, abandon_on_cancel=True)
         why = f"it did not answer within {self._health_limit_s:g} s"
-        raise Unavailable(path=str(self._pipeline.storage.root), why=why)
+        return self._pipeline.status(Unavailable(path=str(self._pipeline.storage.root), why=why))
 
     async def _live(self, _: Request, __: NoQuery) -> Response:
         beat = self._pipeline.pulse.beat()
@@ -118,7 +123,7 @@ class Looking:
         return answer
 
     async def _status(self, _: Request, __: NoQuery) -> Response:
-        status = await run_in_threadpool(self._pipeline.status)
+        status = await self._asked()
         numbered = [{"number": number, "time": time} for number, time in status.checkpoints]
         return said({**plain(status), "checkpoints": numbered})
 
@@ -136,7 +141,7 @@ def _health(status: Status, *, is_told: bool) -> Response:
     if status.state == "running":
         known: dict[str, Any] = {"status": "hydrating", "views": hydrating} if hydrating else {"status": "active"}
         return said(known if is_told else {"status": known["status"]}, 202 if hydrating else 200)
-    code = 503 if status.state in _OVER else 200
+    code = 503 if status.state in _OVER or status.stored_at_s is not None else 200
     if not is_told:
         return said({"status": status.state}, code)
     known = {"status": status.state, "why": status.why, "remedy": status.remedy, "since_s": status.since_s}

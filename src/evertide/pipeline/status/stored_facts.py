@@ -1,0 +1,104 @@
+"""`StoredFacts`: the part of a status that is read from storage, and what it was when storage last answered.
+
+1. A status is asked for most when storage is away, so it is answered then, too: with what storage said last, the time
+   when it said so, and a problem that names the error.
+2. If storage has not answered a status of this process yet, the facts are what the process has in memory.
+3. A status waits at most `WAIT_S` for storage that refuses calls. A single call that does not return may take longer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
+from evertide.pipeline.recovery.opening import Hosts, positions
+from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
+from evertide.pipeline.status.status import CollectionStatus, SinkStatus, collection_statuses, stall
+from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import Problem
+from evertide.store.retry import waiting_at_most
+
+__all__ = ["WAIT_S", "Facts", "StoredFacts"]
+
+WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    bound: int
+    stalled: Problem | None
+    """A transaction that is bound, and not committed in time."""
+    positions: Mapping[str, str]
+    """By source."""
+    collections: tuple[CollectionStatus, ...]
+    checkpoints: tuple[tuple[int, int], ...]
+    sinks: tuple[SinkStatus, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    problem: Problem | None = None
+    """Why storage could not be read; all else is as of `stored_at_s` then."""
+    stored_at_s: float | None = None
+    """When storage last answered, if it does not now."""
+
+
+class StoredFacts:
+    def __init__(self, hosts: Hosts, runner: Runner, duties: Duties) -> None:
+        self._hosts = hosts
+        self._runner = runner
+        self._duties = duties
+        self._lock = threading.Lock()
+        self._last: Facts | None = None
+        self._answered_at_s = hosts.runtime.wall_s()
+        self._since_s: float | None = None
+        """Since when storage could not be read."""
+
+    def read(self) -> Facts:
+        try:
+            with waiting_at_most(WAIT_S):
+                found = self._read()
+        except EvertideError as error:
+            return self.last(error)
+        with self._lock:
+            self._last, self._since_s, self._answered_at_s = found, None, self._hosts.runtime.wall_s()
+        return found
+
+    def last(self, error: EvertideError) -> Facts:
+        """What is known without a storage call. `error` is why none is made."""
+        with self._lock:
+            if self._since_s is None:
+                self._since_s = self._hosts.runtime.wall_s()
+            last, since_s, answered_at_s = self._last, self._since_s, self._answered_at_s
+        found = self._remembered() if last is None else last
+        is_away = isinstance(error, Unavailable | OutcomeUnknown)
+        problem = Problem("stalled" if is_away else "warning", error.error_code, str(error), error.remedy, since_s)
+        return Facts(
+            bound=max(found.bound, self._runner.time - 1),
+            stalled=None,
+            positions=found.positions,
+            collections=found.collections,
+            checkpoints=found.checkpoints,
+            sinks=found.sinks,
+            replicas=found.replicas,
+            problem=problem,
+            stored_at_s=answered_at_s,
+        )
+
+    def _read(self) -> Facts:
+        hosts, runner = self._hosts, self._runner
+        members, journal = runner.members, hosts.journal
+        return Facts(
+            stalled=stall(hosts.meta, journal, members, hosts.runtime, hosts.settings),
+            positions=positions(runner),
+            sinks=self._duties.sink_statuses(runner.time - 1),
+            bound=journal.upper - 1,
+            collections=collection_statuses(members),
+            checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
+            replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),
+        )
+
+    def _remembered(self) -> Facts:
+        runner = self._runner
+        collections = collection_statuses(runner.members, is_fresh=False)
+        return Facts(runner.time - 1, None, dict.fromkeys(runner.sources, ""), collections, (), (), ())

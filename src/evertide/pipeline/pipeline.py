@@ -25,15 +25,7 @@ import pyarrow as pa
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import Entry
-from evertide.errors import (
-    Closed,
-    EvertideError,
-    Fenced,
-    InvalidInput,
-    NotAllowedNow,
-    OutcomeUnknown,
-    Unavailable,
-)
+from evertide.errors import Closed, EvertideError, Fenced, InvalidInput, NotAllowedNow, OutcomeUnknown, Unavailable
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.journal.xids import own_number

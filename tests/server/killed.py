@@ -1,8 +1,9 @@
-"""A process that serves a shop, and kills itself right after its first write to a connection that asks for it.
+"""A process that serves a shop, and kills itself right after a write to a connection that asks for it.
 
-    python -m tests.server.killed STORAGE
+    python -m tests.server.killed STORAGE ROWS
 
-A request with the header `X-Kill` asks for it.
+The header `X-Kill: N` of a request asks for it, at the process's write number N to such connections, counted from 1.
+The send buffers of its connections are as small as those of connections over Ethernet.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 import functools
 import os
 import signal
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +25,28 @@ from evertide.server.access.connections import protocol_of
 from evertide.server.http import server as serving
 from evertide.settings import Settings
 from evertide.store.open import open_storage
-from tests.shapes.kit import order, shop
+from tests.shapes.kit import OPTIONS, order, shop
+
+_SEND_BUFFER_BYTES = 32 * 1024
 
 
 class Deadly:
     """A transport. The event loop of asyncio sends at once what is written, as far as the socket takes it."""
 
+    writes = 0
+
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self.is_armed = False
+        self.kill_at = 0
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
-        if self.is_armed:
+        Deadly.writes += bool(self.kill_at)
+        if self.kill_at and Deadly.writes >= self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -50,20 +59,21 @@ def deadly(settings: Settings) -> type[asyncio.Protocol]:
 
         def on_header(self, name: bytes, value: bytes) -> None:
             super().on_header(name, value)
-            self.transport.is_armed |= name.lower() == b"x-kill"
+            if name.lower() == b"x-kill":
+                self.transport.kill_at = int(value)
 
     return Protocol
 
 
-def main(path: Path) -> None:
+def main(path: Path, rows: int) -> None:
     serving.protocol_of = deadly  # type: ignore[attr-defined]
     uvicorn.Config = functools.partial(uvicorn.Config, loop="asyncio")  # type: ignore[misc,assignment]
     store = open_storage(path, runtime=SystemRuntime(), settings=Settings())
-    with shop(store) as made:
-        made.push(rows=[order(number) for number in range(200)])
+    with shop(store, replace(OPTIONS, long_poll_s=20, sse_s=60)) as made:
+        made.push(rows=[order(number) for number in range(rows)])
         print("running", made.host, made.port, flush=True)
         signal.pause()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

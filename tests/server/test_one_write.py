@@ -20,10 +20,11 @@ def address(path: str, **query: str) -> str:
     return f"{path}?{urlencode(query)}"
 
 
+@pytest.mark.parametrize("rows", [200, 3000], ids=["small", "chunk"])
 @pytest.mark.parametrize("kind", ["snapshot", "live", "arrow", "push"])
-def test_a_kill_after_the_first_write_leaves_a_whole_answer(kind: str, tmp_path: Path) -> None:
-    """Fails if the head of an answer is written apart from its body."""
-    with running("tests.server.killed", tmp_path / "s") as worker:
+def test_a_kill_after_the_first_write_leaves_a_whole_answer(kind: str, rows: int, tmp_path: Path) -> None:
+    """Fails if the head of an answer is written apart from its body, or the send buffer does not hold both."""
+    with running("tests.server.killed", tmp_path / "s", rows) as worker:
         host, port = worker.began.split()
         client = Client(host, int(port), timeout_s=60)
         first = client.raw("GET", address("/v1/shape", **SHAPE))
@@ -32,12 +33,12 @@ def test_a_kill_after_the_first_write_leaves_a_whole_answer(kind: str, tmp_path:
             "snapshot": ("GET", address("/v1/shape", **SHAPE), None),
             "live": ("GET", address("/v1/shape", **waiting, live="true"), None),
             "arrow": ("GET", "/v1/tables/orders/rows?format=arrow", None),
-            "push": ("POST", "/v1/tables/orders/rows", b'[{"id": 1000}]'),
+            "push": ("POST", "/v1/tables/orders/rows", b'[{"id": 10000}]'),
         }
         with closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
-            connection.request(*asked[kind], {"X-Kill": "yes", "Content-Type": "application/json"})
+            connection.request(*asked[kind], {"X-Kill": "1", "Content-Type": "application/json"})
             if kind == "live":
-                client.post("/v1/tables/orders/rows", [{"id": 1000}])
+                client.post("/v1/tables/orders/rows", [{"id": 10_000 + number} for number in range(rows)])
             with connection.getresponse() as answer:
                 content = answer.read()  # raises if something is missing
         assert (answer.status, int(answer.headers["content-length"])) == (200, len(content))

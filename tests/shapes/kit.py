@@ -167,11 +167,12 @@ def shop(
     follow: bool = True,
     access: Access | None = None,
     role: Role = Role.ALONE,
+    listen: str = "127.0.0.1:0",
 ) -> Iterator[Shop]:
     """Without `follow`, no background thread runs."""
     with open_pipeline(store or storage(), made or engine(), settings=settings, role=role) as pipeline:
         service = ShapeService(pipeline.collections, options)
-        with Server(listening=Listening(access=access or Access.open())) as server:
+        with Server(listen, Listening(access=access or Access.open())) as server:
             server.start(make_app(pipeline, shapes=service, access=access))
             if follow:
                 service.start()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,21 @@ from evertide.runtime import SystemRuntime
 from evertide.shapes.log import registry
 from evertide.store.open import open_storage
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
-from tests.server.kit import until
+from tests.processes import running
+from tests.server.kit import stored, until
 from tests.servers.npm import npm_folder
 from tests.shapes.kit import BLOBS, OPTIONS, Lossy, Shop, engine, order, shop
 from tests.shapes.test_processes import serving
 
 HERE = Path(__file__).parent / "client"
+JSON = {"Content-Type": "application/json"}
 LIVE = replace(OPTIONS, long_poll_s=20, sse_s=60, keep_alive_s=21)
+
+
+def at(listen: str) -> Shop:
+    """A shop that another process serves."""
+    host, port = listen.split(":")
+    return Shop(None, None, host, int(port))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +59,10 @@ class Client:
             assert "error" not in told, told
             assert "refetch" not in told, "it begins again"
         raise AssertionError((said, self.process.stderr and self.process.stderr.read()))
+
+    def count(self, rows: int) -> Any:
+        """Wait until the client has this many rows."""
+        return self.until(lambda told: len(told.get("rows", ())) == rows)
 
     def rows(self, *expected: tuple[Any, ...]) -> Any:
         """Wait until the client has exactly these rows."""
@@ -190,3 +203,59 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_fetch(
             pipeline.commit()
             last = client.rows(("ann",), ("bob",), ("bob",))  # a refetch would be told, and is no such state
             assert last["handle"] == first["handle"]
+
+
+@pytest.mark.parametrize("write", [1, 3])
+def test_a_kill_in_the_middle_of_a_large_snapshot_does_not_end_the_stream(
+    client_folder: Path, tmp_path: Path, write: int
+) -> None:
+    rows = 6000  # some five chunks
+    with running("tests.server.killed", tmp_path / "s", rows) as worker:
+        listen = worker.began.replace(" ", ":")
+        s = at(listen)
+        with following(client_folder, s, {"table": "orders"}, headers={"X-Kill": str(write)}) as client:
+            assert worker.process.wait(60) == -9
+            with shop(stored(tmp_path), LIVE, listen=listen):
+                client.count(rows)
+
+
+@pytest.mark.parametrize("write", [3, 4])
+@pytest.mark.parametrize("is_stream", [False, True], ids=["long-poll", "sse"])
+def test_a_kill_in_the_middle_of_a_large_transaction_does_not_end_the_stream(
+    client_folder: Path, tmp_path: Path, is_stream: bool, write: int
+) -> None:
+    """The first two writes are the snapshot and the end of the log."""
+    rows = 6000
+    with running("tests.server.killed", tmp_path / "s", 1) as worker:
+        listen = worker.began.replace(" ", ":")
+        s = at(listen)
+        armed = {"X-Kill": str(write)}
+        with following(client_folder, s, {"table": "orders"}, liveSse=is_stream, headers=armed) as client:
+            client.count(1)
+            pushed = [order(number) for number in range(rows)]
+            with suppress(OSError, http.client.HTTPException):  # the kill may come before the answer
+                s.ask("POST", "/v1/tables/orders/rows", JSON, json.dumps(pushed).encode())
+            assert worker.process.wait(60) == -9
+            with shop(stored(tmp_path), LIVE, listen=listen) as again:
+                again.push(rows=pushed)  # changes nothing if the first push was committed
+                client.count(rows)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_onerror_repeats_a_request_whose_response_was_cut_off(
+    client_folder: Path, tmp_path: Path, repeats: bool
+) -> None:
+    """A row that is too large for one write."""
+    with running("tests.server.killed", tmp_path / "s", 1) as worker:
+        listen = worker.began.replace(" ", ":")
+        s = at(listen)
+        wide = [order(1, "x" * 2_000_000)]
+        assert s.ask("POST", "/v1/tables/orders/rows", JSON, json.dumps(wide).encode()).status == 200
+        armed = {"X-Kill": "1"}
+        with following(client_folder, s, {"table": "orders"}, headers=armed, repeats=repeats) as client:
+            assert worker.process.wait(60) == -9
+            if repeats:
+                with shop(stored(tmp_path), LIVE, listen=listen):
+                    client.count(2)
+            else:
+                assert client.until(lambda told: "error" in told)["message"] == "terminated"

@@ -29,8 +29,9 @@ class ShapeOptions:
     ready_s: float = 5.0
     """How long a request waits for a collection that has no content yet."""
 
-    chunk_bytes: int = 10 * 1024 * 1024
-    """About the largest body of one answer."""
+    chunk_bytes: int = 256 * 1024
+    """About the largest body of one answer. The server gives such a body to the kernel in one write: Electric's client
+    repeats a request without an answer, but ends its stream if an answer breaks off."""
 
     body_bytes_max: int = 1024 * 1024
     """The largest request body."""

@@ -1,19 +1,21 @@
 // Follows a shape with Electric's own client, and says what it holds after each up-to-date: a JSON object in each line.
 //
-//   node follow.mjs OPTIONS    OPTIONS is JSON, as `new ShapeStream` takes them
+//   node follow.mjs OPTIONS    OPTIONS is JSON, as `new ShapeStream` takes them. With `repeats`, `onError` repeats a request
+//                              whose response was cut off, as docs/shapes.md recommends
 //
 // A line on its input asks for a subset, given as JSON.
 
 import { createInterface } from "node:readline"
-import { Shape, ShapeStream, isControlMessage } from "@electric-sql/client"
+import { FetchError, Shape, ShapeStream, isControlMessage } from "@electric-sql/client"
 
-const options = JSON.parse(process.argv[2])
+const { repeats, ...options } = JSON.parse(process.argv[2])
 const say = (value) =>
   process.stdout.write(JSON.stringify(value, (_, each) => (typeof each === "bigint" ? `${each}n` : each)) + "\n")
 
 const stream = new ShapeStream({
   ...options,
   onError: (error) => {
+    if (repeats && error instanceof FetchError && error.status === 200) return {}
     say({ error: error.name, message: error.message })
   },
 })

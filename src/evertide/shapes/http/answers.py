@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 _PIECE_BYTES = 256 * 1024
-_SMALL_BYTES = 64 * 1024
+_SMALL_BYTES = 384 * 1024
+"""Holds a chunk of `ShapeOptions.chunk_bytes` and its last message, unless that is very large."""
 _PIECES = 8
 _EXPOSED = (
     "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,"

@@ -22,6 +22,7 @@ from evertide.store import Blob, MemoryBlob, MemoryMeta, Meta
 from evertide.store.paths import Name, state_part_key
 from evertide.store.writers import Writer
 from evertide.testing import ManualRuntime
+from evertide.types import Generation
 from tests.shard.test_log import SETTINGS, HookedBlob, HookedMeta, Host, changes
 
 TTL_S = 60.0
@@ -85,7 +86,7 @@ class Process:
         return Draft(
             time=upper,
             fingerprint="f1",
-            generation=0,
+            generation=Generation(0),
             positions={"files": f'{{"at": {upper}}}'},
             state=f"state at {upper}".encode(),
             parts=tuple(self.parts),

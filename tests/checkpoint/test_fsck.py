@@ -36,6 +36,7 @@ from evertide.store.paths import (
 )
 from evertide.store.sealed import seal
 from evertide.testing import ManualRuntime
+from evertide.types import Generation, Time
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched, each_step
 from tests.shard.test_log import SETTINGS
 
@@ -64,10 +65,10 @@ class Whole(Memory):
         key = STAGED.replace("03.arrow", f"{time:02}.arrow")
         self.blob.put(key, rows)
         staged = Staged("orders", key, 1, len(rows), xxhash.xxh3_128_hexdigest(rows))
-        bound = Bound(time, 1, {"http": Input("0", "1", (staged,))}, "w", f"{time}", 0.0)
+        bound = Bound(Time(time), Generation(1), {"http": Input("0", "1", (staged,))}, "w", f"{time}", 0.0)
         self.meta.commit([Write(JOURNAL, time, seal(bound))])
         if committed:
-            self.meta.commit([Write(COMMITTED, time, seal(Committed(time, {}, {}, "w")))])
+            self.meta.commit([Write(COMMITTED, time, seal(Committed(Time(time), {}, {}, "w")))])
 
     def check(self) -> Report:
         return check(self.place())

@@ -11,6 +11,7 @@ import pytest
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, encode_manifest
 from evertide.checkpoint.records import Catalog, Entry, Restoring
 from evertide.store.sealed import seal, unseal
+from evertide.types import Generation
 from tests.shard.test_golden import golden
 
 WRITER = "0123456789abcdef"
@@ -29,7 +30,7 @@ MANIFEST = Manifest(
     made_at_s=1_700_000_000.5,
     writer=WRITER,
     fingerprint="f1",
-    generation=3,
+    generation=Generation(3),
     members=("orders", "revenue"),
     positions={"files": '{"at": 41}', "kafka": "[0, 17]"},
     files=(

@@ -20,6 +20,7 @@ from evertide.store.paths import CHECKPOINTS, COMMITTED, FORMAT, JOURNAL, PIPELI
 from evertide.store.sealed import unseal
 from evertide.store.writers import read_generation
 from evertide.testing import ManualRuntime
+from evertide.types import Generation
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process
 from tests.shard.test_log import SETTINGS, content_of
 
@@ -209,7 +210,7 @@ def test_c4_the_generation_goes_on_from_where_it_was(broken: Broken) -> None:
         process.writer.change_generation(list(SHARDS))
     process.restore()
     draft = process.draft()
-    process.checkpoints.publish(draft.time, lambda: replace(draft, generation=3), process.writer)
+    process.checkpoints.publish(draft.time, lambda: replace(draft, generation=Generation(3)), process.writer)
     process.writer.unregister()
     broken.forget()
     broken.repair()

@@ -18,6 +18,7 @@ from evertide.shard.shard import Shard
 from evertide.store import Blob, MemoryBlob, MemoryMeta, Meta, Write
 from evertide.store.paths import staged_prefix
 from evertide.testing import ManualRuntime
+from evertide.types import Generation, Time
 from tests.shard.test_log import SETTINGS, changes
 from tests.shard.test_log import Host as ShardHost
 
@@ -55,13 +56,15 @@ class Host(ShardHost):
         return found
 
     def bind(self, sent: Sent, generation: int = 1) -> Bound:
-        return self.journal.bind(self.inputs(sent), generation, self.writer)
+        return self.journal.bind(self.inputs(sent), Generation(generation), self.writer)
 
     def bind_rows(self, *numbers: int, source: str = "push") -> Bound:
         return self.bind({source: (1, [self.stage(*numbers, source=source)])})
 
     def outcome(self, time: int) -> Committed:
-        return Committed(time, {"push": Content(1, f"{time:032x}")}, {"a": Content(1, f"{time:032x}")}, self.writer.id)
+        return Committed(
+            Time(time), {"push": Content(1, f"{time:032x}")}, {"a": Content(1, f"{time:032x}")}, self.writer.id
+        )
 
     def commit(self, shard: Shard, rows: Mapping[int, int] | None = None) -> int:
         """The next transaction into the shard, with its record."""

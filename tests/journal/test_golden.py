@@ -30,6 +30,7 @@ from evertide.store import MemoryBlob, MemoryMeta
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.testing import ManualRuntime
+from evertide.types import Generation, Time
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 WRITE = os.environ.get("EVERTIDE_GOLDEN") == "write"
@@ -38,8 +39,8 @@ KEY = "journal/push/0123456789abcdef-00000007.arrow"
 STAGED = Staged("orders", KEY, 3, 4321, "00112233445566778899aabbccddeeff")
 RECORDS: dict[str, msgspec.Struct] = {
     "bound": Bound(
-        time=2**40,
-        generation=3,
+        time=Time(2**40),
+        generation=Generation(3),
         inputs={
             "clicks": Input('{"0":17}', '{"0":17}'),
             "files": Input('{"seen":[]}', '{"seen":["zß€.csv"]}', (Place('{"file":"zß€.csv"}'),)),
@@ -50,19 +51,22 @@ RECORDS: dict[str, msgspec.Struct] = {
         bound_at_s=1_700_000_000.25,
     ),
     "bound-xids": Bound(
-        time=7,
-        generation=3,
+        time=Time(7),
+        generation=Generation(3),
         inputs={"shop": Input("a", "b", (STAGED,), (747, 2**32 - 1)), "push": Input("5", "5")},
         writer="0123456789abcdef",
         token="12",
         bound_at_s=1_700_000_000.25,
     ),
     "bound-producers": Bound(
-        time=7,
-        generation=3,
+        time=Time(7),
+        generation=Generation(3),
         inputs={
             "push": Input(
-                "5", "6", (STAGED,), producers={"zß€": Number(2**40, 7), "till-1": Number(4, 7, before=(3, 2))}
+                "5",
+                "6",
+                (STAGED,),
+                producers={"zß€": Number(2**40, Time(7)), "till-1": Number(4, Time(7), before=(3, 2))},
             )
         },
         writer="0123456789abcdef",
@@ -70,9 +74,9 @@ RECORDS: dict[str, msgspec.Struct] = {
         bound_at_s=1_700_000_000.25,
     ),
     "producer": Producer("zß€", 2**40, 7, 1_700_000_000.25),
-    "committed-xids": Committed(7, {"shop": Content(0, "0" * 32)}, {}, "0123456789abcdef", xids=(747, 2**32 - 1)),
+    "committed-xids": Committed(Time(7), {"shop": Content(0, "0" * 32)}, {}, "0123456789abcdef", xids=(747, 2**32 - 1)),
     "committed": Committed(
-        time=2**40,
+        time=Time(2**40),
         sources={"clicks": Content(0, "0" * 32), "push": Content(6, "f" * 32)},
         shards={"orders": Content(6, "00112233445566778899aabbccddeeff")},
         writer="0123456789abcdef",

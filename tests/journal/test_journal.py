@@ -27,6 +27,7 @@ from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Meta, Record, 
 from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
+from evertide.types import Generation, Time
 from tests.journal.kit import Host, Site, place, rows_of
 from tests.shard.kit import PassingMeta
 from tests.shard.test_log import LateMeta, content_of
@@ -149,7 +150,7 @@ def test_what_is_bound_is_read_back(host: Host) -> None:
 def test_records_that_do_not_follow_each_other_are_damage(host: Host) -> None:
     """Seen to fail without the check in `TimeLog`: a hole would be replayed over."""
     first = host.bind_rows(1)
-    skipped = Bound(2, 1, first.inputs, "w", "1", 0.0)
+    skipped = Bound(Time(2), Generation(1), first.inputs, "w", "1", 0.0)
     host.meta.commit([Write(JOURNAL, 1, seal(skipped))])
     with pytest.raises(RecordDamaged, match=r"journal #2.*transaction 2, after record 1 of 0"):
         host.journal.records(1)
@@ -163,7 +164,7 @@ def test_a_source_goes_on_where_it_stood(host: Host) -> None:
     host.bind({"push": (3, [place()])})
     for before in ("0", "2", "4"):
         with pytest.raises(Conflict, match=f"source 'push'.*transaction 0 it stands at 3.*starts at {before}"):
-            host.journal.bind({"push": Input(before, "9", (place(),))}, 1, host.writer)
+            host.journal.bind({"push": Input(before, "9", (place(),))}, Generation(1), host.writer)
     assert host.journal.upper == 1
     assert host.bind({"push": (1, [place()])}).inputs["push"] == Input("3", "4", (place(),))
 
@@ -178,10 +179,10 @@ def test_a_source_may_stand_still_or_move_without_rows_but_not_the_other_way_rou
 
 def test_a_new_generation_may_bring_and_leave_out_sources(host: Host) -> None:
     host.bind({"a": (1, []), "b": (1, [])}, generation=1)
-    host.journal.bind({"a": Input("1", "2"), "c": Input("7", "8")}, 2, host.writer)
+    host.journal.bind({"a": Input("1", "2"), "c": Input("7", "8")}, Generation(2), host.writer)
     assert host.journal.positions() == {"a": "2", "c": "8"}
     with pytest.raises(Conflict, match="source 'a'"):
-        host.journal.bind({"a": Input("1", "2")}, 3, host.writer)
+        host.journal.bind({"a": Input("1", "2")}, Generation(3), host.writer)
     with pytest.raises(InvalidInput, match=r"generation 1.*transaction 1 is of generation 2"):
         host.bind({}, generation=1)
 
@@ -199,7 +200,7 @@ def test_if_a_peer_is_first_the_answer_is_the_peers(site: Site) -> None:
             calls.append(peer.bind({"push": (0, []), "pull": (1, [place()])}))
 
     late._before = first
-    found = host.journal.bind(inputs, 1, host.writer)
+    found = host.journal.bind(inputs, Generation(1), host.writer)
     assert [found] == calls
     assert found.writer == peer.writer.id
     assert peer.journal.drop_unbound(peer.writer) == [], "still to be bound"
@@ -223,7 +224,7 @@ def test_a_writer_of_an_old_generation_binds_and_begins_nothing(site: Site) -> N
     with pytest.raises(Fenced, match="generation"):
         host.bind({"push": (1, [])})
     with pytest.raises(Fenced, match="generation"):
-        host.journal.begin(3, {}, 1, host.writer)
+        host.journal.begin(3, {}, Generation(1), host.writer)
 
 
 @pytest.mark.parametrize("fault", [Fault.DONE_LOST, Fault.LOST, Fault.REFUSED])
@@ -255,7 +256,7 @@ def test_a_bind_that_stays_in_doubt_keeps_its_fragments(site: Site, arrives: boo
     if arrives:
         late.arrive()
         with pytest.raises(Conflict, match="it was bound already"):
-            host.journal.bind({"push": Input("0", "1", (staged,))}, 1, host.writer)
+            host.journal.bind({"push": Input("0", "1", (staged,))}, Generation(1), host.writer)
         assert not host.writer.is_open(1)
     else:
         peer.bind({"push": (0, [])})
@@ -327,11 +328,11 @@ def test_storage_that_fails_at_random_binds_everything_once(site: Site) -> None:
 
 def test_a_journal_that_begins_later_goes_on(host: Host) -> None:
     """Record 1 is of time 6: numbers and times differ from here on."""
-    made = host.journal.begin(6, {"push": "60", "pull": "9"}, 4, host.writer)
+    made = host.journal.begin(6, {"push": "60", "pull": "9"}, Generation(4), host.writer)
     assert (host.journal.head(), host.journal.upper, host.journal.committed_upper) == (made, 7, 7)
     assert host.journal.positions() == {"push": "60", "pull": "9"}
     with pytest.raises(Conflict, match=r"source 'push'.*transaction 6"):
-        host.journal.bind({"push": Input("0", "1"), "pull": Input("9", "9")}, 4, host.writer)
+        host.journal.bind({"push": Input("0", "1"), "pull": Input("9", "9")}, Generation(4), host.writer)
     seventh = host.bind({"push": (1, [host.stage(7)])}, generation=4)
     eighth = host.bind({"push": (1, [host.stage(8)])}, generation=4)
     assert host.journal.records(7) == [seventh, eighth]
@@ -347,20 +348,20 @@ def test_a_journal_that_begins_later_goes_on(host: Host) -> None:
 
 
 def test_a_journal_begins_once(host: Host) -> None:
-    host.journal.begin(-1, {"push": "5"}, 1, host.writer)
+    host.journal.begin(-1, {"push": "5"}, Generation(1), host.writer)
     assert host.journal.upper == host.journal.committed_upper == 0
     with pytest.raises(Conflict, match="begun already"):
-        host.journal.begin(3, {}, 1, host.writer)
+        host.journal.begin(3, {}, Generation(1), host.writer)
     with pytest.raises(InvalidInput, match="-1 is before all"):
-        host.journal.begin(-2, {}, 1, host.writer)
+        host.journal.begin(-2, {}, Generation(1), host.writer)
     assert host.bind({"push": (1, [])}).inputs["push"].before == "5"
 
 
 def test_a_journal_that_was_lost_alone_begins_where_the_commits_end(host: Host) -> None:
     host.meta.commit([Write(COMMITTED, 0, seal(host.outcome(4)))])
     with pytest.raises(InvalidInput, match="last commit is of transaction 4"):
-        host.journal.begin(3, {}, 1, host.writer)
-    host.journal.begin(4, {}, 1, host.writer)
+        host.journal.begin(3, {}, Generation(1), host.writer)
+    host.journal.begin(4, {}, Generation(1), host.writer)
     assert host.journal.upper == host.journal.committed_upper == 5
 
 

@@ -15,6 +15,7 @@ from evertide.errors import Conflict
 from evertide.journal.records import Bound, Input, Staged
 from evertide.runtime import SystemRuntime
 from evertide.store import MemoryBlob, MemoryMeta, open_storage
+from evertide.types import Generation
 from tests.journal.kit import Host
 from tests.shard.test_log import SETTINGS
 from tests.store.race import together
@@ -33,7 +34,7 @@ def _switching_often() -> Iterator[None]:
 def bind(host: Host, inputs: Mapping[str, Input]) -> Bound | None:
     """What the next transaction came to be; None if the positions are gone."""
     try:
-        return host.journal.bind(inputs, 1, host.writer)
+        return host.journal.bind(inputs, Generation(1), host.writer)
     except Conflict:
         return None
 

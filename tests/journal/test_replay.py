@@ -11,12 +11,13 @@ import pytest
 from evertide.errors import Damaged, Diverged, InvalidInput, SourceFailed
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import Found, Progress, Replay, State, Stretch, check
+from evertide.types import Generation, Time
 
 ONE, OTHER = Content(1, "0" * 31 + "1"), Content(1, "0" * 31 + "2")
 
 
 def recorded(time: int = 0) -> Committed:
-    return Committed(time, {"files": ONE, "push": ONE}, {"orders": ONE, "revenue": OTHER}, "w")
+    return Committed(Time(time), {"files": ONE, "push": ONE}, {"orders": ONE, "revenue": OTHER}, "w")
 
 
 def found(time: int = 0, **changed: Content | None) -> Found:
@@ -231,7 +232,9 @@ def test_the_wrong_record_is_refused() -> None:
 
 
 def bound(time: int, generation: int = 3, sources: str = "push") -> Bound:
-    return Bound(time, generation, dict.fromkeys(sources.split(), Input("a", "b")), "w", f"t{time}", 0.0)
+    return Bound(
+        Time(time), Generation(generation), dict.fromkeys(sources.split(), Input("a", "b")), "w", f"t{time}", 0.0
+    )
 
 
 def stretched(*transactions: tuple[Bound, Committed], rows_max: int = 100) -> Stretch:
@@ -247,7 +250,7 @@ def test_a_stretch_is_of_transactions_that_are_alike() -> None:
     others = [
         (bound(4, generation=4), recorded(4)),
         (bound(4, sources="push files"), recorded(4)),
-        (bound(4), Committed(4, {"push": ONE}, {"orders": ONE}, "w")),
+        (bound(4), Committed(Time(4), {"push": ONE}, {"orders": ONE}, "w")),
         (bound(4), in_portions),
     ]
     for other in others:

@@ -25,6 +25,7 @@ from evertide.runtime import SystemRuntime
 from evertide.store import LocalBlob, open_storage
 from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.testing import ManualRuntime, SimulatedDisk
+from evertide.types import Generation
 from tests.journal.kit import TTL_S, Host, Site, place, rows_in, rows_of
 from tests.shard.test_log import SETTINGS, LateMeta
 
@@ -109,7 +110,7 @@ def test_j4_a_source_that_the_record_names_and_the_pipeline_lacks(site: Site) ->
     host = site.host()
     host.bind({"orders": (1, []), "clicks": (1, [])}, generation=3)
     with pytest.raises(InvalidInput, match="lacks it") as error:
-        host.journal.bind({"orders": Input("1", "2")}, 3, host.writer)
+        host.journal.bind({"orders": Input("1", "2")}, Generation(3), host.writer)
     assert error.value.where == "source 'clicks'"
     assert "transaction 0 of the same generation, 3, names it" in error.value.why
     assert host.journal.upper == 1
@@ -148,15 +149,15 @@ def test_j8_a_record_of_another_format_is_refused(site: Site, key: str) -> None:
             journal.positions,
             lambda: journal.read(0),
             lambda: journal.records(0),
-            lambda: journal.bind({}, 1, writer),
-            lambda: journal.begin(5, {}, 1, writer),
+            lambda: journal.bind({}, Generation(1), writer),
+            lambda: journal.begin(5, {}, Generation(1), writer),
             lambda: journal.drop_unbound(writer),
         ],
         COMMITTED: [
             lambda: journal.committed_upper,
             lambda: journal.committed(0),
             lambda: journal.commit_write(host.outcome(1)),
-            lambda: journal.begin(5, {}, 1, writer),
+            lambda: journal.begin(5, {}, Generation(1), writer),
         ],
     }
     both: list[Callable[[], object]] = [journal.describe, lambda: journal.truncate(1, writer)]
@@ -257,11 +258,11 @@ def test_j10_a_source_that_sends_again_after_a_crash_is_bound_once(site: Site) -
     """Between bind and acknowledgement. Seen to fail without the position check in `check_inputs`."""
     host = site.host()
     offer = Input("0", "1", (host.stage(1),))
-    host.journal.bind({"push": offer}, 1, host.writer)
+    host.journal.bind({"push": offer}, Generation(1), host.writer)
     fresh = site.successor()
     again = Input("0", "1", (fresh.stage(1),))
     with pytest.raises(Conflict, match=r"source 'push'.*stands at 1.*starts at 0") as error:
-        fresh.journal.bind({"push": again}, 1, fresh.writer)
+        fresh.journal.bind({"push": again}, Generation(1), fresh.writer)
     assert "it was bound already" in error.value.why
     assert fresh.journal.drop([fragment for fragment in again.fragments if isinstance(fragment, Staged)], fresh.writer)
     assert fresh.rows_bound() == [1]
@@ -274,11 +275,11 @@ def test_j10_a_push_whose_answer_was_lost_is_bound_once(site: Site) -> None:
     offer = Input("0", "1", (host.stage(1),))
     late.script = ["late", *["full"] * 50]
     with pytest.raises(OutcomeUnknown):
-        host.journal.bind({"push": offer}, 1, host.writer)
+        host.journal.bind({"push": offer}, Generation(1), host.writer)
     late.script.clear()
     late.arrive()
     with pytest.raises(Conflict, match="it was bound already"):
-        host.journal.bind({"push": offer}, 1, host.writer)
+        host.journal.bind({"push": offer}, Generation(1), host.writer)
     assert host.rows_bound() == [1]
 
 
@@ -288,9 +289,9 @@ def test_j10_a_replica_that_lost_the_race_offers_again_only_what_is_unbound(site
     one.bind({"upstream": (0, []), "push": (0, [])})
     same = [Input("0", "5", (host.stage(5, source="upstream"),)) for host in (one, two)]
     mine = two.stage(6)
-    one.journal.bind({"upstream": same[0], "push": Input("0", "0")}, 1, one.writer)
+    one.journal.bind({"upstream": same[0], "push": Input("0", "0")}, Generation(1), one.writer)
     with pytest.raises(Conflict, match="source 'upstream'"):
-        two.journal.bind({"upstream": same[1], "push": Input("0", "1", (mine,))}, 1, two.writer)
+        two.journal.bind({"upstream": same[1], "push": Input("0", "1", (mine,))}, Generation(1), two.writer)
     two.bind({"push": (1, [mine])})
     assert two.rows_bound() == [5, 6]
 
@@ -299,7 +300,7 @@ def test_j10_a_place_is_bound_once_too(site: Site) -> None:
     host, peer = site.host(), site.host()
     host.bind({"files": (1, [place("a.csv")])})
     with pytest.raises(Conflict, match="source 'files'"):
-        peer.journal.bind({"files": Input("0", "1", (place("a.csv"),))}, 1, peer.writer)
+        peer.journal.bind({"files": Input("0", "1", (place("a.csv"),))}, Generation(1), peer.writer)
     site.runtime.advance_s(TTL_S + 1)
     assert len(site.host().journal.records(0)) == 1
 

@@ -50,6 +50,7 @@ from evertide.store.paths import (
 )
 from evertide.store.sealed import seal
 from evertide.store.writers import Beat, Writer
+from evertide.types import SequenceNumber, Time
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
 from tests.pipeline.test_damaged_checkpoint import order, replace_blob
 
@@ -234,7 +235,7 @@ def template() -> tuple[Storage, Pipeline]:
             pushed.push("notes", [{"text": f"note {number}"}])
         pipeline.take(pushed)
     shard = table_shard(pipeline)
-    lease = LeaseRecord("reader", shard, "reader", "host", 1, 1, 3, 1, 0.0, 1.0)
+    lease = LeaseRecord("reader", shard, "reader", "host", 1, SequenceNumber(1), Time(3), 1, 0.0, 1.0)
     sink = SinkRecord("token", "orders", "files", shard, 3, 3, is_declared=False)
     kept.meta.commit([Write(lease_key(shard, "reader"), 0, seal(lease)), Write(sink_key("out"), 0, seal(sink))])
     told = SourceRecords(pipeline._writer.id, 0.0, "change", {})
@@ -244,7 +245,9 @@ def template() -> tuple[Storage, Pipeline]:
     assert isinstance(kept.meta, MemoryMeta)
     for key in (writer_key, beat_key):  # of a process that was killed
         kept.meta._log[key("0123456789abcdef")] = kept.meta._log.pop(key(writer.id))
-    kept.meta._log[beat_key("0123456789abcdef")] = [Record(1, seal(Beat("0123456789abcdef", 1, 0.0, 1)))]
+    kept.meta._log[beat_key("0123456789abcdef")] = [
+        Record(SequenceNumber(1), seal(Beat("0123456789abcdef", 1, 0.0, 1)))
+    ]
     return kept, pipeline
 
 

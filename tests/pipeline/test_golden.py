@@ -19,6 +19,7 @@ from evertide.pipeline.transaction.machine import CohortState, MachineState
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
 from evertide.store.sealed import seal, unseal
+from evertide.types import Generation
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PART = PartEntry(
@@ -32,7 +33,7 @@ PART = PartEntry(
 )
 RECORDS: dict[str, msgspec.Struct] = {
     "definition": Definition(
-        generation=3,
+        generation=Generation(3),
         tables={
             "orders": TableRecord(b"schema", ("id",), "csv", "orders.01234567"),
             "zß€": TableRecord(b"schema", (), "", "", is_declared=False),
@@ -46,7 +47,7 @@ RECORDS: dict[str, msgspec.Struct] = {
         change="0123456789abcdef",
     ),
     "definition-left": Definition(
-        generation=4,
+        generation=Generation(4),
         tables={
             "clicks": TableRecord(
                 b"s",
@@ -65,7 +66,7 @@ RECORDS: dict[str, msgspec.Struct] = {
         change="0123456789abcdef",
     ),
     "definition-diverged": Definition(
-        generation=3,
+        generation=Generation(3),
         tables={},
         views={
             "revenue": ViewRecord(

@@ -16,6 +16,7 @@ from evertide.shapes.log.record import _key as key_of
 from evertide.shard.parts.part import Part
 from evertide.shard.state import Batch, ShardState
 from evertide.store.sealed import seal, unseal
+from evertide.types import Time
 from tests.shapes.kit import OPTIONS, order, shop
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -71,16 +72,16 @@ def test_a_handle_never_comes_back_also_if_the_clock_does() -> None:
 
 def batch(lower: int, upper: int, rows: int, since: int | None = None) -> Batch:
     part = Part(rows, 1, "", "", rows, 0, lower if since is None else since, upper - 1, {})
-    return Batch(lower, upper, (part,))
+    return Batch(Time(lower), Time(upper), (part,))
 
 
 def test_how_much_is_kept_for_a_shape_is_known_also_after_merging() -> None:
     record = msgspec.structs.replace(RECORD, time=10, rows=100)
     before, after = batch(0, 11, 100), [batch(11, 20, 30), batch(20, 25, 5)]
-    assert log_rows(record, ShardState("s", b"", 0, 25, (before, *after))) == 35
-    assert log_rows(record, ShardState("s", b"", 0, 25, (batch(0, 25, 135),))) == 35
-    assert log_rows(record, ShardState("s", b"", 0, 25, (batch(0, 20, 130), after[1]))) == 35
-    assert log_rows(record, ShardState("s", b"", 0, 11, (before,))) == 0
+    assert log_rows(record, ShardState("s", b"", Time(0), Time(25), (before, *after))) == 35
+    assert log_rows(record, ShardState("s", b"", Time(0), Time(25), (batch(0, 25, 135),))) == 35
+    assert log_rows(record, ShardState("s", b"", Time(0), Time(25), (batch(0, 20, 130), after[1]))) == 35
+    assert log_rows(record, ShardState("s", b"", Time(0), Time(11), (before,))) == 0
 
 
 def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:

@@ -26,6 +26,7 @@ from evertide.store.meta import Write
 from evertide.store.open import Storage, open_storage
 from evertide.store.paths import COMMITTED
 from evertide.store.sealed import seal
+from evertide.types import Time
 from tests.pipeline.kit import NOTES, SETTINGS, crash, open_pipeline, storage
 from tests.shapes.kit import VIEWS, Follower, engine, order, shop
 from tests.shapes.replica import REPLICA, declared, following, stored
@@ -269,7 +270,7 @@ def test_u1_the_leader_is_killed_and_another_replica_tells_the_same_numbers(
 def committed(meta: MemoryMeta, time: int, *, pushed: int = 0, **given: Any) -> None:
     head = meta.head(COMMITTED)
     sources = {"db": Content(1, "0" * 32), "push": Content(pushed, "0" * 32)}
-    record = Committed(time, sources, {}, "w", **given)
+    record = Committed(Time(time), sources, {}, "w", **given)
     assert meta.commit([Write(COMMITTED, head.seqno if head else 0, seal(record))]) is None
 
 

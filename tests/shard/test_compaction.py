@@ -20,6 +20,7 @@ from evertide.shard.parts.part import Part
 from evertide.shard.shard import Shard
 from evertide.shard.state import Batch, ShardState
 from evertide.store.writers import Writer
+from evertide.types import Time
 from tests.shard.kit import BLOBS, SCHEMA, changes, joined, make_shards, make_writer, rows_at
 
 FAN_IN = Settings().compaction_fan_in
@@ -27,11 +28,13 @@ FAN_IN = Settings().compaction_fan_in
 
 def batch(lower: int, rows: int, retractions: int = 0, since: int = 0) -> Batch:
     part = Part(rows, rows * 10, "", "0" * 32, rows, retractions, lower, lower, {})
-    return Batch(lower, lower + 1, (part,), since)
+    return Batch(Time(lower), Time(lower + 1), (part,), Time(since))
 
 
 def state(*sizes: int) -> ShardState:
-    return ShardState("t", b"", upper=len(sizes), batches=tuple(batch(time, rows) for time, rows in enumerate(sizes)))
+    return ShardState(
+        "t", b"", upper=Time(len(sizes)), batches=tuple(batch(time, rows) for time, rows in enumerate(sizes))
+    )
 
 
 @given(st.lists(st.integers(1, 5000), max_size=300))
@@ -42,7 +45,7 @@ def test_batches_stay_few_and_rows_are_seldom_rewritten(sizes: list[int]) -> Non
     rewritten = 0
     for time, rows in enumerate(sizes):
         batches += (batch(time, rows),)
-        while run := choose(ShardState("t", b"", upper=time + 1, batches=batches), Settings()):
+        while run := choose(ShardState("t", b"", upper=Time(time + 1), batches=batches), Settings()):
             rewritten += sum(one.rows for one in run)
             at = batches.index(run[0])
             whole = Batch(run[0].lower, run[-1].upper, batch(run[0].lower, sum(one.rows for one in run)).parts)
@@ -60,11 +63,11 @@ def test_a_small_batch_between_large_ones_is_not_left_for_ever() -> None:
 def test_what_is_below_since_is_summed_up_once_it_is_worth_it() -> None:
     """Also in an idle shard, and only once for each since."""
     run = (batch(0, 70), batch(1, 10, retractions=10))
-    idle = ShardState("t", b"", since=1, upper=2, batches=run)
+    idle = ShardState("t", b"", since=Time(1), upper=Time(2), batches=run)
     assert choose(idle, Settings()) == run
     assert choose(replace_batches(idle, (batch(0, 70), batch(1, 10, retractions=9))), Settings()) == ()
     assert choose(replace_batches(idle, tuple(batch(b.lower, b.rows, b.retractions, 1) for b in run)), Settings()) == ()
-    assert choose(ShardState("t", b"", since=0, upper=2, batches=run), Settings()) == ()
+    assert choose(ShardState("t", b"", since=Time(0), upper=Time(2), batches=run), Settings()) == ()
 
 
 def replace_batches(before: ShardState, batches: tuple[Batch, ...]) -> ShardState:

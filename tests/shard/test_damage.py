@@ -29,6 +29,7 @@ from evertide.shard.shard import Shard
 from evertide.store import LocalBlob, Storage, Write, open_storage
 from evertide.store.paths import beat_key, hold_key, lease_key, writer_key
 from evertide.testing import Chance, ManualRuntime, SimulatedDisk
+from evertide.types import Time
 from tests.shard.test_log import SETTINGS, HookedBlob, HookedMeta, Host, Memory, changes, content_of
 
 TIMES = 6
@@ -493,7 +494,7 @@ def collected_until(at: int, error: EvertideError | None) -> tuple[list[str], Me
     assert shard.compact(dead.writer)
     assert shard.log.roll_up(dead.writer)
     memory.blob.put(f"parts/a/{dead.writer.id}-00000099-p0.parquet", b"an orphan")
-    dead.shards.leases.take(shard.log, 0)
+    dead.shards.leases.take(shard.log, Time(0))
     memory.runtime.advance_s(61.0)
     said: list[str] = []
 

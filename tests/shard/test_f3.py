@@ -12,6 +12,7 @@ from evertide.shard.source import Delivered, Event, Progressed, ShardSource
 from evertide.store import MemoryBlob, MemoryMeta
 from evertide.store.paths import lease_prefix
 from evertide.store.sealed import unseal
+from evertide.types import Time
 from tests.shard.kit import BLOBS, SCHEMA, GateBlob, StillMeta, changes, events_until_still, make_shards, make_writer
 
 pytestmark = pytest.mark.usefixtures("quick_stop")
@@ -75,7 +76,7 @@ def test_f3_fetches_complete_in_any_order(order: tuple[int, ...]) -> None:
             missing.remove(time)
             reached = min(missing, default=TIMES)
             if reached > frontier:
-                assert next_event(source) == Progressed(reached)
+                assert next_event(source) == Progressed(Time(reached))
                 frontier = reached
             assert source.frontier == frontier
             assert world.standing() == (head, max(frontier - 1, 0))
@@ -101,7 +102,7 @@ def test_f3_the_lease_keeps_the_oldest_listing_that_is_still_needed() -> None:
             assert (source.frontier, world.standing()) == (0, (diff, 0))
         world.gate.open(first[0])
         assert isinstance(next_event(source), Delivered)
-        assert next_event(source) == Progressed(4)
+        assert next_event(source) == Progressed(Time(4))
         assert world.standing() == (world.shard.log.read().seqno, 3)
         world.shards.leases.beat()
         assert [(record.seqno, record.time) for record in world.told()] == [world.standing()]
@@ -120,7 +121,7 @@ def test_f4_a_stop_in_mid_stream_holds_the_frontier() -> None:
         mine.gate.wait_until_asked(mine.keys)
         mine.gate.open(mine.keys[0])
         assert isinstance(next_event(stopped), Delivered)
-        assert next_event(stopped) == Progressed(1)
+        assert next_event(stopped) == Progressed(Time(1))
         stopped.stop()
         mine.gate.open_all()
         events_until_still(running, other.meta)

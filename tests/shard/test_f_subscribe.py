@@ -17,6 +17,7 @@ from evertide.shard.source import Delivered, Progressed, Restarted, ShardSource
 from evertide.store import Blob
 from evertide.store.writers import Writer
 from evertide.testing import Chance, ManualRuntime
+from evertide.types import Time
 from tests.shard.conftest import Storage
 from tests.shard.kit import SCHEMA, PassingBlob, Row, changes, joined, make_shards, make_writer, rows_at
 
@@ -133,7 +134,7 @@ class Consumer:
             return True
         return False
 
-    def move(self, frontier: int) -> None:
+    def move(self, frontier: Time) -> None:
         assert frontier > self.frontier
         self.frontier = frontier
         for time, row, diff in self.pending:

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 
 from evertide.shard.frontier import Frontier
+from evertide.types import SequenceNumber, Time
 
 Listing = tuple[Sequence[int], int, int]
 """Times of the parts, upper, diff."""
@@ -57,17 +58,17 @@ def interleavings(listings: Sequence[Listing]) -> Iterator[list[tuple[int, int] 
 
 
 def check(listings: Sequence[Listing], steps: Sequence[tuple[int, int] | int]) -> None:
-    frontier = Frontier(0)
-    outstanding: list[tuple[int, int]] = []
+    frontier = Frontier(Time(0))
+    outstanding: list[tuple[Time, SequenceNumber]] = []
     upper = seqno = 0
     for step in steps:
         before = (frontier.value, frontier.seqno)
         if isinstance(step, int):
             times, upper, seqno = listings[step]
-            outstanding += [(time, seqno) for time in times]
-            moved = frontier.listed(times, upper, seqno)
+            outstanding += [(Time(time), SequenceNumber(seqno)) for time in times]
+            moved = frontier.listed([*map(Time, times)], Time(upper), SequenceNumber(seqno))
         else:
-            part = (listings[step[0]][0][step[1]], listings[step[0]][2])
+            part = (Time(listings[step[0]][0][step[1]]), SequenceNumber(listings[step[0]][2]))
             outstanding.remove(part)
             moved = frontier.delivered(*part)
         assert frontier.value == min((time for time, _ in outstanding), default=upper), steps
@@ -82,42 +83,42 @@ def check(listings: Sequence[Listing], steps: Sequence[tuple[int, int] | int]) -
 def test_f1_a_part_that_never_arrives_holds_its_time(lost: int) -> None:
     """However much arrives after it, in whatever order, and however many windows are listed."""
     for order in permutations([part for part in range(5) if part != lost]):
-        frontier = Frontier(0)
-        frontier.listed(range(5), 5, 2)
+        frontier = Frontier(Time(0))
+        frontier.listed([Time(part) for part in range(5)], Time(5), SequenceNumber(2))
         for part in order:
-            frontier.delivered(part, 2)
+            frontier.delivered(Time(part), SequenceNumber(2))
         assert (frontier.value, frontier.seqno) == (lost, 2)
         for later in range(5, 8):
-            frontier.listed([later], later + 1, later)
-            frontier.delivered(later, later)
+            frontier.listed([Time(later)], Time(later + 1), SequenceNumber(later))
+            frontier.delivered(Time(later), SequenceNumber(later))
             assert (frontier.value, frontier.seqno) == (lost, 2)
 
 
 def test_f4_after_a_stop_nothing_moves() -> None:
     """Guards step 5. Taken out once: the frontier moved to 3 with the last part, and to 9 with the next window."""
-    frontier = Frontier(0)
-    frontier.listed([0, 1, 2], 3, 2)
-    assert frontier.delivered(0, 2)
+    frontier = Frontier(Time(0))
+    frontier.listed([Time(0), Time(1), Time(2)], Time(3), SequenceNumber(2))
+    assert frontier.delivered(Time(0), SequenceNumber(2))
     frontier.stop()
-    assert not frontier.delivered(1, 2)
-    assert not frontier.delivered(2, 2)
-    assert not frontier.listed([], 9, 5)
+    assert not frontier.delivered(Time(1), SequenceNumber(2))
+    assert not frontier.delivered(Time(2), SequenceNumber(2))
+    assert not frontier.listed([], Time(9), SequenceNumber(5))
     assert (frontier.value, frontier.seqno) == (1, 2)
 
 
 def test_the_frontier_starts_where_it_is_told_and_never_goes_back() -> None:
-    frontier = Frontier(7)
-    assert not frontier.listed([], 7, 1)
+    frontier = Frontier(Time(7))
+    assert not frontier.listed([], Time(7), SequenceNumber(1))
     assert frontier.value == 7
-    assert frontier.listed([8], 9, 2)
+    assert frontier.listed([Time(8)], Time(9), SequenceNumber(2))
     assert frontier.value == 8
 
 
 @pytest.mark.parametrize(("time", "seqno"), [(0, 2), (1, 3), (5, 2)])
 def test_what_was_not_outstanding_cannot_be_delivered(time: int, seqno: int) -> None:
     """A part counted twice would move the frontier past one that is missing. Taken out once: nothing was raised."""
-    frontier = Frontier(0)
-    frontier.listed([0, 1], 2, 2)
-    frontier.delivered(0, 2)
+    frontier = Frontier(Time(0))
+    frontier.listed([Time(0), Time(1)], Time(2), SequenceNumber(2))
+    frontier.delivered(Time(0), SequenceNumber(2))
     with pytest.raises(ValueError, match="not outstanding"):
-        frontier.delivered(time, seqno)
+        frontier.delivered(Time(time), SequenceNumber(seqno))

@@ -43,8 +43,9 @@ from evertide.shard.state import (
 )
 from evertide.store import SqliteMeta, Storage, Write, open_storage
 from evertide.store.sealed import seal, unseal
-from evertide.store.writers import Beat, Generation, Registration, Writer, read_generation
+from evertide.store.writers import Beat, GenerationRecord, Registration, Writer, read_generation
 from evertide.testing import ManualRuntime
+from evertide.types import Generation, SequenceNumber, Time
 from tests.shard.test_log import SETTINGS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -74,27 +75,31 @@ BLOB_PART = Part(
     slice_count=4,
 )
 INLINE_PART = Part(1, 3, "c", "0" * 32, 1, 0, 5, 5, {}, inline=b"\x00\xff\x80")
-BATCH = Batch(5, 9, (BLOB_PART, INLINE_PART), 7)
+BATCH = Batch(Time(5), Time(9), (BLOB_PART, INLINE_PART), Time(7))
 
 RECORDS: dict[str, msgspec.Struct] = {
     "entry-created": Entry("0123456789abcdef", "1", Created("orders", b"\x00schema\xff")),
-    "entry-appended": Entry("0123456789abcdef", "2", Appended(5, 9, (BLOB_PART, INLINE_PART)), 2),
-    "entry-appended-nothing": Entry("0123456789abcdef", "3", Appended(9, 10, ())),
+    "entry-appended": Entry("0123456789abcdef", "2", Appended(Time(5), Time(9), (BLOB_PART, INLINE_PART)), 2),
+    "entry-appended-nothing": Entry("0123456789abcdef", "3", Appended(Time(9), Time(10), ())),
     "entry-compacted": Entry("0123456789abcdef", "4", Compacted(BATCH, ("parts/orders/a.parquet", "b"))),
-    "entry-since": Entry("0123456789abcdef", "5", SinceAdvanced(7), 4),
+    "entry-since": Entry("0123456789abcdef", "5", SinceAdvanced(Time(7)), 4),
     "entry-forgotten": Entry("0123456789abcdef", "6", Forgotten(("fedcba9876543210",))),
     "entry-finalized": Entry("0123456789abcdef", "7", Finalized(("parts/orders/a.parquet",))),
-    "rollup": Rollup(128, "rollups/orders/0123456789abcdef-00000009.state", 4321, "0" * 32),
+    "rollup": Rollup(SequenceNumber(128), "rollups/orders/0123456789abcdef-00000009.state", 4321, "0" * 32),
     "hold": HoldRecord(7, {"sink/orders": 7, "shape": 2**40}, "00000000000000aa"),
-    "lease": LeaseRecord("00000000000000bb", "orders", "console", "host", 4242, 17, 8, 3, 1_700_000_000.25, 60.0),
+    "lease": LeaseRecord(
+        "00000000000000bb", "orders", "console", "host", 4242, SequenceNumber(17), Time(8), 3, 1_700_000_000.25, 60.0
+    ),
     "registration": Registration("0123456789abcdef", "loader", "host", 4242, 1_700_000_000.5, 60.0),
     "registration-origin": Registration(
         "0123456789abcdef", "loader", "host", 1, 1_700_000_000.5, 60.0, "boot-id", "pid:[1]", 77, "00000000000000cc"
     ),
     "beat": Beat("0123456789abcdef", 12, 1_700_000_010.5, 34),
-    "generation": Generation(3, ("customers", "orders"), "0123456789abcdef"),
+    "generation": GenerationRecord(Generation(3), ("customers", "orders"), "0123456789abcdef"),
 }
-STATE = ShardState("orders", b"\x00schema\xff", 7, 10, (BATCH,), {"0123456789abcdef": ("7", "9")}, finalized=False)
+STATE = ShardState(
+    "orders", b"\x00schema\xff", Time(7), Time(10), (BATCH,), {"0123456789abcdef": ("7", "9")}, finalized=False
+)
 
 
 def golden(name: str, made: bytes) -> bytes:
@@ -179,7 +184,7 @@ def _make_storage(root: Path) -> None:
     shard.compact(writer)
     shard.hold("sink", SINCE)
     shard.advance_since(9, writer)
-    shards.leases.take(shard.log, SINCE)
+    shards.leases.take(shard.log, Time(SINCE))
     shard.log.roll_up(writer)
     inline.open("orders").compare_and_append(delta(2), 2, 3, writer)
     shard.compare_and_append(delta(3), 3, UPPER, writer)
@@ -255,7 +260,7 @@ def test_every_record_and_roll_up_in_it_is_encoded_to_the_same_bytes(root: Path)
         "lease": LeaseRecord,
         "writer": Registration,
         "beat": Beat,
-        "generation": Generation,
+        "generation": GenerationRecord,
     }
     seen = set()
     for key, _seqno, data in records(root):

@@ -11,6 +11,7 @@ from evertide.shard.shard import Shard
 from evertide.store import Fault, Faults, FaultyMeta, Write
 from evertide.store.paths import hold_key, lease_key, lease_prefix
 from evertide.store.sealed import unseal
+from evertide.types import Time
 from tests.shard.test_log import HookedMeta, Host, Memory, changes, content_of
 from tests.store.race import together
 
@@ -197,9 +198,9 @@ def test_a_lease_keeps_since_while_it_lives(memory: Memory) -> None:
     """Seen to fail with the leases left out of `allowed`."""
     host = memory.host()
     shard = filled(host)
-    lease = host.shards.leases.take(shard.log, 4)
+    lease = host.shards.leases.take(shard.log, Time(4))
     assert shard.advance_since(9, host.writer) == 4
-    lease.advance(shard.log.read().seqno, 6)
+    lease.advance(shard.log.read().seqno, Time(6))
     assert shard.advance_since(9, host.writer) == 4, "others learn of it with a beat"
     host.shards.leases.beat()
     assert shard.advance_since(9, host.writer) == 6
@@ -210,7 +211,7 @@ def test_a_lease_keeps_since_while_it_lives(memory: Memory) -> None:
 def test_a_silent_lease_ends_and_its_reader_is_told_where_to_restart(memory: Memory) -> None:
     host, other = memory.host(), memory.host()
     shard = filled(host)
-    lease = host.shards.leases.take(shard.log, 4)
+    lease = host.shards.leases.take(shard.log, Time(4))
     memory.runtime.advance_s(TTL_S)
     assert len(live_leases(other.open().log)) == 1, "exactly its time to live is not too long"
     lease.check(4)
@@ -228,7 +229,7 @@ def test_no_clock_of_its_own_ends_a_lease(memory: Memory) -> None:
     """Silent for ever, and nobody looked: it is still there."""
     host = memory.host()
     shard = filled(host)
-    lease = host.shards.leases.take(shard.log, 4)
+    lease = host.shards.leases.take(shard.log, Time(4))
     memory.runtime.advance_s(10**6)
     lease.check(4)
     host.shards.leases.beat()
@@ -242,7 +243,7 @@ def test_a_beat_in_between_saves_the_lease(memory: Memory) -> None:
     """
     host, other = memory.host(), memory.host()
     shard = filled(host)
-    lease = host.shards.leases.take(shard.log, 4)
+    lease = host.shards.leases.take(shard.log, Time(4))
     memory.runtime.advance_s(TTL_S + 1)
     beats: list[str] = []
 
@@ -263,7 +264,7 @@ def test_all_leases_of_a_process_beat_in_one_commit_that_touches_no_shard(memory
     """U8: a thousand shards under heartbeats do not fail an append."""
     host = memory.host()
     shards = [host.create(f"s{number:03}") for number in range(20)]
-    leases = [host.shards.leases.take(shard.log, 0) for shard in shards]
+    leases = [host.shards.leases.take(shard.log, Time(0)) for shard in shards]
     commits: list[str] = []
     host.shards.leases._meta = HookedMeta(memory.meta, lambda operation, key: commits.append(f"{operation} {key}"))
     heads = {shard.name: shard.log.read().seqno for shard in shards}
@@ -280,7 +281,7 @@ def test_one_lost_lease_does_not_silence_the_others(memory: Memory) -> None:
     """Seen to fail with `beat` giving up at the first stale key."""
     host = memory.host()
     shard = filled(host)
-    leases = [host.shards.leases.take(shard.log, number) for number in range(6)]
+    leases = [host.shards.leases.take(shard.log, Time(number)) for number in range(6)]
     for lost in leases[1], leases[4]:
         memory.meta.commit([Write(lease_key("a", lost.id), 1, None)])
     host.shards.leases.beat()
@@ -295,7 +296,7 @@ def test_one_lost_lease_does_not_silence_the_others(memory: Memory) -> None:
 def test_beats_do_not_pile_up(memory: Memory) -> None:
     host = memory.host()
     shard = filled(host)
-    lease = host.shards.leases.take(shard.log, 0)
+    lease = host.shards.leases.take(shard.log, Time(0))
     for _ in range(300):
         host.shards.leases.beat()
     assert len(memory.meta.scan(lease_key("a", lease.id))) <= 130
@@ -308,7 +309,7 @@ def test_take_beat_and_release_whatever_is_answered(memory: Memory, fault: Fault
     shard = filled(host)
     leases = host.shards.leases
     leases._meta = FaultyMeta(memory.meta, Faults.scripted([fault]))
-    lease = leases.take(shard.log, 0)
+    lease = leases.take(shard.log, Time(0))
     leases._meta = FaultyMeta(memory.meta, Faults.scripted([fault]))
     leases.beat()
     leases.beat()
@@ -329,7 +330,7 @@ def test_a_beat_whose_answer_never_came_does_not_lose_the_leases(memory: Memory)
     host = memory.host(retry_limit_s=2.0)
     shard = filled(host)
     leases = host.shards.leases
-    taken = [leases.take(shard.log, time) for time in range(3)]
+    taken = [leases.take(shard.log, Time(time)) for time in range(3)]
     leases._meta = FaultyMeta(memory.meta, Faults.scripted([Fault.DONE_LOST] + [Fault.REFUSED] * 100))
     with pytest.raises(OutcomeUnknown):
         leases.beat()

@@ -48,6 +48,7 @@ from evertide.store import (
 from evertide.store.paths import hold_key, part_prefix, rollup_key, rollup_prefix, shard_key, writer_key
 from evertide.store.writers import Writer
 from evertide.testing import ManualRuntime
+from evertide.types import SequenceNumber, Time
 
 SCHEMA = pa.schema([pa.field("k", pa.int64())])
 SETTINGS = Settings(inline_bytes_max=1, rollup_every_diffs=1000, compaction_fan_in=2, fetchers=1)
@@ -389,7 +390,7 @@ def test_whatever_a_peer_does_in_between(memory: Memory, fault: Fault, peer: str
             act()
 
     log.meta = HookedMeta(FaultyMeta(memory.meta, script), before)
-    assert commit([Proposal(log, lambda state: Appended(state.upper, state.upper + 1, ()))], host.writer)
+    assert commit([Proposal(log, lambda state: Appended(state.upper, Time(state.upper + 1), ()))], host.writer)
     assert tried
     assert memory.log().read().state.upper == (5 if peer == "appends" else 4), "once"
 
@@ -431,7 +432,7 @@ def test_several_shards_change_together_or_not_at_all(memory: Memory) -> None:
 def test_foreign_writes_and_guards_that_are_stale_are_a_conflict(memory: Memory) -> None:
     host = memory.host()
     shard = host.create()
-    proposals = [Proposal(shard.log, lambda state: Appended(state.upper, state.upper + 1, ()))]
+    proposals = [Proposal(shard.log, lambda state: Appended(state.upper, Time(state.upper + 1), ()))]
     memory.meta.commit([Write("journal/x", 0, b"1")])
     with pytest.raises(Conflict, match=r"memory:journal/x.*expected record 0, found 1") as by_write:
         commit(proposals, host.writer, writes=[Write("journal/x", 0, b"2")])
@@ -440,11 +441,13 @@ def test_foreign_writes_and_guards_that_are_stale_are_a_conflict(memory: Memory)
     assert type(by_write.value) is Conflict
     assert shard.upper == 0
     assert commit(proposals, host.writer, writes=[Write("journal/x", 1, b"2")], guards=[Guard("journal/y", 0)])
-    assert (shard.upper, memory.meta.head("journal/x")) == (1, Record(2, b"2"))
+    assert (shard.upper, memory.meta.head("journal/x")) == (1, Record(SequenceNumber(2), b"2"))
 
 
 @pytest.mark.parametrize(
-    "diff", [Appended(1, 2, ()), Appended(0, -1, ()), SinceAdvanced(5)], ids=["gap", "backwards", "since beyond upper"]
+    "diff",
+    [Appended(Time(1), Time(2), ()), Appended(Time(0), Time(-1), ()), SinceAdvanced(Time(5))],
+    ids=["gap", "backwards", "since beyond upper"],
 )
 def test_a_diff_that_does_not_apply_is_never_committed(memory: Memory, diff: Diff) -> None:
     """Seen to fail with `_changes` not applying what it made."""

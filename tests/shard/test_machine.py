@@ -58,6 +58,7 @@ from evertide.store.paths import GENERATION, beat_key, lease_key, lease_prefix, 
 from evertide.store.sealed import unseal
 from evertide.store.writers import Writer, registered
 from evertide.testing import Chance, ManualRuntime
+from evertide.types import Time
 from tests.shard.kit import BLOBS, HookMeta, PassingBlob, PassingMeta, make_shards, make_writer, rows_at
 from tests.shard.model import SCHEMA, Change, Model, Row, scripted, summed, to_changes, to_rows, to_table
 
@@ -745,10 +746,12 @@ class ShardMachine(RuleBasedStateMachine):
     def _listen(self, actor: Actor, name: str, start: int, *, is_snapshot: bool, at: int) -> None:
         """As `ShardSource` begins: lease first, then list."""
         log = actor.handles[name].log
-        lease, _ = self._told(actor, lambda: actor.shards.leases.take(log, start if is_snapshot else max(start - 1, 0)))
+        lease, _ = self._told(
+            actor, lambda: actor.shards.leases.take(log, Time(start if is_snapshot else max(start - 1, 0)))
+        )
         if lease is not None:
             window = Window(0, start + 1, start) if is_snapshot else Window(start, start)
-            listener = Listener(name, lease, Lister(log, window), Frontier(start), start, is_snapshot)
+            listener = Listener(name, lease, Lister(log, window), Frontier(Time(start)), start, is_snapshot)
             actor.listeners[at : at + 1] = [listener]
 
     def do_hear(self, actor: Actor, x: int, y: int) -> None:
@@ -776,8 +779,8 @@ class ShardMachine(RuleBasedStateMachine):
         if listed is not None:
             listener.tasks += [(part, listed) for part in listed.parts]
             times = [listed.window.time_of(part) for part in listed.parts]
-            if listener.frontier.listed(times, listed.window.upper, listed.seqno):
-                listener.lease.advance(listener.frontier.seqno, listener.frontier.value - 1)
+            if listener.frontier.listed(times, Time(listed.window.upper), listed.seqno):
+                listener.lease.advance(listener.frontier.seqno, Time(listener.frontier.value - 1))
         elif isinstance(error, TimeCompacted):
             lower = listener.start if listener.is_snapshot else listener.start - 1
             assert min(lower, listener.frontier.value - 1) < model.since, error
@@ -793,8 +796,8 @@ class ShardMachine(RuleBasedStateMachine):
         if error is None:
             listener.tasks.remove((part, listed))
             listener.heard += to_changes(table)
-            if listener.frontier.delivered(listed.window.time_of(part), listed.seqno):
-                listener.lease.advance(listener.frontier.seqno, listener.frontier.value - 1)
+            if listener.frontier.delivered(Time(listed.window.time_of(part)), listed.seqno):
+                listener.lease.advance(listener.frontier.seqno, Time(listener.frontier.value - 1))
         elif isinstance(error, BlobMissing):
             assert not self._stands(listener.lease), f"a part under a lease is gone (I6): {error}"
             with pytest.raises((LeaseLost, Unavailable)):

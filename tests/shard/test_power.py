@@ -26,6 +26,7 @@ from evertide.store.paths import lease_prefix
 from evertide.store.writers import registered
 from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut
 from evertide.testing.cuts import SURVIVORS
+from evertide.types import Time
 from tests.shard.test_log import SETTINGS, Host, changes, content_of
 
 TTL_S = 60.0
@@ -126,7 +127,7 @@ def finalize(name: str) -> Step:
 
 def _take(process: Process) -> None:
     shard = process.shard("a")
-    process.leases.append(process.host.shards.leases.take(shard.log, shard.upper - 1))
+    process.leases.append(process.host.shards.leases.take(shard.log, Time(shard.upper - 1)))
 
 
 STEPS = [

@@ -30,6 +30,7 @@ from evertide.shard.state import (
     apply,
     parts_removed,
 )
+from evertide.types import Time
 
 _PART = re.compile(r"(?P<key>\w+)=(?P<digest>-?\d+)@(?P<min>\d+)(-(?P<max>\d+))?")
 
@@ -47,7 +48,7 @@ def diff(step: str) -> Diff:
     if kind == "create":
         return Created("a", b"schema")
     if kind == "since":
-        return SinceAdvanced(int(words[0]))
+        return SinceAdvanced(Time(int(words[0])))
     if kind == "forget":
         return Forgotten(tuple(words))
     if kind == "finalize":
@@ -55,10 +56,10 @@ def diff(step: str) -> Diff:
     lower, upper, *rest = words
     parts = tuple(part(word) for word in rest if "@" in word)
     if kind == "append":
-        return Appended(int(lower), int(upper), parts)
+        return Appended(Time(int(lower)), Time(int(upper)), parts)
     since = next(int(word[2:]) for word in rest if word.startswith("s="))
     removed = tuple(word[1:] for word in rest if word.startswith("-"))
-    return Compacted(Batch(int(lower), int(upper), parts, since), removed)
+    return Compacted(Batch(Time(int(lower)), Time(int(upper)), parts, Time(since)), removed)
 
 
 def run(script: str) -> ShardState:

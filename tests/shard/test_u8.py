@@ -17,6 +17,7 @@ from evertide.store import MemoryBlob, MemoryMeta, Write
 from evertide.store.paths import hold_key, shard_key
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
+from evertide.types import Time
 from tests.shard.conftest import Storage
 from tests.shard.kit import BLOBS, SCHEMA, HookMeta, changes, make_shards, make_writer, rows_at
 
@@ -33,7 +34,7 @@ class World:
         self.peer = self.peers.create("t", SCHEMA, self.peer_writer)
         for time in range(BLOBS.compaction_fan_in):
             self.peer.compare_and_append(changes([(time, "row")], time), time, time + 1, self.peer_writer)
-        self.lease = self.peers.leases.take(self.peer.log, 3)
+        self.lease = self.peers.leases.take(self.peer.log, Time(3))
         self.meta = HookMeta(inner)
         self.shards = make_shards(blob, self.meta, settings=BLOBS)
         self.writer = make_writer(self.shards)
@@ -67,7 +68,7 @@ def hold(world: World) -> None:
 
 def take_and_release_leases(world: World) -> None:
     world.lease.release()
-    world.peers.leases.take(world.peer.log, 4)
+    world.peers.leases.take(world.peer.log, Time(4))
 
 
 def collect(world: World) -> None:
@@ -172,7 +173,7 @@ def test_u8_a_thousand_shards_under_constant_heartbeats(storage: Storage) -> Non
     readers = storage.open()
     opened = create_all(shards, writer)
     for shard in opened:
-        readers.leases.take(shard.log, 0)
+        readers.leases.take(shard.log, Time(0))
     stop, failed, beats = threading.Event(), list[EvertideError](), [0]
 
     def beat_on() -> None:

@@ -9,6 +9,7 @@ import pytest
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, MemoryBlob, MemoryMeta, Record, Stale, Write
 from evertide.testing.runtime import ManualRuntime
+from evertide.types import SequenceNumber
 
 ENDS = [
     (Fault.DONE, None, True),
@@ -60,8 +61,8 @@ def test_the_answer_of_a_lost_race_may_be_lost_too() -> None:
     assert meta.commit([Write("k", 0, b"1")]) is None
     with pytest.raises(OutcomeUnknown):
         meta.commit([Write("k", 0, b"2")])
-    assert meta.commit([Write("k", 0, b"3")]) == Stale("k", 0, 1)
-    assert meta.head("k") == Record(1, b"1")
+    assert meta.commit([Write("k", 0, b"3")]) == Stale("k", 0, SequenceNumber(1))
+    assert meta.head("k") == Record(SequenceNumber(1), b"1")
 
 
 def test_reads_are_refused_only() -> None:

@@ -27,6 +27,7 @@ from evertide.store import (
 )
 from evertide.store.observed import ObservedMeta
 from evertide.testing.runtime import ManualRuntime
+from evertide.types import SequenceNumber
 from tests.servers.postgres import PostgresServer
 from tests.store.race import together
 from tests.store.settled import SettledMeta
@@ -77,22 +78,22 @@ def test_rule_1_records_are_numbered_from_one(meta: Meta) -> None:
     assert meta.head(KEY) is None
     assert meta.scan(KEY) == []
     append(meta, KEY, 3)
-    assert meta.head(KEY) == Record(3, record(KEY, 3))
-    assert meta.scan(KEY) == [Record(number, record(KEY, number)) for number in (1, 2, 3)]
+    assert meta.head(KEY) == Record(SequenceNumber(3), record(KEY, 3))
+    assert meta.scan(KEY) == [Record(SequenceNumber(number), record(KEY, number)) for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", bytes(range(256)) * 4096], ids=["empty", "zero", "a megabyte"])
 def test_rule_1_any_bytes(meta: Meta, data: bytes) -> None:
     assert meta.commit([Write(KEY, 0, data)]) is None
-    assert meta.head(KEY) == Record(1, data)
-    assert meta.heads("shard/") == {KEY: Record(1, data)}
+    assert meta.head(KEY) == Record(SequenceNumber(1), data)
+    assert meta.heads("shard/") == {KEY: Record(SequenceNumber(1), data)}
 
 
 def test_rule_1_several_keys_change_together(meta: Meta) -> None:
     append(meta, "b", 2)
     append(meta, "gone", 2)
     assert meta.commit([Write("a", 0, b"a1"), Write("b", 2, b"b3"), Write("gone", 2, None)], [Guard("c", 0)]) is None
-    assert meta.heads("") == {"a": Record(1, b"a1"), "b": Record(3, b"b3")}
+    assert meta.heads("") == {"a": Record(SequenceNumber(1), b"a1"), "b": Record(SequenceNumber(3), b"b3")}
     assert meta.scan("gone") == []
 
 
@@ -100,16 +101,18 @@ def test_rule_1_several_keys_change_together(meta: Meta) -> None:
 def test_rule_1_and_2_a_write_with_another_number_changes_nothing(meta: Meta, expected: int) -> None:
     append(meta, KEY, 2)
     before = meta.heads("")
-    assert meta.commit([Write("a", 0, b"1"), Write(KEY, expected, b"new")]) == Stale(KEY, expected, 2)
-    assert meta.commit([Write("a", 0, b"1"), Write(KEY, expected, None)]) == Stale(KEY, expected, 2)
+    assert meta.commit([Write("a", 0, b"1"), Write(KEY, expected, b"new")]) == Stale(KEY, expected, SequenceNumber(2))
+    assert meta.commit([Write("a", 0, b"1"), Write(KEY, expected, None)]) == Stale(KEY, expected, SequenceNumber(2))
     assert meta.heads("") == before
 
 
 @pytest.mark.parametrize("expected", [0, 1, 3, -1])
 def test_rule_1_and_2_a_guard_with_another_number_changes_nothing(meta: Meta, expected: int) -> None:
     append(meta, "writer/w", 2)
-    assert meta.commit([Write(KEY, 0, b"new")], [Guard("writer/w", expected)]) == Stale("writer/w", expected, 2)
-    assert meta.commit([], [Guard("writer/w", expected)]) == Stale("writer/w", expected, 2)
+    assert meta.commit([Write(KEY, 0, b"new")], [Guard("writer/w", expected)]) == Stale(
+        "writer/w", expected, SequenceNumber(2)
+    )
+    assert meta.commit([], [Guard("writer/w", expected)]) == Stale("writer/w", expected, SequenceNumber(2))
     assert meta.head(KEY) is None
 
 
@@ -124,7 +127,7 @@ def test_rule_1_a_guard_that_holds_writes_nothing(meta: Meta) -> None:
 def test_rule_1_a_key_may_be_guarded_and_written(meta: Meta) -> None:
     append(meta, KEY, 1)
     assert meta.commit([Write(KEY, 1, b"2")], [Guard(KEY, 1), Guard(KEY, 1)]) is None
-    assert meta.commit([Write(KEY, 2, b"3")], [Guard(KEY, 1)]) == Stale(KEY, 1, 2)
+    assert meta.commit([Write(KEY, 2, b"3")], [Guard(KEY, 1)]) == Stale(KEY, 1, SequenceNumber(2))
     assert numbers(meta) == {KEY: 2}
 
 
@@ -151,9 +154,9 @@ def test_rule_2_the_first_stale_key_in_order_is_named(meta: Meta) -> None:
     append(meta, "b", 1)
     append(meta, "c", 2)
     writes = [Write("d", 7, b""), Write("b", 0, b"")]
-    assert meta.commit(writes, [Guard("c", 0)]) == Stale("b", 0, 1)
-    assert meta.commit([Write("d", 7, b"")], [Guard("c", 0)]) == Stale("c", 0, 2)
-    assert meta.commit([Write("a", 0, b"")], [Guard("z", 1), Guard("é", 1)]) == Stale("z", 1, 0)
+    assert meta.commit(writes, [Guard("c", 0)]) == Stale("b", 0, SequenceNumber(1))
+    assert meta.commit([Write("d", 7, b"")], [Guard("c", 0)]) == Stale("c", 0, SequenceNumber(2))
+    assert meta.commit([Write("a", 0, b"")], [Guard("z", 1), Guard("é", 1)]) == Stale("z", 1, SequenceNumber(0))
     assert numbers(meta) == {"b": 1, "c": 2}
 
 
@@ -164,12 +167,12 @@ def test_rule_3_a_removed_key_starts_again(meta: Meta) -> None:
     assert meta.scan(KEY) == []
     assert meta.heads("") == {}
     assert meta.commit([Write(KEY, 0, b"anew")], [Guard(KEY, 0)]) is None
-    assert meta.scan(KEY) == [Record(1, b"anew")]
+    assert meta.scan(KEY) == [Record(SequenceNumber(1), b"anew")]
 
 
 def test_rule_3_removing_what_is_not_there_is_a_guard(meta: Meta) -> None:
     assert meta.commit([Write(KEY, 0, None), Write("a", 0, b"1")]) is None
-    assert meta.commit([Write("a", 0, None)]) == Stale("a", 0, 1)
+    assert meta.commit([Write("a", 0, None)]) == Stale("a", 0, SequenceNumber(1))
     assert numbers(meta) == {"a": 1}
 
 
@@ -185,7 +188,7 @@ def test_rule_4_scan_from_anywhere(meta: Meta) -> None:
 def test_rule_4_scan_yields_at_most_so_many(meta: Meta) -> None:
     append(meta, KEY, 12)
     append(meta, KEY + "0", 1)
-    assert meta.scan(KEY, limit=1) == [Record(1, record(KEY, 1))]
+    assert meta.scan(KEY, limit=1) == [Record(SequenceNumber(1), record(KEY, 1))]
     assert [found.seqno for found in meta.scan(KEY, 4, 3)] == [5, 6, 7]
     assert [found.seqno for found in meta.scan(KEY, 10, 3)] == [11, 12]
     assert meta.scan(KEY, 12, 1) == meta.scan("nothing", limit=1) == []
@@ -250,7 +253,7 @@ def test_rule_5_truncate_keeps_the_head(meta: Meta, below: int, left: list[int])
     append(meta, KEY + "x", 4)
     meta.truncate(KEY, below)
     assert [found.seqno for found in meta.scan(KEY)] == left
-    assert meta.head(KEY) == Record(4, record(KEY, 4))
+    assert meta.head(KEY) == Record(SequenceNumber(4), record(KEY, 4))
     assert numbers(meta) == {KEY: 4, KEY + "x": 4}
     assert len(meta.scan(KEY + "x")) == 4
     append(meta, KEY, 1, start=4)
@@ -306,7 +309,7 @@ def test_rule_8_one_of_those_who_race_wins_each_number(meta: Meta) -> None:
 
     assert together(4, work) == [None] * 4
     assert sorted(number for number, _ in wins) == list(range(1, 21))
-    expected = [Record(number, b"%d by %d" % (number, thread)) for number, thread in sorted(wins)]
+    expected = [Record(SequenceNumber(number), b"%d by %d" % (number, thread)) for number, thread in sorted(wins)]
     assert meta.scan(KEY) == expected
 
 
@@ -351,7 +354,9 @@ def test_rule_1_guard_against_removal(meta: Meta) -> None:
 
         assert together(2, work) == [None] * 2
         assert (appended[0] is None) == (meta.head(shard) is not None)
-        assert meta.commit([Write(shard, numbers(meta).get(shard, 0), b"!")], [Guard(writer, 1)]) == Stale(writer, 1, 0)
+        assert meta.commit([Write(shard, numbers(meta).get(shard, 0), b"!")], [Guard(writer, 1)]) == Stale(
+            writer, 1, SequenceNumber(0)
+        )
 
 
 @pytest.mark.parametrize("key", ["", "a\0b", "a\nb", "\ud800"])

@@ -26,6 +26,7 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Guard, PostgresMeta, Record, Stale, Write
 from evertide.store.retry import commit_settled
+from evertide.types import SequenceNumber
 from tests.servers.postgres import PostgresServer
 from tests.store.race import together
 
@@ -106,12 +107,12 @@ def test_an_idle_connection_that_was_cut_is_replaced(
     assert terminate(admin, schema) >= 1
     with pytest.raises(Unavailable):
         meta.commit([Write("k", 1, b"2")])
-    assert meta.head("k") == Record(1, b"1")
+    assert meta.head("k") == Record(SequenceNumber(1), b"1")
     assert meta.commit([Write("k", 1, b"2")]) is None
     assert terminate(admin, schema) >= 1
     with pytest.raises(Unavailable):
         meta.head("k")
-    assert meta.head("k") == Record(2, b"2")
+    assert meta.head("k") == Record(SequenceNumber(2), b"2")
 
 
 def test_one_broken_connection_takes_the_idle_ones_with_it(
@@ -153,7 +154,7 @@ def test_a_connection_cut_around_commit(
     monkeypatch.undo()
     assert set(meta.heads("")) == ({"k", "other"} if sent else set())
     answer = meta.commit([Write("k", 0, b"1"), Write("other", 0, b"1")])
-    assert answer == (Stale("k", 0, 1) if sent else None)
+    assert answer == (Stale("k", 0, SequenceNumber(1)) if sent else None)
 
 
 def test_connections_cut_at_random_lose_and_double_nothing(
@@ -180,7 +181,7 @@ def test_connections_cut_at_random_lose_and_double_nothing(
     runtime.sleep_s(0.01)
     meta._pool.drop_idle()
     for thread in (1, 2):
-        expected = [Record(number + 1, f"{thread} {number}".encode()) for number in range(60)]
+        expected = [Record(SequenceNumber(number + 1), f"{thread} {number}".encode()) for number in range(60)]
         assert meta.scan(f"log/{thread}") == expected
         assert meta.scan(f"copy/{thread}") == expected
 

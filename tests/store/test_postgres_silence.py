@@ -13,6 +13,7 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import PostgresMeta, Record, Write
 from evertide.store.retry import commit_settled
+from evertide.types import SequenceNumber
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import CuttingProxy, cutting_proxy
 
@@ -82,7 +83,7 @@ def test_a_commit_whose_server_falls_silent_ends(  # noqa: PLR0917
     other = PostgresMeta(postgres_server.dsn, runtime, QUICK, schema)
     assert commit_settled(other, [Write("k", 1, b"other")], [], runtime, PATIENT) is None
     proxy.speaks.set()
-    assert meta.head("k") == Record(2, b"other")
+    assert meta.head("k") == Record(SequenceNumber(2), b"other")
     other.close()
 
 
@@ -91,7 +92,7 @@ def test_a_read_whose_server_falls_silent_ends(meta: PostgresMeta, proxy: Cuttin
     assert "did not answer for 0.8 s" in str(ended(lambda: meta.head("k")))
     assert type(ended(lambda: meta.head("k"))) is Unavailable, "no connection can be made"
     proxy.speaks.set()
-    assert meta.head("k") == Record(1, b"1")
+    assert meta.head("k") == Record(SequenceNumber(1), b"1")
 
 
 def test_an_answer_that_takes_long_is_waited_for(meta: PostgresMeta) -> None:

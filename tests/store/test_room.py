@@ -17,6 +17,7 @@ from evertide.errors import BlobMissing, OutcomeUnknown, StorageForbidden, Stora
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import LocalBlob, Record, SqliteMeta, Write, open_storage
+from evertide.types import SequenceNumber
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
@@ -140,7 +141,7 @@ def test_a_disk_that_turns_read_only(disk: Path, runtime: SystemRuntime, setting
         assert caught.value.path == str(disk / "meta.db")
     blob.put("parts/b", b"1")
     meta = SqliteMeta(disk / "meta.db", runtime, settings)
-    assert meta.head("k") == Record(1, b"1")
+    assert meta.head("k") == Record(SequenceNumber(1), b"1")
     meta.close()
 
 

@@ -22,6 +22,7 @@ from evertide.errors import InvalidInput, OutcomeUnknown, RecordDamaged, Unavail
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Record, SqliteMeta, SystemFiles, Write
+from evertide.types import SequenceNumber
 from tests.store import committers
 from tests.store.race import together
 
@@ -163,7 +164,11 @@ def test_what_was_committed_is_there_after_reopening(path: Path, runtime: System
         meta.close()
         meta.close()
     meta = SqliteMeta(path, runtime, settings)
-    assert meta.scan("k") == [Record(1, b"0"), Record(2, b"1"), Record(3, b"2")]
+    assert meta.scan("k") == [
+        Record(SequenceNumber(1), b"0"),
+        Record(SequenceNumber(2), b"1"),
+        Record(SequenceNumber(3), b"2"),
+    ]
     meta.close()
 
 
@@ -310,7 +315,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(path: Path, meta: SqliteMet
     child.join(60)
     assert child.exitcode == 0
     assert meta.commit([Write("k", 1, b"2")]) is None
-    assert meta.head("k") == Record(2, b"2")
+    assert meta.head("k") == Record(SequenceNumber(2), b"2")
 
 
 def test_a_missing_directory_is_named(tmp_path: Path, runtime: SystemRuntime, settings: Settings) -> None:

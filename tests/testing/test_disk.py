@@ -15,6 +15,7 @@ from evertide.store.blobs.files import Files, SystemFiles
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
 from evertide.testing import Chance, ManualRuntime, PowerCut, SimulatedDisk, Survivors
+from evertide.types import SequenceNumber
 
 DATA = b"0123456789" * 10
 SEEDS = range(200)
@@ -244,7 +245,7 @@ def test_a_stale_commit_makes_no_truncation_durable() -> None:
     for number in range(2):
         disk.meta.commit([Write("k", number, b"x")])
     disk.meta.truncate("k", 2)
-    assert disk.meta.commit([Write("k", 0, b"x")]) == Stale("k", 0, 2)
+    assert disk.meta.commit([Write("k", 0, b"x")]) == Stale("k", 0, SequenceNumber(2))
     disk.reboot("none")
     assert len(disk.meta.scan("k")) == 2
 

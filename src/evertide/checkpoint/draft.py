@@ -10,6 +10,7 @@ from evertide.checkpoint.records import Entry
 from evertide.errors import EvertideError, InvalidInput
 from evertide.shard.state import ShardState
 from evertide.store.paths import check_shard
+from evertide.types import Generation
 
 __all__ = ["Draft", "Restored", "Skipped"]
 
@@ -20,7 +21,7 @@ class Draft:
 
     time: int
     fingerprint: str
-    generation: int
+    generation: Generation
     positions: Mapping[str, str]
     state: bytes
     """What the engine needs besides the parts; nobody else looks into it."""

@@ -55,7 +55,7 @@ from evertide.store.paths import (
     writer_key,
 )
 from evertide.store.sealed import check_seal, unseal
-from evertide.store.writers import Beat, Generation, Registration, registered
+from evertide.store.writers import Beat, GenerationRecord, Registration, registered
 
 __all__ = ["LOST", "Problem", "Report", "check"]
 
@@ -68,7 +68,7 @@ _RECORDS: dict[str, type] = {
     "lease/": LeaseRecord,
     writer_key(""): Registration,
     beat_key(""): Beat,
-    GENERATION: Generation,
+    GENERATION: GenerationRecord,
     JOURNAL: Bound,
     COMMITTED: Committed,
     CHECKPOINTS: Catalog,
@@ -328,7 +328,7 @@ class _Check:
     def _members(self) -> None:
         meta = self.place.meta
         record = meta.head(GENERATION)
-        members = unseal(record.data, Generation, meta.path(GENERATION)).members if record else ()
+        members = unseal(record.data, GenerationRecord, meta.path(GENERATION)).members if record else ()
         is_pipeline = self.collections is not None
         if is_pipeline and record is None and meta.head(PIPELINE) is not None:
             raise RecordDamaged(path=meta.path(GENERATION), why="the record is gone, and the pipeline has one")
@@ -346,7 +346,7 @@ class _Check:
         place, meta = self.place, self.place.meta
         found = TimeLog(COMMITTED, Committed, meta, place.runtime, place.settings).all()
         record = meta.head(GENERATION)
-        members = unseal(record.data, Generation, meta.path(GENERATION)).members if record else ()
+        members = unseal(record.data, GenerationRecord, meta.path(GENERATION)).members if record else ()
         uppers = {self.uppers[name] for name in members if name in self.uppers}
         upper = found[-1].value.time + 1 if found else 0
         if self.collections is not None and uppers and uppers != {upper}:

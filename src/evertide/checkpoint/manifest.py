@@ -30,6 +30,7 @@ import xxhash
 from evertide.errors import RecordDamaged, UnsupportedFormat
 from evertide.shard.state import ShardState
 from evertide.store.paths import checkpoint_key, checkpoint_prefix, state_prefix
+from evertide.types import Generation
 
 __all__ = [
     "FORMAT_VERSION",
@@ -69,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made_at_s: float
     writer: str
     fingerprint: str
-    generation: int
+    generation: Generation
     members: tuple[str, ...]
     positions: dict[str, str]
     """Per source, where it stands before `time`: a text that only the source understands."""

@@ -26,6 +26,7 @@ from evertide.store.meta import Write
 from evertide.store.paths import Name, hold_key, rollup_blob_key, rollup_key, shard_key
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
+from evertide.types import SequenceNumber
 
 __all__ = ["last_holds", "rebuild_shard"]
 
@@ -96,7 +97,11 @@ def _commit(place: Place, state: ShardState, writer: Writer) -> None:
         holds = HoldRecord(state.since, last_holds(place, name, state.since), f"{writer.id}-{token}")
         writes = [
             Write(shard_key(name), made - 1, seal(Entry(writer.id, token, Created(name, state.schema)))),
-            Write(rollup_key(name), numbers[rollup_key(name)], seal(Rollup(made, put.key, put.bytes, put.digest))),
+            Write(
+                rollup_key(name),
+                numbers[rollup_key(name)],
+                seal(Rollup(SequenceNumber(made), put.key, put.bytes, put.digest)),
+            ),
             Write(hold_key(name), numbers[hold_key(name)], seal(holds)),
         ]
         stale = place.commit(writes, writer.guards())

@@ -25,6 +25,7 @@ from evertide.store.blob import Blob
 from evertide.store.meta import Meta
 from evertide.store.paths import CHECKPOINTS, checkpoint_prefix, restoring_key
 from evertide.store.sealed import unseal
+from evertide.types import SequenceNumber
 
 __all__ = ["Catalog", "Entry", "Restoring", "directories", "read_catalog", "read_holds"]
 
@@ -77,7 +78,7 @@ def read_catalog(blob: Blob, meta: Meta) -> tuple[int, Catalog]:
     return record.seqno, unseal(record.data, Catalog, path)
 
 
-def read_holds(meta: Meta) -> dict[str, tuple[int, Restoring]]:
+def read_holds(meta: Meta) -> dict[str, tuple[SequenceNumber, Restoring]]:
     """Per writer, the record number of its hold, and the hold."""
     found = {}
     for key, record in meta.heads(restoring_key("")).items():

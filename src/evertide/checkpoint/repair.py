@@ -81,7 +81,8 @@ from evertide.store.paths import (
     writer_key,
 )
 from evertide.store.sealed import check_seal, seal, unseal
-from evertide.store.writers import Generation, Writer
+from evertide.store.writers import GenerationRecord, Writer
+from evertide.types import Time
 
 __all__ = ["Collections", "Repaired", "repair"]
 
@@ -149,7 +150,7 @@ def _renewed_generation(place: Place, declared: Collections | None) -> list[str]
     record = place.meta.head(GENERATION)
     try:
         if record is not None:
-            unseal(record.data, Generation, place.meta.path(GENERATION))
+            unseal(record.data, GenerationRecord, place.meta.path(GENERATION))
         elif place.meta.head(PIPELINE) is None:
             return []
     except RecordDamaged:
@@ -284,7 +285,7 @@ class _Repair:
         record = place.meta.head(GENERATION)
         if record is None:
             return []
-        generation = unseal(record.data, Generation, place.meta.path(GENERATION)).number
+        generation = unseal(record.data, GenerationRecord, place.meta.path(GENERATION)).number
         for manifest in self._manifests():
             if manifest.generation == generation:
                 head = place.meta.head(PIPELINE)
@@ -301,7 +302,7 @@ class _Repair:
         said = self._forget_checkpoints(upper, "what transactions came to is not recorded any more")
         place, head = self.place, self.place.meta.head(COMMITTED)
         number = head.seqno if head else 0
-        change(place, self.writer, [Write(COMMITTED, number, seal(Committed(upper - 1, {}, {}, self.writer.id)))])
+        change(place, self.writer, [Write(COMMITTED, number, seal(Committed(Time(upper - 1), {}, {}, self.writer.id)))])
         place.reading(lambda: place.meta.truncate(COMMITTED, number + 1))
         return [*said, f"{COMMITTED} was made again from the shards, at transaction {upper - 1}"]
 
@@ -313,11 +314,11 @@ class _Repair:
         records = place.reading(lambda: place.meta.scan(JOURNAL))
         left = list(readable(place, records))
         found = {bound.time: bound for _, bound in left}
-        base = found.get(upper - 1) or self._base(upper, found.get(upper))
+        base = found.get(Time(upper - 1)) or self._base(upper, found.get(Time(upper)))
         if base is None:
             return []
         kept = [base]
-        while (following := found.get(kept[-1].time + 1)) is not None:
+        while (following := found.get(Time(kept[-1].time + 1))) is not None:
             kept.append(following)
         said = self._forget_checkpoints(upper, "the journal does not hold what came after it")
         mend_producers(place, kept[-1].time)
@@ -348,7 +349,7 @@ class _Repair:
             generation, positions = manifest.generation, manifest.positions
         inputs = {source: Input(position, position) for source, position in positions.items()}
         token, now_s = self.writer.new_token(), self.place.runtime.wall_s()
-        return Bound(upper - 1, generation, inputs, self.writer.id, token, now_s)
+        return Bound(Time(upper - 1), generation, inputs, self.writer.id, token, now_s)
 
     def _forget_checkpoints(self, upper: int, why: str) -> list[str]:
         """Those that would have to be replayed from."""
@@ -367,7 +368,7 @@ class _Repair:
         place = self.place
         try:
             record = place.meta.head(GENERATION)
-            members = unseal(record.data, Generation, place.meta.path(GENERATION)).members if record else ()
+            members = unseal(record.data, GenerationRecord, place.meta.path(GENERATION)).members if record else ()
             logs = [ShardLog(name, place.blob, place.meta, place.runtime, place.settings) for name in members]
             uppers = {log.reread().state.upper for log in logs}
         except EvertideError:

@@ -56,7 +56,8 @@ from evertide.store.paths import (
     shard_key,
 )
 from evertide.store.sealed import seal, unseal
-from evertide.store.writers import Generation, Writer
+from evertide.store.writers import GenerationRecord, Writer
+from evertide.types import Generation, SequenceNumber, Time
 
 __all__ = ["Kept", "bring_back", "entry_of", "is_lost", "pipeline_of"]
 
@@ -78,7 +79,7 @@ def entry_of(place: Place, manifest: Manifest) -> Entry:
 class Kept:
     """What is left of Meta, and stays as it is."""
 
-    generation: int
+    generation: Generation
     """At least that of the last transaction in the journal."""
     pipeline: bytes
     """The checkpoint's own record of the pipeline, as that of this generation."""
@@ -102,7 +103,7 @@ def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int, k
             Write(CHECKPOINTS, 0, seal(Catalog((entry,), {}, max(last, entry.number), place.runtime.new_id()))),
             *_shards(place, states, writer, seq, kept.holds if kept else {}),
             *(kept.journal if kept else _journal(place, manifest, writer)),
-            Write(COMMITTED, 0, seal(Committed(manifest.time - 1, {}, {}, writer.id))),
+            Write(COMMITTED, 0, seal(Committed(Time(manifest.time - 1), {}, {}, writer.id))),
             Write(PIPELINE, 0, pipeline),
             Write(STORAGE, 0, _FORMAT_TEXT),
         ]
@@ -135,10 +136,10 @@ def _state(place: Place, manifest: Manifest, shard: str) -> ShardState:
     return state
 
 
-def _renew_generation(place: Place, manifest: Manifest, generation: int, writer: Writer) -> None:
+def _renew_generation(place: Place, manifest: Manifest, generation: Generation, writer: Writer) -> None:
     head = place.reading(lambda: place.meta.head(GENERATION))
     for number in range(head.seqno if head else 0, generation):
-        made = Generation(number + 1, manifest.members, writer.id)
+        made = GenerationRecord(Generation(number + 1), manifest.members, writer.id)
         stale = place.commit([Write(GENERATION, number, seal(made))], writer.guards()[:1])
         if stale is not None:
             writer.check(stale)
@@ -159,14 +160,14 @@ def _shards(
         bare = msgspec.structs.replace(state, tokens={})
         put = place.put(rollup_blob_key(name, Name(writer.id, seq, "state")), seal(bare))
         yield Write(shard_key(name), 0, seal(ShardEntry(writer.id, token, Created(name, state.schema))))
-        yield Write(rollup_key(name), 0, seal(Rollup(1, put.key, put.bytes, put.digest)))
+        yield Write(rollup_key(name), 0, seal(Rollup(SequenceNumber(1), put.key, put.bytes, put.digest)))
         yield Write(hold_key(name), 0, seal(HoldRecord(state.since, dict(holds.get(name, {})), f"{writer.id}-{token}")))
 
 
 def _journal(place: Place, manifest: Manifest, writer: Writer) -> Iterator[Write]:
     time, now_s = manifest.time - 1, place.runtime.wall_s()
     inputs = {source: Input(position, position) for source, position in manifest.positions.items()}
-    bound = Bound(time, manifest.generation, inputs, writer.id, writer.new_token(), now_s)
+    bound = Bound(Time(time), manifest.generation, inputs, writer.id, writer.new_token(), now_s)
     yield Write(JOURNAL, 0, seal(bound))
     for key, record in place.reading(lambda: place.meta.heads(producer_key(""))).items():
         yield Write(key, record.seqno, None)  # of transactions that are lost; positions have those of the checkpoint

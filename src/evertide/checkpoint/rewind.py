@@ -42,6 +42,7 @@ from evertide.store.paths import (
 )
 from evertide.store.sealed import check_seal, seal, unseal
 from evertide.store.writers import Writer
+from evertide.types import Generation, Time
 
 __all__ = [
     "FOLLOWING",
@@ -64,7 +65,7 @@ class Collections(Protocol):
 
     def collections(self, record: bytes | None = None) -> Mapping[str, tuple[str, str]]: ...
 
-    def renumbered(self, record: bytes, generation: int) -> bytes: ...
+    def renumbered(self, record: bytes, generation: Generation) -> bytes: ...
 
     def renew_generation(self) -> bool: ...
 
@@ -154,7 +155,7 @@ class Rewind:
         known = {bound.time: bound for _, bound in left}
         found: list[Bound] = []
         for time in count(manifest.time - 1):
-            bound = known.get(time)
+            bound = known.get(Time(time))
             if bound is None or (found and check_files(place, _staged(bound))):
                 break
             found.append(bound)

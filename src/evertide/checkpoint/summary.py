@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.records import Entry
 from evertide.errors import Damaged
+from evertide.types import Generation
 
 __all__ = ["Kept", "kept"]
 
@@ -19,7 +20,7 @@ class Kept:
     files: int
     """Most of them are needed by others, too."""
     bytes: int
-    generation: int
+    generation: Generation
     problem: str = ""
     """Why it cannot be used, if its manifest is damaged; then nothing is known of its files."""
 
@@ -33,7 +34,7 @@ def _one(checkpoints: Checkpoints, entry: Entry) -> Kept:
     try:
         manifest = checkpoints.read(entry)
     except Damaged as error:
-        return Kept(entry.number, entry.time, entry.made_at_s, 0, 0, 0, str(error))
+        return Kept(entry.number, entry.time, entry.made_at_s, 0, 0, Generation(0), str(error))
     return Kept(
         number=entry.number,
         time=entry.time,

@@ -28,6 +28,7 @@ from evertide.shard.lease import end, renew
 from evertide.shard.parts.split import Group, by_time, split
 from evertide.shard.read import Window, listing
 from evertide.shard.shard import Shard
+from evertide.types import Time
 
 __all__ = ["Pin", "Task", "columns_of", "pin", "plan"]
 
@@ -119,7 +120,7 @@ def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> It
     lease = pinned.lease
     if not lease or not renew(shard.log, lease):
         held = pinned.time if window.as_of is not None else max(0, window.lower - 1)
-        lease = reader.shards.leases.take(shard.log, held).id
+        lease = reader.shards.leases.take(shard.log, Time(held)).id
     try:
         listing(shard.log, shard.log.read(), window)  # raises if the time is below since
         yield lease

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 
 from evertide.errors import Conflict, InvalidInput
 from evertide.journal.records import Bound, Input, Staged
+from evertide.types import Generation
 
 __all__ = ["check_inputs", "check_sources"]
 
 
-def check_inputs(inputs: Mapping[str, Input], generation: int, last: Bound | None, path: str) -> None:
+def check_inputs(inputs: Mapping[str, Input], generation: Generation, last: Bound | None, path: str) -> None:
     """Raise what is wrong with binding these after `last`. `path` is the journal's, for the error."""
     _check_fragments(inputs)
     if last is None:
@@ -34,7 +35,7 @@ def check_inputs(inputs: Mapping[str, Input], generation: int, last: Bound | Non
             raise Conflict(where=f"{path}, source {source!r}", why=why)
 
 
-def check_sources(sources: Mapping[str, object], generation: int, last: Bound) -> None:
+def check_sources(sources: Mapping[str, object], generation: Generation, last: Bound) -> None:
     """Whether these are the sources of a record, if they are of its generation."""
     if generation < last.generation:
         why = f"transaction {last.time} is of generation {last.generation} already"

@@ -37,6 +37,7 @@ from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.store.retry import commit_settled
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
+from evertide.types import Generation, Time
 
 __all__ = ["Journal", "Line"]
 
@@ -46,7 +47,7 @@ class Line:
     """One transaction, for people."""
 
     time: int
-    generation: int
+    generation: Generation
     positions: dict[str, str]
     """Where each source stands after it."""
     moved: tuple[str, ...]
@@ -104,7 +105,7 @@ class Journal:
         return found.value if found else None
 
     @property
-    def upper(self) -> int:
+    def upper(self) -> Time:
         """The first time that is not bound."""
         return self._bound.upper()
 
@@ -131,7 +132,7 @@ class Journal:
         """All that is bound from a time on. `TimeCompacted` if that time is not kept any more."""
         return self._bound.start(first)
 
-    def bind(self, inputs: Mapping[str, Input], generation: int, writer: Writer) -> Bound:
+    def bind(self, inputs: Mapping[str, Input], generation: Generation, writer: Writer) -> Bound:
         """Make these the input of the next transaction, t = upper. Answers with what t holds.
 
         If the answer's `writer` is another, a peer bound t first, and nothing of `inputs` is bound. `Conflict` if a
@@ -143,7 +144,7 @@ class Journal:
             head = self._bound.head()
             number, last = (head.number, head.value) if head else (0, None)
             check_inputs(inputs, generation, last, self.path)
-            time = last.time + 1 if last else 0
+            time = Time(last.time + 1 if last else 0)
             for source, given in inputs.items():
                 staged = [fragment for fragment in given.fragments if isinstance(fragment, Staged)]
                 self._staging.check_open(source, staged, writer)
@@ -164,7 +165,7 @@ class Journal:
             self.producers.written(numbers)
             return made
 
-    def begin(self, time: int, positions: Mapping[str, str], generation: int, writer: Writer) -> Bound:
+    def begin(self, time: int, positions: Mapping[str, str], generation: Generation, writer: Writer) -> Bound:
         """For a repair or an import: everything up to `time` is in the shards, and the sources stand there.
 
         Both keys begin with a record of that time. `Conflict` if the journal has begun already.
@@ -175,10 +176,10 @@ class Journal:
         if head is not None:
             raise Conflict(where=self.path, why=f"it has begun already, and is at transaction {head.value.time}")
         inputs = {source: Input(position, position) for source, position in positions.items()}
-        made = self._made(time, inputs, generation, writer)
+        made = self._made(Time(time), inputs, generation, writer)
         writes = [Write(JOURNAL, 0, seal(made))]
         if outcome is None:
-            writes.append(Write(COMMITTED, 0, seal(Committed(time, {}, {}, writer.id))))
+            writes.append(Write(COMMITTED, 0, seal(Committed(Time(time), {}, {}, writer.id))))
         elif outcome.value.time != time:
             why = f"the last commit is of transaction {outcome.value.time}, and the journal should begin after {time}"
             raise InvalidInput(where=self._committed.path, why=why)
@@ -249,7 +250,7 @@ class Journal:
         outcomes = {outcome.time: outcome for outcome in self._committed.kept(first, done - 1)}
         return [_line(each, outcomes, upper) for each in bound]
 
-    def _made(self, time: int, inputs: Mapping[str, Input], generation: int, writer: Writer) -> Bound:
+    def _made(self, time: Time, inputs: Mapping[str, Input], generation: Generation, writer: Writer) -> Bound:
         ordered = dict(sorted(inputs.items()))
         return Bound(time, generation, ordered, writer.id, writer.new_token(), self._runtime.wall_s())
 
@@ -258,7 +259,7 @@ def _positions(bound: Bound) -> dict[str, str]:
     return {source: given.after for source, given in bound.inputs.items()}
 
 
-def _line(bound: Bound, outcomes: Mapping[int, Committed], upper: int) -> Line:
+def _line(bound: Bound, outcomes: Mapping[Time, Committed], upper: int) -> Line:
     inputs = bound.inputs.items()
     count = sum(len(given.fragments) for _, given in inputs)
     staged = staged_of(bound)

@@ -24,6 +24,7 @@ from evertide.settings import Settings
 from evertide.store.meta import Meta, Record
 from evertide.store.retry import reading
 from evertide.store.sealed import unseal
+from evertide.types import Time
 
 __all__ = ["Numbered", "TimeLog"]
 
@@ -51,10 +52,10 @@ class TimeLog(Generic[T]):
         record = reading(lambda: self.meta.head(self.key), self.runtime, self.settings)
         return self._decoded(record) if record else None
 
-    def upper(self) -> int:
+    def upper(self) -> Time:
         """The first time without a record."""
         head = self.head()
-        return head.value.time + 1 if head else 0
+        return Time(head.value.time + 1 if head else 0)
 
     def find(self, time: int) -> T | None:
         """The record of a time; None if there is none yet. `TimeCompacted` if there is none any more."""

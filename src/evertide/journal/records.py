@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
+from evertide.types import Generation, Time
+
 __all__ = ["Bound", "Committed", "Content", "Fragment", "Input", "Number", "Place", "Staged"]
 
 
@@ -40,7 +42,7 @@ class Number(msgspec.Struct, frozen=True, array_like=True):
     """The last number of a producer in a transaction."""
 
     number: int
-    time: int
+    time: Time
     """The transaction that bound it: this one, or an earlier one whose numbers this one takes over."""
     before: tuple[int, int] | None = None
     """Number and time that were known of the producer before, if any were."""
@@ -61,8 +63,8 @@ class Input(msgspec.Struct, frozen=True):
 class Bound(msgspec.Struct, frozen=True):
     """The complete input of a transaction. Every source of the generation is in it, with where it stands after."""
 
-    time: int
-    generation: int
+    time: Time
+    generation: Generation
     inputs: dict[str, Input]
     writer: str
     token: str
@@ -80,7 +82,7 @@ class Content(msgspec.Struct, frozen=True):
 class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a transaction came to: per source the rows it gave, per shard the changes it got."""
 
-    time: int
+    time: Time
     sources: dict[str, Content]
     shards: dict[str, Content]
     writer: str

@@ -26,6 +26,7 @@ from evertide.pipeline.names import ERRORS, path_name
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import PIPELINE
 from evertide.store.sealed import seal, unseal
+from evertide.types import Generation
 
 if TYPE_CHECKING:  # an engine brings in Spark, which readers of a definition do without
     from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
@@ -99,7 +100,7 @@ class ViewRecord(msgspec.Struct, frozen=True):
 
 
 class Definition(msgspec.Struct, frozen=True):
-    generation: int
+    generation: Generation
     tables: dict[str, TableRecord]
     views: dict[str, ViewRecord]
     sources: tuple[str, ...]

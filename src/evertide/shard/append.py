@@ -32,6 +32,7 @@ from evertide.store.meta import Guard, Write
 from evertide.store.paths import Name, part_key
 from evertide.store.retry import put_settled
 from evertide.store.writers import Writer
+from evertide.types import Time
 
 __all__ = ["Append", "Outcome", "append_missing", "append_together", "store_parts", "withdraw"]
 
@@ -184,7 +185,7 @@ def _stored(append: Append, changes: Changes, writer: Writer, seq: int) -> tuple
 def _appended(append: Append, parts: tuple[Part, ...]) -> Callable[[ShardState], Appended]:
     def make(state: ShardState) -> Appended:
         _check_upper(append, state)
-        return Appended(append.expected_upper, append.new_upper, parts)
+        return Appended(Time(append.expected_upper), Time(append.new_upper), parts)
 
     return make
 

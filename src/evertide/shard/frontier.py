@@ -14,27 +14,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from evertide.types import SequenceNumber, Time
+
 __all__ = ["Frontier"]
 
 
 class Frontier:
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: Time) -> None:
         self.value = start
         """The first time that is not complete."""
-        self.seqno = 0
+        self.seqno = SequenceNumber(0)
         """The diff from which on the lease is still needed."""
-        self._times: Counter[int] = Counter()
-        self._seqnos: Counter[int] = Counter()
+        self._times: Counter[Time] = Counter()
+        self._seqnos: Counter[SequenceNumber] = Counter()
         self.listed_upper = start
         """The upper of what was listed: the frontier once all of it is delivered."""
-        self._listed_seqno = 0
+        self._listed_seqno = SequenceNumber(0)
         self._stopped = False
 
     @property
     def outstanding(self) -> int:
         return self._times.total()
 
-    def listed(self, times: Sequence[int], upper: int, seqno: int) -> bool:
+    def listed(self, times: Sequence[Time], upper: Time, seqno: SequenceNumber) -> bool:
         """A window up to `upper`, with parts at these times, was listed at diff `seqno`. True if the frontier moved."""
         self._times.update(times)
         self._seqnos[seqno] += len(times)
@@ -42,7 +44,7 @@ class Frontier:
         self._listed_seqno = max(self._listed_seqno, seqno)
         return self._move()
 
-    def delivered(self, time: int, seqno: int) -> bool:
+    def delivered(self, time: Time, seqno: SequenceNumber) -> bool:
         """One part that was listed at `time` and `seqno` has arrived. True if the frontier moved."""
         if self._times[time] <= 0 or self._seqnos[seqno] <= 0:
             raise ValueError(f"a part at time {time} of listing {seqno} is delivered that was not outstanding")

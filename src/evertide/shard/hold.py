@@ -25,6 +25,7 @@ from evertide.store.paths import hold_key
 from evertide.store.retry import commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
+from evertide.types import Time
 
 __all__ = [
     "HoldRecord",
@@ -133,7 +134,7 @@ def _moved_to(since: int, log: ShardLog) -> Callable[[ShardState], SinceAdvanced
     def make(state: ShardState) -> SinceAdvanced:
         if state.finalized or state.since > since:
             raise Conflict(where=log.path, why="a peer moved since further, or finalized the shard")
-        return SinceAdvanced(since)
+        return SinceAdvanced(Time(since))
 
     return make
 

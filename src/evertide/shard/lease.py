@@ -31,6 +31,7 @@ from evertide.store.meta import Meta, Stale, Write
 from evertide.store.paths import lease_key, lease_prefix
 from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
+from evertide.types import SequenceNumber, Time
 
 __all__ = ["Lease", "LeaseRecord", "Leases", "end", "live_leases", "renew"]
 
@@ -43,8 +44,8 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     reader: str
     host: str
     pid: int
-    seqno: int
-    time: int
+    seqno: SequenceNumber
+    time: Time
     beat: int
     beat_at_s: float
     ttl_s: float
@@ -74,7 +75,7 @@ class Lease:
             self._leases.forget(self)
             raise LeaseLost(shard=self.log.shard, lease=self.id, restart_from=restart_from)
 
-    def advance(self, seqno: int, time: int) -> None:
+    def advance(self, seqno: SequenceNumber, time: Time) -> None:
         """What lies below is no longer needed. Told to Meta with the next heartbeat."""
         self._leases.advance(self, seqno, time)
 
@@ -101,7 +102,7 @@ class Leases:
     def held(self) -> int:
         return len(self._standing)
 
-    def take(self, log: ShardLog, time: int) -> Lease:
+    def take(self, log: ShardLog, time: Time) -> Lease:
         """A lease on everything in the state from now on; read the state after this, not before."""
         head = reading(lambda: self._meta.head(log.key), self._runtime, self._settings)
         record = LeaseRecord(
@@ -110,7 +111,7 @@ class Leases:
             reader=self._reader,
             host=self._host,
             pid=os.getpid(),
-            seqno=head.seqno if head else 0,
+            seqno=head.seqno if head else SequenceNumber(0),
             time=time,
             beat=0,
             beat_at_s=self._runtime.wall_s(),
@@ -127,7 +128,7 @@ class Leases:
             self._standing[lease_key(log.shard, lease)] = _Standing(1, record)
         return Lease(self, log, lease)
 
-    def advance(self, lease: Lease, seqno: int, time: int) -> None:
+    def advance(self, lease: Lease, seqno: SequenceNumber, time: Time) -> None:
         with self._lock:
             standing = self._standing.get(lease_key(lease.log.shard, lease.id))
             if standing is not None:

@@ -51,6 +51,7 @@ from evertide.store.retry import Patience, commit_settled, put_settled, reading
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.threads.steps import step_done
+from evertide.types import SequenceNumber
 
 __all__ = ["Proposal", "Rollup", "ShardLog", "Version", "commit"]
 
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 class Rollup(msgspec.Struct, frozen=True):
     """The address of a rolled-up state."""
 
-    seqno: int
+    seqno: SequenceNumber
     key: str
     bytes: int
     checksum: str
@@ -70,7 +71,7 @@ class Rollup(msgspec.Struct, frozen=True):
 class Version:
     """The state after diff `seqno`."""
 
-    seqno: int
+    seqno: SequenceNumber
     state: ShardState
 
 
@@ -154,7 +155,7 @@ class ShardLog:
 
     def _opened_from(self, base: Rollup | None) -> Version | None:
         state = self._rolled_state(base) if base else None
-        start = base.seqno if base else 0
+        start = base.seqno if base else SequenceNumber(0)
         records = self.meta.scan(self.key, after=start)
         if records and records[0].seqno != start + 1:
             why = f"diffs {start + 1} to {records[0].seqno - 1} are missing, and no roll-up covers them"
@@ -182,7 +183,7 @@ class ShardLog:
             raise BlobDamaged(path=path, why="a roll-up with other content", expected=base.checksum, found=found)
         return unseal(content, ShardState, path)
 
-    def _replayed(self, seqno: int, state: ShardState | None, records: Sequence[Record]) -> Version:
+    def _replayed(self, seqno: SequenceNumber, state: ShardState | None, records: Sequence[Record]) -> Version:
         for record in records:
             state = apply(state, self.entry(record), f"{self.path} #{record.seqno}")
             seqno = record.seqno
@@ -330,7 +331,7 @@ class _Commit:
         for proposal, version in zip(self._proposals, self._versions, strict=True):
             diff = proposal.make(version.state)
             if diff is not None:
-                log, seqno = proposal.log, version.seqno + 1
+                log, seqno = proposal.log, SequenceNumber(version.seqno + 1)
                 entry = Entry(self._writer.id, self._token, diff, self._settled)
                 after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
                 changes.append(_Change(log, Write(log.key, version.seqno, seal(entry)), after))

@@ -25,6 +25,7 @@ from evertide.shard.log import ShardLog, Version
 from evertide.shard.parts.part import Part, Predicate, decode_part, may_match
 from evertide.shard.state import ShardState
 from evertide.store.retry import reading
+from evertide.types import SequenceNumber, Time
 
 __all__ = [
     "Lister",
@@ -46,9 +47,9 @@ class Window:
     upper: int
     as_of: int | None = None
 
-    def time_of(self, part: Part) -> int:
+    def time_of(self, part: Part) -> Time:
         """The first time of the window that this part can have changes for."""
-        return self.as_of if self.as_of is not None else max(part.time_min, self.lower)
+        return Time(self.as_of if self.as_of is not None else max(part.time_min, self.lower))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Listing:
     window: Window
     parts: tuple[Part, ...]
     schema: pa.Schema
-    seqno: int
+    seqno: SequenceNumber
 
 
 def listing(log: ShardLog, version: Version, window: Window, where: Sequence[Predicate] = ()) -> Listing:
@@ -185,7 +186,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Wait until `as_of` is complete, then list what it holds. Lease first, then the state, uncached (I6)."""
     wait_for_upper(log, as_of, timeout_s)
-    lease = leases.take(log, as_of)
+    lease = leases.take(log, Time(as_of))
     try:
         return Snapshot(log, lease, listing(log, log.read(), Window(0, as_of + 1, as_of), where), columns)
     except BaseException:
@@ -196,7 +197,7 @@ def take_snapshot(
 def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeout_s: float | None = None) -> Snapshot:
     """Wait until all times below `upper` are complete, then list the changes of [lower, upper), with their times."""
     wait_for_upper(log, upper - 1, timeout_s)
-    lease = leases.take(log, max(0, lower - 1))
+    lease = leases.take(log, Time(max(0, lower - 1)))
     try:
         return Snapshot(log, lease, listing(log, log.read(), Window(lower, upper)), None)
     except BaseException:

@@ -35,6 +35,7 @@ from evertide.shard.log import ShardLog
 from evertide.shard.parts.part import Part, Predicate
 from evertide.shard.read import Lister, Listing, Window, fetch
 from evertide.threads.watched import Watched
+from evertide.types import SequenceNumber, Time
 
 __all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSource"]
 
@@ -49,7 +50,7 @@ _PASSING = (Unavailable, OutcomeUnknown)
 class Delivered:
     """Changes at `time` or later, in no particular order."""
 
-    time: int
+    time: Time
     changes: pa.Table
 
 
@@ -57,21 +58,21 @@ class Delivered:
 class Progressed:
     """Every change below `frontier` has been delivered."""
 
-    frontier: int
+    frontier: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
     """Forget what was delivered at `frontier` or later: it comes again."""
 
-    frontier: int
+    frontier: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """The frontier will not pass `frontier`; `error` says why."""
 
-    frontier: int
+    frontier: Time
     error: EvertideError
 
 
@@ -87,7 +88,7 @@ class _Task:
     """Under which it was listed: a later one says nothing about this part."""
 
     @property
-    def time(self) -> int:
+    def time(self) -> Time:
         return self.listed.window.time_of(self.part)
 
 
@@ -112,7 +113,7 @@ class ShardSource:
         self._where = where
         self._columns = columns
         self._lock = threading.Lock()
-        self._frontier = Frontier(as_of if snapshot else as_of + 1)
+        self._frontier = Frontier(Time(as_of if snapshot else as_of + 1))
         self._epoch = 0
         self._lease: Lease | None = None
         self._stopping = threading.Event()
@@ -123,7 +124,7 @@ class ShardSource:
         self._threads += [Watched(f"evertide-fetch-{number}", self._work, died=self._died) for number in range(workers)]
 
     @property
-    def frontier(self) -> int:
+    def frontier(self) -> Time:
         return self._frontier.value
 
     def start(self) -> ShardSource:
@@ -188,7 +189,7 @@ class ShardSource:
             if listed is not None:
                 self._hand_out(listed, epoch)
             else:
-                self._idle(lister.seqno, epoch)
+                self._idle(SequenceNumber(lister.seqno), epoch)
 
     def _pause(self, error: Unavailable | OutcomeUnknown) -> None:
         """Storage did not answer, and had its time to, or refuses at once: say so, and do not hammer it."""
@@ -200,7 +201,7 @@ class ShardSource:
             start, held = Window(0, self._as_of + 1, self._as_of), self._as_of
         else:
             start, held = Window(self.frontier, self.frontier), max(self.frontier - 1, 0)
-        lease = self._leases.take(self.log, held)
+        lease = self._leases.take(self.log, Time(held))
         with self._lock:
             self._lease = lease
         return Lister(self.log, start, self._where)
@@ -211,16 +212,17 @@ class ShardSource:
             return
         tasks = [_Task(epoch, part, listed, lease) for part in listed.parts]
         self._account(
-            epoch, lambda: self._frontier.listed([task.time for task in tasks], listed.window.upper, listed.seqno)
+            epoch,
+            lambda: self._frontier.listed([task.time for task in tasks], Time(listed.window.upper), listed.seqno),
         )
         for task in tasks:
             self._give(self._tasks, task)
 
-    def _idle(self, seqno: int, epoch: int) -> None:
+    def _idle(self, seqno: SequenceNumber, epoch: int) -> None:
         """Let go of what an idle shard's compaction replaced."""
         with self._lock:
             if epoch == self._epoch and self._lease is not None and self._frontier.outstanding == 0:
-                self._lease.advance(seqno, self._frontier.value - 1)
+                self._lease.advance(seqno, Time(self._frontier.value - 1))
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -260,7 +262,7 @@ class ShardSource:
             if self._stopping.is_set() or epoch != self._epoch or not move():
                 return
             if self._lease is not None:
-                self._lease.advance(self._frontier.seqno, self._frontier.value - 1)
+                self._lease.advance(self._frontier.seqno, Time(self._frontier.value - 1))
             self._give(self._events, Progressed(self._frontier.value))
 
     def _emit(self, epoch: int, event: Event) -> None:
@@ -278,7 +280,7 @@ class ShardSource:
             self._frontier = Frontier(self._frontier.value)
             self._give(self._events, Restarted(self._frontier.value))
 
-    def _freeze(self, error: EvertideError, epoch: int, time: int) -> bool:
+    def _freeze(self, error: EvertideError, epoch: int, time: Time) -> bool:
         """Say so, once. False if this is about a listing that a restart has made void."""
         with self._lock:
             if epoch != self._epoch:

@@ -30,6 +30,7 @@ import msgspec
 from evertide.errors import RecordDamaged
 from evertide.rows.digest import add
 from evertide.shard.parts.part import Part
+from evertide.types import Time
 
 __all__ = [
     "Appended",
@@ -48,10 +49,10 @@ __all__ = [
 
 
 class Batch(msgspec.Struct, frozen=True):
-    lower: int
-    upper: int
+    lower: Time
+    upper: Time
     parts: tuple[Part, ...]
-    since: int = 0
+    since: Time = Time(0)
 
     @property
     def rows(self) -> int:
@@ -74,8 +75,8 @@ class ShardState(msgspec.Struct, frozen=True):
     shard: str
     schema: bytes
     """The columns, as a serialized Arrow schema."""
-    since: int = 0
-    upper: int = 0
+    since: Time = Time(0)
+    upper: Time = Time(0)
     batches: tuple[Batch, ...] = ()
     tokens: dict[str, tuple[str, ...]] = {}
     """Per writer, the tokens of those of its diffs that it may still ask for: whether a commit happened or not."""
@@ -103,8 +104,8 @@ class Created(msgspec.Struct, frozen=True, tag="created"):
 
 
 class Appended(msgspec.Struct, frozen=True, tag="appended"):
-    lower: int
-    upper: int
+    lower: Time
+    upper: Time
     parts: tuple[Part, ...]
 
 
@@ -117,7 +118,7 @@ class Compacted(msgspec.Struct, frozen=True, tag="compacted"):
 
 
 class SinceAdvanced(msgspec.Struct, frozen=True, tag="since"):
-    since: int
+    since: Time
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):

@@ -21,6 +21,7 @@ from evertide.store.keys import (
 )
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.wake import Wake
+from evertide.types import SequenceNumber
 
 __all__ = ["MemoryBlob", "MemoryMeta"]
 
@@ -101,7 +102,7 @@ class MemoryMeta:
             for check in checks:
                 found = self._number(check.key)
                 if found != check.expected:
-                    return Stale(check.key, check.expected, found)
+                    return Stale(check.key, check.expected, SequenceNumber(found))
             for write in writes:
                 self._apply(write)
         self._wake.ring(write.key for write in writes)
@@ -136,4 +137,4 @@ class MemoryMeta:
         if write.data is None:
             self._log.pop(write.key, None)
         else:
-            self._log.setdefault(write.key, []).append(Record(write.expected + 1, bytes(write.data)))
+            self._log.setdefault(write.key, []).append(Record(SequenceNumber(write.expected + 1), bytes(write.data)))

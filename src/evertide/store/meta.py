@@ -31,12 +31,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from evertide.types import SequenceNumber
+
 __all__ = ["Guard", "Meta", "Record", "Stale", "Write"]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    seqno: int
+    seqno: SequenceNumber
     data: bytes
 
 
@@ -63,7 +65,7 @@ class Stale:
 
     key: str
     expected: int
-    found: int
+    found: SequenceNumber
 
 
 class Meta(Protocol):

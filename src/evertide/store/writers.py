@@ -30,10 +30,11 @@ from evertide.store.paths import GENERATION, beat_key, writer_key
 from evertide.store.process import Origin, this_process
 from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
 from evertide.store.sealed import seal, unseal
+from evertide.types import Generation
 
 __all__ = [
     "Beat",
-    "Generation",
+    "GenerationRecord",
     "Registration",
     "Writer",
     "end_silent_writers",
@@ -78,8 +79,8 @@ class Beat(msgspec.Struct, frozen=True):
     """Sequence numbers below this are named by a shard already, or never will be."""
 
 
-class Generation(msgspec.Struct, frozen=True):
-    number: int
+class GenerationRecord(msgspec.Struct, frozen=True):
+    number: Generation
     members: tuple[str, ...]
     writer: str
     """Who made it: tells a commit whose outcome was unknown from a peer's."""
@@ -102,7 +103,7 @@ class Writer:
         self._beats = 1
         self._tokens = 0
         self._asking: set[int] = set()
-        self._generation = 0
+        self._generation = Generation(0)
         self._hang: Callable[[], str] = lambda: ""
         self._beat_began_s: float | None = None
         """When the heartbeat under way began."""
@@ -280,30 +281,30 @@ class Writer:
                 self._adopt_beat(stale)
         _stopped.discard(self.id)
 
-    def adopt_generation(self) -> Generation | None:
+    def adopt_generation(self) -> GenerationRecord | None:
         """Take the current generation for ours, after looking at its members."""
         record = reading(lambda: self._meta.head(GENERATION), self._runtime, self._settings)
-        self._generation = record.seqno if record else 0
-        return unseal(record.data, Generation, self._meta.path(GENERATION)) if record else None
+        self._generation = Generation(record.seqno if record else 0)
+        return unseal(record.data, GenerationRecord, self._meta.path(GENERATION)) if record else None
 
-    def know_generation(self, number: int) -> None:
+    def know_generation(self, number: Generation) -> None:
         """Take a generation for ours, of which the caller has read the members."""
         self._generation = number
 
     @property
-    def generation(self) -> int:
+    def generation(self) -> Generation:
         """The number of the record that this writer knows."""
         return self._generation
 
     def change_generation(
         self, members: Sequence[str], writes: Sequence[Write] = (), guards: Sequence[Guard] = ()
-    ) -> Generation:
+    ) -> GenerationRecord:
         """Raise the generation: whoever knows only the old one is fenced from the same moment.
 
         `writes` are records that belong into the same commit; `guards` are keys that must be as they were read.
         """
         before = self._generation
-        made = Generation(before + 1, tuple(members), self.id)
+        made = GenerationRecord(Generation(before + 1), tuple(members), self.id)
         all_writes = [Write(GENERATION, before, seal(made)), *writes]
         all_guards = [self.guards()[0], *guards]
         stale = commit_settled(self._meta, all_writes, all_guards, self._runtime, self._settings)
@@ -311,13 +312,13 @@ class Writer:
             self.check(stale)
             why = f"expected record {stale.expected}, found {stale.found}"
             raise Conflict(where=self._meta.path(stale.key), why=why)
-        self._generation = before + 1
+        self._generation = made.number
         return made
 
 
-def read_generation(meta: Meta) -> Generation | None:
+def read_generation(meta: Meta) -> GenerationRecord | None:
     record = meta.head(GENERATION)
-    return unseal(record.data, Generation, meta.path(GENERATION)) if record else None
+    return unseal(record.data, GenerationRecord, meta.path(GENERATION)) if record else None
 
 
 def registered(meta: Meta) -> dict[str, Registration]:

@@ -29,6 +29,7 @@ from evertide.settings import Settings
 from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
 from evertide.sources.values.rows import rows_of
 from evertide.store.writers import Writer
+from evertide.types import Time
 
 __all__ = ["PUSH", "PushTransaction", "Pushes", "whole_position"]
 
@@ -210,14 +211,14 @@ class Pushes:
                 self._repeats([pushed], bound)
             else:
                 before = (at.own or {}).get(pushed.producer)
-                numbers[pushed.producer] = Number(pushed.sequence, time, before)
+                numbers[pushed.producer] = Number(pushed.sequence, Time(time), before)
                 taken.append(pushed)
         self._offered, self._echoes, self._offered_time = taken, echoes, time
         if not taken:
             return None
         after = msgspec.json.encode(_Position(at.pushes + len(taken), _APART)).decode()
         fragments = tuple(fragment for pushed in taken for fragment in pushed.fragments)
-        given = {name: Number(*last, before=last) for name, last in (at.own or {}).items()}
+        given = {name: Number(number, Time(bound), (number, bound)) for name, (number, bound) in (at.own or {}).items()}
         return Offer(after, fragments, sum(pushed.rows for pushed in taken), producers={**given, **numbers})
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:

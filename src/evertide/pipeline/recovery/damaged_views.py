@@ -34,7 +34,8 @@ from evertide.store.paths import (
 )
 from evertide.store.retry import reading
 from evertide.store.sealed import seal, unseal
-from evertide.store.writers import Generation, Writer
+from evertide.store.writers import GenerationRecord, Writer
+from evertide.types import Generation
 
 __all__ = ["Declared", "set_unreadable_views_aside"]
 
@@ -70,7 +71,7 @@ class Declared:
         views = {view.shard: ("view", name) for name, view in definition.views.items() if view.shard}
         return {**tables, **views, definition.errors: ("errors", ERRORS)}
 
-    def renumbered(self, record: bytes, generation: int) -> bytes:
+    def renumbered(self, record: bytes, generation: Generation) -> bytes:
         """The record of a definition, as that of another generation."""
         definition = unseal(record, Definition, self._meta.path(PIPELINE))
         return seal(msgspec.structs.replace(definition, generation=generation, change=self._runtime.new_id()))
@@ -90,7 +91,7 @@ class Declared:
         if made != seqno + 1:  # records are missing below: the generation's number is that of its record
             return False
         writes = [
-            Write(GENERATION, seqno, seal(Generation(seqno + 1, changed.members(), "repair"))),
+            Write(GENERATION, seqno, seal(GenerationRecord(Generation(seqno + 1), changed.members(), "repair"))),
             definition_write(number, changed),
         ]
         return self._meta.commit(writes) is None

@@ -28,6 +28,7 @@ from evertide.errors import EvertideError, StateDiverged
 from evertide.runtime import Runtime
 from evertide.store.blob import Blob
 from evertide.store.paths import evidence_key
+from evertide.types import Generation
 
 __all__ = ["Backoff", "Evidence", "keep_evidence", "versions", "with_evidence"]
 
@@ -47,7 +48,7 @@ class Evidence(msgspec.Struct, frozen=True):
     """With the count and the digest that were expected, and those that were found."""
     found_at_s: float
     writer: str
-    generation: int
+    generation: Generation
     fingerprint: str
     versions: dict[str, str]
     state: tuple[str, ...]

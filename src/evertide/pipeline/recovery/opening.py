@@ -72,6 +72,7 @@ from evertide.store.paths import PIPELINE
 from evertide.store.retry import reading
 from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
+from evertide.types import Generation
 
 __all__ = ["Hosts", "OnProgress", "open_follower", "open_runner", "positions", "take_lead"]
 
@@ -179,7 +180,9 @@ def _fresh(hosts: Hosts) -> Runner:
     if hosts.journal.upper or hosts.checkpoints.entries():
         why = "the record of what the pipeline declares is gone, and transactions are there; see 'evertide fsck'"
         raise RecordDamaged(path=hosts.meta.path(PIPELINE), why=why)
-    definition = Definition(0, {}, {}, tuple(hosts.sources), hosts.engine.fingerprint, hosts.runtime.new_id())
+    definition = Definition(
+        Generation(0), {}, {}, tuple(hosts.sources), hosts.engine.fingerprint, hosts.runtime.new_id()
+    )
     hosts.shards.create(definition.errors, ERRORS_SCHEMA, hosts.writer)
     return _runner(hosts, definition, Machine(hosts.engine, hosts.store, Tables({}, hosts.store), [], 0))
 

@@ -34,7 +34,8 @@ from evertide.pipeline.recovery.hydration import Digests, differing_contents, hy
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.paths import GENERATION
 from evertide.store.retry import reading
-from evertide.store.writers import Generation, read_generation
+from evertide.store.writers import GenerationRecord, read_generation
+from evertide.types import Generation
 
 __all__ = ["Following"]
 
@@ -139,12 +140,12 @@ class Following:
         logger.info("generation %d of a peer is taken over", definition.generation)
         runner.adopt(definition, number)
 
-    def _number_in_force(self) -> int:
+    def _number_in_force(self) -> Generation:
         runner = self._runner
         record = reading(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
-        return record.seqno if record else 0
+        return Generation(record.seqno if record else 0)
 
-    def _in_force(self) -> tuple[int, Generation, Definition]:
+    def _in_force(self) -> tuple[Generation, GenerationRecord, Definition]:
         """The number of the generation's record, the generation, and its definition."""
         runner = self._runner
         while True:

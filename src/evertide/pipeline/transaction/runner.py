@@ -68,6 +68,7 @@ from evertide.sources.contract import Numbering, Rows, Source
 from evertide.store.meta import Guard, Meta, Write
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
+from evertide.types import Generation
 
 __all__ = ["Runner"]
 
@@ -475,7 +476,7 @@ class Runner:
         self.members = self.members.moved(definition)
         self.stands = {name: view.shard for name, view in definition.live().items()}
 
-    def adopt(self, definition: Definition, generation: int) -> None:
+    def adopt(self, definition: Definition, generation: Generation) -> None:
         """Take over a peer's definition; storage is not asked, so that nothing comes between the two."""
         self.members = self.members.moved(definition)
         self.writer.know_generation(generation)

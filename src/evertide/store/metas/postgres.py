@@ -42,6 +42,7 @@ from evertide.store.keys import check_commit, check_limit, check_meta_key, key_e
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.metas.pool import Pool
 from evertide.store.wake import Wake
+from evertide.types import SequenceNumber
 
 if TYPE_CHECKING:
     import psycopg
@@ -191,7 +192,7 @@ class PostgresMeta:
         for check in checks:
             found = numbers[check.key] or 0
             if found != check.expected:
-                return Stale(check.key, check.expected, found)
+                return Stale(check.key, check.expected, SequenceNumber(found))
         appended = [(write.key, write.expected + 1, write.data) for write in writes if write.data is not None]
         removed = [write.key for write in writes if write.data is None]
         if appended:

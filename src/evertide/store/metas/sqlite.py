@@ -50,6 +50,7 @@ from evertide.store.keys import check_commit, check_limit, check_meta_key, key_e
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.metas.pool import Pool
 from evertide.store.wake import Wake
+from evertide.types import SequenceNumber
 
 __all__ = ["SqliteMeta"]
 
@@ -321,7 +322,7 @@ def _is_in_order(connection: sqlite3.Connection) -> bool:
 def _commit(connection: sqlite3.Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]) -> Stale | None:
     for check in checks:
         row = connection.execute(_NUMBER, (check.key,)).fetchone()
-        found = row[0] if row else 0
+        found = SequenceNumber(row[0] if row else 0)
         if found != check.expected:
             return Stale(check.key, check.expected, found)
     for write in writes:

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Conflict, InvalidInput, Unavailable
+from evertide.errors import Closed, Conflict, InvalidInput, NotAllowedNow, Unavailable
 from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
@@ -159,7 +159,7 @@ def test_a_paused_pipeline_takes_no_transaction() -> None:
     with open_pipeline(storage()) as p:
         p.pause()
         p.push("orders", [order(1)])
-        with pytest.raises(Conflict, match="paused"):
+        with pytest.raises(NotAllowedNow, match="paused"):
             p.commit()
         assert p.status().state == "paused"
         p.resume()
@@ -170,7 +170,7 @@ def test_a_closed_pipeline_says_so() -> None:
     p = open_pipeline(storage())
     p.close()
     p.close()
-    with pytest.raises(InvalidInput, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         p.push("orders", [order(1)])
 
 

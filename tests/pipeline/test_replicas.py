@@ -10,7 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, Recomputing, TimeCompacted, Unavailable
+from evertide.errors import (
+    Conflict,
+    EvertideError,
+    Fenced,
+    NotAllowedNow,
+    OutcomeUnknown,
+    Recomputing,
+    TimeCompacted,
+    Unavailable,
+)
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.checkpoints import Checkpointing
 from evertide.pipeline.pipeline import Pipeline
@@ -290,7 +299,7 @@ def test_a_read_only_replica_follows_and_is_promoted() -> None:
     caught_up(first, second)
     assert rows_of(second, "counts") == [(1, 0)]
     second.push("orders", [order(9)])
-    with pytest.raises(Conflict, match="read-only"):
+    with pytest.raises(NotAllowedNow, match="read-only"):
         second.commit()
     second.abort()
     promote(kept.meta, "", runtime=SystemRuntime(), settings=QUICK)
@@ -306,7 +315,7 @@ def test_a_read_only_replica_follows_and_is_promoted() -> None:
         open_pipeline(kept)
     first.close()
     second.close()
-    with pytest.raises(Conflict, match="none"):
+    with pytest.raises(NotAllowedNow, match="none"):
         promote(kept.meta, "", runtime=SystemRuntime(), settings=QUICK)
 
 

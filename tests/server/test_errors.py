@@ -24,6 +24,8 @@ ROWS = "/v1/tables/orders/rows"
 EXPECTED = {
     "error": 500,
     "invalid_input": 400,
+    "not_allowed_now": 409,
+    "closed": 503,
     "conflict": 409,
     "upper_mismatch": 409,
     "time_compacted": 410,

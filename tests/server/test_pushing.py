@@ -359,7 +359,7 @@ def test_a_paused_pipeline_takes_nothing_and_half_a_transaction_of_others_is_lef
         assert rows_of(p, "orders") == [(1, "ann", 10)], "what somebody else has not committed was committed"
         p.pause()
         answer = client.post(ROWS, [order(2)])
-        assert (answer.status, answer.body["error_code"]) == (409, "conflict")
+        assert (answer.status, answer.body["error_code"]) == (409, "not_allowed_now")
         p.resume()
         p.commit()
         assert rows_of(p, "orders") == [(1, "ann", 10), (5, "ann", 10)], "what was refused was taken"

@@ -121,7 +121,7 @@ def test_one_that_nobody_is_heard_of_expires_and_its_rows_are_dropped(caplog: py
         assert client.post(f"{at}/tables/notes/rows", [{"text": "b"}]).status == 200, "it was heard of"
         runtime.advance_s(11)
         assert client.get(at).body["state"] == "expired"
-        assert client.post(f"{at}/commit").body["error_code"] == "conflict"
+        assert client.post(f"{at}/commit").body["error_code"] == "not_allowed_now"
         assert not list(p.storage.blob.list("journal/"))
         assert "expired" in caplog.text
 
@@ -139,7 +139,7 @@ def test_what_nobody_knows_of_is_not_said_to_be_aborted(monkeypatch: pytest.Monk
             patch.setattr(Journal, "bind", lost)
             assert client.post(f"{at}/commit").status == 504
         assert client.get(at).body["state"] == "unknown"
-        assert "nobody knows" in client.post(f"{at}/commit").body["message"]
+        assert client.post(f"{at}/commit").body["error_code"] == "outcome_unknown"
 
 
 def test_what_could_not_be_bound_is_gone_and_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.errors import InvalidInput, OutcomeUnknown, RecordDamaged, Unavailable, UnsupportedFormat
+from evertide.errors import Closed, InvalidInput, OutcomeUnknown, RecordDamaged, Unavailable, UnsupportedFormat
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Record, SqliteMeta, SystemFiles, Write
@@ -286,8 +286,8 @@ def test_closed_means_closed(meta: SqliteMeta, runtime: SystemRuntime) -> None:
             meta.close()
 
     errors = together(2, work)
-    assert isinstance(errors[1], InvalidInput)
-    with pytest.raises(InvalidInput, match="closed"):
+    assert isinstance(errors[1], Closed)
+    with pytest.raises(Closed, match="closed"):
         meta.commit([Write("k", 0, b"1")])
 
 

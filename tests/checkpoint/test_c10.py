@@ -56,7 +56,7 @@ def test_c10_while_a_checkpoint_is_published() -> None:
         error = refused(full.process.publish)
         if error is None:
             break
-        assert "Make room" in str(error)
+        assert "Free some space" in str(error)
         named.append(error.path.rpartition("/")[2].rpartition(":")[2])
         assert full.disk.runtime.slept_s == (), "no use in trying again"
         assert [entry.number for entry in full.process.checkpoints.entries()] == [1]

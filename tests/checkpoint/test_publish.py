@@ -196,7 +196,7 @@ def test_a_failure_takes_the_claim_back_and_leaves_the_rest_to_collection() -> N
             raise StorageFull(path=key, why="no space left on device")
 
     failing = Process(HookedBlob(memory.blob, full), memory.meta, memory.runtime)
-    with pytest.raises(StorageFull, match="Make room"):
+    with pytest.raises(StorageFull, match="Free some space"):
         failing.checkpoints.publish(process.upper, process.draft, failing.writer)
     _, catalog = read_catalog(memory.blob, memory.meta)
     assert (catalog.entries, catalog.claims, catalog.last) == ((), {}, 1)

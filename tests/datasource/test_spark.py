@@ -125,7 +125,7 @@ def test_what_is_wrong_is_said_when_it_is_loaded(spark: SparkSession, history: H
         load(spark, history, name, **options)
     text = str(caught.value)
     assert why in text
-    assert "Correct it and try again" in text or "Read at since or later" in text
+    assert "correct the input and retry" in text or "Read at that time or later" in text
     assert text.count("File ") <= 2  # none of our inner frames
 
 

@@ -608,7 +608,7 @@ def test_x5_a_checkpoint_that_keeps_failing_ends_nothing(error: EvertideError, m
                 p.run(transactions=1)
             [problem] = p.status().problems
             assert (p.status().state, problem.state, problem.error_code) == ("running", "warning", error.error_code)
-            assert str(error) in problem.why
+            assert error.message in problem.why
         p._pushes.offer_up(pushed_of(p, [order(9)]))
         p.run(transactions=1)
         assert p.status().problems == ()

@@ -124,7 +124,7 @@ def test_what_is_wrong_is_named_with_its_place(
     answer = unmoved.post(ROWS, body, headers)
     assert (answer.status, answer.body["error_code"], answer.body["where"]) == (400, "invalid_input", where)
     assert why in answer.body["why"]
-    assert "nothing was changed" in answer.body["remedy"]
+    assert "Nothing was changed" in answer.body["remedy"]
 
 
 def test_a_table_that_is_not_there_and_bodies_that_are_not_for_it() -> None:

@@ -96,7 +96,7 @@ def test_c10_during_an_append() -> None:
     for room, full in rooms(append):
         error = refused(append, full)
         if error is not None:
-            assert "Make room" in str(error)
+            assert "Free some space" in str(error)
             assert error.path.startswith(("/disk/parts/a/", "simulated:shard/a")), error
             named.add(error.path.split("/")[1])
             assert full.shard.upper == TIMES, "nothing of it is visible"

@@ -22,7 +22,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from evertide.errors import InvalidInput
 from evertide.options import Options
 
-__all__ = ["OLDEST_VERSION", "Address", "Server", "TableName", "UniqueIndex", "read_parts", "spelled", "unique_indexes"]
+__all__ = [
+    "OLDEST_VERSION",
+    "Address",
+    "Server",
+    "TableName",
+    "UniqueIndex",
+    "find_unique_indexes",
+    "match_name",
+    "read_address",
+]
 
 OLDEST_VERSION = 140_000
 _LIBPQ = ("url", "host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
@@ -66,7 +75,7 @@ def _unquoted(text: str) -> str:
     return text[1:-1].replace('""', '"') if text.startswith('"') else text.lower()
 
 
-def read_parts(options: Options) -> dict[str, str]:
+def read_address(options: Options) -> dict[str, str]:
     """Those of the address that are given."""
     return {part: value for part in _LIBPQ if (value := options.text(part))}
 
@@ -141,12 +150,12 @@ class UniqueIndex(NamedTuple):
     columns: list[str]
 
 
-def unique_indexes(connection: psycopg.Connection[Any], table: int) -> list[UniqueIndex]:
+def find_unique_indexes(connection: psycopg.Connection[Any], table: int) -> list[UniqueIndex]:
     """Those of a table, by its oid, that tell its rows apart: whole, valid and checked at once."""
     return [UniqueIndex(*row) for row in connection.execute(_INDEXES, (table,)).fetchall()]
 
 
-def spelled(name: str, there: Mapping[str, Any]) -> str | None:
+def match_name(name: str, there: Mapping[str, Any]) -> str | None:
     """A column as the server spells it: its own name, or the only one that differs in case alone."""
     if name in there:
         return name

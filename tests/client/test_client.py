@@ -89,7 +89,7 @@ def test_a_transaction_is_all_or_nothing() -> None:
             assert rows_of(p, "orders") == []
         assert (t.time, t.rows) == (1, 3)
         assert t.commit() == 1, "asked again, it is answered the same"
-        with pytest.raises(InvalidInput, match="is no BIGINT"), client.transaction() as t:
+        with pytest.raises(InvalidInput, match="is not a BIGINT"), client.transaction() as t:
             t.push("orders", [order(2), {"id": "x"}])
         assert len(rows_of(p, "orders")) == 1
         with pytest.raises(InvalidInput, match="with block"):
@@ -194,7 +194,7 @@ def test_what_is_refused_is_raised_as_what_it_is() -> None:
             p.checkpoint()
         with pytest.raises(InvalidInput, match="no such collection"):
             client.rows("nothing")
-        with pytest.raises(InvalidInput, match="is no BIGINT") as refused:
+        with pytest.raises(InvalidInput, match="is not a BIGINT") as refused:
             client.push("orders", [{"id": "x"}])
         assert refused.value.where == "table 'orders', row 1, column 'id'"
         with pytest.raises(TimeCompacted) as compacted:

@@ -104,14 +104,14 @@ def test_transactions_and_journal_are_told_newest_first_page_by_page() -> None:
 
 def test_rows_that_did_not_fit_are_told_with_their_place() -> None:
     source = ScriptedSource("files", ("orders",))
-    fault = Fault("orders", "/in/a.csv", 7, "'x' is no BIGINT", "x,ann,3")
+    fault = Fault("orders", "/in/a.csv", 7, "'x' is not a BIGINT", "x,ann,3")
     source.batches.append(batch(ORDERS, [order(1)], [fault, Fault("orders", "/in/a.csv", 9, "no", "y")]))
     with with_sources(source), open_pipeline(storage()) as p, served(p) as client:
         p.advance()
         found = client.get("/v1/errors?limit=1").body
         assert (found["count"], found["is_truncated"], len(found["errors"])) == (2, True, 1)
         told = client.get("/v1/errors").body["errors"]
-        assert ("/in/a.csv", 7, "'x' is no BIGINT") in {(one["place"], one["line"], one["reason"]) for one in told}
+        assert ("/in/a.csv", 7, "'x' is not a BIGINT") in {(one["place"], one["line"], one["reason"]) for one in told}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput, RecordDamaged, SourceChanged, SourceFailed, UnsupportedFormat
 from evertide.journal.records import Place, Staged
-from evertide.sources.contract import Candid, Lag, Limit, Source
+from evertide.sources.contract import Lag, Limit, Monitored, Source
 from evertide.sources.files.directory import read_files, written
 from evertide.sources.files.source import FilesSource
 from evertide.testing import ManualRuntime
@@ -142,7 +142,7 @@ def test_what_waits_is_told_by_files_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     source = opened(tmp_path, table(connector="csv", path="in", settle_ms="5000"), runtime=runtime)
     assert isinstance(source, FilesSource)
-    assert isinstance(source, Candid)
+    assert isinstance(source, Monitored)
     assert source.lag == Lag(), "nobody looked"
     assert source.offer(source.start, LIMIT) is None
     assert source.lag == Lag(bytes=0, files=0, seconds=0.0)

@@ -116,7 +116,7 @@ def test_a_rate_is_by_the_clock_and_a_pause_is_not_caught_up_with() -> None:
     ("options", "why"),
     [
         ({"columns.x.min": "1"}, "'columns.x.min' is no option of the connector 'datagen'"),
-        ({"columns.a.min": "ten"}, "'columns.a.min' does not fit its column: 'ten' is no BIGINT"),
+        ({"columns.a.min": "ten"}, "'columns.a.min' does not fit its column: 'ten' is not a BIGINT"),
         ({"columns.a.min": "5", "columns.a.max": "4"}, "is more than the largest value"),
         ({"columns.a.nulls": "2"}, "expected a number from 0 to 1"),
         ({"columns.a.kind": "zipf"}, "expected one of 'sequence', 'random'"),

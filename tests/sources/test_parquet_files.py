@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from evertide.errors import SourceChanged, SourceFailed
 from evertide.sources.contract import OP, Limit, Source
-from evertide.sources.values.rows import rows_of
+from evertide.sources.values.rows import convert_push
 from tests.sources.kit import (
     LIMIT,
     batches,
@@ -59,7 +59,7 @@ def test_rows_of_every_type_come_back(tmp_path_factory: pytest.TempPathFactory, 
     base = tmp_path_factory.mktemp("parquet")
     kept = pa.schema([field for field in every_kind() if field.name not in {"span", "clock"}])
     every = table("every", "parquet", kept, ["number"], path="in", settle_ms="0")
-    expected = rows_of(every, [{name: row[name] for name in kept.names} for row in rows]).rows
+    expected = convert_push(every, [{name: row[name] for name in kept.names} for row in rows]).rows
     (base / "in").mkdir()
     pq.write_table(expected.drop_columns([OP]), base / "in/x.parquet")
     source = opened(base, every)

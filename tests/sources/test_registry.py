@@ -38,8 +38,14 @@ def test_sources_are_named_by_themselves_whatever_else_is_declared() -> None:
 @pytest.mark.parametrize(
     ("declaration", "why"),
     [
-        (table("t", "kafak"), f"'kafak' is no connector; there are {', '.join(sorted([*CONNECTORS, 'push']))}"),
-        (table("t", "push", path="x"), "'path': a table whose rows are pushed has no options"),
+        (
+            table("t", "kafak"),
+            f"there is no connector 'kafak' for a table; the connectors are {', '.join(sorted([*CONNECTORS, 'push']))}",
+        ),
+        (
+            table("t", "push", path="x"),
+            "the option 'path' is not allowed: a table whose rows are pushed has no options",
+        ),
         (table("t", "files", path="x"), "the option 'format' is '': expected one of 'csv', 'json', 'parquet'"),
         (table("t", schema=pa.schema([("__op", pa.int8())]), key=()), "a column cannot be named '__op'"),
     ],
@@ -52,7 +58,7 @@ def test_what_nobody_knows_is_refused_with_its_place(declaration: TableDeclarati
 
 
 def test_a_table_named_as_a_shared_source_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="another source with the name 'nexmark'"):
+    with pytest.raises(InvalidInput, match="another source is already named 'nexmark'"):
         names(stream("bid"), table("nexmark", "datagen"))
 
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 
 from evertide.errors import InvalidInput
 from evertide.sources.contract import OP
-from evertide.sources.values.rows import rows_of
-from evertide.sources.values.values import fitted
+from evertide.sources.values.rows import convert_push
+from evertide.sources.values.values import convert_value
 from tests.sources.kit import ORDERS, every_kind, table, written_rows
 
 
 def test_rows_have_the_tables_columns_and_what_they_do() -> None:
-    found = rows_of(table(), [{"id": 1, "amount": "2.50"}, {"ID": 2, "name": "x"}], [7, {"id": 8}])
+    found = convert_push(table(), [{"id": 1, "amount": "2.50"}, {"ID": 2, "name": "x"}], [7, {"id": 8}])
     assert found.table == "orders"
     assert found.rows.schema.names == ["id", "name", "amount", OP]
     assert all(field.nullable for field in found.rows.schema)
@@ -33,7 +33,7 @@ def test_rows_have_the_tables_columns_and_what_they_do() -> None:
 
 def test_u5_one_key_several_times_keeps_the_order_it_was_pushed_in() -> None:
     """The last one wins, so that the order must survive; deletes of the same push come first."""
-    found = rows_of(table(), [{"id": 1, "name": "a"}, {"id": 2}, {"id": 1, "name": "b"}], [1, 1])
+    found = convert_push(table(), [{"id": 1, "name": "a"}, {"id": 2}, {"id": 1, "name": "b"}], [1, 1])
     assert [(row["id"], row["name"], row[OP]) for row in found.rows.to_pylist()] == [
         (1, None, 1),
         (1, None, 1),
@@ -44,32 +44,32 @@ def test_u5_one_key_several_times_keeps_the_order_it_was_pushed_in() -> None:
 
 
 def test_nothing_is_an_empty_table() -> None:
-    assert rows_of(table()).rows.schema == rows_of(table(), [{"id": 1}]).rows.schema
-    assert rows_of(table(), ORDERS.empty_table(), []).rows.num_rows == 0
+    assert convert_push(table()).rows.schema == convert_push(table(), [{"id": 1}]).rows.schema
+    assert convert_push(table(), ORDERS.empty_table(), []).rows.num_rows == 0
 
 
 def test_a_table_without_a_key_deletes_whole_rows() -> None:
-    found = rows_of(table(key=()), [], [{"id": 1, "name": "a"}])
+    found = convert_push(table(key=()), [], [{"id": 1, "name": "a"}])
     assert found.rows.to_pylist() == [{"id": 1, "name": "a", "amount": None, OP: 1}]
 
 
 def test_a_missing_column_is_its_default_and_null_is_null() -> None:
     orders = replace(table(), defaults={"name": "'it''s'", "amount": "1.5"})
-    found = rows_of(orders, [{"id": 1}, {"id": 2, "name": None}, {"id": 3, "amount": 2}], [9]).rows
+    found = convert_push(orders, [{"id": 1}, {"id": 2, "name": None}, {"id": 3, "amount": 2}], [9]).rows
     assert found.column("name").to_pylist() == [None, "it's", None, "it's"]
     assert found.column("amount").to_pylist() == [None, Decimal("1.5"), Decimal("1.5"), Decimal(2)]
-    with pytest.raises(InvalidInput, match=r"DEFAULT upper\('a'\): only constants"):
-        rows_of(replace(table(), defaults={"name": "upper('a')"}), [{"id": 1}])
+    with pytest.raises(InvalidInput, match=r"DEFAULT upper\('a'\) is not a constant"):
+        convert_push(replace(table(), defaults={"name": "upper('a')"}), [{"id": 1}])
 
 
 def test_arrow_of_the_right_types_is_taken_as_it_is() -> None:
     given = pa.table({"id": [1, 2], "name": ["a", None], "amount": pa.array([Decimal(1), None], pa.decimal128(10, 2))})
-    found = rows_of(table(), given).rows
+    found = convert_push(table(), given).rows
     for name in given.schema.names:
         before, after = given.column(name).chunk(0).buffers(), found.column(name).chunk(0).buffers()
         assert before[-1].address == after[-1].address, "copied"
     batch = pa.record_batch({"NAME": ["x"], "id": pa.array([5], pa.int16())})
-    assert rows_of(table(), batch, pa.table({"id": [1]})).rows.to_pylist() == [
+    assert convert_push(table(), batch, pa.table({"id": [1]})).rows.to_pylist() == [
         {"id": 1, "name": None, "amount": None, OP: 1},
         {"id": 5, "name": "x", "amount": None, OP: 0},
     ]
@@ -78,23 +78,33 @@ def test_arrow_of_the_right_types_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("rows", "deletes", "where", "why"),
     [
-        ([{"id": 1}, {"idd": 2}], [], "table 'orders', row 2", "'idd' is no column of the table; its columns are 'id'"),
-        ([{"id": 1, "ID": 2}], [], "table 'orders', row 1", "the column 'id' is given twice"),
-        ([{"name": "x"}], [], "table 'orders', row 1, column 'id'", "NULL, but it is part of the key"),
-        ([{"id": 1}, {"id": "2"}], [], "table 'orders', row 2, column 'id'", "'2' is no BIGINT: expected a whole num"),
-        ([{"id": 1, "amount": 0.005}], [], "table 'orders', row 1, column 'amount'", "0.005 is no DECIMAL(10, 2)"),
-        ([{"id": 1}, 5], [], "table 'orders', row 2", "5 is no mapping"),
-        ({"id": 1}, [], "table 'orders'", "is no list of rows"),
-        ([], [{"id": 1}, None], "table 'orders', delete 2, column 'id'", "NULL, but it is part of the key"),
+        ([{"id": 1}, {"idd": 2}], [], "table 'orders', row 2", "the table has no column 'idd'; it has 'id'"),
+        ([{"id": 1, "ID": 2}], [], "table 'orders', row 1", "column 'id' is given twice"),
+        ([{"name": "x"}], [], "table 'orders', row 1, column 'id'", "NULL is not allowed: the column is in the key"),
+        (
+            [{"id": 1}, {"id": "2"}],
+            [],
+            "table 'orders', row 2, column 'id'",
+            "'2' is not a BIGINT: expected a whole num",
+        ),
+        ([{"id": 1, "amount": 0.005}], [], "table 'orders', row 1, column 'amount'", "0.005 is not a DECIMAL(10, 2)"),
+        ([{"id": 1}, 5], [], "table 'orders', row 2", "5 is not a mapping"),
+        ({"id": 1}, [], "table 'orders'", "is not a list of rows"),
+        (
+            [],
+            [{"id": 1}, None],
+            "table 'orders', delete 2, column 'id'",
+            "NULL is not allowed: the column is in the key",
+        ),
         ([], [{"name": "x"}], "table 'orders', delete 1, column 'id'", "NULL"),
-        ([], 5, "table 'orders'", "5 is no list of deletes"),
-        (pa.table({"id": [1], "x": [1]}), [], "table 'orders'", "'x' is no column of the table"),
-        (pa.table({"id": [1, 2], "name": [1, None]}), [], "table 'orders', row 1, column 'name'", "1 is no STRING"),
+        ([], 5, "table 'orders'", "5 is not a list of deletes"),
+        (pa.table({"id": [1], "x": [1]}), [], "table 'orders'", "the table has no column 'x'"),
+        (pa.table({"id": [1, 2], "name": [1, None]}), [], "table 'orders', row 1, column 'name'", "1 is not a STRING"),
     ],
 )
 def test_a_push_that_does_not_fit_is_refused_with_its_place(rows: Any, deletes: Any, where: str, why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        rows_of(table(), rows, deletes)
+        convert_push(table(), rows, deletes)
     assert refused.value.where == where
     assert why in refused.value.why
 
@@ -102,10 +112,10 @@ def test_a_push_that_does_not_fit_is_refused_with_its_place(rows: Any, deletes: 
 def test_not_null_is_enforced_where_the_key_is_not_concerned() -> None:
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string(), nullable=False)])
     with pytest.raises(InvalidInput, match=r"row 2, column 'name'.*STRING NOT NULL"):
-        rows_of(table(schema=schema), [{"id": 1, "name": "x"}, {"id": 2}])
-    with pytest.raises(InvalidInput, match=r"column 'id'.*part of the key"):
-        rows_of(table(schema=schema), [{"id": None, "name": "x"}])
-    assert rows_of(table(schema=schema), [], [1]).rows.num_rows == 1, "a delete needs its key only"
+        convert_push(table(schema=schema), [{"id": 1, "name": "x"}, {"id": 2}])
+    with pytest.raises(InvalidInput, match=r"column 'id'.*in the key"):
+        convert_push(table(schema=schema), [{"id": None, "name": "x"}])
+    assert convert_push(table(schema=schema), [], [1]).rows.num_rows == 1, "a delete needs its key only"
 
 
 @settings(max_examples=40, deadline=None)
@@ -113,10 +123,10 @@ def test_not_null_is_enforced_where_the_key_is_not_concerned() -> None:
 def test_rows_of_every_type_come_back(rows: list[dict[str, Any]]) -> None:
     schema = every_kind()
     every = table("every", schema=schema, key=["number"])
-    found = rows_of(every, rows).rows
+    found = convert_push(every, rows).rows
     found.validate(full=True)
     expected = pa.Table.from_pylist(
-        [{n: fitted(v, schema.field(n).type) for n, v in row.items()} for row in rows], schema
+        [{n: convert_value(v, schema.field(n).type) for n, v in row.items()} for row in rows], schema
     )
     assert repr(found.drop_columns([OP]).to_pylist()) == repr(expected.to_pylist())
-    assert repr(rows_of(every, expected).rows.to_pylist()) == repr(found.to_pylist()), "the same as Arrow"
+    assert repr(convert_push(every, expected).rows.to_pylist()) == repr(found.to_pylist()), "the same as Arrow"

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pyarrow as pa
 
 from evertide.sources.contract import OP, SAME, UPSERT, Fault
-from evertide.sources.staged import FAULT, fault_text, unpacked
+from evertide.sources.staged import FAULT, encode_fault, unpack_rows
 
 
 def test_faults_come_back_in_their_places_and_with_their_keys() -> None:
     texts = [
         None,
-        fault_text("here", 2, "why", "raw", pa.table({"id": [2]})),
+        encode_fault("here", 2, "why", "raw", pa.table({"id": [2]})),
         None,
-        fault_text("here", 4, "why", "raw", None),
+        encode_fault("here", 4, "why", "raw", None),
     ]
     ops = pa.array([UPSERT] * 4, pa.int8())
     table = pa.table(
         {"id": [1, 2, 3, 4], OP: ops, SAME: pa.array([None] * 3 + ['["x"]']), "__xid": [7] * 4, FAULT: texts}
     )
-    found = unpacked("orders", table)
+    found = unpack_rows("orders", table)
     assert found.rows.column_names == ["id", OP, SAME]
     assert found.rows.column("id").to_pylist() == [1, 3]
     assert list(found.faults) == [
@@ -30,5 +30,5 @@ def test_faults_come_back_in_their_places_and_with_their_keys() -> None:
 
 def test_rows_without_faults_are_as_they_are() -> None:
     table = pa.table({"id": [1], OP: pa.array([UPSERT], pa.int8())})
-    assert unpacked("orders", table).rows.equals(table)
-    assert unpacked("orders", table.append_column(FAULT, pa.array([None], pa.string()))).rows.equals(table)
+    assert unpack_rows("orders", table).rows.equals(table)
+    assert unpack_rows("orders", table.append_column(FAULT, pa.array([None], pa.string()))).rows.equals(table)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from evertide.errors import InvalidInput, SourceFailed
 from evertide.sources.contract import OP, Fault, Limit
-from evertide.sources.values.rows import rows_of
+from evertide.sources.values.rows import convert_push
 from tests.sources.kit import (
     LIMIT,
     batches,
@@ -71,7 +71,7 @@ def same_rows(base: Path, rows: list[dict[str, Any]], connector: str, limit: Lim
     source = opened(base, every)
     offer = offered(source, limit=limit)
     assert faults_in(source, offer) == []
-    assert repr(rows_in(source, offer)) == repr(rows_of(every, rows).rows.to_pylist())
+    assert repr(rows_in(source, offer)) == repr(convert_push(every, rows).rows.to_pylist())
 
 
 @settings(max_examples=40, deadline=None)
@@ -179,8 +179,8 @@ def test_u6_bad_lines_of_json_are_faults_too(tmp_path: Path, most: int) -> None:
         (6, None),
         (7, None),
     ]
-    assert found[0].reason == "column 'name': 5 is no STRING: expected a text"
-    assert found[1].reason == "'nmae' is no column of the table"
+    assert found[0].reason == "column 'name': 5 is not a STRING: expected a text"
+    assert found[1].reason == "the table has no column 'nmae'"
     assert found[3].reason.startswith("it is not JSON")
 
 
@@ -198,7 +198,7 @@ def test_u5_changes_of_a_key_stay_in_order_with_faults_between_them(tmp_path: Pa
     assert [seen(fault) for fault in batch.faults] == [
         (4, "2 fields, expected 3", None, 2),
         (6, "'x' is no operation: expected I, U or D (insert, update, delete)", {"id": 1}, 3),
-        (8, "column 'id': NULL, but it is part of the key", None, 4),
+        (8, "column 'id': NULL is not allowed: the column is in the key", None, 4),
     ]
 
 

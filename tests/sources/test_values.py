@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from evertide.plan.catalyst.columns import arrow_type
 from evertide.sources.values.columns import from_arrow, from_texts, from_values, widens
-from evertide.sources.values.values import Misfit, Number, fitted, parsed
+from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 from tests.sources.kit import KINDS, VALUES
 
 PRICE = pa.decimal128(10, 2)
@@ -59,10 +59,10 @@ AT, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
 def test_what_fits(value: Any, kind: Any, expected: Any) -> None:
     if expected is None:
         with pytest.raises(Misfit):
-            fitted(value, kind)
+            convert_value(value, kind)
         return
-    assert fitted(value, kind) == expected
-    pa.array([fitted(value, kind)], kind).validate(full=True)
+    assert convert_value(value, kind) == expected
+    pa.array([convert_value(value, kind)], kind).validate(full=True)
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_what_fits(value: Any, kind: Any, expected: Any) -> None:
 )
 def test_what_does_not_fit(value: Any, kind: Any) -> None:
     with pytest.raises(Misfit):
-        fitted(value, kind)
+        convert_value(value, kind)
 
 
 def test_text_of_a_file_is_read_as_the_columns_type() -> None:
-    assert [parsed(text, pa.bool_()) for text in ("true", "F", "1", "no")] == [True, False, True, False]
-    assert parsed("+5", pa.int64()) == 5
-    assert parsed("1e3", pa.float64()) == 1000.0
-    assert math.isnan(parsed("NaN", pa.float32()))
-    assert parsed('{"a": [1.5]}', pa.map_(pa.string(), pa.list_(pa.float64()))) == [("a", [1.5])]
+    assert [parse_value(text, pa.bool_()) for text in ("true", "F", "1", "no")] == [True, False, True, False]
+    assert parse_value("+5", pa.int64()) == 5
+    assert parse_value("1e3", pa.float64()) == 1000.0
+    assert math.isnan(parse_value("NaN", pa.float32()))
+    assert parse_value('{"a": [1.5]}', pa.map_(pa.string(), pa.list_(pa.float64()))) == [("a", [1.5])]
     for text, kind in [("0x10", pa.int64()), (" 5", pa.int64()), ("1_0", pa.float64()), ("{", pa.list_(pa.int64()))]:
         with pytest.raises(Misfit):
-            parsed(text, kind)
+            parse_value(text, kind)
 
 
 def test_a_single_is_rounded_once() -> None:
@@ -131,11 +131,11 @@ def test_a_variant_is_what_spark_reads() -> None:
     from pyspark.sql.types import VariantVal  # noqa: PLC0415
 
     kind = arrow_type('"variant"')
-    found = pa.array([fitted(value, kind) for value in ({"b": [1, None], "a": "x"}, Number("1.50"), "t")], kind)
+    found = pa.array([convert_value(value, kind) for value in ({"b": [1, None], "a": "x"}, Number("1.50"), "t")], kind)
     read = [VariantVal(one["value"], one["metadata"]).toJson() for one in found.to_pylist()]
     assert read == ['{"a":"x","b":[1,null]}', "1.50", '"t"']
     with pytest.raises(Misfit, match="VARIANT"):
-        fitted(object(), kind)
+        convert_value(object(), kind)
 
 
 def one_by_one(values: list[Any], kind: Any, convert: Any) -> tuple[list[Any], set[int]]:
@@ -166,7 +166,7 @@ TEXTS = st.none() | NUMBERS | DATES | st.sampled_from(["true", "FALSE", "", "x",
 def test_a_column_of_texts_gives_what_its_texts_give(name: str, texts: list[str | None]) -> None:
     """Arrow's own cast reads 0x10 as 16 and takes 1e2 for a decimal, among others."""
     column = from_texts(pa.array(texts, pa.string()), KINDS[name])
-    expected, bad = one_by_one(texts, KINDS[name], parsed)
+    expected, bad = one_by_one(texts, KINDS[name], parse_value)
     assert same(column.array.to_pylist(), expected)
     assert set(column.misfits) == bad
 
@@ -178,7 +178,7 @@ def test_a_column_of_values_gives_what_its_values_give(name: str, given: st.Data
     mixed = st.none() | VALUES[name] | TEXTS | NUMBERS.map(Number) | st.integers() | st.floats()
     values = given.draw(st.lists(mixed, max_size=6))
     column = from_values(values, KINDS[name])
-    expected, bad = one_by_one(values, KINDS[name], fitted)
+    expected, bad = one_by_one(values, KINDS[name], convert_value)
     assert same(column.array.to_pylist(), expected)
     assert set(column.misfits) == bad
 

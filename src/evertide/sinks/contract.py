@@ -90,14 +90,14 @@ class SinkDeclaration:
     """Columns that tell rows apart: those of the option `key`, or a table's own primary key; empty if there is none."""
     connector: str
     options: Mapping[str, str]
-    """As the script has them, without `connector` and `key`. Values may name secrets: see `reading_options`."""
+    """As the script has them, without `connector` and `key`. Values may name secrets: see `read_options`."""
     where: str
     """Script and line: for messages."""
     base: Path
     """The script's directory: relative paths are relative to it."""
     runtime: Runtime
 
-    def reading_options(self, secrets: Secrets) -> Options:
+    def read_options(self, secrets: Secrets) -> Options:
         """`secrets` then knows what must not be said, and hides it: `secrets.hide(str(error))`."""
         where = f"{self.where}, sink {self.name!r} of {self.collection!r}"
         return Options(self.options, connector=self.connector, where=where, secrets=secrets)

@@ -66,7 +66,7 @@ class _Action(msgspec.Struct):
 
 def prepare_delta(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
-    options = declaration.reading_options(secrets)
+    options = declaration.read_options(secrets)
     place = options.required("path", "./lake/orders")
     client = options.others("option.")
     options.end()

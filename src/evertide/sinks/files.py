@@ -51,7 +51,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 def prepare_files(declaration: SinkDeclaration) -> Prepared:
-    options = declaration.reading_options(Secrets(declaration.base))
+    options = declaration.read_options(Secrets(declaration.base))
     place = options.required("path", "./changes")
     options.end()
     target = _Target(declaration, place)

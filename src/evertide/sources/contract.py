@@ -1,16 +1,16 @@
-"""What a source is to a pipeline: it says what is new, and can say it again until that is acknowledged.
+"""The interface between a source and the pipeline.
 
-1. `offer(position, limit)` looks what lies after a position, and names it, without moving anything: fragments, and the
-   position after them. None if there is nothing. It does not wait.
-2. `read(fragment)` yields the rows of a fragment: the same ones each time, for as long as the fragment is not
-   acknowledged. `SourceChanged` if they are no longer there, or others.
-3. `acknowledge(position)`: everything up to there is bound and durable; it may be called again, and not at all.
-4. What a source cannot do is told by its errors: `SourceFailed` stalls this source, and no other. `SourceAway` is the
-   one that ends by itself: it connects again, longer each time, and goes on where it stood.
-5. How it fares beside that, it may say by being `Candid`: how far behind it is, and what is wrong or soon will be.
+1. `offer(position, limit)` returns the fragments after a position, and the position after them; None if there is no new
+   input. It changes nothing and does not wait.
+2. `read(fragment)` yields the rows of a fragment: the same rows each time, until the fragment is acknowledged.
+   `SourceChanged` if the source no longer has them, or has other rows.
+3. `acknowledge(position)`: all input up to the position is bound and durable. The call may be repeated or omitted.
+4. `SourceFailed` stalls this source and no other. After `SourceAway` the source reconnects, with growing waits, and
+   continues where it stopped.
+5. A source that implements `Monitored` reports its lag and its problems.
+6. A row that does not fit its table is a `Fault`. It becomes a dead letter of the table, and does not stop the source.
 
-Positions and fragments are texts that only the source understands (`evertide.journal.records`). A row that does not
-fit its table is a `Fault`, which goes to the table's dead letters; it does not stop the source.
+Positions and fragments are texts that only the source interprets (`evertide.journal.records`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import pyarrow as pa
 
 from evertide.errors import SourceAway, SourceFailed
 from evertide.journal.records import Fragment, Number, Staged
+from evertide.options import Options
 from evertide.problem import Problem
+from evertide.secrets import Secrets
 
 __all__ = [
     "DELETE",
@@ -31,42 +33,42 @@ __all__ = [
     "SAME",
     "TRUNCATE",
     "UPSERT",
-    "Candid",
     "Fault",
+    "HasXids",
     "Lag",
     "Limit",
-    "Marking",
-    "Numbering",
+    "Markable",
+    "MayWait",
+    "Monitored",
     "Offer",
     "Rows",
     "Source",
     "Staging",
     "TableDeclaration",
-    "Waiting",
-    "problem_of",
+    "to_problem",
 ]
 
 OP = "__op"
-"""The column beside a table's own that says what a row does, as int8."""
+"""The column, in addition to the table's own, that has the operation of a row, as int8."""
 
 UPSERT = 0
-"""The row is there; in a table with a key, instead of the one with its key."""
+"""Add the row; in a table with a key, replace the row with the same key."""
 
 DELETE = 1
-"""The row is there no more. In a table with a key, only the key's columns count; the others may be NULL."""
+"""Remove the row. In a table with a key, only the key's columns are used; the others may be NULL."""
 
 TRUNCATE = 2
-"""From here on the table is empty: what it held goes, and so does what came before it. No column counts."""
+"""Empty the table, including the rows before this one in the same input. The row's columns are ignored."""
 
 SAME = "__same"
-"""A column that rows may have beside `__op`, as text: for an upsert whose source does not repeat every value, the JSON
-list of the columns that are as they were under its key; `{"moved": [...]}` if they were under the key that the row just
-before it deletes. Those columns are NULL in the row. Only in a table with a key."""
+"""An optional text column for an upsert, in a table with a key, whose source omits unchanged values: the JSON list
+of the columns that keep the values stored under the row's key; `{"moved": [...]}` if they keep the values stored under
+the key that the previous row deletes. Those columns are NULL in the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableDeclaration:
-    """A table as its connector sees it."""
+    """A table as its connector receives it."""
 
     name: str
     schema: pa.Schema
@@ -74,13 +76,22 @@ class TableDeclaration:
     connector: str
     options: Mapping[str, str]
     where: str
-    """Script and line: for messages."""
+    """Script and line, for messages."""
     defaults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Script, line and table, for messages."""
+        return f"{self.where}, table {self.name!r}"
+
+    def read_options(self, secrets: Secrets | None = None) -> Options:
+        """With `secrets`, values may refer to them."""
+        return Options(self.options, connector=self.connector, where=self.place, secrets=secrets)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much one transaction should take at most; a single unit (a file, an upstream transaction) may be more."""
+    """The most input that a transaction should take; a single unit (a file, an upstream transaction) may exceed it."""
 
     rows: int
     bytes: int
@@ -91,34 +102,36 @@ class Offer:
     after: str
     fragments: tuple[Fragment, ...]
     rows: int
-    """About how many, or 0 if nobody knows before reading."""
+    """An estimate; 0 if the number is unknown before reading."""
     xids: tuple[int, ...] | None = None
-    """What the upstream transactions in it are called there, if they have numbers (`Numbering`)."""
+    """The xids of the upstream transactions in the offer, if the source has xids (`HasXids`)."""
     producers: Mapping[str, Number] | None = None
-    """The last numbers of those who pushed it, by name."""
+    """The last number of each producer that pushed rows of the offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A row that does not fit. `key` has one row with the columns of the table's key, if that much could be read: then
-    the key has no row until a good one comes (U6). It is Arrow, as JSON and Python lack some values of some types."""
+    """A row that does not fit its table.
+
+    `key` is one row with the columns of the table's key, if they could be read: the key then has no row until a valid
+    one arrives (U6). It is an Arrow table, as JSON and Python cannot represent some values of some types."""
 
     table: str
     place: str
-    """File, topic and partition, request."""
+    """File, topic and partition, or request."""
     line: int
-    """Line, offset, number of the row; from 1 on."""
+    """Line, offset or row number, counted from 1."""
     reason: str
     raw: str
-    """As it came, shortened if it is long."""
+    """The original text, shortened if it is long."""
     key: pa.Table | None = None
     after: int = 0
-    """How many rows of the same batch of this table come before it: the last change of a key wins."""
+    """The number of valid rows before it in its batch: the last change of a key wins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of one table: its columns, all nullable, and `__op`; in the order in which they count."""
+    """Rows of one table in the order in which they apply: the table's columns, all nullable, and `__op`."""
 
     table: str
     rows: pa.Table
@@ -126,37 +139,37 @@ class Rows:
 
 
 class Staging(Protocol):
-    """For a source whose rows are there only once: they are made durable before they are offered. Any thread may."""
+    """Stores the rows of a source that cannot repeat them, before they are offered. Callable from any thread."""
 
     def stage(self, table: str, rows: pa.Table) -> Staged: ...
 
     def load(self, fragment: Staged) -> pa.Table: ...
 
     def drop(self, fragments: Sequence[Staged]) -> None:
-        """Give up what was not bound."""
+        """Delete fragments that were not bound."""
         ...
 
 
 @runtime_checkable
-class Waiting(Protocol):
-    """A source that may have seen something which it cannot offer yet: it is not idle then."""
+class MayWait(Protocol):
+    """A source that may have received input which it cannot offer yet; it is not idle then."""
 
     @property
     def is_waiting(self) -> bool: ...
 
 
 @runtime_checkable
-class Marking(Protocol):
-    """A source to which others may write without end: whoever waits for all of it would wait for ever."""
+class Markable(Protocol):
+    """A source whose upstream may never stop writing, so that waiting for all of its input might never end."""
 
     def mark(self) -> None:
-        """From now on it is `Waiting` until all is bound that was upstream at this moment, whatever comes later."""
+        """`is_waiting` is true from now on, until all input is bound that was upstream at the time of this call."""
         ...
 
 
 @runtime_checkable
-class Numbering(Protocol):
-    """A source whose upstream transactions have numbers, by which those who wrote them wait for them."""
+class HasXids(Protocol):
+    """A source whose upstream transactions have xids, by which clients wait for them."""
 
     @property
     def has_xids(self) -> bool: ...
@@ -164,30 +177,30 @@ class Numbering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How much there is that is not bound yet. None: not known; all of it while there is no connection."""
+    """How much input is not bound yet. None means unknown; everything is unknown while there is no connection."""
 
     bytes: int | None = None
     rows: int | None = None
     files: int | None = None
     seconds: float | None = None
-    """Since when the oldest of it waits; 0 if there is nothing."""
+    """How long the oldest unbound input has been waiting; 0 if there is none."""
 
 
 @runtime_checkable
-class Candid(Protocol):
-    """A source that says how it fares. Any thread may ask, at any time; the answer costs little, and does not wait."""
+class Monitored(Protocol):
+    """A source that reports its status. Callable from any thread at any time; cheap, and never blocks."""
 
     @property
     def lag(self) -> Lag: ...
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What keeps it from going on first, then warnings. No secret."""
+        """First what stops the source, then warnings. Contains no secrets."""
         ...
 
 
-def problem_of(error: SourceFailed, since_s: float, wait_s: float | None = None) -> Problem:
-    """A source that cannot be read, for now."""
+def to_problem(error: SourceFailed, since_s: float, wait_s: float | None = None) -> Problem:
+    """The problem that a source's status has while the error lasts."""
     state = "reconnecting" if isinstance(error, SourceAway) else "stalled"
     return Problem(state, error.error_code, error.message, error.remedy, since_s, wait_s)
 
@@ -201,7 +214,7 @@ class Source(Protocol):
 
     @property
     def start(self) -> str:
-        """The position before everything."""
+        """The position before all input."""
         ...
 
     def offer(self, position: str, limit: Limit) -> Offer | None: ...

@@ -1,7 +1,7 @@
-"""Work that a source lets others do: the executors of the Spark session that the pipeline runs on.
+"""Run work of a source on Spark's executors.
 
-A source knows neither pipeline nor session. One that has work to spread is `Distributed`, and is given `Executors` when
-it is opened, if there are any.
+A source knows neither the pipeline nor the Spark session. A source that can distribute work implements `Distributed`,
+and receives `Executors` when it is opened, if there are any.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Result = TypeVar("Result")
 
 
 class WorkFailed(Exception):
-    """Why the work could not be done anywhere: for messages."""
+    """The executors could not do the work; the text is the reason."""
 
 
 class Executors(Protocol):
     @property
-    def are_elsewhere(self) -> bool:
-        """Whether they have processors of their own, and do not take them from this process."""
+    def are_remote(self) -> bool:
+        """Whether they run on other machines and use none of this machine's processors."""
         ...
 
     def map(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-        """The result of each task, in order. A task whose executor is lost is done again elsewhere. `WorkFailed`."""
+        """Return the results in order. Spark repeats a task whose executor is lost. Raises `WorkFailed`."""
         ...
 
 
 @runtime_checkable
 class Distributed(Protocol):
     def distribute(self, executors: Executors) -> None:
-        """From now on they may be used, from the thread that offers and reads."""
+        """Use these executors from now on, in the thread that offers and reads."""
         ...
 
 
@@ -45,16 +45,14 @@ class SparkExecutors:
         self._spark = spark
 
     @property
-    def are_elsewhere(self) -> bool:
+    def are_remote(self) -> bool:
         master = str(self._spark.sparkContext.master)
         return master != "local" and not master.startswith("local[")
 
     def map(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
         try:
-            found: list[Result] = self._spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
-        except Exception as error:  # what Spark raises here is of py4j, which this room does not know
-            said = next(
-                (line for line in str(error).splitlines() if "Exception" in line or "Error" in line), str(error)
-            )
-            raise WorkFailed(f"{type(error).__name__}: {said.strip()[:300]}") from error
-        return found
+            results: list[Result] = self._spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
+        except Exception as error:  # Spark raises errors of py4j, which this package does not import
+            lines = (line for line in str(error).splitlines() if "Exception" in line or "Error" in line)
+            raise WorkFailed(f"{type(error).__name__}: {next(lines, str(error)).strip()[:300]}") from error
+        return results

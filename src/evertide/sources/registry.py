@@ -1,7 +1,8 @@
-"""Which connectors there are, and the sources that a script's tables ask for.
+"""The connectors that read, and the sources of a script's tables.
 
-A connector is one entry here: a name for the source of a table, and what opens a source for all tables of that name. A
-source of one table has the table's name, so that it stays the same whatever is declared beside it.
+A connector is one entry of `CONNECTORS`: the function that names the source of a table, and the function that opens a
+source for all tables with the same source name. A source of one table has the table's name, so that its name does not
+depend on the rest of the script.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, Unexpected
 from evertide.runtime import Runtime
 from evertide.sources.contract import OP, Source, Staging, TableDeclaration
 from evertide.sources.files.source import FORMATS, open_files
@@ -23,32 +24,32 @@ from evertide.sources.postgres.connector import open_postgres, postgres_name
 __all__ = ["CONNECTORS", "PUSHED", "Connector", "family", "open_sources"]
 
 PUSHED = ("", "push")
-"""Tables of these have no source here: their rows are pushed."""
+"""Connectors of tables without a source: their rows are pushed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
     open: Callable[[str, Sequence[TableDeclaration], Runtime, Path], Source] | None
-    """Given the source's name, its tables, and the directory that paths are relative to."""
+    """Takes the source's name, its tables, and the directory that paths are relative to."""
     name: Callable[[TableDeclaration], str] = lambda declaration: declaration.name
-    """Of the source that a table belongs to. Tables with the same one share it."""
+    """The name of a table's source. Tables with the same source name share the source."""
     open_staging: Callable[[str, Sequence[TableDeclaration], Runtime, Path, Staging], Source] | None = None
-    """Instead of `open`, for a source whose rows are there only once."""
+    """Used instead of `open` for a source that cannot repeat its rows."""
 
 
-def _extra(place: str, extra: str) -> Callable[[str, Sequence[TableDeclaration], Runtime, Path], Source]:
-    """A connector whose packages may not be installed: `module:function`, imported when a table asks for it."""
+def _open_lazily(module: str, function: str) -> Callable[[str, Sequence[TableDeclaration], Runtime, Path], Source]:
+    """Import the module of a connector when a table uses it, as its packages may not be installed."""
 
-    def opened(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> Source:
-        module, _, function = place.partition(":")
+    def open_source(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> Source:
         try:
-            found: Callable[..., Source] = getattr(import_module(module), function)
+            opener: Callable[..., Source] = getattr(import_module(module), function)
         except ModuleNotFoundError as error:
-            why = f"it needs the package {error.name!r}: pip install 'evertide[{extra}]'"
-            raise InvalidInput(where=f"{tables[0].where}, table {tables[0].name!r}", why=why) from error
-        return found(name, tables, runtime, base)
+            connector = tables[0].connector.lower()
+            why = f"connector {connector!r} needs the package {error.name!r}: pip install 'evertide[{connector}]'"
+            raise InvalidInput(where=tables[0].place, why=why) from error
+        return opener(name, tables, runtime, base)
 
-    return opened
+    return open_source
 
 
 CONNECTORS: Mapping[str, Connector] = MappingProxyType(
@@ -56,7 +57,7 @@ CONNECTORS: Mapping[str, Connector] = MappingProxyType(
         "datagen": Connector(open_datagen),
         "files": Connector(open_files),
         **dict.fromkeys(FORMATS, Connector(open_files)),
-        "kafka": Connector(_extra("evertide.sources.kafka.source:open_kafka", "kafka")),
+        "kafka": Connector(_open_lazily("evertide.sources.kafka.source", "open_kafka")),
         "nexmark": Connector(open_nexmark, nexmark_name),
         "postgres": Connector(None, postgres_name, open_postgres),
     }
@@ -64,7 +65,7 @@ CONNECTORS: Mapping[str, Connector] = MappingProxyType(
 
 
 def family(connector: str) -> str:
-    """The connectors whose positions mean the same have the same one; empty if rows are pushed."""
+    """Connectors of one family understand each other's positions. Empty if rows are pushed."""
     name = connector.lower()
     return "" if name in PUSHED else "files" if name in FORMATS else name
 
@@ -76,7 +77,8 @@ def open_sources(
     base: Path,
     staging: Callable[[str], Staging] | None = None,
 ) -> list[Source]:
-    """In the order of their first tables. `base` is the script's directory; `staging` is that of a source's name."""
+    """Open the sources in the order of their first tables. `base` is the script's directory; `staging` takes the name
+    of a source."""
     groups: dict[str, list[TableDeclaration]] = {}
     for declaration in declarations:
         _check(declaration)
@@ -84,11 +86,11 @@ def open_sources(
             name = CONNECTORS[declaration.connector.lower()].name(declaration)
             groups.setdefault(name, []).append(declaration)
     for name, tables in groups.items():
-        _check_shared(name, tables)
-    return [_opened(name, tables, runtime, base, staging) for name, tables in groups.items()]
+        _check_connector(name, tables)
+    return [_open(name, tables, runtime, base, staging) for name, tables in groups.items()]
 
 
-def _opened(
+def _open(
     name: str,
     tables: Sequence[TableDeclaration],
     runtime: Runtime,
@@ -99,26 +101,27 @@ def _opened(
     if connector.open is not None:
         return connector.open(name, tables, runtime, base)
     if connector.open_staging is None or staging is None:
-        raise InvalidInput(where=f"source {name!r}", why="its rows have to be staged, and there is no journal here")
+        raise Unexpected(where=f"source {name!r}", why="the source stages its rows, but was opened without staging")
     return connector.open_staging(name, tables, runtime, base, staging(name))
 
 
 def _check(declaration: TableDeclaration) -> None:
-    where = f"{declaration.where}, table {declaration.name!r}"
+    where = declaration.place
     connector = declaration.connector.lower()
     if connector not in CONNECTORS and connector not in PUSHED:
         listed = ", ".join(sorted([*CONNECTORS, "push"]))
-        raise InvalidInput(where=where, why=f"{declaration.connector!r} is no connector; there are {listed}")
+        why = f"there is no connector {declaration.connector!r} for a table; the connectors are {listed}"
+        raise InvalidInput(where=where, why=why)
     if connector in PUSHED and declaration.options:
         option = next(iter(declaration.options))
-        raise InvalidInput(where=where, why=f"{option!r}: a table whose rows are pushed has no options")
+        why = f"the option {option!r} is not allowed: a table whose rows are pushed has no options"
+        raise InvalidInput(where=where, why=why)
     if OP in declaration.schema.names:
-        raise InvalidInput(where=where, why=f"a column cannot be named {OP!r}: Evertide has one of that name itself")
+        raise InvalidInput(where=where, why=f"a column cannot be named {OP!r}: Evertide uses that name")
 
 
-def _check_shared(name: str, tables: Sequence[TableDeclaration]) -> None:
-    """A table may be named as a shared source is."""
+def _check_connector(name: str, tables: Sequence[TableDeclaration]) -> None:
+    """Refuse a table that has the same name as a source of several tables."""
     other = next((table for table in tables if table.connector.lower() != tables[0].connector.lower()), None)
     if other is not None:
-        where = f"{other.where}, table {other.name!r}"
-        raise InvalidInput(where=where, why=f"there is another source with the name {name!r}: rename the table")
+        raise InvalidInput(where=other.place, why=f"another source is already named {name!r}; rename the table")

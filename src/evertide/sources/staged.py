@@ -1,9 +1,10 @@
-"""Rows and faults of a source that stages them, as one table: what does not fit must be durable, too.
+"""The format in which a source stages rows and faults: both in one table, as faults must be durable, too.
 
-Layout of a staged table: the columns of the rows, `__op`, `__same` if any row has it, and `__fault` if any row is one:
-as text, the JSON of its place, line, reason, raw and key. That row has the values that could be read, and NULL
-elsewhere: its key is taken from them, as JSON lacks some values; the JSON only says whether the key is known. Columns
-that begin with `__` and are none of these are the source's own, and do not count.
+1. A staged table has the columns of the rows, `__op`, `__same` if any row has it, and `__fault` if any row is a fault.
+2. `__fault` is the JSON of the fault's place, line, reason, raw text and key. The row itself has the values that could
+   be read, and NULL elsewhere. The fault's key is read from the row, as JSON cannot represent all values; the JSON only
+   tells whether the key is known.
+3. Other columns whose names start with `__` belong to the source, and are ignored.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import pyarrow as pa
 
 from evertide.json_values import plain, python_rows
 from evertide.sources.contract import OP, SAME, Fault, Rows
-from evertide.sources.values.fit import key_of
+from evertide.sources.values.fit import extract_key
 
-__all__ = ["FAULT", "fault_text", "unpacked"]
+__all__ = ["FAULT", "encode_fault", "unpack_rows"]
 
 FAULT = "__fault"
-_OURS = (OP, SAME)
+_RESERVED = (OP, SAME)
 
 
 class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,22 +33,22 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     key: dict[str, Any] | None = None
 
 
-def fault_text(place: str, line: int, reason: str, raw: str, key: pa.Table | None) -> str:
-    made = _Fault(place, line, reason, raw, None if key is None else plain(python_rows(key)[0]))
-    return msgspec.json.encode(made).decode()
+def encode_fault(place: str, line: int, reason: str, raw: str, key: pa.Table | None) -> str:
+    fault = _Fault(place, line, reason, raw, None if key is None else plain(python_rows(key)[0]))
+    return msgspec.json.encode(fault).decode()
 
 
-def unpacked(table: str, staged: pa.Table) -> Rows:
-    """Staged rows as a source gives them."""
-    wanted = [name for name in staged.schema.names if not name.startswith("__") or name in _OURS]
+def unpack_rows(table: str, staged: pa.Table) -> Rows:
+    """Split a staged table into rows and faults."""
+    columns = [name for name in staged.schema.names if not name.startswith("__") or name in _RESERVED]
     if FAULT not in staged.schema.names or staged.column(FAULT).null_count == staged.num_rows:
-        return Rows(table, staged.select(wanted))
+        return Rows(table, staged.select(columns))
     texts = staged.column(FAULT)
-    is_bad = np.asarray(texts.is_valid())
-    before = np.cumsum(~is_bad)
+    is_fault = np.asarray(texts.is_valid())
+    before = np.cumsum(~is_fault)
     faults = []
-    for at in np.flatnonzero(is_bad).tolist():
+    for at in np.flatnonzero(is_fault).tolist():
         found = msgspec.json.decode(texts[at].as_py(), type=_Fault)
-        key = None if found.key is None else key_of(staged, list(found.key), at)
+        key = None if found.key is None else extract_key(staged, list(found.key), at)
         faults.append(Fault(table, found.place, found.line, found.reason, found.raw, key, after=int(before[at])))
-    return Rows(table, staged.filter(pa.array(~is_bad)).select(wanted), faults)
+    return Rows(table, staged.filter(pa.array(~is_fault)).select(columns), faults)

@@ -146,7 +146,7 @@ def test_what_is_wrong_is_said_and_the_secret_is_not(tmp_path: Path, content: An
 def test_a_line_that_has_a_field_twice_is_refused(tmp_path: Path) -> None:
     """Fails if the last one counts: the role that somebody reads first would not be the token's."""
     twice = f'{{"name": "a", "role": "read", "token": "{TEXT}", "role": "admin"}}'
-    with pytest.raises(InvalidInput, match=r"line 1.*has the name 'role' twice"):
+    with pytest.raises(InvalidInput, match=r"line 1.*repeats the name 'role'"):
         loaded(written(tmp_path / "t", twice))
 
 

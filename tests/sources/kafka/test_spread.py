@@ -36,7 +36,7 @@ class Here:
     """Does all work at once, and knows how often it was asked."""
 
     asked: list[int]
-    are_elsewhere: bool = True
+    are_remote: bool = True
 
     def map(self, work: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
         self.asked.append(len(tasks))
@@ -105,7 +105,7 @@ def _kills_itself(flag: str, work: Callable[[Any], Any], task: Any) -> Any:
 class Killing:
     inner: SparkExecutors
     flag: Path
-    are_elsewhere: bool = True
+    are_remote: bool = True
 
     def map(self, work: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
         return self.inner.map(partial(_kills_itself, str(self.flag), work), tasks)
@@ -162,7 +162,7 @@ def test_errors_keep_their_words(kafka_broker: KafkaBroker, spark: SparkSession)
 
 
 class Broken:
-    are_elsewhere = True
+    are_remote = True
 
     def map(self, work: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
         raise WorkFailed("the cluster is away")
@@ -227,7 +227,7 @@ def test_who_reads_is_an_option(kafka_broker: KafkaBroker, option: str, elsewher
 
 
 def test_sparks_own_threads_are_not_elsewhere(spark: SparkSession) -> None:
-    assert not SparkExecutors(spark).are_elsewhere
+    assert not SparkExecutors(spark).are_remote
 
 
 def test_the_plan_takes_of_all_partitions_alike() -> None:

@@ -14,7 +14,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import SourceStatus, read_status
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
-from evertide.sources.contract import Candid, Lag, Limit, Source
+from evertide.sources.contract import Lag, Limit, Monitored, Source
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
 from tests.servers.kafka import KafkaBroker
@@ -36,7 +36,7 @@ WAIT_S = 60.0
 
 
 def lag(source: Source) -> Lag:
-    assert isinstance(source, Candid)
+    assert isinstance(source, Monitored)
     return source.lag
 
 
@@ -148,9 +148,9 @@ def test_a_topic_that_was_deleted_is_no_broker_that_is_away(kafka_broker: KafkaB
     def is_stalled() -> bool:
         with suppress(SourceFailed):
             source.offer(at, LIMIT)
-        return isinstance(source, Candid) and [one.error_code for one in source.problems] == ["source_changed"]
+        return isinstance(source, Monitored) and [one.error_code for one in source.problems] == ["source_changed"]
 
     eventually(is_stalled)
-    assert isinstance(source, Candid)
+    assert isinstance(source, Monitored)
     assert source.problems[0].state == "stalled"
     source.close()

@@ -17,7 +17,7 @@ from evertide.pipeline.status.source_record import SourceTelling
 from evertide.pipeline.status.status import SourceStatus, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
-from evertide.sources.contract import Candid, Lag
+from evertide.sources.contract import Lag, Monitored
 from evertide.sources.postgres.gauge import Gauge
 from evertide.testing import ManualRuntime
 from tests.cli.kit import document, evertide
@@ -85,7 +85,7 @@ def test_a_connection_that_is_cut_is_made_again_and_told_of(db: Database, monkey
     with Feeding(db) as f:
         f.until_equal()
         f.until(lambda: is_caught_up(f))
-        assert isinstance(f.source, Candid)
+        assert isinstance(f.source, Monitored)
         telling(f).once()
         assert (from_elsewhere(f).state, from_elsewhere(f).tables) == ("running", ("orders",))
         f.pipeline.pause()
@@ -175,7 +175,7 @@ def test_a_server_that_restarts_while_the_pipeline_waits(own: Database, how: sig
 
 
 def test_a_server_that_refuses_is_no_server_that_is_away(db: Database) -> None:
-    """Waiting does not end it: somebody has to do something, and the state says so."""
+    """Waiting does not end it: an operator has to act, and the state says so."""
     db.run(ORDERS_SQL)
     user = f"u_{db.name}"
     db.run(f"CREATE USER {user} SUPERUSER")

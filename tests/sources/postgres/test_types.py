@@ -139,7 +139,7 @@ def test_u6_a_value_that_does_not_fit_is_an_error_of_its_key(db: Database) -> No
         f.until(lambda: len(f.letters()) == 2)
         assert [row[0] for row in f.rows()] == [1]
         assert [letter[1] for letter in f.letters()] == ['{"id": 2}', '{"id": 3}']
-        assert "300 is no TINYINT" in f.letters()[0][2].replace("'", "")
+        assert "300 is not a TINYINT" in f.letters()[0][2].replace("'", "")
         db.run("UPDATE orders SET day = 'infinity' WHERE id = 1", "UPDATE orders SET amount = 2 WHERE id = 2")
         f.until(lambda: [row[0] for row in f.rows()] == [2])
         assert [letter[1] for letter in f.letters()] == ['{"id": 1}', '{"id": 3}']

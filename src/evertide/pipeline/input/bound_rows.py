@@ -10,7 +10,7 @@ from evertide.errors import SourceChanged
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Staged
 from evertide.sources.contract import Rows, Source
-from evertide.sources.staged import unpacked
+from evertide.sources.staged import unpack_rows
 from evertide.threads.steps import stepping
 
 __all__ = ["read_input", "xids_of"]
@@ -34,7 +34,7 @@ def read_input(
         for fragment in given.fragments:
             if isinstance(fragment, Staged):
                 if is_wanted(fragment.table):
-                    yield name, unpacked(fragment.table, journal.load(fragment, time=bound.time))
+                    yield name, unpack_rows(fragment.table, journal.load(fragment, time=bound.time))
             else:
                 for rows in stepping(_known(sources, name, bound).read(fragment)):
                     if is_wanted(rows.table):

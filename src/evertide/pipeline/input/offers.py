@@ -20,7 +20,7 @@ from evertide.pipeline.status.source_record import SourceRecord
 from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
-from evertide.sources.contract import Candid, Limit, Marking, Rows, Source, Waiting, problem_of
+from evertide.sources.contract import Limit, Markable, MayWait, Monitored, Rows, Source, to_problem
 from evertide.threads.steps import stepping
 
 __all__ = ["Intake"]
@@ -70,7 +70,7 @@ class Intake:
     def mark(self) -> None:
         """Sources to which others write without end are idle once that is bound which is there now."""
         for source in self._runner.sources.values():
-            if isinstance(source, Marking):
+            if isinstance(source, Markable):
                 source.mark()
 
     def is_idle(self) -> bool:
@@ -79,8 +79,8 @@ class Intake:
         return "" not in self.stalled and not any(map(self._has_more, going))
 
     def _has_more(self, source: Source) -> bool:
-        is_moving = source.name in self._moving and not isinstance(source, Marking)
-        return is_moving or (isinstance(source, Waiting) and source.is_waiting)
+        is_moving = source.name in self._moving and not isinstance(source, Markable)
+        return is_moving or (isinstance(source, MayWait) and source.is_waiting)
 
     def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:
         """What is staged is ours once it is bound; what can be read again, once the shards hold it (I10)."""
@@ -103,12 +103,12 @@ class Intake:
     def _record(self, source: Source) -> SourceRecord:
         """What it says of its connection is newer than what its last offer came to: one that is paused makes none."""
         stalled = self.stalled.get(source.name)
-        told = source.problems if isinstance(source, Candid) else ()
-        is_old = isinstance(source, Candid) and stalled is not None and stalled.state == "reconnecting"
+        told = source.problems if isinstance(source, Monitored) else ()
+        is_old = isinstance(source, Monitored) and stalled is not None and stalled.state == "reconnecting"
         if stalled is not None and not is_old and not any(problem.state == stalled.state for problem in told):
             told = (stalled, *told)
         state = next((problem.state for problem in told if problem.state != "warning"), "running")
-        return SourceRecord(source.tables, state, source.lag if isinstance(source, Candid) else None, told)
+        return SourceRecord(source.tables, state, source.lag if isinstance(source, Monitored) else None, told)
 
     def stalls(self, name: str, error: EvertideError) -> None:
         """Since when, is since when it is in that state, whatever it says of it meanwhile."""
@@ -118,7 +118,7 @@ class Intake:
         if known is None or known.why != error.message:
             now_s = self._runner.runtime.wall_s()
             found = Problem("stalled", error.error_code, error.message, error.remedy, now_s)
-            found = problem_of(error, now_s) if isinstance(error, SourceFailed) else found
+            found = to_problem(error, now_s) if isinstance(error, SourceFailed) else found
             if known is not None and known.state == found.state:
                 found = replace(found, since_s=known.since_s)
             self.stalled[name] = found

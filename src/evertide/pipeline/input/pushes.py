@@ -27,7 +27,7 @@ from evertide.journal.staging import staged_of
 from evertide.journal.xids import PUSH
 from evertide.settings import Settings
 from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
-from evertide.sources.values.rows import rows_of
+from evertide.sources.values.rows import convert_push
 from evertide.store.writers import Writer
 from evertide.types import Time
 
@@ -74,7 +74,7 @@ class PushTransaction:
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         """Rows by upsert and rows, or keys, to delete. What does not fit the table is refused as a whole."""
-        made = rows_of(self._pushes.declaration(table), rows, deletes)
+        made = convert_push(self._pushes.declaration(table), rows, deletes)
         if made.rows.num_rows == 0:
             return
         self.rows += made.rows.num_rows

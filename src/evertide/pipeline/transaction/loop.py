@@ -2,7 +2,7 @@
 
 1. It is over when somebody stops it, or after so many transactions; or, if asked for, when all that was there is taken.
 2. All is taken when sources have nothing more, and sinks have everything up to there. A source to which others may
-   write without end (`Marking`) has nothing more once that is bound which was upstream when the loop began: input that
+   write without end (`Markable`) has nothing more once that is bound which was upstream when the loop began: input that
    never ends does not keep the loop from ending.
 3. While storage is away, or does not say what became of a write, nothing is lost by waiting: the next step reads back
    what is there, and goes on from that (I14).

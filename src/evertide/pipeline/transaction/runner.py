@@ -64,7 +64,7 @@ from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.shard.append import Append, append_together
 from evertide.shard.parts.part import Part
-from evertide.sources.contract import Numbering, Rows, Source
+from evertide.sources.contract import HasXids, Rows, Source
 from evertide.store.meta import Guard, Meta, Write
 from evertide.store.retry import reading
 from evertide.store.writers import Writer
@@ -132,7 +132,7 @@ class Runner:
     @property
     def has_upstream(self) -> bool:
         """Whether a source follows a database whose transactions have numbers."""
-        return any(isinstance(source, Numbering) for source in self.sources.values())
+        return any(isinstance(source, HasXids) for source in self.sources.values())
 
     def bind(self, inputs: Mapping[str, Input]) -> Bound:
         self.course.does(Phase.BIND, self.time)

@@ -23,7 +23,7 @@ from evertide.json_values import python_rows
 from evertide.pipeline.engine import DeclaredTable
 from evertide.rows.columns import Longs, one_chunk
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
-from evertide.sources.values.fit import key_of
+from evertide.sources.values.fit import extract_key
 
 __all__ = ["Gathered", "Letter", "aligned", "completed", "gathered", "json_texts"]
 
@@ -187,7 +187,7 @@ def _fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: s
         line=at + 1,
         reason=reason,
         raw=json_texts(row)[0],
-        key=key_of(row, table.key, 0),
+        key=extract_key(row, table.key, 0),
         after=at,
     )
 

@@ -40,7 +40,7 @@ from evertide.server.bodies.arrow_size import is_foreign, may_repeat, message_by
 from evertide.server.bodies.parquet_size import parquet_bytes
 from evertide.settings import Settings
 from evertide.sources.values.strict_json import RepeatedName, decode_json
-from evertide.sources.values.values import Number, shown
+from evertide.sources.values.values import Number, show_value
 
 __all__ = [
     "BODIES",
@@ -186,7 +186,7 @@ def given_of(value: Any, where: str) -> Given:
     if isinstance(value, list):
         return Given(value)
     if not isinstance(value, Mapping) or not value.keys() <= {"rows", "deletes"}:
-        why = f'{shown(value)} is neither a list of rows nor {{"rows": [...], "deletes": [...]}}'
+        why = f'{show_value(value)} is neither a list of rows nor {{"rows": [...], "deletes": [...]}}'
         raise InvalidInput(where=where, why=why)
     return Given(value.get("rows", ()), value.get("deletes", ()))
 

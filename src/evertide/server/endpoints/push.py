@@ -30,7 +30,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.server.bodies.bodies import BODIES, Given, Intake, given_in, given_of, type_of, whole_json
 from evertide.server.http.answers import told
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
-from evertide.sources.values.values import shown
+from evertide.sources.values.values import show_value
 
 __all__ = ["HEADERS", "TXID_HEADER", "PushQuery", "Pushing", "Taken", "answer_of", "named", "taken"]
 
@@ -159,10 +159,10 @@ def named(headers: Mapping[str, str]) -> tuple[str, int]:
     if not producer and not sequence:
         return "", 0
     if not 0 < len(producer) <= _PRODUCER_MAX:
-        why = f"{shown(producer)} is no name of 1 to {_PRODUCER_MAX} characters; it goes with Evertide-Sequence"
+        why = f"{show_value(producer)} is no name of 1 to {_PRODUCER_MAX} characters; it goes with Evertide-Sequence"
         raise InvalidInput(where="header Evertide-Producer", why=why)
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 20 and int(sequence) <= _SEQUENCE_MAX):
-        why = f"{shown(sequence)} is no whole number up to 2^63 - 1; it goes with Evertide-Producer"
+        why = f"{show_value(sequence)} is no whole number up to 2^63 - 1; it goes with Evertide-Producer"
         raise InvalidInput(where="header Evertide-Sequence", why=why)
     return producer, int(sequence)
 
@@ -170,5 +170,5 @@ def named(headers: Mapping[str, str]) -> tuple[str, int]:
 def _tables(value: Any) -> dict[str, Given]:
     tables = value.get("tables") if isinstance(value, dict) and value.keys() == {"tables"} else None
     if not isinstance(tables, dict):
-        raise InvalidInput(where="body", why=f'{shown(value)} is not {{"tables": {{name: {{"rows": [...]}}}}}}')
+        raise InvalidInput(where="body", why=f'{show_value(value)} is not {{"tables": {{name: {{"rows": [...]}}}}}}')
     return {name: given_of(one, f"body, table {name!r}") for name, one in tables.items()}

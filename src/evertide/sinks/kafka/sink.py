@@ -54,7 +54,7 @@ _PRODUCER: Mapping[str, Any] = {
 
 def prepare_kafka(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
-    options = declaration.reading_options(secrets)
+    options = declaration.read_options(secrets)
     brokers = read_brokers(options, declaration.options, secrets)
     topic = options.required("topic", "revenue")
     envelope = options.choice("envelope", _ENVELOPES, "upsert" if declaration.key else "append")

@@ -27,7 +27,7 @@ from psycopg import errors
 from pyarrow import csv
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.postgres import Address, Server, TableName, read_parts
+from evertide.postgres import Address, Server, TableName, read_address
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.postgres.statements import (
@@ -67,8 +67,8 @@ _MEANINGS: tuple[tuple[type[psycopg.Error], str], ...] = (
 
 def prepare_postgres(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
-    options = declaration.reading_options(secrets)
-    parts = read_parts(options)
+    options = declaration.read_options(secrets)
+    parts = read_address(options)
     text = options.required("table", "public.revenue")
     may_create = options.boolean("create", default=True)
     options.end()

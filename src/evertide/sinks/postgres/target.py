@@ -25,7 +25,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from evertide.postgres import OLDEST_VERSION, TableName, spelled, unique_indexes
+from evertide.postgres import OLDEST_VERSION, TableName, find_unique_indexes, match_name
 from evertide.sinks.postgres.statements import Columns, quoted
 from evertide.sinks.postgres.types import TargetColumn, holds, made_type
 
@@ -199,7 +199,7 @@ class Target:
 
     def _widened(self, connection: Connection, table: _Table) -> _Table:
         """With the columns that the collection got since."""
-        missing = [field for field in self.schema if spelled(field.name, table.columns) is None]
+        missing = [field for field in self.schema if match_name(field.name, table.columns) is None]
         if not missing or not self.may_create:
             return table
         added = ", ".join(f"ADD COLUMN {quoted(field.name)} {made_type(field.type)}" for field in missing)
@@ -236,7 +236,7 @@ class Target:
         return replace(columns, index=names.index(leading[0])) if leading and leading[0] in names else columns
 
     def _column(self, field: pa.Field, table: _Table) -> TargetColumn:
-        name = spelled(field.name, table.columns)
+        name = match_name(field.name, table.columns)
         made = made_type(field.type)
         if name is None:
             listed = ", ".join(table.columns)
@@ -251,7 +251,7 @@ class Target:
         return column
 
     def _check_key(self, connection: Connection, table: _Table, key: set[str]) -> None:
-        if any(set(index.columns) <= key for index in unique_indexes(connection, table.oid)):
+        if any(set(index.columns) <= key for index in find_unique_indexes(connection, table.oid)):
             return
         listed = ", ".join(sorted(key))
         why = f"{self.name} has no primary key or unique index on ({listed}): its rows are not told apart by that"

@@ -20,7 +20,7 @@ from evertide.sources.files.pieces import Table, ops_of
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import bad_records
 from evertide.sources.values.columns import Column, from_texts
-from evertide.sources.values.fit import Fitted, Reason, fit
+from evertide.sources.values.fit import FittedRows, Reason, fit
 
 __all__ = ["CsvRecords"]
 
@@ -49,7 +49,7 @@ class CsvRecords:
         names = self._parsed(first.record(0), int(first.fields[0])).to_pylist()[0]
         return tuple((name or "").strip() for name in names.values())
 
-    def fitted(self, block: Block, columns: tuple[str, ...], path: Path) -> Fitted:
+    def fitted(self, block: Block, columns: tuple[str, ...], path: Path) -> FittedRows:
         reasons = bad_records(block)
         for at in np.flatnonzero(block.fields != len(columns)).tolist():
             reasons.setdefault(at, Reason(f"{block.fields[at]} fields, expected {len(columns)}"))

@@ -19,11 +19,11 @@ from evertide.sources.files.pieces import Table, ops_of
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import bad_records
 from evertide.sources.values.columns import Column, from_values
-from evertide.sources.values.defaults import default_of
-from evertide.sources.values.fit import Fitted, Reason, fit
+from evertide.sources.values.defaults import read_default
+from evertide.sources.values.fit import FittedRows, Reason, fit
 from evertide.sources.values.kinds import is_variant
 from evertide.sources.values.strict_json import RepeatedName, decode_json
-from evertide.sources.values.values import Number, shown
+from evertide.sources.values.values import Number, show_value
 
 __all__ = ["JsonRecords"]
 
@@ -36,13 +36,13 @@ class JsonRecords:
     def header(self, _first: Block, _path: Path) -> tuple[str, ...]:
         return ()
 
-    def fitted(self, block: Block, _columns: tuple[str, ...], _path: Path) -> Fitted:
+    def fitted(self, block: Block, _columns: tuple[str, ...], _path: Path) -> FittedRows:
         declaration = self.table.declaration
         reasons = bad_records(block)
         rows = self._decoded(block, reasons)
         found = {}
         for field in declaration.schema:
-            default = default_of(declaration, field.name)
+            default = read_default(declaration, field.name)
             found[field.name] = from_values([row.get(field.name, default) for row in rows], field.type)
         ops = ops_of(self._ops(rows), len(rows), reasons)
         return fit(declaration, found, ops, reasons)
@@ -62,7 +62,7 @@ class JsonRecords:
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                     reasons[at] = Reason(f"it is not JSON: {error}")
             if not isinstance(row, dict):
-                reasons[at] = Reason(f"{shown(row)} is no object: expected one with the table's columns")
+                reasons[at] = Reason(f"{show_value(row)} is no object: expected one with the table's columns")
                 row = {}
             rows.append(row if own.issuperset(row) else self._renamed(row, at, reasons))
         return rows
@@ -81,7 +81,7 @@ class JsonRecords:
             elif own is not None:
                 renamed[own] = value
             elif not is_op and not self.table.ignore_extra:
-                reasons[at] = Reason(f"{shown(name)} is no column of the table")
+                reasons[at] = Reason(f"the table has no column {show_value(name)}")
         return renamed
 
     def _ops(self, rows: list[dict[str, Any]]) -> Column | None:

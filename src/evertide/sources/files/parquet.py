@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from evertide.sources.contract import Limit, Rows
 from evertide.sources.files.pieces import Cut, Table, checksum, ops_of
 from evertide.sources.values.columns import from_arrow, widens
-from evertide.sources.values.fit import Reason, faulty_rows, fit
+from evertide.sources.values.fit import Reason, fit, split_faults
 from evertide.sources.values.kinds import sql_name
 
 __all__ = ["ParquetReader"]
@@ -69,7 +69,7 @@ class ParquetReader:
         ops = ops_of(None if op is None else from_arrow(op, pa.string()), batch.num_rows, reasons)
         columns = {name: from_arrow(array, declaration.schema.field(name).type) for name, array in arrays.items()}
         fitted = fit(declaration, columns, ops, reasons)
-        return faulty_rows(
+        return split_faults(
             declaration, fitted, place, lambda at: first + at, lambda at: str(batch.slice(at, 1).to_pylist()[0])
         )
 

@@ -22,7 +22,7 @@ from evertide.errors import SourceFailed
 from evertide.sources.contract import DELETE, UPSERT, Limit, Rows, TableDeclaration
 from evertide.sources.values.columns import Column
 from evertide.sources.values.fit import Ops, Reason, upserts
-from evertide.sources.values.values import shown
+from evertide.sources.values.values import show_value
 
 __all__ = ["Cut", "Piece", "Reader", "Table", "checksum", "ops_of"]
 
@@ -110,7 +110,7 @@ def ops_of(column: Column | None, count: int, reasons: dict[int, Reason]) -> Ops
     for row, text in enumerate(column.array.to_pylist()):
         op = _OPS.get(text.lower()) if text is not None else None
         if op is None:
-            why = f"{shown(text)} is no operation: expected I, U or D (insert, update, delete)"
+            why = f"{show_value(text)} is no operation: expected I, U or D (insert, update, delete)"
             reasons.setdefault(row, Reason(why))
         else:
             ops[row] = np.int8(op)

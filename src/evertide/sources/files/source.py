@@ -30,6 +30,7 @@ import msgspec
 
 from evertide.errors import InvalidInput, SourceChanged, SourceFailed
 from evertide.journal.records import Fragment, Place
+from evertide.options import Options
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import Lag, Limit, Offer, Rows, TableDeclaration
@@ -40,7 +41,6 @@ from evertide.sources.files.parquet import ParquetReader
 from evertide.sources.files.pieces import Cut, Piece, Reader, Table
 from evertide.sources.files.records import Layout
 from evertide.sources.files.text import TextReader
-from evertide.sources.options import Options
 
 __all__ = ["FORMATS", "FilesSource", "open_files"]
 
@@ -169,7 +169,7 @@ class FilesSource:
 
 def open_files(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> FilesSource:
     (declaration,) = tables
-    options = Options(declaration)
+    options = declaration.read_options()
     path = options.required("path", "incoming/")
     if "://" in path:
         raise options.refusal("path", f"is {path!r}: only directories of this machine can be watched")

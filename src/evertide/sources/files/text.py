@@ -16,7 +16,7 @@ import numpy as np
 from evertide.sources.contract import Limit, Rows
 from evertide.sources.files.pieces import Cut, Table, checksum
 from evertide.sources.files.records import Block, Layout, blocks
-from evertide.sources.values.fit import Fitted, Reason, faulty_rows
+from evertide.sources.values.fit import FittedRows, Reason, split_faults
 
 __all__ = ["Records", "TextReader", "bad_records"]
 
@@ -31,7 +31,7 @@ class Records(Protocol):
         """The names of the fields, from a file's first block; none if records name theirs themselves."""
         ...
 
-    def fitted(self, block: Block, columns: tuple[str, ...], path: Path) -> Fitted:
+    def fitted(self, block: Block, columns: tuple[str, ...], path: Path) -> FittedRows:
         """All records of a block as rows, with a reason for each bad one."""
         ...
 
@@ -78,7 +78,7 @@ class TextReader:
                 is_headed = False
                 if len(records.starts):
                     fitted = self.records.fitted(records, cut.columns, path)
-                    yield faulty_rows(self.table.declaration, fitted, place, _line_of(records), records.raw)
+                    yield split_faults(self.table.declaration, fitted, place, _line_of(records), records.raw)
 
 
 def _line_of(block: Block) -> Callable[[int], int]:

@@ -34,15 +34,15 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.journal.records import Fragment
+from evertide.options import Options
 from evertide.runtime import Runtime
 from evertide.sources.contract import DELETE, UPSERT, Limit, Offer, Rows, TableDeclaration
 from evertide.sources.generated.seeded import Chance, Longs, hashed
 from evertide.sources.generated.series import Range, Series
 from evertide.sources.generated.values import Recipe, is_makeable, made, range_of, units
-from evertide.sources.options import Options
 from evertide.sources.values.fit import Ops, rows_schema
 from evertide.sources.values.kinds import sql_name
-from evertide.sources.values.values import Misfit, parsed
+from evertide.sources.values.values import Misfit, parse_value
 
 __all__ = ["DatagenSource", "open_datagen"]
 
@@ -113,7 +113,7 @@ def _stream(seed: int, stream: int) -> int:
 
 def open_datagen(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, _base: Path) -> DatagenSource:
     (declaration,) = tables
-    options = Options(declaration)
+    options = declaration.read_options()
     seed = options.integer("seed", 0)
     series = Series(
         source=name,
@@ -185,7 +185,7 @@ def _bound(options: Options, name: str, kind: Any, usual: tuple[float, float] | 
 
 def _value(options: Options, name: str, text: str, kind: Any) -> Any:
     try:
-        return parsed(text, kind)
+        return parse_value(text, kind)
     except Misfit as error:
         raise options.refusal(name, f"does not fit its column: {error}") from error
 

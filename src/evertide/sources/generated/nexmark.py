@@ -31,7 +31,6 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import OP, Limit, Offer, Rows, TableDeclaration
 from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
 from evertide.sources.generated.series import Range, Series
-from evertide.sources.options import Options
 from evertide.sources.values.fit import rows_schema, upserts
 from evertide.sources.values.kinds import sql_name
 
@@ -89,13 +88,13 @@ class NexmarkSource:
 
 def nexmark_name(declaration: TableDeclaration) -> str:
     """Of the source that a table belongs to: it follows from the seed alone."""
-    seed = Options(declaration).integer("seed", 0)
+    seed = declaration.read_options().integer("seed", 0)
     return f"nexmark-{seed}" if seed else "nexmark"
 
 
 def open_nexmark(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, _base: Path) -> NexmarkSource:
     streams = {declaration.name: _stream(declaration) for declaration in tables}
-    options = Options(_together(tables))
+    options = _together(tables).read_options()
     generator = Nexmark(seed=options.integer("seed", 0))
     series = Series(
         source=name,
@@ -113,7 +112,7 @@ def _together(tables: Sequence[TableDeclaration]) -> TableDeclaration:
     for declaration in tables:
         for option, value in declaration.options.items():
             if option.lower() != "stream" and given.setdefault(option.lower(), value) != value:
-                where = f"{declaration.where}, table {declaration.name!r}"
+                where = declaration.place
                 other = given[option.lower()]
                 why = f"the option {option!r} is {value!r} here and {other!r} at another table of the same source"
                 raise InvalidInput(where=where, why=why)
@@ -121,7 +120,7 @@ def _together(tables: Sequence[TableDeclaration]) -> TableDeclaration:
 
 
 def _stream(declaration: TableDeclaration) -> str:
-    options = Options(declaration)
+    options = declaration.read_options()
     name = declaration.name.lower()
     stream = options.choice("stream", _STREAMS, name) if options.text("stream") or name in _STREAMS else ""
     if not stream:

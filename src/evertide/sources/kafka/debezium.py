@@ -26,7 +26,7 @@ from typing import Any
 from evertide.sources.contract import DELETE, UPSERT, TableDeclaration
 from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
-from evertide.sources.values.values import shown
+from evertide.sources.values.values import show_value
 
 __all__ = ["Semantics", "Truncated", "changes", "payload"]
 
@@ -55,7 +55,7 @@ def changes(
     """What a record does, in order. None stands for the row that the record's key names."""
     inner = payload(found)
     if not isinstance(inner, dict) or "op" not in inner:
-        raise Unreadable(f"{shown(inner)} is no change of Debezium: expected before, after and op")
+        raise Unreadable(f"{show_value(inner)} is no change of Debezium: expected before, after and op")
     described = found.get("schema") if inner is not found else schema
     made = semantics.of(described)
     op = inner["op"]
@@ -75,7 +75,7 @@ def changes(
     elif op == "t":
         raise Truncated
     elif op != "m":
-        raise Unreadable(f"{shown(op)} is no operation: expected c, r, u, d, m or t")
+        raise Unreadable(f"{show_value(op)} is no operation: expected c, r, u, d, m or t")
 
 
 def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaration: TableDeclaration) -> bool:
@@ -107,7 +107,7 @@ def _row(
     row = inner.get(name)
     if row is None or isinstance(row, dict) is False:
         if row is not None:
-            raise Unreadable(f"{name!r} is {shown(row)}: expected an object")
+            raise Unreadable(f"{name!r} is {show_value(row)}: expected an object")
         return None
     row = placeholder.marked(row)
     if not made:

@@ -55,8 +55,8 @@ class Asked:
 
 def read_options(declaration: TableDeclaration, base: Path) -> Asked:
     secrets = Secrets(base)
-    where = f"{declaration.where}, table {declaration.name!r}"
-    options = Options(declaration.options, connector=declaration.connector, where=where, secrets=secrets)
+    where = declaration.place
+    options = declaration.read_options(secrets)
     brokers = read_brokers(options, declaration.options, secrets)
     topic = options.required("topic", "orders")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):

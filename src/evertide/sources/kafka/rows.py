@@ -30,9 +30,9 @@ from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.kafka.whole_json import WholeJson
 from evertide.sources.values.columns import Column, from_texts, from_values
-from evertide.sources.values.defaults import default_of
-from evertide.sources.values.fit import Reason, Same, faulty_rows, fit, upserts
-from evertide.sources.values.values import shown
+from evertide.sources.values.defaults import read_default
+from evertide.sources.values.fit import Reason, Same, fit, split_faults, upserts
+from evertide.sources.values.values import show_value
 
 __all__ = ["Decoder", "Envelope", "RawRows"]
 
@@ -89,7 +89,7 @@ class Envelope:
             entries = self._plain(records) or self._entries(records)
             at, ops = entries.at, np.array(entries.ops, np.int8)
             fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons, entries.same)
-        return faulty_rows(
+        return split_faults(
             self.declaration,
             fitted,
             place,
@@ -158,7 +158,7 @@ class Envelope:
         found = payload(found) if self.kind == "debezium" else found
         if not isinstance(found, Mapping):
             if len(columns) != 1:
-                raise Unreadable(f"{shown(found)} is no object: expected one with the columns {', '.join(columns)}")
+                raise Unreadable(f"{show_value(found)} is not an object with the columns {', '.join(columns)}")
             found = {columns[0]: found}
         return {name: value for name, value in self._named(found, ignore_extra=True).items() if name in columns}
 
@@ -210,7 +210,7 @@ class Envelope:
 
     def _row(self, found: Any) -> Row:
         if not isinstance(found, dict):
-            raise Unreadable(f"{shown(found)} is no object: expected one with the table's columns")
+            raise Unreadable(f"{show_value(found)} is no object: expected one with the table's columns")
         own = frozenset(self.declaration.schema.names)
         return found if own.issuperset(found) else self._named(found, ignore_extra=self.ignore_extra)
 
@@ -221,7 +221,7 @@ class Envelope:
             own = known.get(name.lower())
             if own is None:
                 if not ignore_extra:
-                    why = f"{shown(name)} is no column of the table; declare it, or set the option ignore_extra"
+                    why = f"{show_value(name)} is no column of the table; declare it, or set the option ignore_extra"
                     raise Unreadable(why)
             elif own in row:
                 raise Unreadable(f"the column {own!r} is there twice")
@@ -233,7 +233,7 @@ class Envelope:
         return {one.name: self._column(one.name, one.type, rows) for one in self.declaration.schema}
 
     def _column(self, name: str, kind: Any, rows: Sequence[Row]) -> Column:
-        default = default_of(self.declaration, name)
+        default = read_default(self.declaration, name)
         values = [row.get(name, default) for row in rows]
         is_key = self.key is not None and name in self.declaration.key and self.kind != "debezium"
         is_text = self.key.is_text if is_key and self.key is not None else self.value.is_text
@@ -267,7 +267,7 @@ class RawRows:
             ops[[at for at, value in enumerate(records.values) if value is None]] = DELETE
         found = {one.name: self._column(one, records) for one in self.declaration.schema}
         fitted = fit(self.declaration, found, ops)
-        return faulty_rows(
+        return split_faults(
             self.declaration, fitted, place, lambda row: records.offsets[row], lambda row: _raw(records, row)
         )
 

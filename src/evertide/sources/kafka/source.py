@@ -32,7 +32,7 @@ from evertide.errors import InvalidInput, SourceAway, SourceChanged, SourceFaile
 from evertide.journal.records import Fragment, Place
 from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Fault, Lag, Limit, Offer, Rows, TableDeclaration, problem_of
+from evertide.sources.contract import Fault, Lag, Limit, Offer, Rows, TableDeclaration, to_problem
 from evertide.sources.executors import Executors, WorkFailed
 from evertide.sources.kafka.debezium import Truncated
 from evertide.sources.kafka.fetch import Fetched, beginnings, ends, read_again, since
@@ -83,7 +83,7 @@ class KafkaSource:
         """What executors read for the last offer, by its fragment."""
 
     def distribute(self, executors: Executors) -> None:
-        is_wanted = self._asked.executors == "always" or (self._asked.executors == "auto" and executors.are_elsewhere)
+        is_wanted = self._asked.executors == "always" or (self._asked.executors == "auto" and executors.are_remote)
         self._executors = executors if is_wanted else None
 
     @property
@@ -98,7 +98,7 @@ class KafkaSource:
     @property
     def problems(self) -> tuple[Problem, ...]:
         away = self._away
-        return () if away is None else (problem_of(away.why, away.since_s, away.wait_s),)
+        return () if away is None else (to_problem(away.why, away.since_s, away.wait_s),)
 
     # Offering
 

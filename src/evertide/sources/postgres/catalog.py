@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 
 from evertide.errors import InvalidInput
-from evertide.postgres import OLDEST_VERSION, TableName, UniqueIndex, spelled, unique_indexes
+from evertide.postgres import OLDEST_VERSION, TableName, UniqueIndex, find_unique_indexes, match_name
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.postgres.partitions import Partition
 from evertide.sources.postgres.server import find_slot
@@ -115,7 +115,7 @@ def checked_tables(
     """`InvalidInput` names what is wrong, and what to do."""
     targets = []
     for declaration, name in tables:
-        where = f"{declaration.where}, table {declaration.name!r}"
+        where = declaration.place
         table = _table(connection, name, where)
         columns = _columns(connection, declaration, table, name, where)
         _check_identity(connection, declaration, table, name, columns, where)
@@ -161,7 +161,7 @@ def _columns(
     there = {row[0]: row for row in rows}
     found = []
     for field in declaration.schema:
-        remote = spelled(field.name, there)
+        remote = match_name(field.name, there)
         if remote is None:
             listed = ", ".join(there)
             raise InvalidInput(where=where, why=f"{name} has no column {field.name!r}; its columns are {listed}")
@@ -207,7 +207,7 @@ def _check_identity(  # noqa: PLR0917
             why = f"without a PRIMARY KEY here, {name} must tell whole rows when it deletes them: {full}"
             raise InvalidInput(where=where, why=f"{why}, or declare the key")
         return
-    indexes = unique_indexes(connection, table.oid)
+    indexes = find_unique_indexes(connection, table.oid)
     listed = ", ".join(sorted(key))
     if not any(set(index.columns) <= key for index in indexes):
         why = f"{name} has no primary key or unique index on ({listed}): its rows are not told apart by that"

@@ -47,7 +47,7 @@ def postgres_name(declaration: TableDeclaration) -> str:
     given = {name.lower(): value for name, value in declaration.options.items()}
     slot = given.get("slot", _DEFAULT_SLOT)
     if not _SLOT.fullmatch(slot) or slot == "push":
-        where = f"{declaration.where}, table {declaration.name!r}"
+        where = declaration.place
         why = f"the option 'slot' is {slot!r}: expected 1 to 63 small letters, digits and underscores, and not 'push'"
         raise InvalidInput(where=where, why=why)
     return slot
@@ -56,7 +56,7 @@ def postgres_name(declaration: TableDeclaration) -> str:
 def open_postgres(
     name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path, staging: Staging
 ) -> Source:
-    where = f"{tables[0].where}, table {tables[0].name!r}"
+    where = tables[0].place
     if find_spec("psycopg") is None:
         raise InvalidInput(where=where, why="the connector 'postgres' needs psycopg: pip install 'evertide[postgres]'")
     from evertide.sources.postgres.source import open_source  # noqa: PLC0415 - psycopg is an extra
@@ -84,7 +84,7 @@ def _together(tables: Sequence[TableDeclaration]) -> Mapping[str, str]:
     for declaration in tables:
         for option, value in declaration.options.items():
             if option.lower() != "table" and given.setdefault(option.lower(), value) != value:
-                where = f"{declaration.where}, table {declaration.name!r}"
+                where = declaration.place
                 why = f"the option {option!r} is another one at a table with the same slot: give this one another slot"
                 raise InvalidInput(where=where, why=why)
     return given

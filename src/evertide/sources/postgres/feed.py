@@ -17,7 +17,7 @@ from evertide.errors import EvertideError, InvalidInput, SourceAway, SourceFaile
 from evertide.postgres import TableName
 from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Staging, TableDeclaration, problem_of
+from evertide.sources.contract import Staging, TableDeclaration, to_problem
 from evertide.sources.postgres.catalog import Target, check_server, checked_tables, has_older_rows
 from evertide.sources.postgres.follower import Anew, FeedOptions, Follower
 from evertide.sources.postgres.gauge import Gauge
@@ -101,7 +101,7 @@ class Feed:
     @property
     def problems(self) -> tuple[Problem, ...]:
         problem = self.problem
-        own = () if problem is None else (problem_of(problem, self._since_s, self._wait_s),)
+        own = () if problem is None else (to_problem(problem, self._since_s, self._wait_s),)
         return (*own, *self.gauge.problems, *self._partition_problems)
 
     def troubled(self, problem: SourceFailed, wait_s: float | None = None) -> None:

@@ -21,8 +21,8 @@ from evertide.sources.postgres.catalog import RemoteColumn, Target
 from evertide.sources.postgres.messages import UNCHANGED, Change, Relation, Value
 from evertide.sources.postgres.server import Address
 from evertide.sources.postgres.types import converted, texts_of
-from evertide.sources.staged import FAULT, fault_text
-from evertide.sources.values.fit import Fitted, Ops, Reason, Same, faulty_rows, rows_schema, upserts
+from evertide.sources.staged import FAULT, encode_fault
+from evertide.sources.values.fit import FittedRows, Ops, Reason, Same, rows_schema, split_faults, upserts
 from evertide.sources.values.kinds import sql_name
 
 __all__ = ["XID", "Buffer", "Layout", "layout_of", "staged_table"]
@@ -293,8 +293,8 @@ def _with_faults(
 
     where = f"{target.name}, {place}"
     plain = rows.drop_columns([SAME]) if SAME in rows.schema.names else rows
-    found = faulty_rows(target.declaration, Fitted(plain, reasons), where, lambda row: row + 1, raw)
+    found = split_faults(target.declaration, FittedRows(plain, reasons), where, lambda row: row + 1, raw)
     said: list[str | None] = [None] * rows.num_rows
     for row, fault in zip(sorted(reasons), found.faults, strict=True):
-        said[row] = fault_text(fault.place, fault.line, fault.reason, fault.raw, fault.key)
+        said[row] = encode_fault(fault.place, fault.line, fault.reason, fault.raw, fault.key)
     return rows.append_column(FAULT, pa.array(said, pa.string()))

@@ -9,7 +9,7 @@ import psycopg
 from evertide.errors import InvalidInput
 from evertide.journal.records import Fragment, Staged
 from evertide.options import Options
-from evertide.postgres import TableName, read_parts
+from evertide.postgres import TableName, read_address
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
@@ -20,7 +20,7 @@ from evertide.sources.postgres.positions import START, Position
 from evertide.sources.postgres.ready import Queue
 from evertide.sources.postgres.server import Address, Server
 from evertide.sources.postgres.transactions import Room
-from evertide.sources.staged import unpacked
+from evertide.sources.staged import unpack_rows
 
 __all__ = ["PostgresSource", "open_source"]
 
@@ -87,7 +87,7 @@ class PostgresSource:
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         if not isinstance(fragment, Staged):
             raise InvalidInput(where=f"source {self.name!r}", why=f"{fragment} is not a fragment of it")
-        yield unpacked(fragment.table, self._staging.load(fragment))
+        yield unpack_rows(fragment.table, self._staging.load(fragment))
 
     def acknowledge(self, position: str) -> None:
         """From now on the server may be told so: the journal has it."""
@@ -108,7 +108,7 @@ def open_source(  # noqa: PLR0917
     staging: Staging,
 ) -> PostgresSource:
     """Refuses what cannot work. A server that is not there is no reason: it may come back."""
-    parts = read_parts(options)
+    parts = read_address(options)
     feed_options = FeedOptions(
         slot=options.text("slot", name),
         publication=options.text("publication", name),
@@ -136,6 +136,6 @@ def open_source(  # noqa: PLR0917
 def _table_name(declaration: TableDeclaration, text: str) -> TableName:
     found = TableName.parse(text)
     if found is None:
-        where = f"{declaration.where}, table {declaration.name!r}"
+        where = declaration.place
         raise InvalidInput(where=where, why=f"the option 'table' is {text!r}: expected, say, 'public.orders'")
     return found

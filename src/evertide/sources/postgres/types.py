@@ -29,7 +29,7 @@ import pyarrow.types as kinds
 
 from evertide.sources.values.columns import Column, from_texts, from_values
 from evertide.sources.values.kinds import INTEGERS, is_variant
-from evertide.sources.values.values import Number, shown
+from evertide.sources.values.values import Number, show_value
 
 __all__ = ["PgType", "converted", "fits", "texts_of"]
 
@@ -84,7 +84,7 @@ def texts_of(values: Any) -> tuple[Any, dict[int, str]]:
         try:
             made.append(None if value is None else value.decode())
         except UnicodeDecodeError:
-            bad[row] = f"{shown(value)} is not UTF-8"
+            bad[row] = f"{show_value(value)} is not UTF-8"
             made.append(None)
     return pa.array(made, pa.string()), bad
 
@@ -120,7 +120,7 @@ def _lists(texts: Any, found: PgType, kind: Any) -> Column:
     for row, text in enumerate(texts.to_pylist()):
         parsed = None if text is None else _parsed(text, found.delimiter)
         if parsed is not None and _depth(parsed) not in (depth, 0):
-            misfits[row] = f"{shown(text)} has {_depth(parsed)} dimensions, and the column {depth}"
+            misfits[row] = f"{show_value(text)} has {_depth(parsed)} dimensions, and the column {depth}"
             parsed = None
         rows.append(parsed)
         for element in _leaves(parsed):

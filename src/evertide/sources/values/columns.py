@@ -1,8 +1,8 @@
-"""Whole columns of whatever a user has, as columns of a table: in one go where that is sure to be exact, value by value
-where it is not (`evertide.sources.values.values` says what a value means).
+"""Convert whole columns of user data to columns of a table.
 
-A value that does not fit is NULL in the array, and told apart by its row. What comes out never depends on the way: a
-value that goes through in one go is one that both ways read alike.
+1. A column is converted by Arrow at once where that is certain to be exact, and value by value otherwise
+   (`evertide.sources.values.values` defines the conversion of one value). Both ways give the same result.
+2. A value that does not fit is NULL in the array; `misfits` has its row and the reason.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pyarrow.types as kinds
 from evertide.rows.columns import one_chunk
 from evertide.rows.conform import alike, conform, first_null
 from evertide.sources.values.kinds import INTEGERS, sql_name
-from evertide.sources.values.values import Misfit, Number, fitted, parsed
+from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 
-__all__ = ["Column", "from_arrow", "from_texts", "from_values", "nothing", "widens"]
+__all__ = ["Column", "from_arrow", "from_texts", "from_values", "null_column", "widens"]
 
 _FEW = 64
-"""So many values are converted one by one, rather than cut in halves to find the bad one."""
+"""At most this many values are converted one by one, instead of bisecting to find the invalid one."""
 
 _YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _DAY = f"{_YEAR}-[0-9]{{2}}-[0-9]{{2}}"
@@ -35,7 +35,7 @@ _DIRECT: tuple[tuple[Callable[[Any], bool], type], ...] = (
     (kinds.is_string, str),
     (kinds.is_binary, bytes),
 )
-"""Python's types that Arrow takes as they are; it checks the range of integers, and that texts are Unicode."""
+"""Python types that Arrow converts directly; it checks the range of integers, and that texts are Unicode."""
 
 _TEXTS: tuple[tuple[Callable[[Any], bool], set[type]], ...] = (
     (kinds.is_date, {str}),
@@ -43,7 +43,7 @@ _TEXTS: tuple[tuple[Callable[[Any], bool], set[type]], ...] = (
     (kinds.is_decimal, {str, int, float, Number}),
     (kinds.is_floating, {Number}),
 )
-"""Python's types whose values mean what their text means."""
+"""Python types whose values are converted by their text."""
 
 _SAFE: tuple[tuple[Callable[[Any], bool], Callable[[Any], bool]], ...] = (
     (kinds.is_integer, lambda kind: kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind)),
@@ -54,7 +54,7 @@ _SAFE: tuple[tuple[Callable[[Any], bool], Callable[[Any], bool]], ...] = (
     (kinds.is_duration, kinds.is_duration),
     (kinds.is_null, lambda _: True),
 )
-"""Pairs of types between which Arrow's own cast is exact, or fails."""
+"""Pairs of types between which Arrow's cast is exact or fails."""
 
 
 _PATTERNS: tuple[tuple[Callable[[Any], bool], Callable[[Any], str]], ...] = (
@@ -77,12 +77,12 @@ class Column:
     """Why a value does not fit, by row."""
 
 
-def nothing(rows: int, kind: Any) -> Column:
+def null_column(rows: int, kind: Any) -> Column:
     return Column(pa.nulls(rows, kind))
 
 
 def from_values(values: Sequence[Any], kind: Any) -> Column:
-    """Of Python's values, or JSON's."""
+    """Convert Python or JSON values."""
     types = set(map(type, values)) - {type(None)}
     try:
         if any(is_kind(kind) and types <= {direct} for is_kind, direct in _DIRECT):
@@ -94,7 +94,7 @@ def from_values(values: Sequence[Any], kind: Any) -> Column:
                 return column
     except (pa.ArrowException, OverflowError, ValueError):
         pass  # some value does not fit: one by one, to say which
-    return _one_by_one(values, range(len(values)), len(values), kind, fitted)
+    return _one_by_one(values, range(len(values)), len(values), kind, convert_value)
 
 
 def _one_by_one(
@@ -111,12 +111,12 @@ def _one_by_one(
 
 
 def from_texts(texts: Any, kind: Any) -> Column:
-    """Of strings, as a file has them; NULL stays NULL."""
+    """Convert texts, such as the fields of a file; NULL stays NULL."""
     if kinds.is_string(kind):
         return Column(texts)
     pattern = _text_pattern(kind)
     if pattern is None:
-        return _one_by_one(texts.to_pylist(), range(len(texts)), len(texts), kind, parsed)
+        return _one_by_one(texts.to_pylist(), range(len(texts)), len(texts), kind, parse_value)
     usual = pc.fill_null(pc.match_substring_regex(texts, pattern), True)  # noqa: FBT003 - a value, not a switch
     is_usual = np.asarray(usual)
     chosen = texts if is_usual.all() else pc.if_else(usual, texts, None)
@@ -124,7 +124,7 @@ def from_texts(texts: Any, kind: Any) -> Column:
     slow = np.union1d(np.flatnonzero(~is_usual), np.array(failed, np.int64))
     if not len(slow):
         return Column(array)
-    rest = _one_by_one(texts.take(pa.array(slow)).to_pylist(), range(len(slow)), len(slow), kind, parsed)
+    rest = _one_by_one(texts.take(pa.array(slow)).to_pylist(), range(len(slow)), len(slow), kind, parse_value)
     mask = np.zeros(len(texts), np.bool_)
     mask[slow] = True
     misfits = {int(slow[row]): why for row, why in rest.misfits.items()}
@@ -132,12 +132,12 @@ def from_texts(texts: Any, kind: Any) -> Column:
 
 
 def _text_pattern(kind: Any) -> str | None:
-    """Texts that Arrow's cast reads as `parsed` does; it may still refuse one (the 30th of February)."""
+    """Matches texts that Arrow casts to the same value as `parse_value`; the cast may still fail (30 February)."""
     return next((pattern(kind) for is_kind, pattern in _PATTERNS if is_kind(kind)), None)
 
 
 def _cast_texts(texts: Any, kind: Any) -> tuple[Any, list[int]]:
-    """The array, and the rows that could not be cast."""
+    """Return the array, and the rows that could not be cast."""
     try:
         return _cast_text(texts, kind), []
     except pa.ArrowException:
@@ -157,7 +157,7 @@ def _cast_text(texts: Any, kind: Any) -> Any:
 
 
 def from_arrow(column: Any, kind: Any) -> Column:
-    """Of an Arrow column, whatever its type."""
+    """Convert an Arrow column of any type."""
     array = one_chunk(column)
     if alike(array.type, kind):
         return _alike(array, kind)
@@ -174,7 +174,7 @@ def from_arrow(column: Any, kind: Any) -> Column:
 
 
 def _alike(array: Any, kind: Any) -> Column:
-    """A NULL inside, where none may be, is found value by value, as it is rare."""
+    """An invalid NULL inside a nested value is rare, so it is located value by value."""
     made = conform(array, kind)
     if not kinds.is_nested(kind) or first_null(made, pa.field("column", kind)) is None:
         return Column(made)
@@ -183,7 +183,7 @@ def _alike(array: Any, kind: Any) -> Column:
 
 def _none_fits(array: Any, kind: Any) -> Column:
     rows = np.flatnonzero(np.asarray(array.is_valid()))
-    why = f"{sql_name(array.type)} is no {sql_name(kind)}: take away its zone first"
+    why = f"a time with a zone is not a {sql_name(kind)}; remove the zone first"
     return Column(pa.nulls(len(array), kind), {int(row): why for row in rows})
 
 
@@ -192,13 +192,13 @@ def _without_nanos(array: Any, kind: Any) -> Column:
     micros = pc.divide(nanos, 1000)
     is_exact = pc.equal(pc.multiply(micros, 1000), nanos)
     rows = np.flatnonzero(~np.asarray(pc.fill_null(is_exact, True)))  # noqa: FBT003 - a value, not a switch
-    why = f"finer than a microsecond, which a {sql_name(kind)} cannot be"
-    made = pc.if_else(is_exact, micros, None).cast(kind)
-    return Column(made, {int(row): f"{nanos[row].as_py()} ns since 1970: {why}" for row in rows})
+    why = f"a {sql_name(kind)} has microseconds, and this value is finer"
+    converted = pc.if_else(is_exact, micros, None).cast(kind)
+    return Column(converted, {int(row): f"{nanos[row].as_py()} ns since 1970: {why}" for row in rows})
 
 
 def widens(found: Any, kind: Any) -> bool:
-    """Whether a column of one type may stand for one of another: the same values, or more room for them."""
+    """Whether every value of one type is also a value of the other."""
     if alike(found, kind) or kinds.is_null(found):
         return True
     if found in INTEGERS and kind in INTEGERS:

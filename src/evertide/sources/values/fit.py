@@ -1,10 +1,10 @@
-"""Columns put together to rows of a table; what a row lacks to be one is told by row and column.
+"""Assemble converted columns into rows of a table, and report the rows that do not fit.
 
-`fit` is where NOT NULL and the key are enforced, for pushed rows and for those of files alike:
+`fit` enforces NOT NULL and the key, for pushed rows and for rows of every source:
 
 1. A NOT NULL column and a column of the key must have a value.
-2. A delete needs the key only: the other columns do not count, and do not have to fit. Without a key it is a whole row.
-3. A column that is not given is its default, or NULL.
+2. A delete needs only the key; its other columns are ignored. In a table without a key, a delete is a whole row.
+3. A missing column takes its default, or NULL.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows, TableDeclaration
-from evertide.sources.values.columns import Column, from_values, nothing
-from evertide.sources.values.defaults import default_of
+from evertide.sources.values.columns import Column, from_values, null_column
+from evertide.sources.values.defaults import read_default
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["Fitted", "Ops", "Reason", "Same", "faulty_rows", "fit", "key_of", "rows_schema", "upserts"]
+__all__ = ["FittedRows", "Ops", "Reason", "Same", "extract_key", "fit", "rows_schema", "split_faults", "upserts"]
 
 Ops = npt.NDArray[np.int8]
 
@@ -41,11 +41,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """What an upsert leaves as it was (`evertide.sources.contract.SAME`)."""
+    """The columns whose values an upsert keeps (`evertide.sources.contract.SAME`)."""
 
     columns: tuple[str, ...]
     is_moved: bool = False
-    """Under the key that the row just before it deletes."""
+    """The values are those of the key that the previous row deletes."""
 
     @property
     def mark(self) -> str:
@@ -54,8 +54,8 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """All rows, the bad ones too: they are in `reasons`, with their number from 0 on."""
+class FittedRows:
+    """All rows. `reasons` has the rows that do not fit, by their index."""
 
     rows: pa.Table
     reasons: dict[int, Reason]
@@ -77,9 +77,9 @@ def fit(
     ops: Ops,
     reasons: Mapping[int, Reason] | None = None,
     same: Mapping[int, Same] | None = None,
-) -> Fitted:
-    """`reasons` are those of rows that are bad already. Of several reasons, a row has the first."""
-    found, left = dict(reasons or {}), same or {}
+) -> FittedRows:
+    """`reasons` has the rows that are already known not to fit. A row keeps its first reason."""
+    found, kept = dict(reasons or {}), same or {}
     is_upsert = ops != DELETE
     made = []
     for field in declaration.schema:
@@ -91,36 +91,36 @@ def fit(
             if counts[row]:
                 found.setdefault(row, Reason(why, field.name))
         if (is_key or not field.nullable) and column.array.null_count:
-            why = f"NULL, but it is {'part of the key' if is_key else f'{sql_name(field.type)} NOT NULL'}"
+            why = f"NULL is not allowed: the column is {'in the key' if is_key else f'{sql_name(field.type)} NOT NULL'}"
             for row in np.flatnonzero(np.asarray(column.array.is_null()) & counts).tolist():
-                if row not in left or field.name not in left[row].columns:
+                if row not in kept or field.name not in kept[row].columns:
                     found.setdefault(row, Reason(why, field.name))
-    for row, one in left.items():
+    for row, one in kept.items():
         if one.is_moved and row - 1 in found:
-            found.setdefault(row, Reason("values are as they were, but the key before could not be read"))
+            found.setdefault(row, Reason("the row keeps values of its previous key, which could not be read"))
     table = pa.Table.from_arrays([*made, pa.array(ops)], schema=rows_schema(declaration))
-    if left:
-        marks = [left[row].mark if row in left else None for row in range(len(ops))]
+    if kept:
+        marks = [kept[row].mark if row in kept else None for row in range(len(ops))]
         table = table.append_column(SAME, pa.array(marks, pa.string()))
-    return Fitted(table, found)
+    return FittedRows(table, found)
 
 
 def _default(declaration: TableDeclaration, field: Any, ops: Ops) -> Column:
-    value = default_of(declaration, field.name)
+    value = read_default(declaration, field.name)
     if value is None:
-        return nothing(len(ops), field.type)
+        return null_column(len(ops), field.type)
     values = [None if declaration.key and op == DELETE else value for op in ops.tolist()]
     return from_values(values, field.type)
 
 
-def faulty_rows(
+def split_faults(
     declaration: TableDeclaration,
-    fitted: Fitted,
+    fitted: FittedRows,
     place: str,
     line_of: Callable[[int], int],
     raw_of: Callable[[int], str],
 ) -> Rows:
-    """The good rows, and a `Fault` for each of the others, in order."""
+    """Return the rows that fit, and a `Fault` for each of the others, in order."""
     if not fitted.reasons:
         return Rows(declaration.name, fitted.rows)
     bad = sorted(fitted.reasons)
@@ -133,7 +133,7 @@ def faulty_rows(
             line=line_of(row),
             reason=str(fitted.reasons[row]),
             raw=_short(raw_of(row)),
-            key=key_of(fitted.rows, declaration.key, row),
+            key=extract_key(fitted.rows, declaration.key, row),
             after=row - before,
         )
         for before, row in enumerate(bad)
@@ -145,8 +145,8 @@ def _short(raw: str) -> str:
     return raw if len(raw) <= _RAW_MAX else f"{raw[:_RAW_MAX]}..."
 
 
-def key_of(rows: pa.Table, columns: Sequence[str], row: int) -> pa.Table | None:
-    """The key of a row, for a `Fault`; None if a column of it is NULL, which one that could not be read is too."""
+def extract_key(rows: pa.Table, columns: Sequence[str], row: int) -> pa.Table | None:
+    """The key of a row, for a `Fault`; None if one of its columns is NULL or could not be read."""
     if not columns:
         return None
     key = rows.select(list(columns)).take(pa.array([row]))  # a slice would keep, and pickle, all rows

@@ -1,4 +1,4 @@
-"""Types as people write them, for messages, and what their values look like."""
+"""Types as SQL names them, and descriptions of their values, for messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.types as kinds
 
 from evertide.json_values import is_variant
 
-__all__ = ["INTEGERS", "expected_text", "is_variant", "sql_name"]
+__all__ = ["INTEGERS", "describe_values", "is_variant", "sql_name"]
 
 INTEGERS: dict[Any, tuple[int, int]] = {
     kind: (-(1 << (kind.bit_width - 1)), (1 << (kind.bit_width - 1)) - 1)
@@ -43,7 +43,7 @@ _EXPECTED: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (kinds.is_date, "a date as in '2026-01-31'"),
     (kinds.is_duration, "days and time as in '1 02:03:04.5'"),
     (kinds.is_time, "a time of day as in '10:20:30.5', to the microsecond"),
-    (kinds.is_map, "a mapping, or a list of pairs, without a key twice"),
+    (kinds.is_map, "a mapping, or a list of pairs, without repeated keys"),
     (kinds.is_list, "a list"),
 )
 
@@ -63,8 +63,8 @@ def sql_name(kind: Any) -> str:
     return _NAMES.get(kind, str(kind))
 
 
-def expected_text(kind: Any) -> str:
-    """What a value of this type looks like."""
+def describe_values(kind: Any) -> str:
+    """What a value of this type looks like, for messages."""
     if kind in INTEGERS:
         least, most = INTEGERS[kind]
         return f"a whole number from {least} to {most}"
@@ -72,10 +72,10 @@ def expected_text(kind: Any) -> str:
         before, after = kind.precision - kind.scale, kind.scale
         return f"a number with at most {before} digits before the point and {after} after it"
     if kinds.is_timestamp(kind):
-        zone = "" if kind.tz is None else ", UTC unless it says another offset"
-        return f"a time as in '2026-01-31 10:20:30.5', to the microsecond{zone or ', without a zone'}"
+        zone = "without a zone" if kind.tz is None else "UTC unless an offset is given"
+        return f"a time as in '2026-01-31 10:20:30.5', to the microsecond, {zone}"
     if is_variant(kind):
-        return "anything that JSON can say"
+        return "a JSON value"
     if kinds.is_struct(kind):
         return "a mapping with the fields " + ", ".join(repr(field.name) for field in kind)
     return next((text for is_kind, text in _EXPECTED if is_kind(kind)), f"a value of type {kind}")

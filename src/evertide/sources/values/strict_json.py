@@ -1,11 +1,11 @@
-"""JSON in which no object has a name twice.
+"""Decode JSON, and refuse an object that repeats a name.
 
-Which of two values counts is not said anywhere: some decoders keep the last one, others the first. So such a text is
-refused, with the name.
+JSON does not define which of two values counts: some decoders keep the last one, others the first. The decoder does not
+report repeated names, so they are detected by counting:
 
-Decoders do not tell. A text has at least as many colons as names, and as many names as the decoded value, or more if
-one is there twice: where the two counts agree, which costs little, none is. Otherwise, as colons are in texts too, the
-names are counted, and if these disagree as well, the text is decoded once more, name by name.
+1. If the text has as many colons as the decoded value has names, no name is repeated. This is cheap.
+2. Otherwise, as colons also occur inside texts, quoted texts before a colon are counted.
+3. If that count differs as well, the text is decoded once more, name by name.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _NAME = re.compile(rb'"\s*:')
 
 
 class RepeatedName(ValueError):
-    """An object has a name twice."""
+    """A JSON object repeats a name."""
 
 
 def decode_json(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
-    """What the decoder makes of it. `RepeatedName` if an object in it has a name twice."""
-    found = decoder.decode(content)
-    count = _names(found)
+    """Decode; raise `RepeatedName` if an object repeats a name."""
+    value = decoder.decode(content)
+    count = _count_names(value)
     if content.count(b":") != count and len(_NAME.findall(content)) != count:
-        json.loads(content, object_pairs_hook=_unique, parse_int=str, parse_float=str)
-    return found
+        json.loads(content, object_pairs_hook=_check_names, parse_int=str, parse_float=str)
+    return value
 
 
-def _names(value: Any) -> int:
-    """How many names all objects in it have."""
+def _count_names(value: Any) -> int:
+    """The number of names of all objects inside a value."""
     count, waiting = 0, [value]
     while waiting:
         each = waiting.pop()
@@ -47,9 +47,9 @@ def _names(value: Any) -> int:
     return count
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
+def _check_names(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
-            raise RepeatedName(f"an object has the name {name!r} twice")
+            raise RepeatedName(f"an object repeats the name {name!r}")
         seen.add(name)

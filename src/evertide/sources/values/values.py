@@ -1,17 +1,17 @@
-"""One value of whatever a user has, as a value of a column: exact, or not at all.
+"""Convert one value from a user to a value of a column: exactly, or not at all.
 
-`fitted` takes what Python and JSON have, `parsed` takes text (a field of a CSV file). Both give what Arrow makes the
-column's value of, or raise `Misfit`.
+`convert_value` converts Python and JSON values, `parse_value` converts text (a field of a CSV file). Both return a
+value that Arrow accepts for the column, or raise `Misfit`.
 
-1. A whole number fits an integer column if it is in range, whatever it came as (5, 5.0, Decimal 5); a truth value is
-   no number, and a text is none either, unless all there is are texts (CSV).
-2. A whole number becomes a DOUBLE or FLOAT only if that is exactly it. A fraction is rounded to the column's own
-   precision, as it is written so (0.1), but never to infinity.
-3. DECIMAL takes whole numbers, decimals, texts, and floats as they are written (0.1 is 0.1), if nothing is cut off.
-4. Dates and times are taken as such, or as ISO 8601 text. A TIMESTAMP without a zone is UTC, on every machine.
-5. BINARY takes bytes, or base64 as text.
-6. Lists, mappings and structs are taken apart. A field that a struct lacks is NULL; one that it does not know is an
-   error.
+1. A whole number fits an integer column if it is in range, whatever its type (5, 5.0, Decimal 5). A boolean is not a
+   number. A text is a number only in formats that have nothing but texts (CSV).
+2. A whole number becomes a DOUBLE or FLOAT only if the conversion is exact. A fraction is rounded to the column's
+   precision, but never to infinity.
+3. DECIMAL accepts whole numbers, decimals, texts, and floats by their shortest text (0.1 is 0.1), if no digit is lost.
+4. Dates and times may be ISO 8601 texts. A TIMESTAMP without a zone is UTC, on every machine.
+5. BINARY accepts bytes, or base64 as text.
+6. Lists, mappings and structs are converted element by element. A missing field of a struct is NULL; an unknown field
+   is an error.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.sources.values.kinds import INTEGERS, expected_text, is_variant, sql_name
+from evertide.sources.values.kinds import INTEGERS, describe_values, is_variant, sql_name
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["Misfit", "Number", "fitted", "parsed", "shown"]
+__all__ = ["Misfit", "Number", "convert_value", "parse_value", "show_value"]
 
 _SHOWN_MAX = 80
 _FLOAT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -62,7 +62,7 @@ class Number(str):
     __slots__ = ()
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """A value in a message, shortened if it is long."""
     if isinstance(value, int) and value.bit_length() > 4 * _SHOWN_MAX:
         return f"a number of {value.bit_length()} bits"
@@ -70,15 +70,13 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
 
 
-def fitted(value: Any, kind: Any) -> Any:
-    """The value as a column of this type has it. None stays None: who may be NULL is decided elsewhere."""
-    if value is None:
-        return None
-    return _converter(kind)(value, kind)
+def convert_value(value: Any, kind: Any) -> Any:
+    """Convert a value to the type of a column. None stays None: `fit` checks NOT NULL."""
+    return None if value is None else _converter(kind)(value, kind)
 
 
-def parsed(text: str, kind: Any) -> Any:
-    """The value that a text is. Lists, mappings, structs and VARIANT are JSON."""
+def parse_value(text: str, kind: Any) -> Any:
+    """Convert a text to the type of a column. Lists, mappings, structs and VARIANT are written as JSON."""
     if kind in INTEGERS and _INTEGER.fullmatch(text):
         return _integer(int(text), kind) if len(text) <= 40 else _refuse(text, kind)
     if kinds.is_floating(kind):
@@ -90,15 +88,15 @@ def parsed(text: str, kind: Any) -> Any:
         try:
             value = decode_json(msgspec.json.Decoder(float_hook=Number), text.encode())
         except RepeatedName as error:
-            raise Misfit(f"{shown(text)} is no {sql_name(kind)}: {error}") from error
+            raise Misfit(f"{show_value(text)} is not a {sql_name(kind)}: {error}") from error
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise Misfit(f"{shown(text)} is not JSON, which a {sql_name(kind)} needs: {error}") from error
-        return fitted(value, kind)
-    return fitted(text, kind)
+            raise Misfit(f"{show_value(text)} is not JSON, which a {sql_name(kind)} needs: {error}") from error
+        return convert_value(value, kind)
+    return convert_value(text, kind)
 
 
 def _refuse(value: object, kind: Any) -> NoReturn:
-    raise Misfit(f"{shown(value)} is no {sql_name(kind)}: expected {expected_text(kind)}")
+    raise Misfit(f"{show_value(value)} is not a {sql_name(kind)}: expected {describe_values(kind)}")
 
 
 def _integer(value: Any, kind: Any) -> int:
@@ -114,7 +112,7 @@ def _integer(value: Any, kind: Any) -> int:
 
 
 def _is_whole(number: Decimal) -> bool:
-    """Huge exponents are refused before they are written out."""
+    """A number with a huge exponent is refused before its digits are expanded."""
     return number.is_finite() and number.adjusted() < 40 and number == number.to_integral_value()
 
 
@@ -125,7 +123,7 @@ def _float(value: Any, kind: Any) -> float:
             return special
         return _float_text(value, kind) if isinstance(value, Number) else _refuse(value, kind)
     if isinstance(value, float | np.floating):
-        return _rounded(float(value), value, kind)
+        return _check_overflow(float(value), value, kind)
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         exact = _nearest(str(int(value)), kind) if abs(int(value)) < 1 << 128 else math.inf
         return exact if math.isfinite(exact) and int(exact) == int(value) else _refuse_inexact(value, kind)
@@ -140,16 +138,16 @@ def _float_text(text: str, kind: Any) -> float:
         return special
     if not _FLOAT.fullmatch(text):
         return _refuse(text, kind)
-    return _rounded(_nearest(text, kind), text, kind)
+    return _check_overflow(_nearest(text, kind), text, kind)
 
 
 def _nearest(text: str, kind: Any) -> float:
-    """Rounded once, from the text to the column's precision: twice may be another number."""
+    """Round once, from the text to the column's precision: rounding twice may give another number."""
     found: float = pa.scalar(text.lstrip("+")).cast(kind).as_py()
     return found
 
 
-def _rounded(number: float, value: object, kind: Any) -> float:
+def _check_overflow(number: float, value: object, kind: Any) -> float:
     is_too_large = kind == pa.float32() and math.isfinite(number) and math.isinf(_single(number))
     was_finite = not isinstance(value, float | np.floating) and math.isinf(number)
     return _refuse(value, kind) if is_too_large or was_finite else number
@@ -161,7 +159,7 @@ def _single(number: float) -> float:
 
 
 def _refuse_inexact(value: object, kind: Any) -> NoReturn:
-    raise Misfit(f"{shown(value)} is no {sql_name(kind)}: it would not be exact")
+    raise Misfit(f"{show_value(value)} is not a {sql_name(kind)}: the conversion would not be exact")
 
 
 def _boolean(value: Any, kind: Any) -> bool:
@@ -174,7 +172,7 @@ def _string(value: Any, kind: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise Misfit(f"{shown(value)} is no {sql_name(kind)}: it cannot be written as UTF-8") from error
+        raise Misfit(f"{show_value(value)} is not a {sql_name(kind)}: the text cannot be encoded as UTF-8") from error
     return value
 
 
@@ -294,36 +292,36 @@ def _as_decimal(value: Any, kind: Any) -> Decimal:
 def _list(value: Any, kind: Any) -> list[Any]:
     if not isinstance(value, list | tuple | np.ndarray):
         return _refuse(value, kind)
-    return [_inside(element, kind.value_field, f"element {at}") for at, element in enumerate(value, 1)]
+    return [_convert_inner(element, kind.value_field, f"element {at}") for at, element in enumerate(value, 1)]
 
 
-def _inside(value: Any, field: Any, place: str) -> Any:
+def _convert_inner(value: Any, field: Any, place: str) -> Any:
     if value is None and not field.nullable:
-        raise Misfit(f"{place} is NULL, which {sql_name(field.type)} NOT NULL does not allow")
+        raise Misfit(f"{place} is NULL, but it is {sql_name(field.type)} NOT NULL")
     try:
-        return fitted(value, field.type)
+        return convert_value(value, field.type)
     except Misfit as error:
         raise Misfit(f"{place}: {error}") from error
 
 
 def _map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
-    """JSON has keys that are texts only: they are read as the key's type."""
+    """Keys in JSON are always texts: they are parsed as the key's type."""
     if isinstance(value, Mapping):
         pairs = [(_map_key(key, kind.key_type), item) for key, item in value.items()]
     elif isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
-        pairs = [(_inside(key, kind.key_field, "a key"), item) for key, item in value]
+        pairs = [(_convert_inner(key, kind.key_field, "a key"), item) for key, item in value]
     else:
         return _refuse(value, kind)
     seen: set[str] = set()
     for key, _ in pairs:
         if key is None or repr(key) in seen:
-            raise Misfit(f"{shown(value)} is no {sql_name(kind)}: the key {shown(key)} is NULL or there twice")
+            raise Misfit(f"{show_value(value)} is not a {sql_name(kind)}: key {show_value(key)} is NULL or repeated")
         seen.add(repr(key))
-    return [(key, _inside(item, kind.item_field, f"value of {shown(key)}")) for key, item in pairs]
+    return [(key, _convert_inner(item, kind.item_field, f"value of {show_value(key)}")) for key, item in pairs]
 
 
 def _map_key(key: Any, kind: Any) -> Any:
-    return parsed(key, kind) if isinstance(key, str) else fitted(key, kind)
+    return parse_value(key, kind) if isinstance(key, str) else convert_value(key, kind)
 
 
 def _struct(value: Any, kind: Any) -> dict[str, Any]:
@@ -332,12 +330,12 @@ def _struct(value: Any, kind: Any) -> dict[str, Any]:
     names = {field.name for field in kind}
     unknown = [key for key in value if key not in names]
     if unknown:
-        raise Misfit(f"{shown(unknown[0])} is no field of {sql_name(kind)}: expected {expected_text(kind)}")
-    return {field.name: _inside(value.get(field.name), field, f"field {field.name!r}") for field in kind}
+        raise Misfit(f"{show_value(unknown[0])} is not a field of {sql_name(kind)}: expected {describe_values(kind)}")
+    return {field.name: _convert_inner(value.get(field.name), field, f"field {field.name!r}") for field in kind}
 
 
 def _variant(value: Any, kind: Any) -> dict[str, bytes]:
-    """Encoded by Spark's own code, as only that is sure to be what Spark reads."""
+    """Encode with Spark's own code, so that Spark can read the result."""
     from pyspark.sql.types import VariantVal  # noqa: PLC0415 - slow to import, and few tables have a VARIANT
 
     if isinstance(value, VariantVal):

@@ -1,4 +1,4 @@
-"""A VARIANT as JSON: read by Spark's own code, as that is what wrote it."""
+"""Convert a VARIANT to JSON with Spark's own code, which also wrote it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["variant_json"]
 
 
 def variant_json(value: bytes, metadata: bytes) -> str:
-    """Times of day and zone in it are UTC."""
+    """Times inside the value are written in UTC."""
     from pyspark.sql.types import VariantVal  # noqa: PLC0415 - slow to import, and few tables have a VARIANT
 
     text: str = VariantVal(value, metadata).toJson("UTC")

@@ -146,7 +146,7 @@ def test_what_is_refused_says_where_and_why(text: str, place: int, why: str) -> 
         where(text)
     assert refused.value.why.startswith(f"character {place}: ")
     assert why in refused.value.why
-    assert "nothing was changed" in str(refused.value)
+    assert "Nothing was changed" in str(refused.value)
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 
 

@@ -15,7 +15,7 @@ from evertide.flow import Circuit
 from evertide.flow.stage import Stage
 from evertide.plan.fragment import fragment
 from evertide.plan.fragment.fragment import Fragment
-from evertide.plan.fragment.small import Small
+from evertide.plan.fragment.local_runner import LocalRunner
 from evertide.testing.ledger import Ledger, Transaction
 from evertide.testing.oracle import Reference, drive
 
@@ -106,18 +106,18 @@ PAIRED = "SELECT r.a, s.c, r.k FROM r JOIN s ON r.k = s.k"
 def test_v3_few_rows_that_make_many_are_shared_by_the_executors(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    monkeypatch.setattr(fragment, "ROWS_MADE_MAX", 500)
+    monkeypatch.setattr(fragment, "ROWS_JOINED_MAX", 500)
     circuit = Circuit(spark, f"{PAIRS} CREATE MATERIALIZED VIEW v AS {query};")
     [stage] = [part for part in circuit.order if isinstance(part, Stage)]
     tried: list[str] = []
-    run = Small.run
+    run = LocalRunner.run
 
-    def watched(self: Small, *given: Any, **options: Any) -> Any:
+    def watched(self: LocalRunner, *given: Any, **options: Any) -> Any:
         found = run(self, *given, **options)
-        tried.append(self.ran)
+        tried.append(self.last_path)
         return found
 
-    monkeypatch.setattr(Small, "run", watched)
+    monkeypatch.setattr(LocalRunner, "run", watched)
     ledger = Ledger(circuit.tables)
 
     def insert(key: int, count: int) -> Transaction:

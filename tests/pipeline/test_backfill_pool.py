@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.functions import udf
 
 import evertide as et
-from evertide.plan.catalyst.pool import BESIDE, in_pool
+from evertide.plan.catalyst.pool import BACKFILL_POOL, use_pool
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 from evertide.runtime import SystemRuntime
 from tests.pipeline.test_threads import wait_until
@@ -86,8 +86,8 @@ def test_the_pool_is_left_with_the_block_and_is_the_threads_own(spark: SparkSess
     assert context.getLocalProperty(PROPERTY) is None
 
     def beside() -> None:
-        with in_pool(context, BESIDE):
-            assert context.getLocalProperty(PROPERTY) == BESIDE
+        with use_pool(context, BACKFILL_POOL):
+            assert context.getLocalProperty(PROPERTY) == BACKFILL_POOL
             assert pool.submit(context.getLocalProperty, PROPERTY).result() is None
             raise ZeroDivisionError
 

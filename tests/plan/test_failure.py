@@ -19,7 +19,7 @@ from pyspark.sql.functions import udf
 
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused, ViewFailed
 from evertide.flow import Circuit
-from evertide.plan.catalyst.failure import told_apart
+from evertide.plan.catalyst.failure import classify_errors
 from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.plan.program.view_function import ViewFunction
 from evertide.runtime import SystemRuntime
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def test_a_row_is_to_blame_for_what_spark_says_of_it(spark: SparkSession) -> None:
-    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"), told_apart(spark.sparkContext):
+    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"), classify_errors(spark.sparkContext):
         spark.sql("SELECT 1 / id FROM range(2)").collect()
 
 
 def test_what_else_fails_in_the_jvm_is_sparks(spark: SparkSession) -> None:
-    with pytest.raises(SparkAway, match="IndexOutOfBoundsException") as away, told_apart(spark.sparkContext):
+    with pytest.raises(SparkAway, match="IndexOutOfBoundsException") as away, classify_errors(spark.sparkContext):
         spark._jvm.java.util.ArrayList().get(3)
     assert away.value.path == spark.sparkContext.master
     assert "\n" not in str(away.value)
@@ -43,13 +43,13 @@ def test_what_else_fails_in_the_jvm_is_sparks(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("error", [Py4JNetworkError("closed"), ConnectionRefusedError("nobody is there")])
 def test_without_a_jvm_spark_has_ended(spark: SparkSession, error: Exception) -> None:
-    with pytest.raises(SparkEnded, match=type(error).__name__), told_apart(spark.sparkContext):
+    with pytest.raises(SparkEnded, match=type(error).__name__), classify_errors(spark.sparkContext):
         raise error
 
 
 def test_without_a_context_spark_has_ended(spark: SparkSession) -> None:
     ended = cast("Any", SimpleNamespace(master="spark://gone:7077", _jsc=None))
-    with pytest.raises(SparkEnded, match="spark://gone:7077"), told_apart(ended):
+    with pytest.raises(SparkEnded, match="spark://gone:7077"), classify_errors(ended):
         spark._jvm.java.util.ArrayList().get(3)
 
 

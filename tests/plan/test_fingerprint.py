@@ -15,7 +15,7 @@ import pytest
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.fingerprint import Fingerprints, fingerprint, pipeline_fingerprint
 from evertide.plan.algebra.nodes import Function, walk
-from evertide.plan.catalyst.python_function import described
+from evertide.plan.catalyst.python_function import describe_function
 from evertide.plan.catalyst.result_settings import RESULT_PREFIX, RESULT_SETTINGS, result_settings
 from evertide.plan.program.program import Program
 from tests.plan.fingerprinted import QUERIES, TABLES, fingerprints
@@ -190,7 +190,7 @@ def made(limit: int, default: int = 1) -> Callable[[int], int]:
 
 def test_python_functions_are_what_they_do() -> None:
     def told(function: Any) -> str:
-        return repr(described(function, "here"))
+        return repr(describe_function(function, "here"))
 
     names: dict[str, Any] = {}
     source = "import math\ndef f(x):\n    {}return math.floor(x) + g(x)\ndef g(x):\n    return {}\n"

@@ -12,7 +12,7 @@ import pytest
 from evertide.errors import InvalidInput
 from evertide.pipeline.pipeline import Pipeline
 from evertide.plan.catalyst import session as sessions
-from evertide.plan.catalyst.network import why_open
+from evertide.plan.catalyst.network import find_exposure
 from evertide.plan.program.program import Program
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ CLUSTER = {"spark.master": "spark://10.0.0.1:7077", "spark.driver.host": "10.0.0
     ],
 )
 def test_a_session_that_answers_anybody_is_known_by_its_settings(conf: dict[str, str], is_open: bool) -> None:
-    found = why_open(conf)
+    found = find_exposure(conf)
     assert (found is not None) == is_open
     assert found is None or "spark.authenticate" in found
 
@@ -49,7 +49,7 @@ def test_status_warns_of_a_session_that_answers_anybody(
     script = "CREATE TABLE t (a BIGINT)"
     with Pipeline.open(script, tmp_path / "a", spark=spark) as p:
         assert p.status().problems == ()
-    monkeypatch.setattr(sessions, "why_open", lambda _: "anybody may command it")
+    monkeypatch.setattr(sessions, "find_exposure", lambda _: "anybody may command it")
     with Pipeline.open(script, tmp_path / "b", spark=spark) as p:
         [problem] = p.status().problems
         assert (problem.state, problem.error_code, problem.why) == ("warning", "spark_open", "anybody may command it")

@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.plan.query import functions as of_spark
-from evertide.plan.query.query import keep_allowed, query
+from evertide.plan.query.query import query, remove_forbidden_functions
 from evertide.server.query import duck_functions as of_duckdb
 from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.settings import Settings
@@ -94,7 +94,7 @@ def test_spark_finds_no_refused_function_by_another_way(spark: SparkSession, tex
 
 def test_spark_has_all_other_functions(spark: SparkSession) -> None:
     restricted = spark.newSession()
-    keep_allowed(restricted)
+    remove_forbidden_functions(restricted)
     state = restricted._jsparkSession.sessionState()
     for registry, allowed in (
         (state.functionRegistry(), of_spark.ALLOWED),

@@ -44,7 +44,7 @@ from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.trace import cut_plan, shared_nodes
 from evertide.plan.algebra.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.catalyst.columns import arrow_schema
-from evertide.plan.catalyst.failure import check_spark, reason, told_of, without_traces
+from evertide.plan.catalyst.failure import check_spark, classify_error, describe_error, silence_traces
 from evertide.plan.fragment.fragment import Fragment
 from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
@@ -108,7 +108,7 @@ class Circuit:
             self._collections[name] = self._collection(name, columns)
         self.tables = {name: _user_schema(columns) for name, columns in self.program.tables.items()}
         chosen = self.program.views if only is None else set(only)
-        needed = self.program.needed(chosen)
+        needed = self.program.find_needed(chosen)
         for name, plan in self.program.views.items():
             if name in needed:
                 self._shared = shared_nodes(plan)
@@ -142,7 +142,7 @@ class Circuit:
     def drop(self, views: Iterable[str]) -> None:
         """Go on without these views, which are not built upon by others that stay."""
         self.views = {name: schema for name, schema in self.views.items() if name not in set(views)}
-        needed = self.program.needed(self.views)
+        needed = self.program.find_needed(self.views)
         names = [*self.tables, *(name for name in self.program.views if name in needed)]
         self._collections = {name: self._collections[name] for name in names}
         kept = {id(each) for each in self._reached(self._collections.values())}
@@ -175,7 +175,7 @@ class Circuit:
             for name, delta in deltas.items():
                 table = self._table(name)
                 table.delta = self._taken(name, delta)
-            with without_traces():
+            with silence_traces():
                 for each in self.order:
                     self._run(each)
             return {name: self._given(name) for name in self.views}
@@ -188,16 +188,16 @@ class Circuit:
             part.run(is_first=self._is_first)
             step_done()
         except PythonException as error:  # a function may fail because of a row, or of what it reaches
-            away = SparkAway(path=str(self._context.master), why=reason(error))
-            raise Suspected(self._views_on(_output(part)), reason(error), away, is_functions=True) from error
+            away = SparkAway(path=str(self._context.master), why=describe_error(error))
+            raise Suspected(self._views_on(_output(part)), describe_error(error), away, is_functions=True) from error
         except (PySparkException, InvalidInput) as error:
-            raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=reason(error)) from error
+            raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=describe_error(error)) from error
         except EvertideError:
             raise
         except Exception as error:  # of any class: a row may be to blame, or Spark
-            told = told_of(self._context, error)
+            told = classify_error(self._context, error)
             if told is None or isinstance(told, SparkAway):
-                raise Suspected(self._views_on(_output(part)), reason(error), told or error) from error
+                raise Suspected(self._views_on(_output(part)), describe_error(error), told or error) from error
             raise told from error
 
     def _views_on(self, collection: Collection) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from evertide.shapes.log.registry import Shapes
 
 if TYPE_CHECKING:  # pyspark, which a process that serves shapes does without
     from evertide.pipeline.pipeline import Pipeline
-    from evertide.plan.catalyst.driver import DriverUse
+    from evertide.plan.catalyst.driver import DriverUsage
 
 __all__ = [
     "ArrangementSize",
@@ -42,7 +42,7 @@ class Sample:
     leases_lost: int
     leads: bool = False
     arrangements: tuple[ArrangementSize, ...] = ()
-    driver: DriverUse | None = None
+    driver: DriverUsage | None = None
     has_storage: bool = True
     """Whether storage answered; if not, `status` has what it said last."""
 
@@ -64,7 +64,7 @@ TakeSample = Callable[[], Sample]
 
 def pipeline_sampler(pipeline: Pipeline) -> TakeSample:
     from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
-    from evertide.plan.catalyst.driver import driver_use  # noqa: PLC0415
+    from evertide.plan.catalyst.driver import read_driver_usage  # noqa: PLC0415
 
     leases = pipeline.collections.members().shards.leases
 
@@ -80,7 +80,7 @@ def pipeline_sampler(pipeline: Pipeline) -> TakeSample:
             leases.lost,
             pipeline.leads,
             sizes,
-            driver_use(engine.spark) if isinstance(engine, SparkEngine) else None,
+            read_driver_usage(engine.spark) if isinstance(engine, SparkEngine) else None,
             status.stored_at_s is None,
         )
 

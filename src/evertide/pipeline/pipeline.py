@@ -58,7 +58,7 @@ from evertide.pipeline.transaction.machine import state_store
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session
 from evertide.plan.program.view_function import ViewFunction
-from evertide.plan.query.query import frame_of, query
+from evertide.plan.query.query import make_frame, query
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.scratch import using_system
@@ -150,7 +150,7 @@ class Pipeline:
         opened = open_storage(storage, meta, runtime=runtime, settings=settings)
         try:
             session = open_session(spark, master)
-            why_open = session.why_open()
+            find_exposure = session.find_exposure()
             engine = SparkEngine(session, text, path, functions)
             try:
                 made = cls(
@@ -169,8 +169,8 @@ class Pipeline:
         except BaseException:
             opened.close()
             raise
-        if why_open is not None:
-            made._condition.warn("spark_open", why_open, REMEDY)
+        if find_exposure is not None:
+            made._condition.warn("spark_open", find_exposure, REMEDY)
         return made
 
     # Giving
@@ -305,7 +305,7 @@ class Pipeline:
         session = self._spark_engine().program.catalog.session  # with the settings of a project, too
         at = self.collections.tables_at
         return query(
-            session, text, lambda on, names: {one: frame_of(on, rows) for one, rows in at(names, as_of).items()}
+            session, text, lambda on, names: {one: make_frame(on, rows) for one, rows in at(names, as_of).items()}
         )
 
     def arrangements(self) -> list[Arrangement]:
@@ -395,7 +395,7 @@ class Pipeline:
         self._condition.watch(self._intake, lambda: self.pulse.stall(settings.stall_after_s))
         writer.beat_unless(Withholding(self.pulse, lambda: self._leading.is_ours))
         self._pushed = PushTransaction(self._pushes)
-        self.collections = Collections(lambda: self._runner.members, lambda rows: frame_of(self.spark, rows))
+        self.collections = Collections(lambda: self._runner.members, lambda rows: make_frame(self.spark, rows))
         telling = SourceTelling(self._intake.records, storage.meta, writer.id, runtime, settings)
         hosts, runner, turn, stopping = self._hosts, self._runner, self._turn, self._stopping
         self._duties = self._until_answered(

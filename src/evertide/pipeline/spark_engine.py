@@ -17,7 +17,7 @@ from evertide.plan.algebra.fingerprint import Fingerprints
 from evertide.plan.algebra.nodes import Attribute
 from evertide.plan.catalyst.activity import activity
 from evertide.plan.catalyst.columns import arrow_schema
-from evertide.plan.catalyst.pool import BESIDE, in_pool
+from evertide.plan.catalyst.pool import BACKFILL_POOL, use_pool
 from evertide.plan.catalyst.result_settings import result_settings
 from evertide.plan.catalyst.session import Session
 from evertide.plan.program.program import Program
@@ -137,7 +137,7 @@ class SparkEngine:
         )
 
     def beside(self) -> AbstractContextManager[None]:
-        return in_pool(self.spark.sparkContext, BESIDE)
+        return use_pool(self.spark.sparkContext, BACKFILL_POOL)
 
     def explain(self, cohorts: Iterable[Cohort]) -> list[Explanation]:
         return [explain(cohort.circuit) for cohort in cohorts if isinstance(cohort, SparkCohort)]

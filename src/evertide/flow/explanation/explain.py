@@ -22,8 +22,8 @@ from evertide.flow.collection import Collection, Leaf
 from evertide.flow.explanation.explanation import Arranged, Cost, Explanation, Operator, ViewExplanation, Ways
 from evertide.flow.stage import Stage, own_demands
 from evertide.flow.state.arrangement import Arrangement
+from evertide.plan.algebra.description import describe_node, list_column_names
 from evertide.plan.algebra.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Window
-from evertide.plan.algebra.wording import names_of, words
 
 __all__ = ["explain"]
 
@@ -105,7 +105,7 @@ class _View:
         name = node.collection if isinstance(node, Scan) else self._name if part is None else _collection(part).name
         inputs = tuple(self._numbers[id(child)] for child in node.children)
         state = tuple(dict.fromkeys(self._state(node, part)))
-        self._operators.append(Operator(number, node.kind, words(node), how, cost, name, state, inputs))
+        self._operators.append(Operator(number, node.kind, describe_node(node), how, cost, name, state, inputs))
         for child in node.children:
             self._add(child)
 
@@ -139,13 +139,13 @@ class _View:
             return "difference rule with one row, scans the other side when that changes", "scan"
         if not by.left:
             return "difference rule, scans the other side", "scan"
-        keys = f"({', '.join(names_of(left, by.left))}) = ({', '.join(names_of(right, by.right))})"
+        keys = f"({', '.join(list_column_names(left, by.left))}) = ({', '.join(list_column_names(right, by.right))})"
         return f"difference rule by {keys}", "delta" if node.join == "Inner" else "touched groups"
 
     def _state(self, node: Node, part: Stage | Top | Totals | None) -> Iterator[str]:
         match part:
             case Totals():
-                keys = names_of(part.node, part.node.ids[: len(part.keys)])
+                keys = list_column_names(part.node, part.node.ids[: len(part.keys)])
                 yield self._parts.keep(part.state, part.name, keys)
                 for extreme in part.extremes:
                     yield self._parts.keep(extreme.values, f"{part.name}, values", keys)
@@ -155,7 +155,7 @@ class _View:
             case Stage():
                 for at, attributes in own_demands(part.cut, node):
                     leaf, below = part.leaves[at], part.cut.leaves[at]
-                    yield from self._looked_up(leaf, attributes, names_of(below, attributes))
+                    yield from self._looked_up(leaf, attributes, list_column_names(below, attributes))
 
     def _looked_up(self, leaf: Leaf, attributes: tuple[int, ...], names: tuple[str, ...]) -> Iterator[str]:
         collection = leaf.collection
@@ -184,7 +184,7 @@ def _is_one_row(node: Node) -> bool:
 
 
 def _how_aggregate(node: Aggregate) -> tuple[str, Cost]:
-    keys = f"({', '.join(names_of(node.children[0], node.keys))})"
+    keys = f"({', '.join(list_column_names(node.children[0], node.keys))})"
     if node.is_additive:
         return f"{_kept(node)} {'per group ' + keys if node.keys else 'of all rows'}", "touched groups"
     if not node.keys:
@@ -203,7 +203,7 @@ def _kept(node: Aggregate) -> str:
 def _how_window(node: Window) -> tuple[str, Cost]:
     if not node.partition:
         return _AS_A_WHOLE
-    keys = ", ".join(names_of(node.children[0], node.partition))
+    keys = ", ".join(list_column_names(node.children[0], node.partition))
     return f"computed again per partition ({keys})", "touched groups"
 
 

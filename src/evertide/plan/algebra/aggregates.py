@@ -19,19 +19,19 @@ from typing import Any
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.nodes import Aggregate, Attribute, Function, Join, Map, Node
-from evertide.plan.algebra.order import canonical_aggregate, in_order
+from evertide.plan.algebra.order import canonicalize_aggregate, sort_collected
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import optional, sequence
 from evertide.plan.catalyst.walk import kind, within
 
 __all__ = [
-    "above_functions",
-    "aggregate_node",
-    "attribute_of",
-    "keys_below",
-    "map_node",
-    "over_columns",
+    "make_aggregate",
+    "make_map",
+    "move_keys_below",
+    "project_above_aggregate",
     "refuse_collated",
+    "replace_by_columns",
+    "to_attribute",
 ]
 
 _FLOATS = ('"float"', '"double"')
@@ -49,17 +49,17 @@ _MOMENTS = frozenset(
 class _Part:
     """Functions that are maintained together: aggregate expressions of Catalyst."""
 
-    found: list[Any]
+    functions: list[Any]
     distinct: tuple[Any, ...] = ()
     """The arguments, if they are DISTINCT."""
     is_additive: bool = False
 
 
-def attribute_of(attribute: Any) -> Attribute:
+def to_attribute(attribute: Any) -> Attribute:
     return Attribute(attribute.exprId().id(), attribute.name(), attribute.dataType().json(), bool(attribute.nullable()))
 
 
-def map_node(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
+def make_map(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
     """A projection: of attributes and aliases of Catalyst."""
     passed = {}
     for column in columns:
@@ -67,26 +67,26 @@ def map_node(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
         if kind(source) == "AttributeReference":
             passed[column.exprId().id()] = source.exprId().id()
     jvm = catalyst.project(columns, child.jvm)
-    output = tuple(attribute_of(attribute) for attribute in sequence(jvm.output()))
+    output = tuple(to_attribute(attribute) for attribute in sequence(jvm.output()))
     is_moves_only = len(passed) == len(columns)
     return Map(jvm=jvm, output=output, children=(child,), passed=passed, is_moves_only=is_moves_only)
 
 
-def aggregate_node(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Node:
+def make_aggregate(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Node:
     """Of a Catalyst Aggregate, over a child that is converted already."""
-    keys, results, child = _keys_as_columns(catalyst, jvm, child)
+    keys, results, child = _move_keys_to_columns(catalyst, jvm, child)
     refuse_collated(catalyst, keys, where)
-    refuse_collated(catalyst, _distinct_arguments(results), where)
-    results = [_canonical(catalyst, result, where) for result in results]
-    found = _distinct_expressions(
+    refuse_collated(catalyst, _list_distinct_arguments(results), where)
+    results = [_canonicalize(catalyst, result, where) for result in results]
+    found = _remove_duplicates(
         part for result in results for part in within(result) if kind(part) == "AggregateExpression"
     )
     if not keys and not found:  # its one row has to be there
         found = [catalyst.count_rows()]
-    parts = _parts(found)
+    parts = _split_parts(found)
     if len(parts) == 1 and not parts[0].is_additive and not parts[0].distinct:
-        return _computed(catalyst, keys, results, child, found)
-    return _joined(catalyst, keys, results, child, parts)
+        return _make_recomputed(catalyst, keys, results, child, found)
+    return _join_parts(catalyst, keys, results, child, parts)
 
 
 def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
@@ -97,7 +97,7 @@ def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
             raise InvalidInput(where=where, why=f"{why} Group by lower() or another function of it")
 
 
-def _distinct_arguments(results: list[Any]) -> list[Any]:
+def _list_distinct_arguments(results: list[Any]) -> list[Any]:
     """What DISTINCT functions choose one of equal values of; min and max are the same without it."""
     found = [part for result in results for part in within(result) if kind(part) == "AggregateExpression"]
     return [
@@ -108,37 +108,37 @@ def _distinct_arguments(results: list[Any]) -> list[Any]:
     ]
 
 
-def keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], bool]) -> Any:
+def move_keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], bool]) -> Any:
     """A Catalyst Aggregate in which such keys are columns of its input."""
     keys = sequence(jvm.groupingExpressions())
-    added = [(key, catalyst.alias(key, "key")) for key in _distinct_expressions(filter(is_computed, keys))]
+    added = [(key, catalyst.alias(key, "key")) for key in _remove_duplicates(filter(is_computed, keys))]
     swaps = [(key, alias.toAttribute()) for key, alias in added]
     below = catalyst.project([*sequence(jvm.child().output()), *(alias for _, alias in added)], jvm.child())
-    return over_columns(catalyst, jvm, swaps, below)
+    return replace_by_columns(catalyst, jvm, swaps, below)
 
 
-def over_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]], below: Any) -> Any:
+def replace_by_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]], below: Any) -> Any:
     """A Catalyst Aggregate over another input, in which a column stands for each of some expressions."""
-    keys = [_swapped(catalyst, key, swaps) for key in sequence(jvm.groupingExpressions())]
+    keys = [_substitute(catalyst, key, swaps) for key in sequence(jvm.groupingExpressions())]
     columns = sequence(jvm.aggregateExpressions())
-    columns = [_named(catalyst, column, _swapped(catalyst, column, swaps)) for column in columns]
+    columns = [_keep_name(catalyst, column, _substitute(catalyst, column, swaps)) for column in columns]
     return catalyst.aggregate(keys, columns, below)
 
 
-def above_functions(catalyst: Catalyst, jvm: Any) -> Any:
+def project_above_aggregate(catalyst: Catalyst, jvm: Any) -> Any:
     """A Catalyst Aggregate as a projection of one that puts out keys and functions, and nothing computed of them."""
     keys = sequence(jvm.groupingExpressions())
     results = sequence(jvm.aggregateExpressions())
-    found = _distinct_expressions(
+    found = _remove_duplicates(
         part for result in results for part in within(result) if kind(part) == "AggregateExpression"
     )
     columns = [catalyst.alias(expression, "value") for expression in (*keys, *found)]
     swaps = [(before, column.toAttribute()) for before, column in zip((*keys, *found), columns, strict=True)]
-    above = [_named(catalyst, result, _swapped(catalyst, result, swaps)) for result in results]
+    above = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
     return catalyst.project(above, catalyst.aggregate(keys, columns, jvm.child()))
 
 
-def _keys_as_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[list[Any], list[Any], Node]:
+def _move_keys_to_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[list[Any], list[Any], Node]:
     """Keys that are attributes, what is computed of them, and a child that has them."""
     keys, added = [], []
     for expression in sequence(jvm.groupingExpressions()):
@@ -149,35 +149,35 @@ def _keys_as_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[list[An
             keys.append(added[-1][1].toAttribute())
     results = sequence(jvm.aggregateExpressions())
     if added:
-        child = map_node(catalyst, [*sequence(child.jvm.output()), *(alias for _, alias in added)], child)
+        child = make_map(catalyst, [*sequence(child.jvm.output()), *(alias for _, alias in added)], child)
         swaps = [(expression, alias.toAttribute()) for expression, alias in added]
-        results = [_named(catalyst, result, _swapped(catalyst, result, swaps)) for result in results]
-    return _distinct_expressions(keys), results, child
+        results = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
+    return _remove_duplicates(keys), results, child
 
 
-def _named(catalyst: Catalyst, before: Any, after: Any) -> Any:
+def _keep_name(catalyst: Catalyst, before: Any, after: Any) -> Any:
     """A result stays a named expression of the same id."""
     if kind(after) == "Alias" or (kind(after) == "AttributeReference" and after.exprId().equals(before.exprId())):
         return after
     return catalyst.alias(after, before.name(), before.exprId())
 
 
-def _canonical(catalyst: Catalyst, expression: Any, where: str) -> Any:
+def _canonicalize(catalyst: Catalyst, expression: Any, where: str) -> Any:
     if kind(expression) == "AggregateExpression":
-        return canonical_aggregate(catalyst, expression, where)
+        return canonicalize_aggregate(catalyst, expression, where)
     children = sequence(expression.children())
-    return catalyst.with_children(expression, [_canonical(catalyst, child, where) for child in children])
+    return catalyst.with_children(expression, [_canonicalize(catalyst, child, where) for child in children])
 
 
-def _swapped(catalyst: Catalyst, expression: Any, swaps: list[tuple[Any, Any]]) -> Any:
+def _substitute(catalyst: Catalyst, expression: Any, swaps: list[tuple[Any, Any]]) -> Any:
     for before, after in swaps:
         if expression.semanticEquals(before):
             return after
     children = sequence(expression.children())
-    return catalyst.with_children(expression, [_swapped(catalyst, child, swaps) for child in children])
+    return catalyst.with_children(expression, [_substitute(catalyst, child, swaps) for child in children])
 
 
-def _distinct_expressions(found: Any) -> list[Any]:
+def _remove_duplicates(found: Any) -> list[Any]:
     kept: list[Any] = []
     for expression in found:
         if not any(expression.semanticEquals(other) for other in kept):
@@ -185,29 +185,29 @@ def _distinct_expressions(found: Any) -> list[Any]:
     return kept
 
 
-def _parts(found: list[Any]) -> list[_Part]:
+def _split_parts(found: list[Any]) -> list[_Part]:
     additive, other = _Part([], is_additive=True), _Part([])
     distinct: list[_Part] = []
     for expression in found:
         if expression.isDistinct() and kind(expression.aggregateFunction()) not in ("Min", "Max", "ListAgg"):
             _add_distinct(distinct, expression)
         elif _has_inverse(expression):
-            additive.found.append(expression)
+            additive.functions.append(expression)
         else:
-            other.found.append(expression)
-    parts = [part for part in (additive, *distinct, other) if part.found]
+            other.functions.append(expression)
+    parts = [part for part in (additive, *distinct, other) if part.functions]
     return parts or [additive]
 
 
 def _add_distinct(parts: list[_Part], expression: Any) -> None:
     arguments = [child for child in sequence(expression.aggregateFunction().children()) if not child.foldable()]
     for part in parts:
-        if _has_inverse(part.found[0]) != _has_inverse(expression):
+        if _has_inverse(part.functions[0]) != _has_inverse(expression):
             continue
         if len(part.distinct) == len(arguments) and all(
             a.semanticEquals(b) for a, b in zip(part.distinct, arguments, strict=True)
         ):
-            part.found.append(expression)
+            part.functions.append(expression)
             return
     parts.append(_Part([expression], tuple(arguments)))
 
@@ -216,20 +216,22 @@ def _has_inverse(expression: Any) -> bool:
     function = expression.aggregateFunction()
     name = kind(function)
     types = [child.dataType().json() for child in sequence(function.children())]
-    if name == "Count" or (name in ("Min", "Max") and _is_plain(types[0])):
+    if name == "Count" or (name in ("Min", "Max") and _is_arrow_ordered(types[0])):
         return True
     if name in _SUMMED:
         return types[0] in (*_INTEGERS, *_FLOATS) or types[0].startswith('"decimal')
     return name in _MOMENTS or name == "BitXorAgg"
 
 
-def _is_plain(data_type: str) -> bool:
+def _is_arrow_ordered(data_type: str) -> bool:
     """Whether Arrow puts values of the type into the order in which Spark does."""
     known = (*_INTEGERS, *_FLOATS, '"boolean"', '"string"', '"binary"', '"date"', '"timestamp"', '"timestamp_ntz"')
     return data_type in known or data_type.startswith('"decimal')
 
 
-def _computed(catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, found: list[Any]) -> Aggregate:
+def _make_recomputed(
+    catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, found: list[Any]
+) -> Aggregate:
     """Computed by Catalyst, group by group."""
     jvm = catalyst.aggregate(keys, results, child.jvm)
     ids = [key.exprId().id() for key in keys]
@@ -240,7 +242,7 @@ def _computed(catalyst: Catalyst, keys: list[Any], results: list[Any], child: No
             passed[result.exprId().id()] = source.exprId().id()
     return Aggregate(
         jvm=jvm,
-        output=tuple(attribute_of(attribute) for attribute in sequence(jvm.output())),
+        output=tuple(to_attribute(attribute) for attribute in sequence(jvm.output())),
         children=(child,),
         passed=passed,
         keys=tuple(ids),
@@ -248,24 +250,24 @@ def _computed(catalyst: Catalyst, keys: list[Any], results: list[Any], child: No
     )
 
 
-def _joined(catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, parts: list[_Part]) -> Node:
+def _join_parts(catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, parts: list[_Part]) -> Node:
     made: Node | None = None
     swaps: list[tuple[Any, Any]] = []
     first_keys: list[Any] = []
     for part in parts:
-        node, part_keys, columns = _part_node(catalyst, keys, child, part)
-        swaps += list(zip(part.found, columns, strict=True))
+        node, part_keys, columns = _make_part(catalyst, keys, child, part)
+        swaps += list(zip(part.functions, columns, strict=True))
         if made is None:
             made, first_keys = node, part_keys
             swaps += list(zip(keys, part_keys, strict=True))
         else:
-            made = _by_keys(catalyst, made, node, first_keys, part_keys)
+            made = _join_by_keys(catalyst, made, node, first_keys, part_keys)
     assert made is not None  # noqa: S101 - there is at least one part
-    columns = [_named(catalyst, result, _swapped(catalyst, result, swaps)) for result in results]
-    return map_node(catalyst, columns, made)
+    columns = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
+    return make_map(catalyst, columns, made)
 
 
-def _by_keys(catalyst: Catalyst, left: Node, right: Node, left_keys: list[Any], right_keys: list[Any]) -> Join:
+def _join_by_keys(catalyst: Catalyst, left: Node, right: Node, left_keys: list[Any], right_keys: list[Any]) -> Join:
     condition = None
     for a, b in zip(left_keys, right_keys, strict=True):
         equal = catalyst.expression("EqualNullSafe", a, b)
@@ -281,34 +283,34 @@ def _by_keys(catalyst: Catalyst, left: Node, right: Node, left_keys: list[Any], 
     )
 
 
-def _part_node(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
+def _make_part(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
     """The part, its keys and one column per function, all with ids of their own."""
     if part.distinct:
-        return _of_distinct(catalyst, keys, child, part)
+        return _make_distinct(catalyst, keys, child, part)
     if part.is_additive:
-        return _additive(catalyst, keys, child, part.found)
+        return _make_additive(catalyst, keys, child, part.functions)
     aliases = [catalyst.alias(key, key.name()) for key in keys]
-    columns = [catalyst.alias(in_order(catalyst, expression), "value") for expression in part.found]
-    node = _computed(catalyst, keys, [*aliases, *columns], child, part.found)
+    columns = [catalyst.alias(sort_collected(catalyst, expression), "value") for expression in part.functions]
+    node = _make_recomputed(catalyst, keys, [*aliases, *columns], child, part.functions)
     return node, [alias.toAttribute() for alias in aliases], [column.toAttribute() for column in columns]
 
 
-def _of_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
+def _make_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
     """With FILTER, arguments are counted once if any row with them meets the condition: so those rows are counted."""
-    conditions = _distinct_expressions(filter(None, (optional(expression.filter()) for expression in part.found)))
+    conditions = _remove_duplicates(filter(None, (optional(expression.filter()) for expression in part.functions)))
     aliases = [catalyst.alias(argument, "argument") for argument in (*part.distinct, *conditions)]
     columns = [alias.toAttribute() for alias in aliases]
     arguments, meets = columns[: len(part.distinct)], columns[len(part.distinct) :]
-    below = map_node(catalyst, [*keys, *aliases], child)
+    below = make_map(catalyst, [*keys, *aliases], child)
     row = catalyst.seq([catalyst.literal(1)])
     counts = [catalyst.aggregate_expression(catalyst.expression("aggregate.Count", row), met) for met in meets]
-    inner, inner_keys, counted = _additive(catalyst, [*keys, *arguments], below, counts)
+    inner, inner_keys, counted = _make_additive(catalyst, [*keys, *arguments], below, counts)
     new_keys, new_arguments = inner_keys[: len(keys)], inner_keys[len(keys) :]
     swaps = list(zip(part.distinct, new_arguments, strict=True))
     any_met = [catalyst.expression("GreaterThan", count, catalyst.long(0)) for count in counted]
     plain = []
-    for expression in part.found:
-        function = _swapped(catalyst, expression.aggregateFunction(), swaps)
+    for expression in part.functions:
+        function = _substitute(catalyst, expression.aggregateFunction(), swaps)
         wanted = optional(expression.filter())
         met = [
             one
@@ -316,23 +318,25 @@ def _of_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) 
             if wanted is not None and condition.semanticEquals(wanted)
         ]
         plain.append(catalyst.aggregate_expression(function, met[0] if met else None))
-    [outer] = _parts(plain)  # either all of them have an inverse, or none
-    return _part_node(catalyst, new_keys, inner, outer)
+    [outer] = _split_parts(plain)  # either all of them have an inverse, or none
+    return _make_part(catalyst, new_keys, inner, outer)
 
 
-def _additive(catalyst: Catalyst, keys: list[Any], child: Node, found: list[Any]) -> tuple[Node, list[Any], list[Any]]:
-    inputs: list[Any] = [catalyst.alias(catalyst.normalized(key), key.name()) for key in keys]
+def _make_additive(
+    catalyst: Catalyst, keys: list[Any], child: Node, found: list[Any]
+) -> tuple[Node, list[Any], list[Any]]:
+    inputs: list[Any] = [catalyst.alias(catalyst.normalize(key), key.name()) for key in keys]
     group = [alias.toAttribute() for alias in inputs]
     functions, finals, buffers = [], [], []
     for expression in found:
-        function, final, buffer = _function(catalyst, expression, inputs)
+        function, final, buffer = _make_function(catalyst, expression, inputs)
         functions.append(function)
         finals.append(catalyst.alias(final, "value"))
         buffers += buffer
     if not inputs:  # rows without columns cannot be counted
         inputs.append(catalyst.alias(catalyst.literal(1), "row"))
-    below = map_node(catalyst, inputs, child)
-    output = tuple(attribute_of(attribute) for attribute in (*group, *buffers))
+    below = make_map(catalyst, inputs, child)
+    output = tuple(to_attribute(attribute) for attribute in (*group, *buffers))
     node = Aggregate(
         jvm=catalyst.local([*group, *buffers]),
         output=output,
@@ -345,33 +349,33 @@ def _additive(catalyst: Catalyst, keys: list[Any], child: Node, found: list[Any]
     )
     if not found:
         return node, group, []
-    above = map_node(catalyst, [*group, *finals], node)
+    above = make_map(catalyst, [*group, *finals], node)
     return above, group, [final.toAttribute() for final in finals]
 
 
-def _function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tuple[Function, Any, list[Any]]:
+def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tuple[Function, Any, list[Any]]:
     """The function, its final step over its buffer, and the buffer; `inputs` gets the columns that it reads."""
     function = expression.aggregateFunction()
-    arguments = [_input(catalyst, child, inputs) for child in _arguments(function)]
+    arguments = [_add_input(catalyst, child, inputs) for child in _list_arguments(function)]
     condition = optional(expression.filter())
     buffer = sequence(function.aggBufferAttributes())
     found = Function(
         name=kind(function),
         arguments=tuple(arguments),
-        condition=None if condition is None else _input(catalyst, condition, inputs),
-        mode=_mode(function),
-        buffer=tuple(attribute_of(attribute) for attribute in buffer),
+        condition=None if condition is None else _add_input(catalyst, condition, inputs),
+        mode=_overflow_mode(function),
+        buffer=tuple(to_attribute(attribute) for attribute in buffer),
     )
     return found, function.evaluateExpression(), buffer
 
 
-def _arguments(function: Any) -> list[Any]:
+def _list_arguments(function: Any) -> list[Any]:
     """Without those that are never NULL: all that Count asks of them."""
     children = sequence(function.children())
     return [child for child in children if not (kind(function) == "Count" and not child.nullable())]
 
 
-def _input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:
+def _add_input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:
     for alias in inputs:
         if alias.child().semanticEquals(expression):
             return int(alias.exprId().id())
@@ -379,7 +383,7 @@ def _input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:
     return int(inputs[-1].exprId().id())
 
 
-def _mode(function: Any) -> str:
+def _overflow_mode(function: Any) -> str:
     if kind(function) not in _SUMMED:
         return "ANSI"
     context = function.evalContext() if kind(function) == "Sum" else function

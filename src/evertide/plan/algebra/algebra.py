@@ -19,17 +19,17 @@ from typing import Any
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.aggregates import (
-    above_functions,
-    aggregate_node,
-    attribute_of,
-    keys_below,
-    map_node,
-    over_columns,
+    make_aggregate,
+    make_map,
+    move_keys_below,
+    project_above_aggregate,
     refuse_collated,
+    replace_by_columns,
+    to_attribute,
 )
-from evertide.plan.algebra.conditions import all_equal, equal_keys, null_aware_key
-from evertide.plan.algebra.deduplicate import first_rows
-from evertide.plan.algebra.distinct import without_distinct_rewrite
+from evertide.plan.algebra.conditions import build_key_condition, find_equal_keys, find_not_in_key
+from evertide.plan.algebra.deduplicate import rewrite_deduplicates
+from evertide.plan.algebra.distinct import undo_distinct_rewrite
 from evertide.plan.algebra.nodes import (
     Aggregate,
     Constant,
@@ -88,9 +88,9 @@ class Algebra:
         """The plan of a view whose query was analyzed and not refused."""
         self._where = f"{query.where}, view {query.name!r}"
         self._sharing = Sharing(self._catalyst, Canonical(self._catalog.session, self._where))
-        chosen = first_rows(self._catalyst, query.analyzed, self._where)
-        optimized = query.optimized if chosen is None else self._catalyst.optimized(chosen)
-        made = self._with_output(self._node(optimized), optimized)
+        chosen = rewrite_deduplicates(self._catalyst, query.analyzed, self._where)
+        optimized = query.optimized if chosen is None else self._catalyst.optimize(chosen)
+        made = self._restore_output(self._convert(optimized), optimized)
         self._refuse_subqueries(made)
         return made
 
@@ -103,68 +103,68 @@ class Algebra:
             why = f"a subquery stands where it cannot be maintained: {left.simpleString(80)}; write it as a join"
             raise InvalidInput(where=self._where, why=why)
 
-    def _node(self, jvm: Any) -> Node:
+    def _convert(self, jvm: Any) -> Node:
         name = kind(jvm)
         if name == "Aggregate":
-            jvm = without_distinct_rewrite(self._catalyst, jvm)
+            jvm = undo_distinct_rewrite(self._catalyst, jvm)
         if name in _DROPPED:
-            return self._node(jvm.child())
+            return self._convert(jvm.child())
         if name in _LIMITS:
-            return self._top(jvm)
+            return self._convert_limit(jvm)
         if sequence(jvm.subqueries()):
-            return self._with_subqueries(jvm)
+            return self._convert_with_subqueries(jvm)
         make = self._makers().get(name)
         if make is None:
             why = f"{jvm.simpleString(80)}: Evertide cannot maintain a {name}"
             raise InvalidInput(where=self._where, why=why)
-        return self._shared(make(jvm)) if name in _COSTLY else make(jvm)
+        return self._share(make(jvm)) if name in _COSTLY else make(jvm)
 
-    def _shared(self, node: Node) -> Node:
+    def _share(self, node: Node) -> Node:
         return node if self._sharing is None else self._sharing.share(node)
 
     def _makers(self) -> dict[str, Callable[[Any], Node]]:
         return {
-            "LogicalRDD": self._scan,
-            "Project": lambda jvm: map_node(self._catalyst, sequence(jvm.projectList()), self._node(jvm.child())),
-            "Filter": lambda jvm: self._row_wise(jvm, Filter),
-            "Generate": lambda jvm: self._row_wise(jvm, Generate),
-            "Expand": self._expand,
-            "Union": self._union,
-            "Join": self._join,
-            "Aggregate": self._aggregate,
-            "Window": self._window,
-            **dict.fromkeys(_CONSTANTS, self._constant),
-            **dict.fromkeys(_PYTHON, lambda jvm: self._row_wise(jvm, Map)),
+            "LogicalRDD": self._convert_scan,
+            "Project": lambda jvm: make_map(self._catalyst, sequence(jvm.projectList()), self._convert(jvm.child())),
+            "Filter": lambda jvm: self._convert_row_wise(jvm, Filter),
+            "Generate": lambda jvm: self._convert_row_wise(jvm, Generate),
+            "Expand": self._convert_expand,
+            "Union": self._convert_union,
+            "Join": self._convert_join,
+            "Aggregate": self._convert_aggregate,
+            "Window": self._convert_window,
+            **dict.fromkeys(_CONSTANTS, self._convert_constant),
+            **dict.fromkeys(_PYTHON, lambda jvm: self._convert_row_wise(jvm, Map)),
         }
 
-    def _output(self, jvm: Any) -> tuple[Any, ...]:
-        return tuple(attribute_of(attribute) for attribute in sequence(jvm.output()))
+    def _list_output(self, jvm: Any) -> tuple[Any, ...]:
+        return tuple(to_attribute(attribute) for attribute in sequence(jvm.output()))
 
-    def _over(self, jvm: Any, *children: Node) -> Any:
+    def _with_children(self, jvm: Any, *children: Node) -> Any:
         return self._catalyst.with_children(jvm, [child.jvm for child in children])
 
-    def _scan(self, jvm: Any) -> Node:
+    def _convert_scan(self, jvm: Any) -> Node:
         name = self._catalog.leaf_of(jvm)
-        output = self._output(jvm)
+        output = self._list_output(jvm)
         key = self._catalog.key_of(name)
         unique = tuple(attribute.id for attribute in output if attribute.name.lower() in key)
         return Scan(jvm=jvm, output=output, collection=name, unique=unique)
 
-    def _constant(self, jvm: Any) -> Node:
-        return Constant(jvm=jvm, output=self._output(jvm))
+    def _convert_constant(self, jvm: Any) -> Node:
+        return Constant(jvm=jvm, output=self._list_output(jvm))
 
-    def _row_wise(self, jvm: Any, made: type[Filter] | type[Generate] | type[Map]) -> Node:
+    def _convert_row_wise(self, jvm: Any, made: type[Filter] | type[Generate] | type[Map]) -> Node:
         """What looks at one row at a time, and hands on some columns as they are."""
-        child = self._node(jvm.child())
-        jvm = self._over(jvm, child)
-        output = self._output(jvm)
+        child = self._convert(jvm.child())
+        jvm = self._with_children(jvm, child)
+        output = self._list_output(jvm)
         passed = {attribute.id: attribute.id for attribute in output if attribute.id in child.ids}
         return made(jvm=jvm, output=output, children=(child,), passed=passed)
 
-    def _expand(self, jvm: Any) -> Node:
-        child = self._node(jvm.child())
-        jvm = self._over(jvm, child)
-        output = self._output(jvm)
+    def _convert_expand(self, jvm: Any) -> Node:
+        child = self._convert(jvm.child())
+        jvm = self._with_children(jvm, child)
+        output = self._list_output(jvm)
         forms = [sequence(form) for form in sequence(jvm.projections())]
         passed = {}
         for at, attribute in enumerate(output):
@@ -173,19 +173,19 @@ class Algebra:
                 passed[attribute.id] = sources.pop()
         return Expand(jvm=jvm, output=output, children=(child,), passed=passed)
 
-    def _union(self, jvm: Any) -> Node:
-        children = tuple(self._node(child) for child in sequence(jvm.children()))
-        jvm = self._over(jvm, *children)
-        return Union(jvm=jvm, output=self._output(jvm), children=children)
+    def _convert_union(self, jvm: Any) -> Node:
+        children = tuple(self._convert(child) for child in sequence(jvm.children()))
+        jvm = self._with_children(jvm, *children)
+        return Union(jvm=jvm, output=self._list_output(jvm), children=children)
 
-    def _join(self, jvm: Any) -> Node:
-        left, right = self._node(jvm.left()), self._node(jvm.right())
-        not_in = null_aware_key(optional(jvm.condition()), left.jvm, right.jvm)
+    def _convert_join(self, jvm: Any) -> Node:
+        left, right = self._convert(jvm.left()), self._convert(jvm.right())
+        not_in = find_not_in_key(optional(jvm.condition()), left.jvm, right.jvm)
         if not_in is not None and kind(jvm.joinType()) == "LeftAnti":
-            return self._not_in(left, right, *not_in)
-        return self._joined(jvm, left, right)
+            return self._convert_not_in(left, right, *not_in)
+        return self._make_join(jvm, left, right)
 
-    def _not_in(self, left: Node, right: Node, a: Any, b: Any) -> Node:
+    def _convert_not_in(self, left: Node, right: Node, a: Any, b: Any) -> Node:
         """`a NOT IN (SELECT b ...)` is true of all rows if there is no b; otherwise of no row where a is NULL, of none
         if some b is NULL, and else where no b is equal. So two facts about the right side, and an anti join by key:
         only when a fact changes does the left side matter as a whole."""
@@ -194,31 +194,33 @@ class Algebra:
             make.alias(make.aggregate_expression(make.expression("aggregate.Count", make.seq([of]))), name)
             for of, name in ((make.literal(1), "rows"), (b, "values"))
         ]
-        counted = aggregate_node(make, make.aggregate([], counts, right.jvm), right, self._where)
+        counted = make_aggregate(make, make.aggregate([], counts, right.jvm), right, self._where)
         rows, values = (count.toAttribute() for count in counts)
         is_empty = make.alias(make.expression("EqualTo", rows, make.long(0)), "is_empty")
         has_null = make.alias(make.expression("LessThan", values, rows), "has_null")
-        facts = map_node(make, [is_empty, has_null], counted)
-        known = self._joined(make.join(left.jvm, facts.jvm, "Inner", None), left, facts)
+        facts = make_map(make, [is_empty, has_null], counted)
+        known = self._make_join(make.join(left.jvm, facts.jvm, "Inner", None), left, facts)
         may_be = make.expression("And", make.expression("IsNotNull", a), make.expression("Not", has_null.toAttribute()))
         condition = make.expression("Or", is_empty.toAttribute(), may_be)
         passed = {attribute.id: attribute.id for attribute in known.output}
         kept = Filter(jvm=make.filter(condition, known.jvm), output=known.output, children=(known,), passed=passed)
         equal = make.expression("EqualTo", a, b)
-        found = self._joined(make.join(kept.jvm, right.jvm, "LeftAnti", equal), kept, right)
-        return map_node(make, sequence(left.jvm.output()), found)
+        found = self._make_join(make.join(kept.jvm, right.jvm, "LeftAnti", equal), kept, right)
+        return make_map(make, sequence(left.jvm.output()), found)
 
-    def _joined(self, jvm: Any, left: Node, right: Node) -> Node:
-        keys = equal_keys(self._catalyst, optional(jvm.condition()), left.jvm, right.jvm)
-        wide_left, wide_right = self._widened(left, keys.left), self._widened(right, keys.right)
+    def _make_join(self, jvm: Any, left: Node, right: Node) -> Node:
+        keys = find_equal_keys(self._catalyst, optional(jvm.condition()), left.jvm, right.jvm)
+        wide_left, wide_right = self._add_columns(left, keys.left), self._add_columns(right, keys.right)
         if kind(jvm.joinType()) in _EXISTENCE and keys.pairs and not keys.has_more and _has_join(right):
-            wide_right = self._distinct(wide_right, [key for _, key in keys.pairs])
-            condition = all_equal(self._catalyst, keys)  # by columns: what they were computed of is no longer there
+            wide_right = self._make_distinct(wide_right, [key for _, key in keys.pairs])
+            condition = build_key_condition(
+                self._catalyst, keys
+            )  # by columns: what they were computed of is no longer there
             jvm = self._catalyst.map_expressions(jvm, lambda _: condition)
-        jvm = self._over(jvm, wide_left, wide_right)
+        jvm = self._with_children(jvm, wide_left, wide_right)
         made = Join(
             jvm=jvm,
-            output=self._output(jvm),
+            output=self._list_output(jvm),
             children=(wide_left, wide_right),
             join=_JOINS[kind(jvm.joinType())],
             keys=tuple((a.exprId().id(), b.exprId().id()) for a, b in keys.pairs),
@@ -229,9 +231,9 @@ class Algebra:
             return made
         unwanted = {column.exprId().id() for column in (*keys.left, *keys.right)}
         kept = [column for column in sequence(jvm.output()) if column.exprId().id() not in unwanted]
-        return map_node(self._catalyst, kept, made)
+        return make_map(self._catalyst, kept, made)
 
-    def _distinct(self, right: Node, keys: list[Any]) -> Node:
+    def _make_distinct(self, right: Node, keys: list[Any]) -> Node:
         """Of the side of a join of which only matters which keys there are: each key once.
 
         Without it, a row that comes or goes there touches all rows with its key on both sides, however many there are;
@@ -239,31 +241,31 @@ class Algebra:
         """
         keys = list({key.exprId().id(): key for key in keys}.values())
         distinct = self._catalyst.aggregate(keys, keys, right.jvm)
-        return self._shared(aggregate_node(self._catalyst, distinct, right, self._where))
+        return self._share(make_aggregate(self._catalyst, distinct, right, self._where))
 
-    def _widened(self, child: Node, columns: tuple[Any, ...]) -> Node:
+    def _add_columns(self, child: Node, columns: tuple[Any, ...]) -> Node:
         if not columns:
             return child
-        return map_node(self._catalyst, [*sequence(child.jvm.output()), *columns], child)
+        return make_map(self._catalyst, [*sequence(child.jvm.output()), *columns], child)
 
-    def _aggregate(self, jvm: Any) -> Node:
+    def _convert_aggregate(self, jvm: Any) -> Node:
         session = session_key(jvm)
         if session is None:
-            return aggregate_node(self._catalyst, jvm, self._node(jvm.child()), self._where)
-        jvm = keys_below(self._catalyst, jvm, lambda key: kind(key) != "AttributeReference")
+            return make_aggregate(self._catalyst, jvm, self._convert(jvm.child()), self._where)
+        jvm = move_keys_below(self._catalyst, jvm, lambda key: kind(key) != "AttributeReference")
         keys = [key for key in sequence(jvm.groupingExpressions()) if not key.semanticEquals(session)]
-        child, column = assign_sessions(self._catalyst, session, keys, self._node(jvm.child()), self._window_over)
-        jvm = over_columns(self._catalyst, jvm, [(session, column)], child.jvm)
-        return aggregate_node(self._catalyst, jvm, child, self._where)
+        child, column = assign_sessions(self._catalyst, session, keys, self._convert(jvm.child()), self._make_window)
+        jvm = replace_by_columns(self._catalyst, jvm, [(session, column)], child.jvm)
+        return make_aggregate(self._catalyst, jvm, child, self._where)
 
-    def _window(self, jvm: Any) -> Node:
-        order, child = sequence(jvm.orderSpec()), self._node(jvm.child())
+    def _convert_window(self, jvm: Any) -> Node:
+        order, child = sequence(jvm.orderSpec()), self._convert(jvm.child())
         if not order:
-            order, child = self._order_below(jvm, child)
-        node = self._window_over(jvm, order, child)
-        return self._with_output(node, jvm)
+            order, child = self._take_order_below(jvm, child)
+        node = self._make_window(jvm, order, child)
+        return self._restore_output(node, jvm)
 
-    def _window_over(self, jvm: Any, order: list[Any], child: Node, *, has_ties: bool = True) -> Node:
+    def _make_window(self, jvm: Any, order: list[Any], child: Node, *, has_ties: bool = True) -> Node:
         """`has_ties`: whether the order of rows that tie could show in the result.
 
         The rows are in one partition per key, or in one, before they are sorted: Spark would move them there after the
@@ -272,63 +274,71 @@ class Algebra:
         """
         keys = sequence(jvm.partitionSpec())
         if any(kind(key) != "AttributeReference" for key in keys):
-            return self._window_over(*self._by_columns(jvm, order, keys, child), has_ties=has_ties)
+            return self._make_window(*self._move_partition_to_columns(jvm, order, keys, child), has_ties=has_ties)
         refuse_collated(self._catalyst, keys, self._where)
-        partition = [self._catalyst.normalized(key) for key in keys]
+        partition = [self._catalyst.normalize(key) for key in keys]
         by = [*(self._catalyst.ascending(key) for key in partition), *order]
         total = total_order(self._catalyst, by, child.jvm, self._where) if has_ties else by
-        ordered = self._catalyst.sort(total, self._catalyst.clustered(partition, child.jvm), is_global=False)
+        ordered = self._catalyst.sort(total, self._catalyst.cluster(partition, child.jvm), is_global=False)
         made = self._catalyst.window(
             sequence(jvm.windowExpressions()), self._catalyst.seq(partition), sequence(jvm.orderSpec()), ordered
         )
         return Window(
             jvm=made,
-            output=self._output(made),
+            output=self._list_output(made),
             children=(child,),
             passed={attribute.id: attribute.id for attribute in child.output},
             partition=tuple(key.exprId().id() for key in keys),
         )
 
-    def _by_columns(self, jvm: Any, order: list[Any], keys: list[Any], child: Node) -> tuple[Any, list[Any], Node]:
+    def _move_partition_to_columns(
+        self, jvm: Any, order: list[Any], keys: list[Any], child: Node
+    ) -> tuple[Any, list[Any], Node]:
         """Partitions by expressions are partitions by columns of a wider input."""
         swaps = [(key, self._catalyst.alias(key, "key")) for key in keys if kind(key) != "AttributeReference"]
-        wide = self._widened(child, tuple(alias for _, alias in swaps))
+        wide = self._add_columns(child, tuple(alias for _, alias in swaps))
 
-        def swapped(expression: Any) -> Any:
+        def substitute(expression: Any) -> Any:
             for before, after in swaps:
                 if expression.semanticEquals(before):
                     return after.toAttribute()
-            return self._catalyst.with_children(expression, [swapped(part) for part in sequence(expression.children())])
+            return self._catalyst.with_children(
+                expression, [substitute(part) for part in sequence(expression.children())]
+            )
 
-        return self._catalyst.map_expressions(self._over(jvm, wide), swapped), [*map(swapped, order)], wide
+        return (
+            self._catalyst.map_expressions(self._with_children(jvm, wide), substitute),
+            [*map(substitute, order)],
+            wide,
+        )
 
-    def _with_output(self, node: Node, jvm: Any) -> Node:
+    def _restore_output(self, node: Node, jvm: Any) -> Node:
         """The columns that Spark's operator had, if ours has others as well."""
         wanted = sequence(jvm.output())
         if node.ids == tuple(attribute.exprId().id() for attribute in wanted):
             return node
-        return map_node(self._catalyst, wanted, node)
+        return make_map(self._catalyst, wanted, node)
 
-    def _order_below(self, jvm: Any, child: Node) -> tuple[list[Any], Node]:
+    def _take_order_below(self, jvm: Any, child: Node) -> tuple[list[Any], Node]:
         """A window without order above a Sort takes its order: so Spark writes ORDER BY ... LIMIT in a subquery."""
         below, columns = jvm.child(), None
         if kind(below) == "Project":
             below, columns = below.child(), sequence(below.projectList())
-        if kind(below) != "Sort" or not any(kind(part) == "RowNumber" for part in self._functions(jvm)):
+        if kind(below) != "Sort" or not any(kind(part) == "RowNumber" for part in self._list_window_parts(jvm)):
             return [], child
-        order, inner = self._beside(sequence(below.order()), self._node(below.child()))
+        order, inner = self._join_subqueries(sequence(below.order()), self._convert(below.child()))
         if columns is None:
             return order, inner
-        columns, inner = self._beside(columns, inner)
+        columns, inner = self._join_subqueries(columns, inner)
         known = {column.exprId().id() for column in columns}
         needed = [part for by in order for part in within(by) if kind(part) == "AttributeReference"]
         missing = {part.exprId().id(): part for part in needed if part.exprId().id() not in known}
-        return order, map_node(self._catalyst, [*columns, *missing.values()], inner)
+        return order, make_map(self._catalyst, [*columns, *missing.values()], inner)
 
-    def _functions(self, jvm: Any) -> list[Any]:
+    def _list_window_parts(self, jvm: Any) -> list[Any]:
         return [part for column in sequence(jvm.windowExpressions()) for part in within(column)]
 
-    def _top(self, jvm: Any) -> Node:
+    def _convert_limit(self, jvm: Any) -> Node:
         """LIMIT and OFFSET above a Sort; Projects in between stay where they are."""
         between: list[Any] = []
         cuts: list[Any] = []
@@ -336,26 +346,26 @@ class Algebra:
         while kind(below) in (*_LIMITS, "Project"):
             (between if kind(below) == "Project" else cuts).append(below)
             below = below.child()
-        limit, offset = _shown_rows(reversed(cuts))
+        limit, offset = _combine_limits(reversed(cuts))
         order: list[Any] = []
         if kind(below) == "Sort":  # otherwise the query's order is by constants, so that all rows tie
             order, below = sequence(below.order()), below.child()
-        order, child = self._beside(order, self._node(below))
+        order, child = self._join_subqueries(order, self._convert(below))
         order = total_order(self._catalyst, order, child.jvm, self._where)
-        node = self._with_output(self._top_of(order, child, limit, offset), below)
+        node = self._restore_output(self._make_top(order, child, limit, offset), below)
         for project in reversed(between):
-            columns, node = self._beside(sequence(project.projectList()), node)
-            node = map_node(self._catalyst, columns, node)
+            columns, node = self._join_subqueries(sequence(project.projectList()), node)
+            node = make_map(self._catalyst, columns, node)
         return node
 
-    def _top_of(self, order: list[Any], child: Node, limit: int | None, offset: int) -> TopK:
+    def _make_top(self, order: list[Any], child: Node, limit: int | None, offset: int) -> TopK:
         made: dict[str, Any] = {
             "output": child.output,
             "children": (child,),
             "passed": {attribute.id: attribute.id for attribute in child.output},
         }
         if limit is None:  # Spark would move sorted partitions into one, in any order
-            one = self._catalyst.sort(order, self._catalyst.clustered([], child.jvm), is_global=False)
+            one = self._catalyst.sort(order, self._catalyst.cluster([], child.jvm), is_global=False)
             return TopK(jvm=self._catalyst.offset(offset, one), limit=None, offset=offset, **made)
         ordered = self._catalyst.sort(order, child.jvm, is_global=True)
         kept = min(_TOP_FACTOR * (limit + offset) + _TOP_MORE, _ROWS_MAX)
@@ -363,7 +373,7 @@ class Algebra:
         skipped = self._catalyst.offset(offset, ordered) if offset else ordered
         return TopK(jvm=self._catalyst.limit(limit, skipped), limit=limit, offset=offset, first=first, **made)
 
-    def _is_there(self, jvm: Any) -> Any:
+    def _rewrite_exists(self, jvm: Any) -> Any:
         """Spark writes EXISTS without correlation as a scalar subquery: 1 of any one row. The greatest 1 is the same,
         and is kept as a sum; its NULL where there are no rows is what a subquery without rows is."""
         if kind(jvm) != "GlobalLimit" or kind(jvm.child()) != "LocalLimit":
@@ -376,48 +386,50 @@ class Algebra:
         column = self._catalyst.alias(greatest, output.name(), output.exprId())
         return self._catalyst.aggregate([], [column], self._catalyst.project([one], below))
 
-    def _with_subqueries(self, jvm: Any) -> Node:
+    def _convert_with_subqueries(self, jvm: Any) -> Node:
         """Each scalar subquery in this operator's expressions becomes a column of its first input.
 
         Of an Aggregate, those in its keys become columns of its input, and those beside its functions become columns
         of its output: below, they would be keys.
         """
         if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, sequence(jvm.groupingExpressions()))):
-            return self._with_output(self._node(keys_below(self._catalyst, jvm, _has_subquery_outside)), jvm)
+            return self._restore_output(self._convert(move_keys_below(self._catalyst, jvm, _has_subquery_outside)), jvm)
         if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, sequence(jvm.aggregateExpressions()))):
-            return self._with_output(self._node(above_functions(self._catalyst, jvm)), jvm)
+            return self._restore_output(self._convert(project_above_aggregate(self._catalyst, jvm)), jvm)
         found: dict[int, Any] = {}
-        swapped = self._catalyst.map_expressions(jvm, lambda expression: self._swap_subqueries(expression, found))
+        substitute = self._catalyst.map_expressions(jvm, lambda expression: self._replace_subqueries(expression, found))
         children = sequence(jvm.children())
         first = children[0]
         for plan in found.values():
             first = self._join_value(first, plan)
-        return self._with_output(self._node(self._catalyst.with_children(swapped, [first, *children[1:]])), jvm)
+        return self._restore_output(
+            self._convert(self._catalyst.with_children(substitute, [first, *children[1:]])), jvm
+        )
 
-    def _beside(self, expressions: list[Any], node: Node) -> tuple[list[Any], Node]:
+    def _join_subqueries(self, expressions: list[Any], node: Node) -> tuple[list[Any], Node]:
         """Expressions over a node with a column for each scalar subquery in them, for an operator that is made here."""
         found: dict[int, Any] = {}
-        swapped = [self._swap_subqueries(expression, found) for expression in expressions]
+        substitute = [self._replace_subqueries(expression, found) for expression in expressions]
         for plan in found.values():
             joined = self._join_value(node.jvm, plan)
-            node = self._shared(self._joined(joined, node, self._node(plan)))
-        return swapped, node
+            node = self._share(self._make_join(joined, node, self._convert(plan)))
+        return substitute, node
 
     def _join_value(self, left: Any, plan: Any) -> Any:
         """Each row with the value of a scalar subquery: NULL if it has no row, and an error if it has several."""
         rows = optional(plan.maxRows())
         return self._catalyst.join(left, plan, "LeftOuter" if rows in (0, 1) else "LeftSingle", None)
 
-    def _swap_subqueries(self, expression: Any, found: dict[int, Any]) -> Any:
+    def _replace_subqueries(self, expression: Any, found: dict[int, Any]) -> Any:
         if kind(expression) == "ScalarSubquery":
-            plan = self._is_there(expression.plan())
+            plan = self._rewrite_exists(expression.plan())
             [output] = sequence(plan.output())
             found[output.exprId().id()] = plan
             return output.withNullability(True)  # noqa: FBT003 - a subquery without rows is NULL, whatever its column is
         if expression.getClass().getName().endswith("Subquery") or kind(expression) in ("Exists", "ListQuery"):
             raise InvalidInput(where=self._where, why=f"{expression.sql()}: this subquery cannot be maintained")
         children = sequence(expression.children())
-        return self._catalyst.with_children(expression, [self._swap_subqueries(child, found) for child in children])
+        return self._catalyst.with_children(expression, [self._replace_subqueries(child, found) for child in children])
 
 
 def _has_join(node: Node) -> bool:
@@ -441,7 +453,7 @@ def _is_one(jvm: Any, attribute: Any) -> bool:
     return is_int and value.value() == 1
 
 
-def _shown_rows(cuts: Iterable[Any]) -> tuple[int | None, int]:
+def _combine_limits(cuts: Iterable[Any]) -> tuple[int | None, int]:
     """Of LIMITs and OFFSETs, the lowest first, each over the rows that those before leave: one of each for all."""
     first, end = 0, None
     for cut in cuts:

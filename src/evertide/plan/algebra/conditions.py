@@ -13,7 +13,7 @@ from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import kind
 
-__all__ = ["Keys", "all_equal", "equal_keys", "null_aware_key"]
+__all__ = ["Keys", "build_key_condition", "find_equal_keys", "find_not_in_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,21 @@ class Keys:
     right: tuple[Any, ...]
 
 
-def equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right: Any) -> Keys:
+def find_equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right: Any) -> Keys:
     """The keys in `condition` of a join of these two operators."""
     pairs, null_safe, has_more = [], [], False
     added: tuple[list[Any], list[Any]] = ([], [])
-    for part in _conjuncts(condition):
-        sides = _sides(part, left, right)
+    for part in _split_conjuncts(condition):
+        sides = _match_sides(part, left, right)
         if sides is None or any(catalyst.is_collated(side.dataType()) for side in sides):
             has_more = True
             continue
-        pairs.append(tuple(_column(catalyst, side, columns) for side, columns in zip(sides, added, strict=True)))
+        pairs.append(tuple(_add_column(catalyst, side, columns) for side, columns in zip(sides, added, strict=True)))
         null_safe.append(kind(part) == "EqualNullSafe")
     return Keys(tuple(pairs), tuple(null_safe), has_more, tuple(added[0]), tuple(added[1]))
 
 
-def all_equal(catalyst: Catalyst, keys: Keys) -> Any:
+def build_key_condition(catalyst: Catalyst, keys: Keys) -> Any:
     """The condition that says that all keys are equal, and nothing more."""
     found = None
     for (left, right), is_null_safe in zip(keys.pairs, keys.is_null_safe, strict=True):
@@ -50,7 +50,7 @@ def all_equal(catalyst: Catalyst, keys: Keys) -> Any:
     return found
 
 
-def null_aware_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, Any] | None:
+def find_not_in_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, Any] | None:
     """Of `a = b OR (a = b) IS NULL`, which is how Spark writes NOT IN: a and b."""
     if condition is None or kind(condition) != "Or":
         return None
@@ -59,20 +59,20 @@ def null_aware_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, A
     unknown = next((part for part in parts if kind(part) == "IsNull"), None)
     if equal is None or unknown is None or not unknown.child().semanticEquals(equal):
         return None
-    return _sides(equal, left, right)
+    return _match_sides(equal, left, right)
 
 
-def _conjuncts(condition: Any | None) -> Iterator[Any]:
+def _split_conjuncts(condition: Any | None) -> Iterator[Any]:
     if condition is None:
         return
     if kind(condition) == "And":
         for child in sequence(condition.children()):
-            yield from _conjuncts(child)
+            yield from _split_conjuncts(child)
     else:
         yield condition
 
 
-def _sides(part: Any, left: Any, right: Any) -> tuple[Any, Any] | None:
+def _match_sides(part: Any, left: Any, right: Any) -> tuple[Any, Any] | None:
     """Of an equality of something of the left with something of the right: both, in this order."""
     if kind(part) not in ("EqualTo", "EqualNullSafe"):
         return None
@@ -89,7 +89,7 @@ def _is_of(expression: Any, side: Any) -> bool:
     return bool(references.size() > 0 and references.subsetOf(side.outputSet()))
 
 
-def _column(catalyst: Catalyst, side: Any, columns: list[Any]) -> Any:
+def _add_column(catalyst: Catalyst, side: Any, columns: list[Any]) -> Any:
     if kind(side) == "AttributeReference":
         return side
     columns.append(catalyst.alias(side, "key"))

@@ -16,41 +16,41 @@ from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import kind, nodes
 
-__all__ = ["first_rows"]
+__all__ = ["rewrite_deduplicates"]
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 
-def first_rows(catalyst: Catalyst, analyzed: Any, where: str) -> Any | None:
+def rewrite_deduplicates(catalyst: Catalyst, analyzed: Any, where: str) -> Any | None:
     """An analyzed plan in which each Deduplicate is a window; None if there is none."""
     found = sum(kind(node) == "Deduplicate" for node in nodes(analyzed))
     if not found:
         return None
-    swap = _Swap(catalyst, where)
-    made = swap.plan(analyzed)
-    if swap.found < found:
+    rewriter = _Rewriter(catalyst, where)
+    made = rewriter.rewrite(analyzed)
+    if rewriter.count < found:
         why = "dropDuplicates stands in a subquery of an expression: make what it is called on a view of its own"
         raise InvalidInput(where=where, why=why)
     return made
 
 
-class _Swap:
+class _Rewriter:
     def __init__(self, catalyst: Catalyst, where: str) -> None:
         self._catalyst = catalyst
         self._where = where
-        self.found = 0
+        self.count = 0
 
-    def plan(self, jvm: Any) -> Any:
-        before = self.found
-        children = [self.plan(child) for child in sequence(jvm.children())]
-        if self.found > before:
+    def rewrite(self, jvm: Any) -> Any:
+        before = self.count
+        children = [self.rewrite(child) for child in sequence(jvm.children())]
+        if self.count > before:
             jvm = self._catalyst.with_children(jvm, children)
         if kind(jvm) != "Deduplicate":
             return jvm
-        self.found += 1
-        return self._first_of_each(jvm)
+        self.count += 1
+        return self._keep_first_rows(jvm)
 
-    def _first_of_each(self, jvm: Any) -> Any:
+    def _keep_first_rows(self, jvm: Any) -> Any:
         make, child, keys = self._catalyst, jvm.child(), sequence(jvm.keys())
         ids = {key.exprId().id() for key in keys}
         columns = sequence(child.output())

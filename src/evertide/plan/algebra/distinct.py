@@ -23,7 +23,7 @@ from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import optional, sequence
 from evertide.plan.catalyst.walk import kind, within
 
-__all__ = ["without_distinct_rewrite"]
+__all__ = ["undo_distinct_rewrite"]
 
 _AGGREGATE_EXPRESSION = "org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression"
 
@@ -31,25 +31,25 @@ Forms = dict[int, dict[int, Any]]
 """By number of the list: what an attribute of the Expand stands for."""
 
 
-def without_distinct_rewrite(catalyst: Catalyst, outer: Any) -> Any:
+def undo_distinct_rewrite(catalyst: Catalyst, outer: Any) -> Any:
     """An Aggregate of Catalyst as it was before the rewrite; itself, if it was not rewritten."""
     inner = outer.child()
     expand = inner.child() if kind(inner) == "Aggregate" else None
     if expand is None or kind(expand) != "Expand":
         return outer
-    gid = _gid(expand, sequence(inner.groupingExpressions()))
+    gid = _find_gid(expand, sequence(inner.groupingExpressions()))
     if gid is None:
         return outer
     undo = _Undo(catalyst, inner, expand, gid)
     found = [part for column in sequence(outer.aggregateExpressions()) for part in within(column)]
     if not all(undo.is_rewritten(part) for part in found if kind(part) == "AggregateExpression"):
         return outer
-    keys = [undo.key(key) for key in sequence(outer.groupingExpressions())]
-    columns = [undo.column(column) for column in sequence(outer.aggregateExpressions())]
+    keys = [undo.restore_key(key) for key in sequence(outer.groupingExpressions())]
+    columns = [undo.restore_column(column) for column in sequence(outer.aggregateExpressions())]
     return catalyst.aggregate(keys, columns, expand.child())
 
 
-def _gid(expand: Any, keys: list[Any]) -> Any | None:
+def _find_gid(expand: Any, keys: list[Any]) -> Any | None:
     """The attribute that numbers the forms of a row."""
     forms = [sequence(form) for form in sequence(expand.projections())]
     wanted = {key.exprId().id() for key in keys if kind(key) == "AttributeReference" and key.name() == "gid"}
@@ -64,59 +64,61 @@ def _gid(expand: Any, keys: list[Any]) -> Any | None:
 class _Undo:
     def __init__(self, catalyst: Catalyst, inner: Any, expand: Any, gid: Any) -> None:
         self._catalyst = catalyst
-        self._gid: int = gid.exprId().id()
+        self._find_gid: int = gid.exprId().id()
         ids = [attribute.exprId().id() for attribute in sequence(expand.output())]
         forms = [dict(zip(ids, sequence(form), strict=True)) for form in sequence(expand.projections())]
-        self._forms: Forms = {form[self._gid].value(): form for form in forms}
+        self._forms: Forms = {form[self._find_gid].value(): form for form in forms}
         self._inner = {column.exprId().id(): column for column in sequence(inner.aggregateExpressions())}
 
     def is_rewritten(self, aggregate: Any) -> bool:
-        number, rest = self._number(aggregate)
+        number, rest = self._split_condition(aggregate)
         if number not in self._forms or aggregate.isDistinct():
             return False
-        inner = self._below(aggregate.aggregateFunction().children().apply(0)) if self._is_first(aggregate) else None
-        conditions = [self._below(condition) for condition in rest]
+        inner = (
+            self._find_inner(aggregate.aggregateFunction().children().apply(0)) if self._is_first(aggregate) else None
+        )
+        conditions = [self._find_inner(condition) for condition in rest]
         return (inner is None or kind(inner) == "AggregateExpression") and all(
             condition is not None and kind(condition.aggregateFunction()) == "Max" for condition in conditions
         )
 
-    def key(self, key: Any) -> Any:
-        return self._swapped(key, next(iter(self._forms.values())))
+    def restore_key(self, key: Any) -> Any:
+        return self._substitute(key, next(iter(self._forms.values())))
 
-    def column(self, column: Any) -> Any:
+    def restore_column(self, column: Any) -> Any:
         """Named as before."""
-        changed = self._restored(column)
+        changed = self._restore(column)
         if kind(changed) == "Alias" or changed.exprId().equals(column.exprId()):
             return changed
         return self._catalyst.alias(changed, column.name(), column.exprId())
 
-    def _restored(self, expression: Any) -> Any:
+    def _restore(self, expression: Any) -> Any:
         if kind(expression) == "AggregateExpression":
-            return self._aggregate(expression)
+            return self._restore_aggregate(expression)
         if kind(expression) == "AttributeReference":
-            return self.key(expression)
-        children = [self._restored(child) for child in sequence(expression.children())]
+            return self.restore_key(expression)
+        children = [self._restore(child) for child in sequence(expression.children())]
         return self._catalyst.with_children(expression, children)
 
-    def _aggregate(self, aggregate: Any) -> Any:
-        number, rest = self._number(aggregate)
+    def _restore_aggregate(self, aggregate: Any) -> Any:
+        number, rest = self._split_condition(aggregate)
         form = self._forms[number]
         if self._is_first(aggregate):
-            return self._swapped(self._below(aggregate.aggregateFunction().children().apply(0)), form)
-        function = self._swapped(aggregate.aggregateFunction(), form)
+            return self._substitute(self._find_inner(aggregate.aggregateFunction().children().apply(0)), form)
+        function = self._substitute(aggregate.aggregateFunction(), form)
         condition = self._catalyst.none
-        for below in map(self._below, rest):
+        for below in map(self._find_inner, rest):
             if below is not None:
-                condition = self._catalyst.some(self._swapped(below.aggregateFunction().children().apply(0), form))
+                condition = self._catalyst.some(self._substitute(below.aggregateFunction().children().apply(0), form))
         made = self._catalyst.companion(_AGGREGATE_EXPRESSION)
         return made.apply(function, self._catalyst.complete, True, condition)  # noqa: FBT003
 
     def _is_first(self, aggregate: Any) -> bool:
         """Whether it only hands on what the inner Aggregate computed for a function that is not DISTINCT."""
         function = aggregate.aggregateFunction()
-        return kind(function) == "First" and self._below(function.children().apply(0)) is not None
+        return kind(function) == "First" and self._find_inner(function.children().apply(0)) is not None
 
-    def _number(self, aggregate: Any) -> tuple[int, list[Any]]:
+    def _split_condition(self, aggregate: Any) -> tuple[int, list[Any]]:
         """The number of the list that a function takes, or -1, and the rest of its condition."""
         condition = optional(aggregate.filter())
         if condition is None:
@@ -125,11 +127,11 @@ class _Undo:
         if kind(first) != "EqualTo" or len(rest) > 1:
             return -1, []
         left, right = sequence(first.children())
-        if kind(left) != "AttributeReference" or left.exprId().id() != self._gid or kind(right) != "Literal":
+        if kind(left) != "AttributeReference" or left.exprId().id() != self._find_gid or kind(right) != "Literal":
             return -1, []
         return right.value(), rest
 
-    def _below(self, attribute: Any) -> Any | None:
+    def _find_inner(self, attribute: Any) -> Any | None:
         """The function of the inner Aggregate whose result an attribute is."""
         if kind(attribute) != "AttributeReference":
             return None
@@ -137,8 +139,8 @@ class _Undo:
         found = column.child() if column is not None and kind(column) == "Alias" else None
         return found if found is not None and kind(found) == "AggregateExpression" else None
 
-    def _swapped(self, expression: Any, form: dict[int, Any]) -> Any:
+    def _substitute(self, expression: Any, form: dict[int, Any]) -> Any:
         if kind(expression) == "AttributeReference":
             return form.get(expression.exprId().id(), expression)
-        children = [self._swapped(child, form) for child in sequence(expression.children())]
+        children = [self._substitute(child, form) for child in sequence(expression.children())]
         return self._catalyst.with_children(expression, children)

@@ -22,7 +22,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from evertide.plan.algebra.node_fingerprints import NodePrints, hashed
+from evertide.plan.algebra.node_fingerprints import NodeFingerprints, hash_json
 from evertide.plan.algebra.nodes import Node
 from evertide.plan.catalyst.canonical import Canonical
 from evertide.plan.catalyst.result_settings import result_settings
@@ -34,7 +34,9 @@ __all__ = ["Fingerprints", "fingerprint", "pipeline_fingerprint"]
 
 def fingerprint(node: Node, session: SparkSession, views: Mapping[str, str] | None = None) -> str:
     """Of one operator with all below it; `views` are the fingerprints of the materialized views that it may read."""
-    return NodePrints(Canonical(session, "plan"), result_settings(session), {} if views is None else views, {}).of(node)
+    return NodeFingerprints(
+        Canonical(session, "plan"), result_settings(session), {} if views is None else views, {}
+    ).of(node)
 
 
 def pipeline_fingerprint(program: Program) -> str:
@@ -52,8 +54,8 @@ class Fingerprints:
         canonical = Canonical(program.catalog.session, "")
         for name, plan in program.views.items():
             canonical.where = f"view {name!r}"
-            found = NodePrints(canonical, self._settings, self.views, self._nodes).of(plan)
-            self.views[name] = hashed(["view", [attribute.name for attribute in plan.output], found])
+            found = NodeFingerprints(canonical, self._settings, self.views, self._nodes).of(plan)
+            self.views[name] = hash_json(["view", [attribute.name for attribute in plan.output], found])
 
     def of(self, node: Node) -> str:
         """Of an operator of one of the program's views."""
@@ -71,4 +73,4 @@ class Fingerprints:
                     facts = asdict(statement)
                     del facts["where"]
                     declared[statement.name] = ["flow", facts]
-        return hashed(["pipeline", self._settings, sorted(declared.items()), sorted(self.views.items())])
+        return hash_json(["pipeline", self._settings, sorted(declared.items()), sorted(self.views.items())])

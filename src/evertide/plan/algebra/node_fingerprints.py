@@ -12,19 +12,19 @@ from evertide.plan.catalyst.canonical import Canonical
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import kind
 
-__all__ = ["NodePrints", "hashed"]
+__all__ = ["NodeFingerprints", "hash_json"]
 
 _FORMAT = 1
 """Goes up if what is hashed changes."""
 _DIGEST_BYTES = 16
 
 
-class NodePrints:
+class NodeFingerprints:
     def __init__(
         self, canonical: Canonical, settings: Mapping[str, str], views: Mapping[str, str], known: dict[int, str]
     ) -> None:
         self._canonical = canonical
-        self._settings = hashed(dict(settings))
+        self._settings = hash_json(dict(settings))
         self._views = views
         self._known = known
 
@@ -33,31 +33,34 @@ class NodePrints:
         if id(node) not in self._known:
             below = [self.of(child) for child in node.children]
             types = [[attribute.type, attribute.nullable] for attribute in node.output]
-            self._known[id(node)] = hashed([self._settings, node.kind, self._own(node), types, below])
+            self._known[id(node)] = hash_json([self._settings, node.kind, self._describe(node), types, below])
         return self._known[id(node)]
 
-    def _own(self, node: Node) -> Any:
+    def _describe(self, node: Node) -> Any:
         """What it does, beside its inputs."""
         if isinstance(node, Scan):
             places = {attribute.id: at for at, attribute in enumerate(node.output)}
             key = [places[attribute] for attribute in node.unique]
             names = [attribute.name for attribute in node.output]
             return [node.collection, self._views.get(node.collection, ""), names, key]
-        labels = _labels(node)
+        labels = _label_attributes(node)
         if isinstance(node, Aggregate) and node.is_additive:
-            return _additive(node, labels)
+            return _describe_additive(node, labels)
         if isinstance(node, Map) and node.is_moves_only:
             return [labels[node.passed[attribute]] for attribute in node.ids]
         stop = [child.jvm for child in node.children]
-        return [_kept(node, labels), [self._operator(operator, labels) for operator in _operators(node.jvm, stop)]]
+        return [
+            _describe_state(node, labels),
+            [self._describe_operator(operator, labels) for operator in _list_operators(node.jvm, stop)],
+        ]
 
-    def _operator(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
+    def _describe_operator(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
         expressions = [] if kind(jvm) in ("LocalRelation", "Range") else sequence(jvm.expressions())
         texts = [self._canonical.expression(expression, labels) for expression in expressions]
-        return [kind(jvm), _facts(jvm), texts]
+        return [kind(jvm), _describe_facts(jvm), texts]
 
 
-def _labels(node: Node) -> dict[int, Any]:
+def _label_attributes(node: Node) -> dict[int, Any]:
     """What an attribute is called by its place: of the inputs first, then of the output."""
     found: dict[int, Any] = {}
     for number, child in enumerate(node.children):
@@ -68,40 +71,40 @@ def _labels(node: Node) -> dict[int, Any]:
     return found
 
 
-def _kept(node: Node, labels: Mapping[int, Any]) -> Any:
+def _describe_state(node: Node, labels: Mapping[int, Any]) -> Any:
     """What its state depends on, beside its operators of Catalyst."""
     if isinstance(node, TopK) and node.first is not None:
         return node.first.limit
     return [labels[key] for key in node.keys] if isinstance(node, Aggregate) else None
 
 
-def _additive(node: Aggregate, labels: Mapping[int, Any]) -> Any:
+def _describe_additive(node: Aggregate, labels: Mapping[int, Any]) -> Any:
     functions = [
         [
             function.name,
             [labels[argument] for argument in function.arguments],
             None if function.condition is None else labels[function.condition],
             function.mode,
-            [_type(attribute) for attribute in function.buffer],
+            [_describe_type(attribute) for attribute in function.buffer],
         ]
         for function in node.functions
     ]
     return [[labels[key] for key in node.keys], functions]
 
 
-def _type(attribute: Attribute) -> list[Any]:
+def _describe_type(attribute: Attribute) -> list[Any]:
     return [attribute.type, attribute.nullable]
 
 
-def _operators(jvm: Any, stop: list[Any]) -> Iterator[Any]:
+def _list_operators(jvm: Any, stop: list[Any]) -> Iterator[Any]:
     """The operators of Catalyst that one node is made of."""
     yield jvm
     for child in sequence(jvm.children()):
         if not any(child.equals(other) for other in stop):
-            yield from _operators(child, stop)
+            yield from _list_operators(child, stop)
 
 
-def _facts(jvm: Any) -> Any:
+def _describe_facts(jvm: Any) -> Any:
     """What an operator says beside its expressions."""
     found = _FACTS.get(kind(jvm))
     return None if found is None else found(jvm)
@@ -118,6 +121,6 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def hashed(text: Any) -> str:
+def hash_json(text: Any) -> str:
     written = json.dumps([_FORMAT, text], separators=(",", ":"), sort_keys=True)
     return blake2b(written.encode(), digest_size=_DIGEST_BYTES).hexdigest()

@@ -26,7 +26,7 @@ from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import optional, sequence
 from evertide.plan.catalyst.walk import kind, within
 
-__all__ = ["canonical_aggregate", "in_order", "is_by_distinct_rewrite", "total_order"]
+__all__ = ["canonicalize_aggregate", "is_from_distinct_rewrite", "sort_collected", "total_order"]
 
 _ORDER_FREE = frozenset(
     (
@@ -45,7 +45,7 @@ def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) ->
     """`order`, then every other column of `child`, then what tells equal values of a column apart."""
     columns, forms = [], []
     for attribute in sequence(child.output()):
-        form = _exact_form(catalyst, attribute)
+        form = _make_exact_form(catalyst, attribute)
         if form is not None:
             forms.append(catalyst.ascending(form))
         if any(attribute.semanticEquals(by.child()) for by in order):
@@ -60,7 +60,7 @@ def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) ->
     return [*order, *columns, *forms]
 
 
-def _exact_form(catalyst: Catalyst, value: Any) -> Any | None:
+def _make_exact_form(catalyst: Catalyst, value: Any) -> Any | None:
     """Bytes or text that differ where values differ that Spark's order takes for equal; None if there are none such.
 
     All NaN are one value to the engine (`evertide.rows.columns`).
@@ -71,7 +71,7 @@ def _exact_form(catalyst: Catalyst, value: Any) -> Any | None:
     return catalyst.cast(value, "StringType") if '"float"' in kind_of or '"double"' in kind_of else None
 
 
-def is_by_distinct_rewrite(aggregate: Any) -> bool:
+def is_from_distinct_rewrite(aggregate: Any) -> bool:
     """Whether this `first` is Spark's own, of a group that holds one value."""
     function = aggregate.aggregateFunction()
     condition = optional(aggregate.filter())
@@ -81,21 +81,21 @@ def is_by_distinct_rewrite(aggregate: Any) -> bool:
     return bool(function.ignoreNulls()) and [part.name() for part in named] == ["gid"]
 
 
-def canonical_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
+def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
     """An aggregate expression as one that does not depend on the order of rows; it may be wrapped in others."""
     function = aggregate.aggregateFunction()
     name = kind(function)
     if name in ("Min", "Max"):
-        return _extreme_of(catalyst, name, function.child(), optional(aggregate.filter()))
+        return _take_extreme(catalyst, name, function.child(), optional(aggregate.filter()))
     if name in _ORDER_FREE:
         return aggregate
     if name in _OF_VALUES:
-        return _normalized(catalyst, aggregate)
-    if is_by_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
-        return _extreme_of(catalyst, "Max", function.child(), optional(aggregate.filter()))
+        return _normalize(catalyst, aggregate)
+    if is_from_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
+        return _take_extreme(catalyst, "Max", function.child(), optional(aggregate.filter()))
     if name == "ListAgg":
-        _check_list(function, where)
-        return _list_in_order(catalyst, aggregate, function)
+        _check_listagg(function, where)
+        return _order_listagg(catalyst, aggregate, function)
     if name == "Mode" and catalyst.is_collated(function.child().dataType()):
         what = function.child().dataType().sql()
         why = (
@@ -114,20 +114,20 @@ def canonical_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
     return rewrite(catalyst, aggregate, function)
 
 
-def in_order(catalyst: Catalyst, aggregate: Any) -> Any:
-    """What `canonical_aggregate` wrapped, as a value that may be stored by itself: a collected array, sorted."""
+def sort_collected(catalyst: Catalyst, aggregate: Any) -> Any:
+    """What `canonicalize_aggregate` wrapped, as a value that may be stored by itself: a collected array, sorted."""
     if kind(aggregate.aggregateFunction()) not in ("CollectList", "CollectSet"):
         return aggregate
     return _sort_array(catalyst, aggregate)
 
 
-def _check_list(function: Any, where: str) -> None:
+def _check_listagg(function: Any, where: str) -> None:
     if not sequence(function.orderExpressions()):
         why = f"{function.sql()} depends on the order of rows: add WITHIN GROUP (ORDER BY {function.child().sql()})"
         raise InvalidInput(where=where, why=why)
 
 
-def _list_in_order(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+def _order_listagg(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     """Among elements that its order takes for equal, by their bytes."""
     what = function.child()
     by = sequence(function.orderExpressions())
@@ -138,26 +138,26 @@ def _list_in_order(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     return catalyst.with_children(aggregate, [ordered, *sequence(aggregate.children())[1:]])
 
 
-def _normalized(catalyst: Catalyst, aggregate: Any) -> Any:
+def _normalize(catalyst: Catalyst, aggregate: Any) -> Any:
     """The same function of values with one NaN and one zero."""
     function = aggregate.aggregateFunction()
-    children = [child if child.foldable() else catalyst.normalized(child) for child in sequence(function.children())]
+    children = [child if child.foldable() else catalyst.normalize(child) for child in sequence(function.children())]
     of_normalized = catalyst.with_children(function, children)
     return catalyst.with_children(aggregate, [of_normalized, *sequence(aggregate.children())[1:]])
 
 
-def _sorted(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+def _sort_list(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     [value] = sequence(function.children())
     if catalyst.is_collated(value.dataType()):
-        return _sorted_by_form(catalyst, aggregate, function, value)
-    return _sort_array(catalyst, _normalized(catalyst, aggregate))
+        return _sort_by_bytes(catalyst, aggregate, function, value)
+    return _sort_array(catalyst, _normalize(catalyst, aggregate))
 
 
-def _sorted_by_form(catalyst: Catalyst, aggregate: Any, function: Any, value: Any) -> Any:
+def _sort_by_bytes(catalyst: Catalyst, aggregate: Any, function: Any, value: Any) -> Any:
     """Equal texts by their bytes: so each is collected with them."""
-    value = catalyst.normalized(value)
-    pair = catalyst.struct([value, _exact_form(catalyst, value)])
-    condition = _and_not_null(catalyst, value, optional(aggregate.filter()))
+    value = catalyst.normalize(value)
+    pair = catalyst.struct([value, _make_exact_form(catalyst, value)])
+    condition = _add_not_null(catalyst, value, optional(aggregate.filter()))
     collected = catalyst.aggregate_expression(catalyst.with_children(function, [pair]), condition)
     fields = pair.dataType().fields()
     return catalyst.expression("GetArrayStructFields", _sort_array(catalyst, collected), fields[0], 0, 2, False)  # noqa: FBT003
@@ -167,58 +167,58 @@ def _sort_array(catalyst: Catalyst, array: Any) -> Any:
     return catalyst.expression("SortArray", array, catalyst.literal(True))  # noqa: FBT003
 
 
-def _and_not_null(catalyst: Catalyst, value: Any, condition: Any | None) -> Any:
+def _add_not_null(catalyst: Catalyst, value: Any, condition: Any | None) -> Any:
     is_there = catalyst.expression("IsNotNull", value)
     return is_there if condition is None else catalyst.expression("And", condition, is_there)
 
 
-def _extreme(name: str) -> Callable[[Catalyst, Any, Any], Any]:
+def _rewrite_extreme(name: str) -> Callable[[Catalyst, Any, Any], Any]:
     def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
         condition = optional(aggregate.filter())
         if function.ignoreNulls():
-            return _extreme_of(catalyst, name, function.child(), condition)
-        return _of_struct(catalyst, name, [function.child()], condition)
+            return _take_extreme(catalyst, name, function.child(), condition)
+        return _take_extreme_field(catalyst, name, [function.child()], condition)
 
     return rewrite
 
 
-def _by(name: str) -> Callable[[Catalyst, Any, Any], Any]:
+def _rewrite_by(name: str) -> Callable[[Catalyst, Any, Any], Any]:
     def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
         value, by = function.valueExpr(), function.orderingExpr()
-        condition = _and_not_null(catalyst, by, optional(aggregate.filter()))
-        return _of_struct(catalyst, name, [by, value], condition)
+        condition = _add_not_null(catalyst, by, optional(aggregate.filter()))
+        return _take_extreme_field(catalyst, name, [by, value], condition)
 
     return rewrite
 
 
-def _of_struct(catalyst: Catalyst, name: str, fields: list[Any], condition: Any | None) -> Any:
+def _take_extreme_field(catalyst: Catalyst, name: str, fields: list[Any], condition: Any | None) -> Any:
     """The last field of the least or greatest struct of these."""
-    return catalyst.field(_extreme_of(catalyst, name, catalyst.struct(fields), condition), len(fields) - 1)
+    return catalyst.field(_take_extreme(catalyst, name, catalyst.struct(fields), condition), len(fields) - 1)
 
 
-def _extreme_of(catalyst: Catalyst, name: str, value: Any, condition: Any | None) -> Any:
-    value = catalyst.normalized(value)
+def _take_extreme(catalyst: Catalyst, name: str, value: Any, condition: Any | None) -> Any:
+    value = catalyst.normalize(value)
     if not catalyst.is_collated(value.dataType()):
         return catalyst.aggregate_expression(catalyst.expression(f"aggregate.{name}", value), condition)
-    pair = catalyst.struct([value, _exact_form(catalyst, value)])
+    pair = catalyst.struct([value, _make_exact_form(catalyst, value)])
     found = catalyst.expression(f"aggregate.{name}", pair)
-    return catalyst.field(catalyst.aggregate_expression(found, _and_not_null(catalyst, value, condition)), 0)
+    return catalyst.field(catalyst.aggregate_expression(found, _add_not_null(catalyst, value, condition)), 0)
 
 
-def _mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+def _rewrite_mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     if function.reverseOpt().isDefined():
-        return _normalized(catalyst, aggregate)
-    value = catalyst.normalized(function.child())
+        return _normalize(catalyst, aggregate)
+    value = catalyst.normalize(function.child())
     made = catalyst.expression("aggregate.Mode", value, 0, 0, catalyst.some(True))  # noqa: FBT003
     return catalyst.aggregate_expression(made, optional(aggregate.filter()))
 
 
 _REWRITES: dict[str, Callable[[Catalyst, Any, Any], Any]] = {
-    "CollectList": _sorted,
-    "CollectSet": _sorted,
-    "First": _extreme("Min"),
-    "Last": _extreme("Max"),
-    "MaxBy": _by("Max"),
-    "MinBy": _by("Min"),
-    "Mode": _mode,
+    "CollectList": _sort_list,
+    "CollectSet": _sort_list,
+    "First": _rewrite_extreme("Min"),
+    "Last": _rewrite_extreme("Max"),
+    "MaxBy": _rewrite_by("Max"),
+    "MinBy": _rewrite_by("Min"),
+    "Mode": _rewrite_mode,
 }

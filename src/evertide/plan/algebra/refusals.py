@@ -27,9 +27,9 @@ _CURRENT = {
     "CurrentDatabase": "current_database",
     "CurrentCatalog": "current_catalog",
 }
-_BY_CHANCE = frozenset(("AesEncrypt",))
+_RANDOM = frozenset(("AesEncrypt",))
 """Which Spark itself calls deterministic."""
-_IN_BULK = frozenset(
+_MANY_ROWS = frozenset(
     (
         *("MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"),
         *("FlatMapCoGroupsInPandas", "FlatMapCoGroupsInArrow", "FlatMapGroupsInPandasWithState"),
@@ -42,14 +42,14 @@ _CONSTANT_LEAVES = {"OneRowRelation", "LocalRelation", "Range", "CTERelationRef"
 def refuse_unmaintainable(query: Query, catalog: Catalog) -> None:
     where = f"{query.where}, view {query.name!r}"
     for node in nodes(query.analyzed):
-        why = _refused_node(node, catalog)
+        why = _check_node(node, catalog)
         for expression in expressions(node):
-            why = why or _refused_expression(expression) or _refused_xml(expression, catalog)
+            why = why or _check_expression(expression) or _check_xml(expression, catalog)
         if why is not None:
             raise InvalidInput(where=where, why=why)
 
 
-def _refused_node(node: Any, catalog: Catalog) -> str | None:
+def _check_node(node: Any, catalog: Catalog) -> str | None:
     name = kind(node)
     if name == "Sample":
         return "TABLESAMPLE takes rows by chance: filter by a hash of the key instead"
@@ -57,7 +57,7 @@ def _refused_node(node: Any, catalog: Catalog) -> str | None:
         return "LIMIT and OFFSET without ORDER BY take any rows: say which by ORDER BY"
     if name in ("UnionLoop", "UnionLoopRef"):
         return "WITH RECURSIVE reads its own rows, which is not maintained: unroll it to the depth that is needed"
-    if name in _IN_BULK:
+    if name in _MANY_ROWS:
         return (
             f"{name} hands many rows at a time to Python: only functions of one row (udf, arrow_udf) can be maintained"
         )
@@ -82,11 +82,11 @@ def _becomes_join(expression: Any) -> bool:
     return name == "ListQuery" or (name in ("ScalarSubquery", "Exists") and bool(expression.isCorrelated()))
 
 
-def _refused_expression(expression: Any) -> str | None:
+def _check_expression(expression: Any) -> str | None:
     name = kind(expression)
     if name in _CURRENT:
         return f"{_CURRENT[name]}() differs from one moment to the next: put what it says into a table"
-    if name in _BY_CHANCE:
+    if name in _RANDOM:
         return f"{expression.sql()} takes something by chance: the view could not be computed again"
     if name in ("PythonUDAF", "PythonUDTF"):
         kind_of = "aggregates rows" if name == "PythonUDAF" else "makes tables"
@@ -94,12 +94,12 @@ def _refused_expression(expression: Any) -> str | None:
     to_blame = not expression.deterministic() and all(
         child.deterministic() for child in sequence(expression.children())
     )
-    if to_blame and not _holds_plan(expression):
+    if to_blame and not _has_plan(expression):
         return f"{expression.sql()} is not deterministic: the view could not be computed again"
     return None
 
 
-def _refused_xml(expression: Any, catalog: Catalog) -> str | None:
+def _check_xml(expression: Any, catalog: Catalog) -> str | None:
     """Rows come from anybody. Spark's XPath functions fetch the DTD that a document in a row names, unless the JVM is
     started not to; a session of Evertide's own is."""
     if not kind(expression).startswith("XPath") or not reads_external_dtds(catalog.session):
@@ -111,6 +111,6 @@ def _refused_xml(expression: Any, catalog: Catalog) -> str | None:
     )
 
 
-def _holds_plan(expression: Any) -> bool:
+def _has_plan(expression: Any) -> bool:
     """A subquery is as deterministic as its plan, whose operators are looked at by themselves."""
     return kind(expression) in ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from evertide.plan.algebra.aggregates import map_node
+from evertide.plan.algebra.aggregates import make_map
 from evertide.plan.algebra.nodes import Node
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import sequence
@@ -26,7 +26,7 @@ __all__ = ["assign_sessions", "session_key"]
 _MARK = "spark.sessionWindow"
 
 
-class WindowNode(Protocol):
+class MakeWindow(Protocol):
     def __call__(self, jvm: Any, order: list[Any], child: Node, *, has_ties: bool) -> Node: ...
 
 
@@ -37,29 +37,29 @@ def session_key(aggregate: Any) -> Any | None:
 
 
 def assign_sessions(
-    catalyst: Catalyst, session: Any, keys: list[Any], child: Node, window: WindowNode
+    catalyst: Catalyst, session: Any, keys: list[Any], child: Node, window: MakeWindow
 ) -> tuple[Node, Any]:
     """The rows of `child` with their sessions, and the column of these; `keys` are attributes, without the session."""
     make = _Columns(catalyst, keys)
     start, end = (catalyst.alias(catalyst.field(session, at), name) for at, name in enumerate(("start", "end")))
-    node: Node = map_node(catalyst, [*sequence(child.jvm.output()), start, end], child)
+    node: Node = make_map(catalyst, [*sequence(child.jvm.output()), start, end], child)
     at, until = start.toAttribute(), end.toAttribute()
     order = [catalyst.ascending(at)]
 
-    reached = make.over("Max", until, order, make.first, catalyst.literal(-1))
+    reached = make.make_column("Max", until, order, make.first, catalyst.literal(-1))
     node = window(make.window([reached], order, node), order, node, has_ties=False)
     is_within = catalyst.expression("LessThanOrEqual", at, reached.toAttribute())
-    begins = catalyst.alias(make.unless(is_within, at), "begins")
-    closes = catalyst.alias(make.unless(is_within, reached.toAttribute()), "closes")
-    node = map_node(catalyst, [*sequence(node.jvm.output()), begins, closes], node)
+    begins = catalyst.alias(make.null_if(is_within, at), "begins")
+    closes = catalyst.alias(make.null_if(is_within, reached.toAttribute()), "closes")
+    node = make_map(catalyst, [*sequence(node.jvm.output()), begins, closes], node)
 
-    first = make.over("Max", begins.toAttribute(), order, make.first, make.current)
-    closed = make.over("Min", closes.toAttribute(), order, catalyst.literal(1), make.last)
-    latest = make.over("Max", until, order, make.first, make.last)
+    first = make.make_column("Max", begins.toAttribute(), order, make.first, make.current)
+    closed = make.make_column("Min", closes.toAttribute(), order, catalyst.literal(1), make.last)
+    latest = make.make_column("Max", until, order, make.first, make.last)
     node = window(make.window([first, closed, latest], order, node), order, node, has_ties=False)
     last = catalyst.expression("Coalesce", catalyst.seq([closed.toAttribute(), latest.toAttribute()]))
-    whole = catalyst.alias(make.like(session, [first.toAttribute(), last]), session.name())
-    node = map_node(catalyst, [*sequence(child.jvm.output()), whole], node)
+    whole = catalyst.alias(make.build_session(session, [first.toAttribute(), last]), session.name())
+    node = make_map(catalyst, [*sequence(child.jvm.output()), whole], node)
     return node, whole.toAttribute()
 
 
@@ -73,7 +73,7 @@ class _Columns:
             for name in ("UnboundedPreceding", "CurrentRow", "UnboundedFollowing", "RowFrame")
         )
 
-    def over(self, function: str, value: Any, order: list[Any], lower: Any, upper: Any) -> Any:
+    def make_column(self, function: str, value: Any, order: list[Any], lower: Any, upper: Any) -> Any:
         """A function of the rows from one to another of a partition, as a column."""
         make = self._catalyst
         frame = make.expression("SpecifiedWindowFrame", self._rows, lower, upper)
@@ -84,12 +84,12 @@ class _Columns:
     def window(self, columns: list[Any], order: list[Any], child: Node) -> Any:
         return self._catalyst.window(columns, self._keys, order, child.jvm)
 
-    def unless(self, condition: Any, value: Any) -> Any:
+    def null_if(self, condition: Any, value: Any) -> Any:
         """The value, or NULL if the condition is true; not if it is unknown."""
         nothing = self._catalyst.companion("org.apache.spark.sql.catalyst.expressions.Literal")
         return self._catalyst.expression("If", condition, nothing.create(None, value.dataType()), value)
 
-    def like(self, session: Any, values: list[Any]) -> Any:
+    def build_session(self, session: Any, values: list[Any]) -> Any:
         """A struct of the session's own type."""
         named: list[Any] = []
         for field, value in zip(session.dataType().fields(), values, strict=True):

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from evertide.plan.algebra.aggregates import map_node
-from evertide.plan.algebra.node_fingerprints import NodePrints
+from evertide.plan.algebra.aggregates import make_map
+from evertide.plan.algebra.node_fingerprints import NodeFingerprints
 from evertide.plan.algebra.nodes import Node, Scan, walk
 from evertide.plan.catalyst.canonical import Canonical
 from evertide.plan.catalyst.catalyst import Catalyst
@@ -29,7 +29,7 @@ class Sharing:
     def __init__(self, catalyst: Catalyst, canonical: Canonical) -> None:
         self._catalyst = catalyst
         self._known: dict[int, str] = {}
-        self._prints = NodePrints(canonical, {}, {}, self._known)
+        self._prints = NodeFingerprints(canonical, {}, {}, self._known)
         self._first: dict[str, Node] = {}
         self._alive: list[Node] = []
         """All that was hashed: the prints know nodes by their ids."""
@@ -53,4 +53,4 @@ class Sharing:
     def _copy(self, first: Node, node: Node) -> Node:
         pairs: list[tuple[Any, Any]] = list(zip(sequence(first.jvm.output()), sequence(node.jvm.output()), strict=True))
         columns = [self._catalyst.alias(old, new.name(), new.exprId()) for old, new in pairs]
-        return replace(map_node(self._catalyst, columns, first), is_copy=True)
+        return replace(make_map(self._catalyst, columns, first), is_copy=True)

@@ -24,7 +24,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.catalyst.python_function import described
+from evertide.plan.catalyst.python_function import describe_function
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import within
 
@@ -42,46 +42,46 @@ class Canonical:
         self._gateway = session._sc._gateway
         self.where = where
         """For messages: whose expressions these are."""
-        self._shapes: dict[str, Callable[[Any], Any]] = {}
+        self._writers: dict[str, Callable[[Any], Any]] = {}
 
     def expression(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
         """Nested lists and dicts of strings and numbers."""
-        return _Text(self, jvm, labels).value()
+        return _Expression(self, jvm, labels).value()
 
     def field(self, value: Any) -> Any:
         """A field of an expression that Catalyst does not write down."""
         if not isinstance(value, JavaObject):
             return value.hex() if isinstance(value, bytes | bytearray) else value
         name = value.getClass().getName()
-        if name not in self._shapes:
-            self._shapes[name] = self._shape(value, name)
-        return self._shapes[name](value)
+        if name not in self._writers:
+            self._writers[name] = self._choose_writer(value, name)
+        return self._writers[name](value)
 
-    def _shape(self, value: Any, name: str) -> Callable[[Any], Any]:
+    def _choose_writer(self, value: Any, name: str) -> Callable[[Any], Any]:
         """How values of this class are written; asking the JVM what something is takes several calls."""
         if name.endswith(("QueryContext", "AtomicReference")):
             return lambda _: None
         for kind, write in self._kinds.items():
             if is_instance_of(self._gateway, value, kind):
                 return write
-        return _plain
+        return _write_text
 
     @cached_property
     def _kinds(self) -> dict[str, Callable[[Any], Any]]:
         return {
-            _PYTHON_FUNCTION: self._python,
+            _PYTHON_FUNCTION: self._describe_python,
             "scala.Enumeration$Value": lambda value: value.toString(),
             "java.lang.Class": lambda value: value.getName(),
-            "scala.collection.Map": lambda value: sorted(self._all(value.toSeq()), key=json.dumps),
-            "scala.collection.Set": lambda value: sorted(self._all(value.toSeq()), key=json.dumps),
-            "scala.collection.Seq": self._all,
-            "scala.Product": lambda value: [value.productPrefix(), *self._all(value.productIterator().toSeq())],
+            "scala.collection.Map": lambda value: sorted(self._write_all(value.toSeq()), key=json.dumps),
+            "scala.collection.Set": lambda value: sorted(self._write_all(value.toSeq()), key=json.dumps),
+            "scala.collection.Seq": self._write_all,
+            "scala.Product": lambda value: [value.productPrefix(), *self._write_all(value.productIterator().toSeq())],
         }
 
-    def _all(self, values: Any) -> list[Any]:
+    def _write_all(self, values: Any) -> list[Any]:
         return [self.field(value) for value in sequence(values)]
 
-    def _python(self, function: Any) -> Any:
+    def _describe_python(self, function: Any) -> Any:
         """Functions that are chained are one after the other in a list of their own."""
         pickled = bytes(byte & 0xFF for byte in sequence(function.command()))
         try:
@@ -89,10 +89,10 @@ class Canonical:
         except Exception as error:  # whatever a user's class raises when it is unpickled
             why = f"a Python function cannot be read back, so that nobody could say whether it changed: {error}"
             raise InvalidInput(where=self.where, why=why) from error
-        return described(command[0] if isinstance(command, tuple) else command, self.where)
+        return describe_function(command[0] if isinstance(command, tuple) else command, self.where)
 
 
-class _Text:
+class _Expression:
     """One expression."""
 
     def __init__(self, canonical: Canonical, jvm: Any, labels: Mapping[int, Any]) -> None:
@@ -100,7 +100,7 @@ class _Text:
         self._jvm = jvm
         self._labels = labels
         self._numbers: dict[int, int] = {}
-        self._all: list[Any] | None = None
+        self._write_all: list[Any] | None = None
 
     def value(self) -> Any:
         return [self._node(at, found) for at, found in enumerate(json.loads(self._jvm.toJSON()))]
@@ -115,9 +115,9 @@ class _Text:
             if name == "exprId":
                 made[name] = self._label(value["id"])
             elif value is None and kind != "Literal" and at >= 0:
-                made[name] = self._canonical.field(self._asked(at, name))
-            elif kind == "Literal" and name == "value" and value is not None and not _is_plain(found):
-                made[name] = self._below(at).sql() if at >= 0 else None
+                made[name] = self._canonical.field(self._read_field(at, name))
+            elif kind == "Literal" and name == "value" and value is not None and not _has_stable_text(found):
+                made[name] = self._find_part(at).sql() if at >= 0 else None
             else:
                 made[name] = self._field(value)
         return made
@@ -136,22 +136,22 @@ class _Text:
             return self._labels[attribute]
         return ["variable", self._numbers.setdefault(attribute, len(self._numbers))]
 
-    def _below(self, at: int) -> Any:
-        if self._all is None:
-            self._all = list(within(self._jvm))
-        return self._all[at]
+    def _find_part(self, at: int) -> Any:
+        if self._write_all is None:
+            self._write_all = list(within(self._jvm))
+        return self._write_all[at]
 
-    def _asked(self, at: int, name: str) -> Any:
+    def _read_field(self, at: int, name: str) -> Any:
         try:
-            return getattr(self._below(at), name)()
+            return getattr(self._find_part(at), name)()
         except Py4JError:  # a field that nobody outside can see: then nobody outside can see it change
             return None
 
 
-def _plain(value: Any) -> Any:
+def _write_text(value: Any) -> Any:
     text = value.toString()
     return value.getClass().getName() if _ADDRESS.search(text) else text
 
 
-def _is_plain(literal: dict[str, Any]) -> bool:
+def _has_stable_text(literal: dict[str, Any]) -> bool:
     return isinstance(literal["dataType"], str) and _PLAIN_LITERAL.fullmatch(literal["dataType"]) is not None

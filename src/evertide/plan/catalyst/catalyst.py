@@ -25,8 +25,8 @@ from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from evertide.plan.catalyst.scala import sequence
-from evertide.plan.catalyst.scratch_files import framed, read_scratch
-from evertide.plan.fragment.small import compiled
+from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
+from evertide.plan.fragment.local_runner import compile_runner
 from evertide.scratch import scratch_file, using_scratch
 
 __all__ = ["Catalyst"]
@@ -139,30 +139,30 @@ class Catalyst:
             False,  # noqa: FBT003
         )
 
-    def optimized(self, plan: Any) -> Any:
+    def optimize(self, plan: Any) -> Any:
         plan.setAnalyzed()
-        with self._active(self.session):
+        with self._activate(self.session):
             return self.session.sessionState().optimizer().execute(plan)
 
-    def small(self, *parts: Any) -> Any:
-        """The way of few rows through a fragment, in the JVM (`evertide.plan.fragment.small`)."""
+    def make_local_runner(self, *parts: Any) -> Any:
+        """The way of few rows through a fragment, in the JVM (`evertide.plan.fragment.local_runner`)."""
         made = self._gateway.new_array(self._jvm.java.lang.Object, len(parts) + 1)
         for at, part in enumerate((self.session, *parts)):
             made[at] = part
-        return self._small.newInstance(made)
+        return self._local_runner_class.newInstance(made)
 
     @cached_property
-    def _small(self) -> Any:
-        return compiled(self._gateway)
+    def _local_runner_class(self) -> Any:
+        return compile_runner(self._gateway)
 
-    def listed(self, values: Iterable[Any]) -> Any:
+    def java_list(self, values: Iterable[Any]) -> Any:
         """A list of Java."""
         made = self._array_list()
         for value in values:
             made.add(value)
         return made
 
-    def _written(self, arrays: Any) -> Iterator[pa.Buffer]:
+    def _read_arrays(self, arrays: Any) -> Iterator[pa.Buffer]:
         """Byte arrays of an iterator of Scala, by way of a file."""
         with scratch_file() as path:
             stream = self._data_output(self._file_output(str(path)))
@@ -170,7 +170,7 @@ class Catalyst:
                 self._python_rdd.writeIteratorToStream(arrays, stream)
             finally:
                 stream.close()
-            return framed(read_scratch(path))
+            return split_frames(read_scratch(path))
 
     def spread(self, rows: pa.Table, attributes: Any, struct: Any) -> Any:
         """A relation of these rows, in partitions, whose size the planner knows; by way of a file, as bytes go slowly
@@ -194,26 +194,26 @@ class Catalyst:
             False,  # noqa: FBT003
             self.none,
             self._large,
-            self.some(self._size(rows.nbytes)),
+            self.some(self._size_statistics(rows.nbytes)),
             self.none,
             False,  # noqa: FBT003
         )
 
-    def _size(self, size: int) -> Any:
+    def _size_statistics(self, size: int) -> Any:
         """Statistics that say so: those of numbers of eight bytes each, as py4j can make no `BigInt`."""
         return self.companion(f"{_LOGICAL}.Range").apply(0, size // 8 + 1, 1, 1).stats()
 
-    def collector(self, struct: Any) -> Callable[[Any], pa.Table]:
+    def make_collector(self, struct: Any) -> Callable[[Any], pa.Table]:
         """Collects rows of these columns of optimized plans, computed and made Arrow by all executors."""
         frame = self._large.createDataFrame(self._array_list(), struct)
         empty = self.companion(f"{_ARROW}.ArrowConverters").createEmptyArrowBatch(struct, _TIME_ZONE, *_NO)
         schema = pa.ipc.open_stream(empty).schema
 
         def collect(plan: Any) -> pa.Table:
-            with self._active(self._large):
+            with self._activate(self._large):
                 ready = self.companion(f"{_EXECUTION}.QueryExecution").prepareExecutedPlan(self._large, plan)
                 batches = frame.toArrowBatchRdd(ready).toJavaRDD().collect()
-            found = self._written(self._converters.asScala(batches.iterator()))
+            found = self._read_arrays(self._converters.asScala(batches.iterator()))
             return pa.Table.from_batches([pa.ipc.read_record_batch(batch, schema) for batch in found], schema)
 
         return collect
@@ -230,7 +230,7 @@ class Catalyst:
             return self._large_session._jsparkSession
 
     @contextmanager
-    def _active(self, session: Any) -> Iterator[None]:
+    def _activate(self, session: Any) -> Iterator[None]:
         """Spark reads settings from the session that is active in the thread: ours, for as long as it is asked."""
         before = self._sessions.getActiveSession()
         self._sessions.setActiveSession(session)
@@ -249,7 +249,7 @@ class Catalyst:
         """A relation of these attributes, without rows."""
         return self.companion(f"{_LOGICAL}.LocalRelation").apply(self.seq(attributes), self.seq([]), False, self.none)  # noqa: FBT003
 
-    def clustered(self, by: list[Any], child: Any) -> Any:
+    def cluster(self, by: list[Any], child: Any) -> Any:
         """Rows that agree in `by` are in one partition; all rows, if `by` is empty."""
         made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
         return made.apply(self.seq(by), child, self.none if by else self.some(1), self.none)
@@ -285,7 +285,7 @@ class Catalyst:
         made = self.companion(f"{_EXPRESSIONS}.SortOrder")
         return made.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
 
-    def normalized(self, expression: Any) -> Any:
+    def normalize(self, expression: Any) -> Any:
         """With one NaN and one zero, as Spark groups them."""
         return self.companion("org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers").normalize(expression)
 
@@ -325,13 +325,13 @@ class Catalyst:
     def map_expressions(self, node: Any, change: Callable[[Any], Any]) -> Any:
         """The same operator with each of its expressions changed, top ones only; `change` may walk on."""
         arguments = sequence(node.productIterator().toSeq())
-        changed = [self._changed(argument, change) for argument in arguments]
+        changed = [self._change_argument(argument, change) for argument in arguments]
         array = self._gateway.new_array(self._jvm.java.lang.Object, len(changed))
         for at, value in enumerate(changed):
             array[at] = value
         return node.makeCopy(array)
 
-    def _changed(self, argument: Any, change: Callable[[Any], Any]) -> Any:
+    def _change_argument(self, argument: Any, change: Callable[[Any], Any]) -> Any:
         if not hasattr(argument, "getClass"):
             return argument
         if self.is_expression(argument):
@@ -339,7 +339,7 @@ class Catalyst:
         if is_instance_of(self._gateway, argument, "scala.Some") and self.is_expression(argument.get()):
             return self.some(change(argument.get()))
         if is_instance_of(self._gateway, argument, "scala.collection.immutable.Seq"):
-            return self.seq([self._changed(value, change) for value in sequence(argument)])
+            return self.seq([self._change_argument(value, change) for value in sequence(argument)])
         return argument
 
     @cached_property

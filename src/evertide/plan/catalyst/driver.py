@@ -8,11 +8,11 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from evertide.plan.catalyst.session import SparkSession
 
-__all__ = ["DriverUse", "driver_use"]
+__all__ = ["DriverUsage", "read_driver_usage"]
 
 
 @dataclass(frozen=True, slots=True)
-class DriverUse:
+class DriverUsage:
     version: str
     jobs: int
     """That were begun since the driver started."""
@@ -20,7 +20,7 @@ class DriverUse:
     """Bytes by area (`heap`, `other`) and kind (`used`, `committed`, `max`, if there is a limit)."""
 
 
-def driver_use(spark: SparkSession) -> DriverUse | None:
+def read_driver_usage(spark: SparkSession) -> DriverUsage | None:
     """None if the JVM does not answer, which others have to say."""
     try:
         context = spark.sparkContext
@@ -30,6 +30,6 @@ def driver_use(spark: SparkSession) -> DriverUse | None:
             found[area, "used"], found[area, "committed"] = int(use.getUsed()), int(use.getCommitted())
             if (most := int(use.getMax())) > 0:
                 found[area, "max"] = most
-        return DriverUse(context.version, int(context._jsc.sc().dagScheduler().numTotalJobs()), found)
+        return DriverUsage(context.version, int(context._jsc.sc().dagScheduler().numTotalJobs()), found)
     except (Py4JError, OSError, AttributeError):  # it has ended, or ends at this moment
         return None

@@ -1,8 +1,8 @@
-"""Errors of Spark, told to people: the first line of what it says, and the expression that it is about.
+"""Errors of Spark: a short text for people, and whether Spark or the system is the cause.
 
-PySpark has a class of its own for most of what a row or an expression makes fail. All else comes as a plain error of
-py4j: executors that were lost, no memory, but also rows that some functions cannot parse. `told_of` says what it means
-for Spark; whether a row is to blame is found out by whoever knows the rows (`evertide.flow.blame`).
+PySpark raises its own classes for most errors that a row or an expression causes. All other errors come as plain py4j
+errors: lost executors, out of memory, but also rows that some functions cannot parse. `classify_error` says what such
+an error means for Spark; `evertide.flow.blame` finds out whether a row caused it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.logger import PySparkLogger
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused
 from evertide.scratch import scratch_directory
 
-__all__ = ["check_spark", "reason", "told_apart", "told_of", "without_traces"]
+__all__ = ["check_spark", "classify_error", "classify_errors", "describe_error", "silence_traces"]
 
 _is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CAUSES_MAX = 20
@@ -37,7 +37,7 @@ _LOGGER = "SQLQueryContextLogger"
 """By which PySpark prints the JVM's whole stack for every error of an expression, whoever handles it."""
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     if isinstance(error, Py4JJavaError):
         return next(iter(str(error.java_exception.toString()).splitlines()), type(error).__name__)
     lines = str(error).splitlines()
@@ -50,18 +50,18 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def told_apart(context: SparkContext) -> Iterator[None]:
+def classify_errors(context: SparkContext) -> Iterator[None]:
     """A job that fails for another reason than a row raises `SparkAway`, `SparkEnded` or `ScratchUnavailable`."""
     try:
         yield
     except Exception as error:  # raised again, as what it means
-        told = told_of(context, error)
+        told = classify_error(context, error)
         if told is None:
             raise
         raise told from error
 
 
-def told_of(
+def classify_error(
     context: SparkContext, error: Exception
 ) -> SparkAway | SparkEnded | ScratchUnavailable | SystemRefused | None:
     """What an error of py4j or of the system means; None for any other. `SparkAway` may be a row's fault all the same.
@@ -75,13 +75,13 @@ def told_of(
         return SystemRefused(path=str(context.master), why=f"{type(refused).__name__}: {refused}")
     if not isinstance(error, Py4JJavaError):
         is_broken = isinstance(error, Py4JNetworkError | ConnectionError)
-        why = f"{type(error).__name__}: {reason(error)}"
+        why = f"{type(error).__name__}: {describe_error(error)}"
         return SparkEnded(master=str(context.master), why=why) if is_broken else None
     try:
-        why = reason(error)
+        why = describe_error(error)
         if _is_stopped(context):
             return SparkEnded(master=str(context.master), why=why)
-        if _is_of_files(context, error):
+        if _is_file_refused(context, error):
             return ScratchUnavailable(path=scratch_directory(), why=why)
     except (Py4JError, ConnectionError) as lost:
         return SparkEnded(master=str(context.master), why=f"{type(lost).__name__}: {lost}")
@@ -90,13 +90,13 @@ def told_of(
 
 def check_spark(context: SparkContext) -> None:
     """Run the simplest job: `SparkAway` or `SparkEnded` if Spark cannot."""
-    with told_apart(context):
+    with classify_errors(context):
         numbers = context._jvm.java.util.ArrayList()
         numbers.add(1)
         context._jsc.parallelize(numbers, 1).count()
 
 
-def _is_of_files(context: SparkContext, error: Py4JJavaError) -> bool:
+def _is_file_refused(context: SparkContext, error: Py4JJavaError) -> bool:
     """Whether the system refused a file. Spark writes no files but temporary ones: its own, and those of a run."""
     cause, depth = error.java_exception, 0
     while cause is not None and depth < _CAUSES_MAX:
@@ -116,7 +116,7 @@ def _is_stopped(context: SparkContext) -> bool:
 
 
 @contextmanager
-def without_traces() -> Iterator[None]:
+def silence_traces() -> Iterator[None]:
     """What fails in the block is told by its error alone. Other threads log as before."""
     _filter_traces()
     before = _is_silent.set(True)

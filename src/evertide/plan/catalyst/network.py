@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["REMEDY", "bound_to_loopback", "is_local", "network_settings", "reads_external_dtds", "why_open"]
+__all__ = ["REMEDY", "bind_to_loopback", "find_exposure", "is_local", "network_settings", "reads_external_dtds"]
 
 REMEDY = (
     "Set spark.authenticate and spark.network.crypto.enabled to true in Spark's configuration, and on a standalone "
@@ -50,7 +50,7 @@ def is_local(master: str) -> bool:
 
 
 @contextmanager
-def bound_to_loopback(master: str) -> Iterator[None]:
+def bind_to_loopback(master: str) -> Iterator[None]:
     """A JVM that is started meanwhile for a local master listens on loopback."""
     if not is_local(master):
         yield
@@ -81,7 +81,7 @@ def network_settings(jvm: Any, master: str) -> dict[str, str]:
     return chosen
 
 
-def why_open(conf: Mapping[str, str]) -> str | None:
+def find_exposure(conf: Mapping[str, str]) -> str | None:
     """Why other processes may command this session's Spark; None if they may not."""
     if conf.get(_AUTHENTICATE, "false").lower() == "true":
         return None

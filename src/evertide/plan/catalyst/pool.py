@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
-__all__ = ["BESIDE", "in_pool"]
+__all__ = ["BACKFILL_POOL", "use_pool"]
 
-BESIDE = "evertide-backfill"
+BACKFILL_POOL = "evertide-backfill"
 """The pool of jobs that run beside the transactions, whose jobs are in Spark's default pool."""
 _PROPERTY = "spark.scheduler.pool"
 _ENDED = (Py4JError, OSError, AttributeError)
@@ -22,7 +22,7 @@ _ENDED = (Py4JError, OSError, AttributeError)
 
 
 @contextmanager
-def in_pool(context: SparkContext, pool: str) -> Iterator[None]:
+def use_pool(context: SparkContext, pool: str) -> Iterator[None]:
     """Jobs that this thread starts in the block are in the pool; those of other threads stay where they are."""
     before: str | None = None
     with suppress(*_ENDED):

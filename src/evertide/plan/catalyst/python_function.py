@@ -19,7 +19,7 @@ from typing import Any
 
 from evertide.errors import InvalidInput
 
-__all__ = ["described"]
+__all__ = ["describe_function"]
 
 _PLAIN = (str, int, float, complex, bool, type(None), type(Ellipsis))
 _VALUES_MAX = 100_000
@@ -27,7 +27,7 @@ _HAS_DOCSTRING = 0x4000000
 _HAS_FLAG = sys.version_info >= (3, 13)
 
 
-def described(function: Any, where: str) -> list[Any]:
+def describe_function(function: Any, where: str) -> list[Any]:
     """Nested lists of strings and numbers."""
     return [f"python {sys.version_info[0]}.{sys.version_info[1]}", _Description(where).of(function)]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from evertide.scratch import using_scratch
 
-__all__ = ["framed", "read_scratch"]
+__all__ = ["read_scratch", "split_frames"]
 
 
 def read_scratch(path: Path) -> pa.Buffer:
@@ -22,7 +22,7 @@ def read_scratch(path: Path) -> pa.Buffer:
             return source.read_buffer()
 
 
-def framed(written: pa.Buffer) -> Iterator[pa.Buffer]:
+def split_frames(written: pa.Buffer) -> Iterator[pa.Buffer]:
     """Byte arrays, each after its length."""
     at = 0
     while at < written.size:

@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.catalyst.failure import reason
-from evertide.plan.catalyst.network import REMEDY, bound_to_loopback, network_settings, why_open
+from evertide.plan.catalyst.failure import describe_error
+from evertide.plan.catalyst.network import REMEDY, bind_to_loopback, find_exposure, network_settings
 
 __all__ = ["SETTINGS", "Session", "SparkSession", "open_session"]
 
@@ -52,7 +52,7 @@ class Session:
         executors = self.spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
         return any(executor.numRunningTasks() for executor in executors)
 
-    def jvm_ended(self) -> int | None:
+    def wait_for_jvm_exit(self) -> int | None:
         """The exit code of its JVM, if that has ended: it is waited for a little, as it may be about to."""
         process = getattr(SparkContext._gateway, "proc", None)
         try:
@@ -60,9 +60,9 @@ class Session:
         except subprocess.TimeoutExpired:
             return None
 
-    def why_open(self) -> str | None:
+    def find_exposure(self) -> str | None:
         """Why other processes may command this Spark; None if they may not."""
-        return why_open(dict(self.spark.sparkContext.getConf().getAll()))
+        return find_exposure(dict(self.spark.sparkContext.getConf().getAll()))
 
     def close(self) -> None:
         if self.is_own:
@@ -81,25 +81,25 @@ def open_session(
         if master is not None and known.sparkContext.master != master:
             why = f"a session at {known.sparkContext.master!r} is active in this process already"
             raise InvalidInput(where=f"master {master!r}", why=why)
-        return _checked(Session(known, is_own=False))
+        return _check(Session(known, is_own=False))
     _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = master or os.environ.get("SPARK_MASTER", "local[*]")
     try:
-        made = _made(chosen, {**SETTINGS, **(settings or {})})
+        made = _create(chosen, {**SETTINGS, **(settings or {})})
     except (PySparkException, Py4JJavaError, RuntimeError) as error:
-        why = f"it does not start: {reason(error)}"
+        why = f"it does not start: {describe_error(error)}"
         if _NO_SECRET in why:
             why = f"{why}. {REMEDY}"
         raise InvalidInput(where="Spark", why=why) from error
     made.sparkContext.setLogLevel("ERROR")
-    return _checked(Session(made, is_own=True))
+    return _check(Session(made, is_own=True))
 
 
-def _made(master: str, settings: Mapping[str, str]) -> SparkSession:
+def _create(master: str, settings: Mapping[str, str]) -> SparkSession:
     """The JVM starts with these settings; what it need not start with is handed to it, and on no command line."""
     launched = {"spark.app.name": "evertide", "spark.master": master, **settings}
-    with bound_to_loopback(master):
+    with bind_to_loopback(master):
         SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*launched.items()]))
     builder = SparkSession.builder
     for name, value in {**launched, **network_settings(SparkContext._jvm, master)}.items():
@@ -107,9 +107,9 @@ def _made(master: str, settings: Mapping[str, str]) -> SparkSession:
     return builder.getOrCreate()
 
 
-def _checked(session: Session) -> Session:
+def _check(session: Session) -> Session:
     _check_threads(session.spark)
-    if (why := session.why_open()) is not None:
+    if (why := session.find_exposure()) is not None:
         logger.warning("%s. %s", why, REMEDY)
     return session
 

@@ -1,1 +1,1 @@
-"""Fragments of a plan, ready to run: over few rows in one call (`small`), over many on the executors."""
+"""Fragments of a plan, ready to run: over few rows in one call (`local_runner`), over many on the executors."""

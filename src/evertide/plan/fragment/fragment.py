@@ -8,10 +8,10 @@ yet consolidated.
 1. Only attributes that the fragment reads are bound; the rest of a leaf never leaves its arrangement.
 2. A run over few rows is neither analyzed, optimized nor planned again; one over many rows is planned.
 3. Few rows become a local relation in one partition, so that no exchange is left to plan, and are computed where they
-   are, mostly without a job (`evertide.plan.fragment.small`).
+   are, mostly without a job (`evertide.plan.fragment.local_runner`).
 4. A run over few rows of which a join makes very many ends there, and begins again as one over many rows.
 5. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
-   that it reads and computes (`evertide.plan.fragment.narrow`).
+   that it reads and computes (`evertide.plan.fragment.narrow_map`).
 
 Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits, of the same
 view even, run beside it; they share the `Catalyst` and the plans in the JVM, which are never changed.
@@ -32,16 +32,16 @@ from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.columns import arrow_schema
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import kind
-from evertide.plan.fragment.narrow import Narrow, narrow
-from evertide.plan.fragment.small import Small, Term
+from evertide.plan.fragment.local_runner import LocalRunner, Term
+from evertide.plan.fragment.narrow_map import NarrowMap, narrow_map
 from evertide.rows.changes import DIFF
 
-__all__ = ["ROWS_MADE_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
+__all__ = ["ROWS_JOINED_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate)
 ROWS_SMALL_MAX = 16_384
 """Up to so many rows, the driver's one thread is faster than a job of many tasks."""
-ROWS_MADE_MAX = 64 * ROWS_SMALL_MAX
+ROWS_JOINED_MAX = 64 * ROWS_SMALL_MAX
 """How many rows a join may make of them in that thread."""
 
 
@@ -65,7 +65,7 @@ class Fragment:
         self.schema = arrow_schema(root.output)
         self._changes = pa.schema([*self.schema, pa.field(DIFF, pa.int64(), nullable=False)])
         references = _references(root, list(leaves)) | set(root.ids) | keys
-        self.reads: list[tuple[Attribute, ...]] = [_read(leaf, references) for leaf in leaves]
+        self.reads: list[tuple[Attribute, ...]] = [_choose_attributes(leaf, references) for leaf in leaves]
         self.schemas = [arrow_schema(read) for read in self.reads]
         self._attributes = [_attributes_of(leaf, read) for leaf, read in zip(leaves, self.reads, strict=True)]
         self._outputs = [catalyst.seq(attributes) for attributes in self._attributes]
@@ -75,10 +75,10 @@ class Fragment:
         self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
         marks = [catalyst.placeholder(outputs) for outputs in self._outputs]
         self._marks = [mark.rdd().id() for mark in marks]
-        plan = _replaced(catalyst, root.jvm, root, list(leaves), marks)
-        self._tree = _tree_of(catalyst.optimized(plan), {mark: at for at, mark in enumerate(self._marks)})
+        plan = _replace_leaves(catalyst, root.jvm, root, list(leaves), marks)
+        self._tree = _tree_of(catalyst.optimize(plan), {mark: at for at, mark in enumerate(self._marks)})
         self._columns = sequence(self._tree.jvm.output())
-        self._signed_struct = self._with_sign(self._tree.jvm, 1).schema()
+        self._signed_struct = self._add_sign(self._tree.jvm, 1).schema()
         self._rows_heavy: int | None = None
         """So many rows were too few to tell that the run is large: a join made too many of them."""
         self.is_row_wise = _is_row_wise(root, list(leaves))
@@ -91,11 +91,11 @@ class Fragment:
         """
         if self.is_large(terms):
             return self._run_large(terms, is_counted=is_counted)
-        found = self._small.run(terms, is_row_wise=self.is_row_wise)
+        found = self._local_runner.run(terms, is_row_wise=self.is_row_wise)
         if found is None:
             self._rows_heavy = _rows_of(terms)
             return self._run_large(terms, is_counted=is_counted)
-        typed = [_typed(rows, self._changes) for rows in found]
+        typed = [_conform(rows, self._changes) for rows in found]
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
     def is_large(self, terms: Sequence[Term]) -> bool:
@@ -107,60 +107,62 @@ class Fragment:
     def _run_large(self, terms: Sequence[Term], *, is_counted: bool) -> pa.Table:
         if self._narrow is not None:
             return self._run_narrow(self._narrow, terms)
-        with_diff = self._with_count if is_counted else self._with_sign
+        with_diff = self._add_count if is_counted else self._add_sign
         trees = [
-            with_diff(self._bound(self._tree, [*map(self._spread, self._places, leaves)]), sign)
+            with_diff(self._bind(self._tree, [*map(self._spread, self._places, leaves)]), sign)
             for sign, leaves in terms
         ]
         found = self._collect_large(self._catalyst.union(trees))
-        return _typed(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
+        return _conform(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
 
-    def _run_narrow(self, narrow: Narrow, terms: Sequence[Term]) -> pa.Table:
+    def _run_narrow(self, narrow_map: NarrowMap, terms: Sequence[Term]) -> pa.Table:
         leaves = [leaf for _, [leaf] in terms]
-        spread, collect = self._narrow_ways
-        trees = [self._catalyst.project(narrow.computed, spread(leaf)) for leaf in leaves if leaf.num_rows]
+        spread, collect = self._narrow_transfers
+        trees = [self._catalyst.project(narrow_map.computed, spread(leaf)) for leaf in leaves if leaf.num_rows]
         found = collect(self._catalyst.union(trees)).combine_chunks()
         signs = pa.array(np.repeat([sign for sign, _ in terms], [leaf.num_rows for leaf in leaves]))
-        columns = narrow.joined(pa.concat_tables(leaves), found)
-        return _typed(pa.Table.from_arrays([*columns, signs], names=self._changes.names), self._changes)
+        columns = narrow_map.assemble(pa.concat_tables(leaves), found)
+        return _conform(pa.Table.from_arrays([*columns, signs], names=self._changes.names), self._changes)
 
     @cached_property
-    def _narrow(self) -> Narrow | None:
+    def _narrow(self) -> NarrowMap | None:
         is_map = kind(self._tree.jvm) == "Project" and [tree.leaf for tree in self._tree.below] == [0]
-        return narrow(self._tree.jvm, self._attributes[0]) if is_map and len(self.reads) == 1 else None
+        return narrow_map(self._tree.jvm, self._attributes[0]) if is_map and len(self.reads) == 1 else None
 
     @cached_property
-    def _narrow_ways(self) -> tuple[Callable[[pa.Table], Any], Callable[[Any], pa.Table]]:
+    def _narrow_transfers(self) -> tuple[Callable[[pa.Table], Any], Callable[[Any], pa.Table]]:
         """To the executors with the columns that are read, and back with those that are computed."""
-        narrow = self._narrow
-        if narrow is None:
+        narrow_map = self._narrow
+        if narrow_map is None:
             raise ValueError("only a map over a leaf is narrow")
-        attributes = [self._attributes[0][at] for at in narrow.reads]
+        attributes = [self._attributes[0][at] for at in narrow_map.reads]
         outputs, empty = self._catalyst.seq(attributes), self._catalyst.local(attributes)
-        schema, struct = pa.schema([self.schemas[0].field(at) for at in narrow.reads]), empty.schema()
+        schema, struct = pa.schema([self.schemas[0].field(at) for at in narrow_map.reads]), empty.schema()
 
         def spread(leaf: pa.Table) -> Any:
-            columns = [leaf.column(at) for at in narrow.reads]
+            columns = [leaf.column(at) for at in narrow_map.reads]
             return self._catalyst.spread(pa.Table.from_arrays(columns, schema=schema), outputs, struct)
 
-        return spread, self._catalyst.collector(self._catalyst.project(narrow.computed, empty).schema())
+        return spread, self._catalyst.make_collector(self._catalyst.project(narrow_map.computed, empty).schema())
 
     @cached_property
     def _collect_large(self) -> Callable[[Any], pa.Table]:
-        return self._catalyst.collector(self._signed_struct)
+        return self._catalyst.make_collector(self._signed_struct)
 
     @cached_property
-    def _small(self) -> Small:
+    def _local_runner(self) -> LocalRunner:
         signed = [self._catalyst.seq([*self._columns, self._signs[sign]]) for sign in (-1, 1)]
-        several = [self._catalyst.listed(each) for each in (self._marks, self._outputs, self._structs)]
+        several = [self._catalyst.java_list(each) for each in (self._marks, self._outputs, self._structs)]
         tree = self._tree
-        made = self._catalyst.small(tree.jvm, _height(tree), *several, *signed, self._signed_struct, ROWS_MADE_MAX)
-        return Small(made, self.schemas)
+        made = self._catalyst.make_local_runner(
+            tree.jvm, _height(tree), *several, *signed, self._signed_struct, ROWS_JOINED_MAX
+        )
+        return LocalRunner(made, self.schemas)
 
-    def _with_sign(self, plan: Any, sign: int) -> Any:
+    def _add_sign(self, plan: Any, sign: int) -> Any:
         return self._catalyst.project([*self._columns, self._signs[sign]], plan)
 
-    def _with_count(self, plan: Any, sign: int) -> Any:
+    def _add_count(self, plan: Any, sign: int) -> Any:
         """Each row once, with how often it is there, times the sign."""
         count = self._catalyst.alias(self._catalyst.count_rows(), DIFF)
         counted = self._catalyst.aggregate(self._columns, [*self._columns, count], plan)
@@ -170,10 +172,10 @@ class Fragment:
         negated = self._catalyst.expression("UnaryMinus", count, False)  # noqa: FBT003 - cannot overflow
         return self._catalyst.project([*columns, self._catalyst.alias(negated, DIFF)], counted)
 
-    def _bound(self, tree: _Tree, leaves: list[Any]) -> Any:
+    def _bind(self, tree: _Tree, leaves: list[Any]) -> Any:
         if tree.leaf >= 0:
             return leaves[tree.leaf]
-        return self._catalyst.with_children(tree.jvm, [self._bound(child, leaves) for child in tree.below])
+        return self._catalyst.with_children(tree.jvm, [self._bind(child, leaves) for child in tree.below])
 
     def _spread(self, at: int, rows: pa.Table) -> Any:
         """Rows as a relation on the executors."""
@@ -192,22 +194,22 @@ def _attributes_of(leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:
     return [by_id[attribute.id] for attribute in read]
 
 
-def _replaced(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+def _replace_leaves(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
     """Operators of Catalyst between a node and its children (a Sort, a Project) are the node's own."""
     for leaf, mark in zip(leaves, marks, strict=True):
         if node is leaf:
             return mark
-    return _inside(catalyst, jvm, node, leaves, marks)
+    return _replace_below(catalyst, jvm, node, leaves, marks)
 
 
-def _inside(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+def _replace_below(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
     below = []
     for child in sequence(jvm.children()):
         known = next((other for other in node.children if other.jvm.equals(child)), None)
         if known is None:
-            below.append(_inside(catalyst, child, node, leaves, marks))
+            below.append(_replace_below(catalyst, child, node, leaves, marks))
         else:
-            below.append(_replaced(catalyst, child, known, leaves, marks))
+            below.append(_replace_leaves(catalyst, child, known, leaves, marks))
     return catalyst.with_children(jvm, below)
 
 
@@ -222,11 +224,11 @@ def _height(tree: _Tree) -> int:
     return 1 + max(map(_height, tree.below)) if tree.below else 0
 
 
-def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(rows.columns, names=schema.names).cast(schema)
 
 
-def _read(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:
+def _choose_attributes(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:
     """Each once, and at least one column, as Arrow cannot count rows without any."""
     found = {attribute.id: attribute for attribute in leaf.output if attribute.id in references}
     return tuple(found.values()) or leaf.output[:1]
@@ -236,7 +238,7 @@ def _references(root: Node, leaves: list[Node]) -> set[int]:
     """What the operators above the leaves read."""
     if any(root is leaf for leaf in leaves):
         return set()
-    found = _read_by(root.jvm, [child.jvm for child in root.children])
+    found = _find_references(root.jvm, [child.jvm for child in root.children])
     for child in root.children:
         found |= _references(child, leaves)
         if root.kind == "Union":
@@ -244,23 +246,23 @@ def _references(root: Node, leaves: list[Node]) -> set[int]:
     return found
 
 
-def _read_by(jvm: Any, stop: list[Any]) -> set[int]:
+def _find_references(jvm: Any, stop: list[Any]) -> set[int]:
     found = {attribute.exprId().id() for attribute in sequence(jvm.references().toSeq())}
     for child in sequence(jvm.children()):
         if not any(child.equals(other) for other in stop):
-            found |= _read_by(child, stop)
+            found |= _find_references(child, stop)
     return found
 
 
-def _all(root: Node, leaves: list[Node], holds: Callable[[Node], bool]) -> bool:
+def _holds_for_all(root: Node, leaves: list[Node], holds: Callable[[Node], bool]) -> bool:
     if any(root is leaf for leaf in leaves):
         return True
-    return holds(root) and all(_all(child, leaves, holds) for child in root.children)
+    return holds(root) and all(_holds_for_all(child, leaves, holds) for child in root.children)
 
 
 def _is_row_wise(root: Node, leaves: list[Node]) -> bool:
-    return _all(root, leaves, lambda node: isinstance(node, _ROW_WISE))
+    return _holds_for_all(root, leaves, lambda node: isinstance(node, _ROW_WISE))
 
 
 def _is_moves_only(root: Node, leaves: list[Node]) -> bool:
-    return _all(root, leaves, lambda node: isinstance(node, Map) and node.is_moves_only)
+    return _holds_for_all(root, leaves, lambda node: isinstance(node, Map) and node.is_moves_only)

@@ -20,12 +20,12 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput, SparkEnded
-from evertide.plan.catalyst.failure import reason, told_of
+from evertide.plan.catalyst.failure import classify_error, describe_error
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import nodes
 from evertide.plan.program.statements import TableStatement, ViewStatement
 
-__all__ = ["SETTINGS", "Catalog", "Framed", "Query"]
+__all__ = ["SETTINGS", "Catalog", "FrameView", "Query"]
 
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -68,15 +68,15 @@ class Query:
         try:
             return self.frame._jdf.queryExecution().optimizedPlan()
         except (PySparkException, Py4JJavaError) as error:
-            told = told_of(self.frame.sparkSession.sparkContext, error)
+            told = classify_error(self.frame.sparkSession.sparkContext, error)
             if isinstance(told, SparkEnded):
                 raise told from error
             why = "Spark's own optimizer fails on this query, so split it, for example into one subquery per aggregate"
-            why = f"{why} with DISTINCT or listagg: {reason(error)}"
+            why = f"{why} with DISTINCT or listagg: {describe_error(error)}"
             raise InvalidInput(where=f"{self.where}, view {self.name!r}", why=why) from error
 
 
-class Framed(Protocol):
+class FrameView(Protocol):
     """A view whose query is a DataFrame, and not a text."""
 
     @property
@@ -110,10 +110,10 @@ class Catalog:
         self._keys[table.name] = tuple(name.lower() for name in table.key)
         self._add_leaf(table.name, json.dumps({"type": "struct", "fields": fields}))
 
-    def add_view(self, view: ViewStatement | Framed) -> Query:
+    def add_view(self, view: ViewStatement | FrameView) -> Query:
         """Analyze a view's query, and make the view known to later ones."""
-        frame = self._analyzed(view) if isinstance(view, ViewStatement) else view.frame(self.session)
-        query = Query(view.name, frame, self._reads(frame), view.where)
+        frame = self._analyze(view) if isinstance(view, ViewStatement) else view.frame(self.session)
+        query = Query(view.name, frame, self._find_reads(frame), view.where)
         if view.is_materialized:
             self._add_leaf(view.name, frame.schema.json())
         else:
@@ -130,14 +130,14 @@ class Catalog:
         """The primary key of a table, in lower case; empty if it has none."""
         return self._keys.get(name, ())
 
-    def _analyzed(self, view: ViewStatement) -> DataFrame:
+    def _analyze(self, view: ViewStatement) -> DataFrame:
         try:
             return self.session.sql(view.query)
         except AnalysisException as error:
             why = next(line.strip() for line in str(error).splitlines() if line.strip())
             raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why) from error
 
-    def _reads(self, frame: DataFrame) -> tuple[str, ...]:
+    def _find_reads(self, frame: DataFrame) -> tuple[str, ...]:
         """In order of first appearance, subqueries included."""
         found = map(self.leaf_of, nodes(frame._jdf.queryExecution().analyzed()))
         return tuple(dict.fromkeys(filter(None, found)))

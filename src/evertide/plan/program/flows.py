@@ -10,8 +10,8 @@ Rows that are equal in `at` are told apart by all their columns. What the change
     CREATE FLOW north AS INSERT INTO orders BY NAME SELECT * FROM STREAM orders_north;
     CREATE FLOW south AS INSERT INTO orders BY NAME SELECT * FROM STREAM orders_south;
 
-feed `orders` together: it is the view of all their rows (`Appended`). A streaming table without a flow is a table that
-is only appended to, and needs columns of its own.
+feed `orders` together: `orders` is a view of all their rows (`AppendedView`). A streaming table without a flow is an
+append-only table, and must declare its columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from evertide.plan.program.statements import (
     ViewStatement,
 )
 
-__all__ = ["AppendFlow", "Appended", "Fed", "fed"]
+__all__ = ["AppendFlow", "AppendedView", "TableOrView", "resolve_flows"]
 
 _RANK, _GONE = "__rank", "__gone"
 
@@ -50,7 +50,7 @@ class AppendFlow:
 
 
 @dataclass(frozen=True)
-class Appended:
+class AppendedView:
     """A streaming table as the view of what its flows bring, taken together by the names of columns."""
 
     name: str
@@ -64,11 +64,11 @@ class Appended:
     def frame(self, session: SparkSession) -> DataFrame:
         frames = [flow.frame(session) for flow in self.flows]
         for flow, each in zip(self.flows, frames, strict=True):
-            self._check(each, frames[0], flow)
+            self._check_flow(each, frames[0], flow)
         whole = reduce(DataFrame.unionByName, frames)
-        return whole.select(*(_quoted(column.name) for column in self.columns)) if self.columns else whole
+        return whole.select(*(_quote(column.name) for column in self.columns)) if self.columns else whole
 
-    def _check(self, frame: DataFrame, first: DataFrame, flow: AppendFlow) -> None:
+    def _check_flow(self, frame: DataFrame, first: DataFrame, flow: AppendFlow) -> None:
         """Columns are those that the table declares, or those of its first flow; an other type would become a third."""
         declared = {column.name.lower(): json.loads(column.type) for column in self.columns}
         expected = declared or _types(first)
@@ -81,10 +81,10 @@ class Appended:
                 raise InvalidInput(where=flow.where, why=why)
 
 
-Fed: TypeAlias = TableStatement | ViewStatement | Appended
+TableOrView: TypeAlias = TableStatement | ViewStatement | AppendedView
 
 
-def fed(statements: Iterable[Statement | AppendFlow]) -> list[Fed]:
+def resolve_flows(statements: Iterable[Statement | AppendFlow]) -> list[TableOrView]:
     """Tables first, then what flows feed, then views, each in the order of the script."""
     statements = list(statements)
     tables = {each.name.lower(): each for each in statements if isinstance(each, TableStatement)}
@@ -92,11 +92,11 @@ def fed(statements: Iterable[Statement | AppendFlow]) -> list[Fed]:
     appends: dict[str, list[AppendFlow]] = {}
     for flow in statements:
         if isinstance(flow, FlowStatement):
-            _check(flow, tables, flows)
+            _check_flow(flow, tables, flows)
             flows[flow.target.lower()] = flow
         elif isinstance(flow, AppendStatement | AppendFlow):
             _check_target(flow, tables)
-            appends.setdefault(flow.target.lower(), []).append(_append(flow))
+            appends.setdefault(flow.target.lower(), []).append(_to_append_flow(flow))
     for name in flows.keys() & appends.keys():
         why = f"{flows[name].target!r} gets changes by key from {flows[name].name!r}, and can have no rows besides"
         raise InvalidInput(where=appends[name][0].where, why=why)
@@ -104,12 +104,12 @@ def fed(statements: Iterable[Statement | AppendFlow]) -> list[Fed]:
     for table in plain:
         if not table.columns:
             raise InvalidInput(where=table.where, why=f"{table.name!r} has neither columns nor a flow that brings them")
-    targets = [_target(tables[name], flow, tables.get(flow.source.lower())) for name, flow in flows.items()]
-    appended = [_appended(tables[name], flows) for name, flows in appends.items()]
+    targets = [_make_cdc_view(tables[name], flow, tables.get(flow.source.lower())) for name, flow in flows.items()]
+    appended = [_make_appended(tables[name], flows) for name, flows in appends.items()]
     return [*plain, *targets, *appended, *(each for each in statements if isinstance(each, ViewStatement))]
 
 
-def _check(flow: FlowStatement, tables: dict[str, TableStatement], flows: dict[str, FlowStatement]) -> None:
+def _check_flow(flow: FlowStatement, tables: dict[str, TableStatement], flows: dict[str, FlowStatement]) -> None:
     _check_target(flow, tables)
     if flow.target.lower() in flows:
         why = f"{flow.target!r} is fed by {flows[flow.target.lower()].name!r} already: a key has one history"
@@ -122,32 +122,32 @@ def _check_target(flow: FlowStatement | AppendStatement | AppendFlow, tables: di
         raise InvalidInput(where=flow.where, why=f"{flow.target!r} is no streaming table of the script")
 
 
-def _append(flow: AppendStatement | AppendFlow) -> AppendFlow:
+def _to_append_flow(flow: AppendStatement | AppendFlow) -> AppendFlow:
     if isinstance(flow, AppendFlow):
         return flow
     return AppendFlow(flow.name, flow.target, lambda session: session.sql(flow.query), flow.where)
 
 
-def _appended(table: TableStatement, flows: list[AppendFlow]) -> Appended:
-    return Appended(table.name, tuple(flows), table.columns, table.properties, table.comment, table.where)
+def _make_appended(table: TableStatement, flows: list[AppendFlow]) -> AppendedView:
+    return AppendedView(table.name, tuple(flows), table.columns, table.properties, table.comment, table.where)
 
 
 def _types(frame: DataFrame) -> dict[str, object]:
     return {field.name.lower(): json.loads(field.dataType.json()) for field in frame.schema.fields}
 
 
-def _target(table: TableStatement, flow: FlowStatement, source: TableStatement | None) -> ViewStatement:
+def _make_cdc_view(table: TableStatement, flow: FlowStatement, source: TableStatement | None) -> ViewStatement:
     """`source` is the table that is read; a view, or a table that flows feed, has columns once it is analyzed."""
     if source is not None and source.columns:
         _check_columns(table, flow, source)
     without = {name.lower() for name in flow.without}
-    named = [_quoted(column.name) for column in table.columns if column.name.lower() not in without]
-    columns = ", ".join(named) or f"* EXCEPT ({', '.join(map(_quoted, (_RANK, _GONE, *flow.without)))})"
+    named = [_quote(column.name) for column in table.columns if column.name.lower() not in without]
+    columns = ", ".join(named) or f"* EXCEPT ({', '.join(map(_quote, (_RANK, _GONE, *flow.without)))})"
     gone = f"coalesce({flow.delete_when}, false)" if flow.delete_when else "false"
     rank = f"row_number() OVER (PARTITION BY {', '.join(flow.keys)} ORDER BY {flow.sequence_by} DESC)"
     query = (
         f"SELECT {columns} FROM "
-        f"(SELECT *, {rank} AS {_RANK}, {gone} AS {_GONE} FROM {_quoted(flow.source)}) "
+        f"(SELECT *, {rank} AS {_RANK}, {gone} AS {_GONE} FROM {_quote(flow.source)}) "
         f"WHERE {_RANK} = 1 AND NOT {_GONE}"
     )
     return ViewStatement(
@@ -175,5 +175,5 @@ def _check_columns(table: TableStatement, flow: FlowStatement, source: TableStat
             raise InvalidInput(where=flow.where, why=f"the key {key!r} is not a column of {table.name!r}")
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

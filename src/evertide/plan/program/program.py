@@ -17,16 +17,16 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.algebra import Algebra
-from evertide.plan.algebra.identity import key_of
 from evertide.plan.algebra.nodes import Attribute, Node
 from evertide.plan.algebra.refusals import refuse_unmaintainable
+from evertide.plan.algebra.row_key import derive_key
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.failure import without_traces
+from evertide.plan.catalyst.failure import silence_traces
 from evertide.plan.program.catalog import SETTINGS as PLANNING
 from evertide.plan.program.catalog import Catalog, Query
-from evertide.plan.program.flows import Appended, AppendFlow, fed
+from evertide.plan.program.flows import AppendedView, AppendFlow, resolve_flows
 from evertide.plan.program.project import Project
-from evertide.plan.program.project_files import Declared, ProjectView, configure, read_files
+from evertide.plan.program.project_files import Declarations, ProjectView, configure, read_files
 from evertide.plan.program.project_inputs import ProjectSession
 from evertide.plan.program.properties import SinkProperties, check_properties, key_property, sink_properties
 from evertide.plan.program.statements import Statement, TableStatement, ViewStatement, parse_script
@@ -36,7 +36,7 @@ __all__ = ["Program"]
 
 logger = logging.getLogger(__name__)
 
-_View: TypeAlias = ViewStatement | ViewFunction | Appended | ProjectView
+_View: TypeAlias = ViewStatement | ViewFunction | AppendedView | ProjectView
 _Named = TypeVar("_Named", Statement | AppendFlow, TableStatement, ViewFunction, ProjectView)
 
 
@@ -57,13 +57,13 @@ class Program:
         read = (
             self._read_project(script)
             if isinstance(script, Project)
-            else Declared([*parse_script(spark, script, path)])
+            else Declarations([*parse_script(spark, script, path)])
         )
         self.catalyst = Catalyst(self.catalog.session)
         self._algebra = Algebra(self.catalyst, self.catalog)
-        spelled = [self._spelled(each) for each in read.statements]
+        spelled = [self._spell(each) for each in read.statements]
         self.statements: list[Statement] = [each for each in spelled if not isinstance(each, AppendFlow)]
-        self.functions = tuple(map(self._spelled, functions))
+        self.functions = tuple(map(self._spell, functions))
         self.tables: dict[str, tuple[Attribute, ...]] = {}
         self.views: dict[str, Node] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
@@ -72,26 +72,26 @@ class Program:
         """Per materialized view, columns that tell its rows apart; none if that is not known."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
         """Per table and materialized view, where it is written to."""
-        declared = fed(spelled)
+        declared = resolve_flows(spelled)
         self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
         views = [each for each in declared if not isinstance(each, TableStatement)]
         for statement in self.table_statements:
             self._add_table(statement)
-        written: list[ViewFunction | ProjectView] = [*map(self._spelled, read.views), *self.functions]
+        written: list[ViewFunction | ProjectView] = [*map(self._spell, read.views), *self.functions]
         for function in written:
             self._check_name(function, written)
         self._add_views([*views, *written])
         self._add_inputs()
 
-    def _read(self, spark: SparkSession, script: str | Project, path: str) -> Declared:
+    def _read(self, spark: SparkSession, script: str | Project, path: str) -> Declarations:
         if isinstance(script, Project):
             return self._read_project(script)
-        return Declared([*parse_script(spark, script, path)])
+        return Declarations([*parse_script(spark, script, path)])
 
-    def _spelled(self, declared: _Named) -> _Named:
+    def _spell(self, declared: _Named) -> _Named:
         return replace(declared, name=self._spelling.get(declared.name.lower(), declared.name))
 
-    def _read_project(self, project: Project) -> Declared:
+    def _read_project(self, project: Project) -> Declarations:
         decided = configure(self.catalog.session, project, PLANNING)
         for name in decided:
             logger.warning(
@@ -113,22 +113,22 @@ class Program:
         waiting = {view.name.lower(): view for view in views}
         for name in list(waiting):
             if name in waiting:
-                self._add_after_those_it_reads(name, waiting, ())
+                self._add_after_inputs(name, waiting, ())
 
-    def _add_after_those_it_reads(self, name: str, waiting: dict[str, _View], readers: tuple[str, ...]) -> None:
+    def _add_after_inputs(self, name: str, waiting: dict[str, _View], readers: tuple[str, ...]) -> None:
         view = waiting[name]
         while True:
             try:
-                with without_traces():
+                with silence_traces():
                     self._add_view(view)
             except InvalidInput as error:
-                missing = _missing(error)
+                missing = _missing_name(error)
                 if missing not in waiting:
                     raise
                 if missing in (*readers, name):
                     circle = " reads ".join(map(repr, (*readers, name, missing)))
                     raise InvalidInput(where=view.where, why=f"views read each other in a circle: {circle}") from error
-                self._add_after_those_it_reads(missing, waiting, (*readers, name))
+                self._add_after_inputs(missing, waiting, (*readers, name))
             else:
                 del waiting[name]
                 return
@@ -143,7 +143,7 @@ class Program:
             self._add_input(table)
 
     def _add_input(self, table: TableStatement) -> None:
-        table = self._spelled(table)
+        table = self._spell(table)
         self.statements.append(table)
         self.table_statements.append(table)
         self._add_table(table)
@@ -152,7 +152,7 @@ class Program:
         where = f"{statement.where}, table {statement.name!r}"
         check_properties(statement.properties, is_view=False, where=where)
         self.sinks[statement.name] = sink_properties(statement.properties, where)
-        with _told(where):
+        with _locate_errors(where):
             self.catalog.add_table(statement)
         self.tables[statement.name] = tuple(
             Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
@@ -165,7 +165,7 @@ class Program:
         if self.sinks[statement.name] and not statement.is_materialized:
             why = "'evertide.sinks': only a materialized view has content of its own to write"
             raise InvalidInput(where=where, why=why)
-        with _told(where):
+        with _locate_errors(where):
             query: Query = self.catalog.add_view(statement)
             loaded = self._inputs.take(query.frame) if self._inputs and statement.is_materialized else None
             if loaded is not None:
@@ -180,11 +180,11 @@ class Program:
             if names.count(name) > 1:
                 raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
         declared = key_property(statement.properties, [attribute.name for attribute in plan.output], where)
-        self.keys[statement.name] = declared or key_of(plan)
+        self.keys[statement.name] = declared or derive_key(plan)
         self.views[statement.name] = plan
         self.reads[statement.name] = query.reads
 
-    def needed(self, views: Iterable[str]) -> set[str]:
+    def find_needed(self, views: Iterable[str]) -> set[str]:
         """These views and those that they read, directly or not."""
         found: set[str] = set()
         waiting = list(views)
@@ -196,7 +196,7 @@ class Program:
         return found
 
 
-def _missing(error: InvalidInput) -> str:
+def _missing_name(error: InvalidInput) -> str:
     """The name that Spark does not know, as names are compared; empty if that is not what is wrong."""
     cause = error.__cause__
     if not isinstance(cause, PySparkException) or cause.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
@@ -205,7 +205,7 @@ def _missing(error: InvalidInput) -> str:
 
 
 @contextmanager
-def _told(where: str) -> Iterator[None]:
+def _locate_errors(where: str) -> Iterator[None]:
     """Some things Spark finds out later than it could: names that it cannot use, types that are switched off."""
     try:
         yield

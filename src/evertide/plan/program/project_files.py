@@ -38,9 +38,9 @@ from evertide.plan.program.flows import AppendFlow
 from evertide.plan.program.project import Project, ProjectFile
 from evertide.plan.program.project_inputs import ProjectSession, columns_of
 from evertide.plan.program.statements import FlowStatement, Statement, TableStatement, check_names, parse_script
-from evertide.plan.program.view_function import ViewFunction, active
+from evertide.plan.program.view_function import ViewFunction, activate
 
-__all__ = ["Declared", "ProjectView", "configure", "read_files"]
+__all__ = ["Declarations", "ProjectView", "configure", "read_files"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ProjectView:
 
 
 @dataclass
-class Declared:
+class Declarations:
     statements: list[Statement | AppendFlow] = field(default_factory=list)
     views: list[ProjectView] = field(default_factory=list)
 
@@ -79,16 +79,21 @@ def configure(session: SparkSession, project: Project, ours: Iterable[str]) -> l
     return sorted(set(ours) & project.configuration.keys())
 
 
-def read_files(project: Project, session: ProjectSession) -> Declared:
+def read_files(project: Project, session: ProjectSession) -> Declarations:
     """All that the files declare; in no order that means anything."""
-    declared = Declared()
+    declared = Declarations()
     for file in project.sql:
         declared.statements += parse_script(session, file.text, str(file.path))
     registry = _Registry(declared, session)
-    with _in(project.root), graph_element_registration_context(registry), _auto_cdc(registry), active(session):
+    with (
+        _change_directory(project.root),
+        graph_element_registration_context(registry),
+        _auto_cdc(registry),
+        activate(session),
+    ):
         for file in project.python:
             _run(file, session)
-    registry.end()
+    registry.finish()
     check_names(each for each in declared.statements if not isinstance(each, AppendFlow))
     return declared
 
@@ -107,7 +112,7 @@ def _run(file: ProjectFile, session: ProjectSession) -> None:
             raise
         raise InvalidInput(where=_line(file, error), why=error.why) from error
     except Exception as error:  # a user's module may raise anything
-        raise InvalidInput(where=_line(file, error), why=_said(error)) from error
+        raise InvalidInput(where=_line(file, error), why=_describe(error)) from error
 
 
 def _line(file: ProjectFile, error: BaseException) -> str:
@@ -119,7 +124,7 @@ def _line(file: ProjectFile, error: BaseException) -> str:
     return f"{file.path}, line {lines[-1]}" if lines else str(file.path)
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, PySparkException):
         return first or type(error).__name__
@@ -127,9 +132,9 @@ def _said(error: BaseException) -> str:
 
 
 class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classes are Any here
-    """Takes down what is declared; `end` puts outputs and their flows together, as one may come before the other."""
+    """Takes down what is declared; `finish` puts outputs and their flows together, as one may come before the other."""
 
-    def __init__(self, declared: Declared, session: ProjectSession) -> None:
+    def __init__(self, declared: Declarations, session: ProjectSession) -> None:
         self._declared = declared
         self._session = session
         self._outputs: dict[str, Output] = {}
@@ -157,36 +162,36 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
     def register_sql(self, sql_text: str, file_path: Path) -> None:
         self._declared.statements += parse_script(self._session, sql_text, str(file_path))
 
-    def add(self, flow: FlowStatement) -> None:
+    def add_flow(self, flow: FlowStatement) -> None:
         self._declared.statements.append(flow)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         for flow in self._flows:
             output = self._outputs.get(flow.target.lower())
             if isinstance(output, MaterializedView | TemporaryView):
-                self._declared.views.append(self._view(output, flow))
+                self._declared.views.append(self._make_view(output, flow))
             else:
-                self._declared.statements.append(self._append(flow))
+                self._declared.statements.append(self._make_append_flow(flow))
         for output in self._outputs.values():
             if isinstance(output, StreamingTable):
-                self._declared.statements.append(_streaming(output))
+                self._declared.statements.append(_make_streaming_table(output))
 
-    def _view(self, output: MaterializedView | TemporaryView, flow: Flow) -> ProjectView:
+    def _make_view(self, output: MaterializedView | TemporaryView, flow: Flow) -> ProjectView:
         is_stored = isinstance(output, MaterializedView)
         where = _place(output.source_code_location)
         if is_stored and output.schema is not None:
             why = f"schema= of {output.name!r}: a view has the columns of its query; cast them there"
             raise InvalidInput(where=where, why=why)
         properties = dict(output.table_properties) if is_stored else {}
-        function = ViewFunction(output.name, self._reading(output.name, flow, where))
+        function = ViewFunction(output.name, self._make_reader(output.name, flow, where))
         return ProjectView(output.name, function, self._session, is_stored, properties, output.comment or "", where)
 
-    def _append(self, flow: Flow) -> AppendFlow:
+    def _make_append_flow(self, flow: Flow) -> AppendFlow:
         where = _place(flow.source_code_location)
-        function = ViewFunction(flow.name, self._reading(flow.name, flow, where))
+        function = ViewFunction(flow.name, self._make_reader(flow.name, flow, where))
         return AppendFlow(flow.name, flow.target, lambda _: function.frame(self._session), where)
 
-    def _reading(self, name: str, flow: Flow, where: str) -> Any:
+    def _make_reader(self, name: str, flow: Flow, where: str) -> Any:
         def read() -> DataFrame:
             self._session.begin(name, where)
             return flow.func()
@@ -209,7 +214,7 @@ def _check_output(output: Output, where: str) -> None:
                 raise InvalidInput(where=where, why=why)
 
 
-def _streaming(output: StreamingTable) -> TableStatement:
+def _make_streaming_table(output: StreamingTable) -> TableStatement:
     return TableStatement(
         name=output.name,
         columns=() if output.schema is None else columns_of(output.schema),
@@ -249,7 +254,7 @@ def _auto_cdc(registry: _Registry) -> Iterator[None]:
             if is_given:
                 why = f"{each} is not supported: a table holds the current row of each key, all columns or all but some"
                 raise InvalidInput(where=where, why=why)
-        registry.add(
+        registry.add_flow(
             FlowStatement(
                 name=name or target,
                 target=target,
@@ -284,7 +289,7 @@ def _place(location: SourceCodeLocation) -> str:
 
 
 @contextmanager
-def _in(root: Path) -> Iterator[None]:
+def _change_directory(root: Path) -> Iterator[None]:
     """Files are run in the project's directory, and may import modules that lie there."""
     before, path = Path.cwd(), list(sys.path)
     os.chdir(root)

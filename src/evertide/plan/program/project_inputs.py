@@ -172,7 +172,7 @@ class _Reader:
         return self._session.load(self._format, self._files(), columns_of(self._schema))
 
     def _files(self) -> dict[str, str]:
-        options = self._renamed(_ALL_FILES | _FILES[self._format])
+        options = self._rename_options(_ALL_FILES | _FILES[self._format])
         if "://" in options.get("path", ""):
             options["path"] = options["path"].removeprefix("file://")
         if self._format == "csv":
@@ -181,7 +181,7 @@ class _Reader:
 
     def _kafka(self) -> dict[str, str]:
         own = {key: value for key, value in self._options.items() if key.startswith("kafka.") and key not in _KAFKA}
-        options = self._renamed(_KAFKA | dict.fromkeys(own, "")) | own
+        options = self._rename_options(_KAFKA | dict.fromkeys(own, "")) | own
         options.pop("", None)
         options.setdefault("start", "latest")
         if options["start"] not in ("earliest", "latest"):
@@ -190,7 +190,7 @@ class _Reader:
             )
         return options | {"format": "raw"}
 
-    def _renamed(self, known: dict[str, str]) -> dict[str, str]:
+    def _rename_options(self, known: dict[str, str]) -> dict[str, str]:
         for key in self._options:
             if key not in known:
                 why = f"the option {key!r} of {self._format} has no counterpart here: leave it out, or {_INSTEAD}"

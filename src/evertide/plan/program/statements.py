@@ -152,7 +152,7 @@ def check_names(statements: Iterable[Statement]) -> None:
         seen[name] = statement.where
 
 
-def _name(plan: Any, where: str) -> str:
+def _read_name(plan: Any, where: str) -> str:
     parts = sequence(plan.nameParts())
     if len(parts) != 1:
         raise InvalidInput(where=where, why=f"{'.'.join(parts)!r}: names in a pipeline have no catalog or schema")
@@ -160,17 +160,17 @@ def _name(plan: Any, where: str) -> str:
     return name
 
 
-def _table(plan: Any, where: str) -> TableStatement:
+def _read_table(plan: Any, where: str) -> TableStatement:
     spec = plan.tableSpec()
-    name = _name(plan.name(), where)
-    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_unkept(spec)})
-    columns = tuple(_column(column, where) for column in sequence(plan.columns()))
+    name = _read_name(plan.name(), where)
+    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_list_unsupported(spec)})
+    columns = tuple(_read_column(column, where) for column in sequence(plan.columns()))
     return TableStatement(
         name=name,
         columns=columns,
-        key=_primary_key(spec, columns, where),
+        key=_read_primary_key(spec, columns, where),
         connector=optional(spec.provider()) or "",
-        options=_options(spec),
+        options=_read_options(spec),
         properties=mapping(spec.properties()),
         comment=optional(spec.comment()) or "",
         is_streaming=False,
@@ -178,12 +178,12 @@ def _table(plan: Any, where: str) -> TableStatement:
     )
 
 
-def _streaming_table(plan: Any, where: str) -> TableStatement:
+def _read_streaming_table(plan: Any, where: str) -> TableStatement:
     spec = plan.tableSpec()
-    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_unkept(spec)})
+    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_list_unsupported(spec)})
     return TableStatement(
-        name=_name(plan.name(), where),
-        columns=tuple(_column(column, where) for column in sequence(plan.columns())),
+        name=_read_name(plan.name(), where),
+        columns=tuple(_read_column(column, where) for column in sequence(plan.columns())),
         key=(),
         connector="",
         options={},
@@ -194,7 +194,7 @@ def _streaming_table(plan: Any, where: str) -> TableStatement:
     )
 
 
-def _column(column: Any, where: str) -> Column:
+def _read_column(column: Any, where: str) -> Column:
     given = {
         "GENERATED ALWAYS AS": column.generationExpression().isDefined(),
         "GENERATED AS IDENTITY": column.identityColumnSpec().isDefined(),
@@ -213,7 +213,7 @@ def _column(column: Any, where: str) -> Column:
     )
 
 
-def _primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tuple[str, ...]:
+def _read_primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tuple[str, ...]:
     key: tuple[str, ...] = ()
     for constraint in sequence(spec.constraints()):
         kind = constraint.getClass().getSimpleName()
@@ -226,7 +226,7 @@ def _primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tuple[st
     return key
 
 
-def _options(spec: Any) -> dict[str, str]:
+def _read_options(spec: Any) -> dict[str, str]:
     """Constants only: options are read before any query runs. The parser makes a location of the option `path`."""
     pairs = sequence(spec.optionExpression().options())
     location = optional(spec.location())
@@ -234,7 +234,7 @@ def _options(spec: Any) -> dict[str, str]:
     return path | {pair._1(): str(pair._2().eval(None)) for pair in pairs}
 
 
-def _unkept(spec: Any) -> dict[str, bool]:
+def _list_unsupported(spec: Any) -> dict[str, bool]:
     return {
         "LOCATION": spec.location().isDefined() and not spec.provider().isDefined(),
         "SERDE": spec.serde().isDefined(),
@@ -249,12 +249,12 @@ def _refuse(where: str, given: dict[str, bool]) -> None:
             raise InvalidInput(where=where, why=f"{name} means nothing here: a pipeline keeps its tables itself")
 
 
-def _materialized_view(plan: Any, where: str) -> ViewStatement:
+def _read_materialized_view(plan: Any, where: str) -> ViewStatement:
     spec = plan.tableSpec()
-    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_unkept(spec)})
+    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_list_unsupported(spec)})
     _refuse(where, {"a list of columns": plan.columns().size() > 0})
     return ViewStatement(
-        name=_name(plan.name(), where),
+        name=_read_name(plan.name(), where),
         query=plan.originalText(),
         is_materialized=True,
         properties=mapping(spec.properties()),
@@ -263,12 +263,12 @@ def _materialized_view(plan: Any, where: str) -> ViewStatement:
     )
 
 
-def _plain_view(plan: Any, where: str) -> ViewStatement:
+def _read_view(plan: Any, where: str) -> ViewStatement:
     """A plain view's name is yet to be resolved, a temporary one's is not."""
     _refuse(where, {"a list of columns": plan.userSpecifiedColumns().size() > 0})
     is_temporary = plan.getClass().getSimpleName() == "CreateViewCommand"
     return ViewStatement(
-        name=plan.name().table() if is_temporary else _name(plan.child(), where),
+        name=plan.name().table() if is_temporary else _read_name(plan.child(), where),
         query=optional(plan.originalText()) or "",
         is_materialized=False,
         properties=mapping(plan.properties()),
@@ -277,17 +277,17 @@ def _plain_view(plan: Any, where: str) -> ViewStatement:
     )
 
 
-def _flow(plan: Any, where: str) -> FlowStatement | AppendStatement:
+def _read_flow(plan: Any, where: str) -> FlowStatement | AppendStatement:
     kind = plan.flowOperation().getClass().getSimpleName()
     if kind == "InsertIntoStatement":
-        return _append(plan, where)
+        return _read_append(plan, where)
     if kind == "AutoCdcInto":
-        return _auto_cdc(plan, where)
+        return _read_auto_cdc(plan, where)
     why = f"a flow of kind {kind}: INSERT INTO and AUTO CDC INTO feed a table; use a view instead"
     raise InvalidInput(where=where, why=why)
 
 
-def _append(plan: Any, where: str) -> AppendStatement:
+def _read_append(plan: Any, where: str) -> AppendStatement:
     insert = plan.flowOperation()
     _refuse(where, {"OVERWRITE": insert.overwrite(), "PARTITION": insert.partitionSpec().size() > 0})
     if not insert.byName():
@@ -295,14 +295,14 @@ def _append(plan: Any, where: str) -> AppendStatement:
     origin = insert.query().origin()
     text = str(origin.sqlText().get()).encode("utf-16-le")  # the JVM counts in units of UTF-16
     return AppendStatement(
-        name=_name(plan.name(), where),
-        target=_relation(insert.table(), where),
+        name=_read_name(plan.name(), where),
+        target=_read_relation(insert.table(), where),
         query=text[2 * origin.startIndex().get() :].decode("utf-16-le"),
         where=where,
     )
 
 
-def _auto_cdc(plan: Any, where: str) -> FlowStatement:
+def _read_auto_cdc(plan: Any, where: str) -> FlowStatement:
     cdc = plan.flowOperation()
     given = {
         "STORED AS SCD TYPE 2": cdc.storedAsScdType() != 1,
@@ -315,9 +315,9 @@ def _auto_cdc(plan: Any, where: str) -> FlowStatement:
     delete = optional(cdc.deleteCondition())
     without = optional(cdc.excludeColumns())
     return FlowStatement(
-        name=_name(plan.name(), where),
-        target=_name(cdc.targetTable(), where),
-        source=_relation(cdc.source(), where),
+        name=_read_name(plan.name(), where),
+        target=_read_name(cdc.targetTable(), where),
+        source=_read_relation(cdc.source(), where),
         keys=tuple(key.sql() for key in sequence(cdc.keys())),
         sequence_by=cdc.sequenceByExpr().sql(),
         delete_when=delete.sql() if delete is not None else "",
@@ -326,7 +326,7 @@ def _auto_cdc(plan: Any, where: str) -> FlowStatement:
     )
 
 
-def _relation(plan: Any, where: str) -> str:
+def _read_relation(plan: Any, where: str) -> str:
     leaves = sequence(plan.collectLeaves())
     if len(leaves) != 1 or leaves[0].getClass().getSimpleName() != "UnresolvedRelation":
         raise InvalidInput(where=where, why="a flow reads one table: FROM STREAM name")
@@ -334,11 +334,11 @@ def _relation(plan: Any, where: str) -> str:
 
 
 _READERS: dict[str, Callable[[Any, str], Statement]] = {
-    "CreateTable": _table,
-    "CreateStreamingTable": _streaming_table,
-    "CreateMaterializedViewAsSelect": _materialized_view,
-    "CreateStreamingTableAsSelect": _materialized_view,
-    "CreateView": _plain_view,
-    "CreateViewCommand": _plain_view,
-    "CreateFlowCommand": _flow,
+    "CreateTable": _read_table,
+    "CreateStreamingTable": _read_streaming_table,
+    "CreateMaterializedViewAsSelect": _read_materialized_view,
+    "CreateStreamingTableAsSelect": _read_materialized_view,
+    "CreateView": _read_view,
+    "CreateViewCommand": _read_view,
+    "CreateFlowCommand": _read_flow,
 }

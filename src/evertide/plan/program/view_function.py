@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
 
-__all__ = ["ViewFunction", "active", "materialized_view", "temporary_view"]
+__all__ = ["ViewFunction", "activate", "materialized_view", "temporary_view"]
 
 Function = Callable[..., DataFrame]
 
@@ -48,7 +48,7 @@ class ViewFunction:
     def frame(self, session: SparkSession) -> DataFrame:
         """What the function returns, if that is a query of this session."""
         where = f"{self.where}, view {self.name!r}"
-        frame = self._called(session, where)
+        frame = self._call(session, where)
         if not isinstance(frame, DataFrame):
             why = f"the function returns a {type(frame).__name__}, and not a DataFrame"
             raise InvalidInput(where=where, why=why)
@@ -57,10 +57,10 @@ class ViewFunction:
             raise InvalidInput(where=where, why=why)
         return frame
 
-    def _called(self, session: SparkSession, where: str) -> object:
+    def _call(self, session: SparkSession, where: str) -> object:
         arguments = [session] if inspect.signature(self.function).parameters else []
         try:
-            with active(session):
+            with activate(session):
                 return self.function(*arguments)
         except InvalidInput:
             raise  # it says where by itself
@@ -91,11 +91,11 @@ def materialized_view(
 ) -> ViewFunction | Callable[[Function], ViewFunction]:
     """A view of the function's name, or of another, maintained and stored."""
 
-    def made(wrapped: Function) -> ViewFunction:
+    def wrap(wrapped: Function) -> ViewFunction:
         called = name or getattr(wrapped, "__name__", "")
         return ViewFunction(called, wrapped, properties=dict(properties or {}), comment=comment)
 
-    return made if function is None else made(function)
+    return wrap if function is None else wrap(function)
 
 
 def temporary_view(function: Function, /) -> ViewFunction:
@@ -104,7 +104,7 @@ def temporary_view(function: Function, /) -> ViewFunction:
 
 
 @contextmanager
-def active(session: SparkSession) -> Iterator[None]:
+def activate(session: SparkSession) -> Iterator[None]:
     """`session` as Spark's active one, also for who builds one, and what was so before afterwards."""
     sessions = session._jvm.org.apache.spark.sql.classic.SparkSession
     before, jvm_before = SparkSession._activeSession, sessions.getActiveSession()

@@ -27,14 +27,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
-from evertide.plan.catalyst.failure import reason, told_apart, without_traces
+from evertide.plan.catalyst.failure import classify_errors, describe_error, silence_traces
 from evertide.plan.catalyst.result_settings import result_settings
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import expressions, kind, nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.rows.conform import conform
 
-__all__ = ["Load", "configure", "frame_of", "keep_allowed", "query", "stored"]
+__all__ = ["Load", "configure", "make_frame", "query", "read_stored", "remove_forbidden_functions"]
 
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
 """Gets collections by their names, as they were declared; an error if there are no such."""
@@ -80,12 +80,12 @@ _TOO_COMPLEX = "FAILED_TO_PARSE_TOO_COMPLEX"
 _DEEP = "its expressions are nested too deeply"
 
 
-def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
+def make_frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
     """With the types that the columns have: by itself Spark takes a time without a zone for one with the session's."""
     return spark.createDataFrame(rows, from_arrow_schema(rows.schema))
 
 
-def stored(session: SparkSession, options: Mapping[str, str], name: str) -> DataFrame:
+def read_stored(session: SparkSession, options: Mapping[str, str], name: str) -> DataFrame:
     """A collection as it is stored: Spark reads it itself (`evertide.datasource`), as much of it as it has room for."""
     return session.read.format("evertide").options(**options).load(name)
 
@@ -105,17 +105,17 @@ def query(
         why = f"it holds {_SUBSTITUTED!r}, which Spark takes for a setting or the environment; say concat('$', '{{')"
         raise InvalidInput(where="query", why=why)
     try:
-        with without_traces(), told_apart(spark.sparkContext):
+        with silence_traces(), classify_errors(spark.sparkContext):
             session = spark.newSession()
             configure(session, {**result_settings(spark), **_SETTINGS})  # it begins with Spark's defaults
-            keep_allowed(session)
-            for name, frame in load(session, _names(session, text)).items():
+            remove_forbidden_functions(session)
+            for name, frame in load(session, _list_relations(session, text)).items():
                 frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
             found = session.sql(text, args=list(parameters)) if parameters else session.sql(text)
             _check_analyzed(found)
-            return _as_declared(found if rows_max is None else found.limit(rows_max))
+            return _collect(found if rows_max is None else found.limit(rows_max))
     except PySparkException as error:
-        why = _why_unresolved(error) or reason(error)
+        why = _why_unresolved(error) or describe_error(error)
         raise InvalidInput(where="query", why=_DEEP if _TOO_COMPLEX in why else why) from error
     except SparkAway as error:
         if _NO_MEMORY in str(error.__cause__):
@@ -124,10 +124,10 @@ def query(
             raise InvalidInput(where="query", why=_DEEP) from error
         raise
     except Py4JError as error:  # no answer came: the JVM is gone
-        raise SparkEnded(master=str(spark.sparkContext.master), why=reason(error)) from error
+        raise SparkEnded(master=str(spark.sparkContext.master), why=describe_error(error)) from error
 
 
-def _as_declared(frame: DataFrame) -> pa.Table:
+def _collect(frame: DataFrame) -> pa.Table:
     """Moments are told by UTC, whatever zone they are computed in."""
     rows = frame.toArrow()
     declared = to_arrow_schema(frame.schema, timezone="UTC")
@@ -135,7 +135,7 @@ def _as_declared(frame: DataFrame) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=declared)
 
 
-def keep_allowed(session: SparkSession) -> None:
+def remove_forbidden_functions(session: SparkSession) -> None:
     """Take all other functions out of a session that is only for queries."""
     state = session._jsparkSession.sessionState()
     for registry, allowed in (
@@ -144,11 +144,11 @@ def keep_allowed(session: SparkSession) -> None:
     ):
         found = registry.listFunction()
         for place, name in enumerate(found.mkString("\n").split("\n")):  # one call, not one for each
-            if _unquoted(name) not in allowed:
+            if _unquote(name) not in allowed:
                 registry.dropFunction(found.apply(place))
 
 
-def _unquoted(name: str) -> str:
+def _unquote(name: str) -> str:
     """The last part of a name, with or without quotes."""
     return name.replace("`", "").rpartition(".")[2].lower()
 
@@ -156,7 +156,7 @@ def _unquoted(name: str) -> str:
 def _why_unresolved(error: PySparkException) -> str | None:
     if error.getCondition() != "UNRESOLVED_ROUTINE":
         return None
-    name = _unquoted((error.getMessageParameters() or {}).get("routineName", ""))
+    name = _unquote((error.getMessageParameters() or {}).get("routineName", ""))
     return f"{name}() is refused: {REFUSED[name]}" if name in REFUSED else None
 
 
@@ -173,13 +173,13 @@ def _check_analyzed(frame: DataFrame) -> None:
                 raise InvalidInput(where="query", why=f"{named} is refused: {REFUSED[named]}")
 
 
-def _names(session: SparkSession, text: str) -> list[str]:
+def _list_relations(session: SparkSession, text: str) -> list[str]:
     """The relations that it reads, less what it names itself (WITH)."""
     plan = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    return list(dict.fromkeys(_read(plan, frozenset())))
+    return list(dict.fromkeys(_find_relations(plan, frozenset())))
 
 
-def _read(plan: Any, own: frozenset[str]) -> Iterator[str]:
+def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
     """A name of WITH hides a collection from where it is declared on, and from itself if it is recursive."""
     name = kind(plan)
     if name not in _PARSED:
@@ -189,7 +189,7 @@ def _read(plan: Any, own: frozenset[str]) -> Iterator[str]:
         case "UnresolvedWith":
             for pair in sequence(plan.cteRelations()):
                 named = frozenset([pair._1().lower()])
-                yield from _read(pair._2(), own | named if plan.allowRecursion() else own)
+                yield from _find_relations(pair._2(), own | named if plan.allowRecursion() else own)
                 own |= named
         case "UnresolvedRelation":
             path = sequence(plan.multipartIdentifier())
@@ -201,4 +201,4 @@ def _read(plan: Any, own: frozenset[str]) -> Iterator[str]:
                 why = f"{function}() in FROM: a query reads tables and views, and nothing else"
                 raise InvalidInput(where="query", why=why)
     for child in (*sequence(plan.children()), *sequence(plan.subqueries())):
-        yield from _read(child, own)
+        yield from _find_relations(child, own)

@@ -22,7 +22,7 @@ from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import Question
 from evertide.pipeline.reading.reader import Reader
 from evertide.plan.catalyst.session import Session, open_session
-from evertide.plan.query.query import configure, query, stored
+from evertide.plan.query.query import configure, query, read_stored
 from evertide.server.query.bounds import heap_bytes
 from evertide.server.query.duck_query import Given, as_now, rows_wanted, time_of
 from evertide.settings import Settings
@@ -73,13 +73,13 @@ class BySpark:
             nonlocal time
             views = [collections.view(name).name for name in names]
             time = _readable_time(collections, question, views)
-            return {name: stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
+            return {name: read_stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
 
         try:
             rows = query(self.session.spark, question.sql, load, question.parameters, rows_max=most + 1)
         except SparkEnded as error:
             self.is_over = True
-            if self.session.jvm_ended() not in _OUT_OF_MEMORY:
+            if self.session.wait_for_jvm_exit() not in _OUT_OF_MEMORY:
                 raise QueryEnded(path="spark", why=error.why) from error
             why = f"it takes more than {heap_bytes(settings)} bytes of memory"
             raise LimitExceeded(where="query", why=why) from error

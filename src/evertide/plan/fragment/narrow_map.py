@@ -15,11 +15,11 @@ import pyarrow as pa
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import kind
 
-__all__ = ["Narrow", "narrow"]
+__all__ = ["NarrowMap", "narrow_map"]
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
+class NarrowMap:
     computed: tuple[Any, ...]
     """Catalyst's expressions."""
     reads: tuple[int, ...]
@@ -27,12 +27,12 @@ class Narrow:
     places: tuple[tuple[bool, int], ...]
     """Per column of the output: whether it is computed, and its position among those, or in the leaf."""
 
-    def joined(self, leaf: pa.Table, found: pa.Table) -> list[Any]:
+    def assemble(self, leaf: pa.Table, found: pa.Table) -> list[Any]:
         """The columns of the output, of the rows of the leaf and what was computed of each."""
         return [(found if is_computed else leaf).column(at) for is_computed, at in self.places]
 
 
-def narrow(project: Any, attributes: Sequence[Any]) -> Narrow | None:
+def narrow_map(project: Any, attributes: Sequence[Any]) -> NarrowMap | None:
     """Of a Project over a leaf with these attributes; None if it moves no column, or computes none."""
     positions = {attribute.exprId().id(): at for at, attribute in enumerate(attributes)}
     computed: list[Any] = []
@@ -47,4 +47,4 @@ def narrow(project: Any, attributes: Sequence[Any]) -> Narrow | None:
     if len(computed) in (0, len(places)):
         return None
     reads = {positions[read.exprId().id()] for each in computed for read in sequence(each.references().toSeq())}
-    return Narrow(tuple(computed), tuple(sorted(reads)) or (0,), tuple(places))
+    return NarrowMap(tuple(computed), tuple(sorted(reads)) or (0,), tuple(places))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from evertide.plan.algebra.nodes import Aggregate, Filter, Join, Map, Node, Scan, TopK, Window
 
-__all__ = ["key_of"]
+__all__ = ["derive_key"]
 
 _FILTERS = frozenset(("LeftSemi", "LeftAnti", "Existence", "LeftSingle"))
 """Joins that have each row of their left side once, or not at all."""
@@ -24,26 +24,26 @@ Key = tuple[frozenset[int], ...]
 """Of each column the attributes that have its value."""
 
 
-def key_of(plan: Node) -> tuple[str, ...]:
+def derive_key(plan: Node) -> tuple[str, ...]:
     """The names of such columns; empty if none are known."""
     names = {attribute.id: attribute.name for attribute in plan.output}
-    return tuple(next(name for one, name in names.items() if one in equal) for equal in _key(plan))
+    return tuple(next(name for one, name in names.items() if one in equal) for equal in _derive(plan))
 
 
-def _key(node: Node) -> Key:
+def _derive(node: Node) -> Key:
     if isinstance(node, Scan):
         return _single(node.unique)
     if isinstance(node, Aggregate):
-        return _handed_on(node, _single(node.keys))
+        return _pass_through(node, _single(node.keys))
     if isinstance(node, Map | Filter | Window | TopK):
-        return _handed_on(node, _key(node.children[0]))
+        return _pass_through(node, _derive(node.children[0]))
     if isinstance(node, Join):
-        return _key(node.children[0]) if node.join in _FILTERS else _joined(node)
+        return _derive(node.children[0]) if node.join in _FILTERS else _derive_join(node)
     return ()
 
 
-def _joined(node: Join) -> Key:
-    left, right = (_key(child) for child in node.children)
+def _derive_join(node: Join) -> Key:
+    left, right = (_derive(child) for child in node.children)
     is_inner = node.join == "Inner"
     found: Key = ()
     if left and right and (is_inner or node.join == "LeftOuter") and _is_within(right, (b for _, b in node.keys)):
@@ -67,7 +67,7 @@ def _single(attributes: Iterable[int]) -> Key:
     return tuple(frozenset((one,)) for one in attributes)
 
 
-def _handed_on(node: Node, below: Key) -> Key:
+def _pass_through(node: Node, below: Key) -> Key:
     """The attributes of the output that these are, if all of them are there."""
     above = tuple(frozenset(one for one, source in node.passed.items() if source in equal) for equal in below)
     return above if all(above) else ()

@@ -27,7 +27,7 @@ from evertide.plan.algebra.nodes import (
 from evertide.plan.catalyst.scala import optional, sequence
 from evertide.plan.catalyst.walk import kind
 
-__all__ = ["names_of", "words"]
+__all__ = ["describe_node", "list_column_names"]
 
 _QUALIFIER = re.compile(r"(?<![\w.'])[A-Za-z_]\w*\.(?=[A-Za-z_(])")
 _STRING = re.compile(r"('(?:[^'\\]|\\.)*')")
@@ -36,28 +36,28 @@ _USUAL = re.compile(r" ASC NULLS FIRST\b|(?<= DESC) NULLS LAST\b")
 """What an ORDER BY means if it says nothing else."""
 
 
-def words(node: Node) -> str:
+def describe_node(node: Node) -> str:
     """What an operator does."""
     return f"{node.kind} {_WORDS[type(node)](node)}".rstrip()
 
 
-def names_of(node: Node, attributes: Iterable[int]) -> tuple[str, ...]:
+def list_column_names(node: Node, attributes: Iterable[int]) -> tuple[str, ...]:
     """Names of columns of a node."""
     by_id = {attribute.id: attribute for attribute in node.output}
-    return tuple(_plain(by_id[attribute].name) for attribute in attributes)
+    return tuple(_simplify(by_id[attribute].name) for attribute in attributes)
 
 
-def _sql(expression: Any) -> str:
-    return _without_brackets(_plain(expression.sql()))
+def _to_sql(expression: Any) -> str:
+    return _without_brackets(_simplify(expression.sql()))
 
 
-def _plain(text: str) -> str:
+def _simplify(text: str) -> str:
     """Strings of the query stay as they are."""
     pieces = _STRING.split(text)
-    return "".join(piece if at % 2 else _bare(piece) for at, piece in enumerate(pieces))
+    return "".join(piece if at % 2 else _strip_noise(piece) for at, piece in enumerate(pieces))
 
 
-def _bare(text: str) -> str:
+def _strip_noise(text: str) -> str:
     return _USUAL.sub("", _ID.sub("", _QUALIFIER.sub("", text.replace("`", ""))))
 
 
@@ -72,57 +72,57 @@ def _without_brackets(text: str) -> str:
     return text[1:-1]
 
 
-def _listed(columns: Iterable[Any]) -> str:
-    return ", ".join(_column(column) for column in columns)
+def _list_columns(columns: Iterable[Any]) -> str:
+    return ", ".join(_describe_column(column) for column in columns)
 
 
-def _column(column: Any) -> str:
+def _describe_column(column: Any) -> str:
     """An alias that only hands on a column of the same name is the column."""
     if kind(column) != "Alias":
-        return _sql(column)
-    text, name = _sql(column.child()), _plain(column.name())
+        return _to_sql(column)
+    text, name = _to_sql(column.child()), _simplify(column.name())
     return text if text == name else f"{text} AS {name}"
 
 
-def _map(node: Map) -> str:
+def _describe_map(node: Map) -> str:
     if kind(node.jvm) == "Project":
-        return _listed(sequence(node.jvm.projectList()))
-    return "in Python " + ", ".join(_sql(function) for function in sequence(node.jvm.udfs()))
+        return _list_columns(sequence(node.jvm.projectList()))
+    return "in Python " + ", ".join(_to_sql(function) for function in sequence(node.jvm.udfs()))
 
 
-def _join(node: Join) -> str:
+def _describe_join(node: Join) -> str:
     condition = optional(node.jvm.condition())
-    return node.join if condition is None else f"{node.join} on {_sql(condition)}"
+    return node.join if condition is None else f"{node.join} on {_to_sql(condition)}"
 
 
-def _aggregate(node: Aggregate) -> str:
+def _describe_aggregate(node: Aggregate) -> str:
     """Without functions it makes rows distinct."""
     [child] = node.children
-    keys = list(names_of(child, node.keys))
-    computed = ", ".join(map(_plain, node.names)) or "distinct"
+    keys = list(list_column_names(child, node.keys))
+    computed = ", ".join(map(_simplify, node.names)) or "distinct"
     return f"{computed} by {', '.join(keys)}" if keys else computed
 
 
-def _window(node: Window) -> str:
+def _describe_window(node: Window) -> str:
     found = [column.child() for column in sequence(node.jvm.windowExpressions())]
-    functions = [_sql(each.windowFunction()) for each in found if kind(each) == "WindowExpression"]
-    order = [_sql(by) for by in sequence(node.jvm.orderSpec())]
+    functions = [_to_sql(each.windowFunction()) for each in found if kind(each) == "WindowExpression"]
+    order = [_to_sql(by) for by in sequence(node.jvm.orderSpec())]
     text = ", ".join(functions)
     if node.partition:
-        text += f" partition by {', '.join(names_of(node.children[0], node.partition))}"
+        text += f" partition by {', '.join(list_column_names(node.children[0], node.partition))}"
     return f"{text} order by {', '.join(order)}" if order else text
 
 
-def _top(node: TopK) -> str:
+def _describe_top(node: TopK) -> str:
     below = node.jvm
     while kind(below) != "Sort":
         below = below.child()
-    order = ", ".join(_sql(by) for by in sequence(below.order()))
+    order = ", ".join(_to_sql(by) for by in sequence(below.order()))
     offset = f" after {node.offset}" if node.offset else ""
     return f"{'all' if node.limit is None else node.limit}{offset} order by {order}"
 
 
-def _constant(node: Constant) -> str:
+def _describe_constant(node: Constant) -> str:
     name = kind(node.jvm)
     if name == "Range":
         return f"range from {node.jvm.start()} to {node.jvm.end()} by {node.jvm.step()}"
@@ -130,24 +130,24 @@ def _constant(node: Constant) -> str:
     return f"{rows} {'row' if rows == 1 else 'rows'}"
 
 
-def _generate(node: Generate) -> str:
-    return f"{'outer ' if node.jvm.outer() else ''}{_sql(node.jvm.generator())}"
+def _describe_generate(node: Generate) -> str:
+    return f"{'outer ' if node.jvm.outer() else ''}{_to_sql(node.jvm.generator())}"
 
 
-def _names(attributes: Iterable[Attribute]) -> str:
-    return ", ".join(_plain(attribute.name) for attribute in attributes)
+def _list_names(attributes: Iterable[Attribute]) -> str:
+    return ", ".join(_simplify(attribute.name) for attribute in attributes)
 
 
 _WORDS: dict[type[Node], Callable[[Any], str]] = {
     Scan: lambda node: node.collection,
-    Constant: _constant,
-    Map: _map,
-    Filter: lambda node: _sql(node.jvm.condition()),
-    Expand: lambda node: f"into {node.jvm.projections().size()} forms of {_names(node.output)}",
-    Generate: _generate,
+    Constant: _describe_constant,
+    Map: _describe_map,
+    Filter: lambda node: _to_sql(node.jvm.condition()),
+    Expand: lambda node: f"into {node.jvm.projections().size()} forms of {_list_names(node.output)}",
+    Generate: _describe_generate,
     Union: lambda node: f"of {len(node.children)}",
-    Join: _join,
-    Aggregate: _aggregate,
-    Window: _window,
-    TopK: _top,
+    Join: _describe_join,
+    Aggregate: _describe_aggregate,
+    Window: _describe_window,
+    TopK: _describe_top,
 }

@@ -10,7 +10,7 @@ import pytest
 from evertide.errors import ViewFailed
 from evertide.flow import Circuit
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.fragment.small import Small
+from evertide.plan.fragment.local_runner import LocalRunner
 from evertide.rows.changes import DIFF
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def answers(spark: SparkSession, query: str) -> list[list[dict[str, Any]]]:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How each run went."""
     found: list[str] = []
-    real = Small.run
+    real = LocalRunner.run
 
-    def noted(self: Small, *arguments: Any, **options: Any) -> Any:
+    def noted(self: LocalRunner, *arguments: Any, **options: Any) -> Any:
         rows = real(self, *arguments, **options)
-        found.append(self.ran)
+        found.append(self.last_path)
         return rows
 
-    monkeypatch.setattr(Small, "run", noted)
+    monkeypatch.setattr(LocalRunner, "run", noted)
     return found
 
 
@@ -101,7 +101,7 @@ def test_a_job_gives_the_same(
     spark: SparkSession, query: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = answers(spark, query)
-    monkeypatch.setattr(Small, "is_here", False)
+    monkeypatch.setattr(LocalRunner, "is_here", False)
     assert answers(spark, query) == here
     assert "job" in ways
 
@@ -115,8 +115,10 @@ def test_an_exchange_that_no_job_has_run_is_noticed(spark: SparkSession) -> None
     """Asked for its rows, it would have none, and say nothing. A limit over several partitions hides one."""
     catalyst = Catalyst(spark)
     nil, struct = catalyst.seq([]), spark.range(1)._jdf.schema()
-    lists = [catalyst.listed([]) for _ in range(3)]
-    made = catalyst.small(spark.range(1)._jdf.queryExecution().optimizedPlan(), 0, *lists, nil, nil, struct, 1000)
+    lists = [catalyst.java_list([]) for _ in range(3)]
+    made = catalyst.make_local_runner(
+        spark.range(1)._jdf.queryExecution().optimizedPlan(), 0, *lists, nil, nil, struct, 1000
+    )
     for frame in (spark.range(10).repartition(2), spark.range(0, 100, 1, 4).limit(3)):
         assert not made.isForHere(frame._jdf.queryExecution().executedPlan())
     assert made.isForHere(spark.range(0, 100, 1, 4)._jdf.queryExecution().executedPlan())
@@ -124,17 +126,17 @@ def test_an_exchange_that_no_job_has_run_is_noticed(spark: SparkSession) -> None
 
 def test_a_row_that_fails_is_told_as_a_job_tells_it(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the thread is no task afterwards, nor does it hold memory."""
-    asked: list[Small] = []
-    real = Small.run
+    asked: list[LocalRunner] = []
+    real = LocalRunner.run
 
-    def noted(self: Small, *terms: Any, **how: Any) -> Any:
+    def noted(self: LocalRunner, *terms: Any, **how: Any) -> Any:
         asked.append(self)
         return real(self, *terms, **how)
 
-    monkeypatch.setattr(Small, "run", noted)
+    monkeypatch.setattr(LocalRunner, "run", noted)
     circuit = circuit_of(spark, "SELECT r.b, max(1 / s.c) AS x FROM r JOIN s ON r.a = s.a GROUP BY r.b")
     with pytest.raises(ViewFailed, match="DIVIDE_BY_ZERO"):
         circuit.step({"r": delta((1, "x", 1), columns=("a", "b")), "s": delta((1, 0, 1), columns=("a", "c"))})
     assert Catalyst(spark).companion("org.apache.spark.TaskContext").get() is None
-    assert [small._made.memoryUsed() for small in asked] == [0] * len(asked)
+    assert [small._jvm.memoryUsed() for small in asked] == [0] * len(asked)
     assert asked

@@ -60,10 +60,10 @@ import scala.reflect.ClassTag;
 import scala.reflect.ClassTag$;
 
 /**
- * A fragment over few rows, from Arrow to Arrow in one call: see evertide.plan.fragment.small, which compiles this with the
+ * A fragment over few rows, from Arrow to Arrow in one call: see evertide.plan.fragment.local_runner, which compiles this with the
  * compiler that Spark has for its own generated code. That compiler knows no lambdas and no generics: hence the casts.
  */
-public final class Small {
+public final class LocalRunner {
     /** Numbers that no task of Spark has. */
     private static final AtomicLong ATTEMPTS = new AtomicLong(1L << 40);
     /** Parts of the names of operators that do not stay in one partition of one process. */
@@ -90,7 +90,7 @@ public final class Small {
     private final Map known = new HashMap();
 
     /** Of each leaf: the id of the RDD that marks it in the tree, its attributes, and its type. */
-    public Small(
+    public LocalRunner(
             SparkSession session,
             LogicalPlan tree,
             int height,

@@ -1,7 +1,7 @@
 """Few rows through a fragment: one call to the JVM, from Arrow to Arrow, and mostly without a job of Spark.
 
 A call from Python to the JVM is a round trip, and a run used to make dozens; a job of one task costs some 25 ms beside
-what it computes. So what a run does over few rows is written in Java (`Small.java`), beside this module. Spark's own
+what it computes. So what a run does over few rows is written in Java (`LocalRunner.java`). Spark's own
 compiler for generated code compiles it when it is first needed: nothing is built or shipped.
 
 1. It is planned once. Its leaves are relations whose rows are those of the moment, so that the same physical plan, its
@@ -15,7 +15,7 @@ compiler for generated code compiles it when it is first needed: nothing is buil
 6. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
    on its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged.
 
-Threads: a backfill and a transaction run fragments at the same time. Each `Small` belongs to one fragment of one
+Threads: a backfill and a transaction run fragments at the same time. Each `LocalRunner` belongs to one fragment of one
 circuit, which one thread runs at a time; what Java keeps for it (plans, and the rows that they hold for a run) is its
 own, and its `run` is synchronized besides. Each run has scratch files of its own. Only the compiled class is shared.
 """
@@ -31,12 +31,12 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from evertide.plan.catalyst.scratch_files import framed, read_scratch
+from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["Small", "Term", "compiled"]
+__all__ = ["LocalRunner", "Term", "compile_runner"]
 
-_NAME = "evertide.Small"
+_NAME = "evertide.LocalRunner"
 _NUMBER = binary.Struct(">i")
 _compiling = threading.Lock()
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -46,50 +46,50 @@ Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"
 """A sign, and the rows of each leaf."""
 
 
-def compiled(gateway: Any) -> Any:
+def compile_runner(gateway: Any) -> Any:
     """The class, in Spark's JVM: compiled once there, as py4j knows methods by the names of their classes."""
     with _compiling:
         if gateway not in _compiled:
             compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
             compiler.setParentClassLoader(gateway.jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
-            compiler.cook(files("evertide.plan.fragment").joinpath("Small.java").read_text("utf-8"))
+            compiler.cook(files("evertide.plan.fragment").joinpath("LocalRunner.java").read_text("utf-8"))
             _compiled[gateway] = compiler.getClassLoader().loadClass(_NAME).getConstructors()[0]
         return _compiled[gateway]
 
 
-class Small:
+class LocalRunner:
     """The way of one fragment."""
 
-    is_here = True
+    is_enabled = True
     """Without it all but maps and filters are jobs: to compare."""
 
     def __init__(self, made: Any, schemas: Sequence[pa.Schema]) -> None:
-        self._made = made
+        self._jvm = made
         self._schemas = schemas
-        self.ran = ""
+        self.last_path = ""
         """How the last run went: in `place`, `here`, by a `job`, or not at all, as there were `too many` rows."""
 
     def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table] | None:
         """The rows that come of the terms, each with its sign; None if a join makes too many for one thread."""
         with scratch_file() as there, scratch_file() as back:
             with using_scratch():
-                there.write_bytes(b"".join(self._pieces(terms)))
-            self.ran = self._made.run(str(there), str(back), is_row_wise, self.is_here)
-            if self.ran == "too many":
+                there.write_bytes(b"".join(self._serialize_terms(terms)))
+            self.last_path = self._jvm.run(str(there), str(back), is_row_wise, self.is_enabled)
+            if self.last_path == "too many":
                 return None
             written = read_scratch(back)
-        return [pa.ipc.open_stream(batch).read_all() for batch in framed(written)]
+        return [pa.ipc.open_stream(batch).read_all() for batch in split_frames(written)]
 
-    def _pieces(self, terms: Sequence[Term]) -> list[Any]:
+    def _serialize_terms(self, terms: Sequence[Term]) -> list[Any]:
         found: list[Any] = [_NUMBER.pack(len(terms))]
         for sign, leaves in terms:
             found.append(_NUMBER.pack(sign))
             for rows, schema in zip(leaves, self._schemas, strict=True):
-                found += _written(pa.Table.from_arrays(rows.columns, schema=schema))
+                found += _serialize(pa.Table.from_arrays(rows.columns, schema=schema))
         return found
 
 
-def _written(rows: pa.Table) -> list[Any]:
+def _serialize(rows: pa.Table) -> list[Any]:
     """How many batches, and each after its length."""
     batches = [batch.serialize() for batch in rows.combine_chunks().to_batches() if batch.num_rows]
     found: list[Any] = [_NUMBER.pack(len(batches))]

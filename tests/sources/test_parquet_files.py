@@ -71,14 +71,17 @@ def test_rows_of_every_type_come_back(tmp_path_factory: pytest.TempPathFactory, 
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"id": [1], "name": [5]}, "the column 'name' is BIGINT, expected STRING"),
-        ({"id": [1.5]}, "the column 'id' is DOUBLE, expected BIGINT"),
-        ({"id": [1], "amount": [Decimal("1.234")]}, "the column 'amount' is DECIMAL(4, 3), expected DECIMAL(10, 2)"),
+        ({"id": [1], "name": [5]}, "column 'name' of the file is BIGINT, expected STRING"),
+        ({"id": [1.5]}, "column 'id' of the file is DOUBLE, expected BIGINT"),
+        (
+            {"id": [1], "amount": [Decimal("1.234")]},
+            "column 'amount' of the file is DECIMAL(4, 3), expected DECIMAL(10, 2)",
+        ),
         (
             {"id": [1], "extra": [1]},
-            "the column 'extra' is not in the table; declare it, or set the option ignore_extra",
+            "the table has no column 'extra'; declare it, or set the option ignore_extra",
         ),
-        ({"name": ["x"]}, "the column 'id' is not there, and it is NOT NULL"),
+        ({"name": ["x"]}, "the file has no column 'id', which is NOT NULL in the table"),
     ],
 )
 def test_a_schema_that_does_not_match_stops_the_source(tmp_path: Path, columns: dict[str, Any], why: str) -> None:
@@ -119,5 +122,5 @@ def test_j4_a_file_that_was_written_again_is_told_by_every_fragment(tmp_path: Pa
 def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
     put(tmp_path / "in/x.parquet", "id,name\n1,x\n")
     source = orders(tmp_path)
-    with pytest.raises(SourceFailed, match="it cannot be read as Parquet"):
+    with pytest.raises(SourceFailed, match="the file cannot be read as Parquet"):
         source.offer(source.start, LIMIT)

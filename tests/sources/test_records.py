@@ -1,4 +1,4 @@
-"""Records of a file: the same wherever blocks end; what programs write is cut as they wrote it."""
+"""Records of a file: the same wherever read_blocks end; what programs write is cut as they wrote it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evertide.sources.files import records
-from evertide.sources.files.records import Layout, blocks
+from evertide.sources.files.records import RecordLayout, read_blocks
 
 WILD = st.text('",\n\ra', max_size=40).map(str.encode)
 
 
 def cut(content: bytes, block_bytes: int = 1 << 20, most: int = 1 << 20, delimiter: str = ",") -> list[Any]:
-    layout = Layout(delimiter, block_bytes, most)
+    layout = RecordLayout(delimiter, block_bytes, most)
     found = []
-    for block in blocks(io.BytesIO(content), layout, first=0, last=len(content), line=1):
+    for block in read_blocks(io.BytesIO(content), layout, first=0, last=len(content), line=1):
         for at in range(len(block.starts)):
             why = block.reasons.get(at)
             found.append(
@@ -47,7 +47,7 @@ def test_nor_does_it_if_records_may_not_be_long(content: bytes, block_bytes: int
 @given(WILD)
 def test_the_short_way_through_quotes_is_the_long_one(content: bytes) -> None:
     short = cut(content)
-    with mock.patch.object(records, "_regular", return_value=None):
+    with mock.patch.object(records, "_find_regular_quotes", return_value=None):
         assert cut(content) == short
 
 
@@ -68,7 +68,7 @@ def test_a_stray_quote_inside_a_field_is_a_character() -> None:
 def test_a_quote_that_is_not_closed_takes_its_own_line_only() -> None:
     found = cut(b'1,"a\n2,b\n3,c\n')
     assert found == [
-        (b'1,"a', 1, "a quote is opened and not closed", None),
+        (b'1,"a', 1, "a quote is not closed", None),
         (b"2,b", 2, None, 2),
         (b"3,c", 3, None, 2),
     ]
@@ -81,7 +81,7 @@ def test_text_after_a_closing_quote_is_bad_and_the_next_record_is_not() -> None:
 
 
 def test_a_line_that_is_too_long_is_bad_and_is_not_held() -> None:
-    """Without the limit the whole of it would be in memory: the reader would ask for ever larger blocks."""
+    """Without the limit the whole of it would be in memory: the reader would ask for ever larger read_blocks."""
     content = b"1,a\n" + b"x" * 5_000 + b"\n2,b\n"
     largest = 0
 
@@ -91,8 +91,8 @@ def test_a_line_that_is_too_long_is_bad_and_is_not_held() -> None:
             largest = max(largest, size or 0)
             return super().read(size)
 
-    layout = Layout("", 64, 200)
-    found = list(blocks(Watched(content), layout, first=0, last=len(content), line=1))
+    layout = RecordLayout("", 64, 200)
+    found = list(read_blocks(Watched(content), layout, first=0, last=len(content), line=1))
     assert [line for block in found for line in block.lines.tolist()] == [1, 2, 3]
     assert [why for block in found for why in block.reasons.values()] == ["the record is longer than 200 bytes"]
     assert largest <= 400
@@ -100,4 +100,4 @@ def test_a_line_that_is_too_long_is_bad_and_is_not_held() -> None:
 
 def test_line_ends_blank_lines_and_the_byte_order_mark_are_no_part_of_records() -> None:
     assert cut(b"\xef\xbb\xbfa,b\r\n\r\n\n1,2") == [(b"a,b", 1, None, 2), (b"1,2", 4, None, 2)]
-    assert cut(b"a,b\rc\n")[0][2] == "a carriage return that ends no line"
+    assert cut(b"a,b\rc\n")[0][2] == "a carriage return that does not end a line"

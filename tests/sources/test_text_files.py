@@ -148,13 +148,13 @@ def test_u6_bad_records_of_csv_are_faults_with_their_line_and_the_good_ones_are_
     assert [row["id"] for row in rows_in(source, offer)] == [1, 8]
     found = faults_in(source, offer)
     assert [(fault.line, fault.reason.partition(":")[0]) for fault in found] == [
-        (3, "2 fields, expected 3"),
+        (3, "the record has 2 fields, expected 3"),
         (4, "column 'amount'"),
-        (6, "4 fields, expected 3"),
+        (6, "the record has 4 fields, expected 3"),
         (7, "column 'id'"),
-        (8, "it is not UTF-8"),
+        (8, "the record is not UTF-8"),
         (9, "text between a closing quote and the next delimiter"),
-        (10, "a quote is opened and not closed"),
+        (10, "a quote is not closed"),
         (11, "column 'id'"),
     ]
     assert {fault.line: key_of(fault) for fault in found if fault.key} == {4: {"id": 3}}
@@ -181,7 +181,7 @@ def test_u6_bad_lines_of_json_are_faults_too(tmp_path: Path, most: int) -> None:
     ]
     assert found[0].reason == "column 'name': 5 is not a STRING: expected a text"
     assert found[1].reason == "the table has no column 'nmae'"
-    assert found[3].reason.startswith("it is not JSON")
+    assert found[3].reason.startswith("the line is not JSON")
 
 
 def test_u5_changes_of_a_key_stay_in_order_with_faults_between_them(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_u5_changes_of_a_key_stay_in_order_with_faults_between_them(tmp_path: Pa
         (1, "e", 0),
     ]
     assert [seen(fault) for fault in batch.faults] == [
-        (4, "2 fields, expected 3", None, 2),
-        (6, "'x' is no operation: expected I, U or D (insert, update, delete)", {"id": 1}, 3),
+        (4, "the record has 2 fields, expected 3", None, 2),
+        (6, "'x' is not an operation: expected I, U or D (insert, update, delete)", {"id": 1}, 3),
         (8, "column 'id': NULL is not allowed: the column is in the key", None, 4),
     ]
 
@@ -222,10 +222,10 @@ def test_columns_of_csv_are_found_by_name_or_by_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ("id,name,extra", "the column 'extra' is not in the table"),
-        ("name,amount", "the column 'id' is not there, and it is NOT NULL"),
-        ("id,ID", "the column 'ID' is there twice"),
-        ('id,"name', "the first line should name the columns: a quote is opened"),
+        ("id,name,extra", "the table has no column 'extra'"),
+        ("name,amount", "the file has no column 'id', which is NOT NULL in the table"),
+        ("id,ID", "the file has the column 'ID' twice"),
+        ('id,"name', "line 1 should have the column names, but cannot be read: a quote is not closed"),
     ],
 )
 def test_a_header_that_does_not_match_stops_the_source(tmp_path: Path, header: str, why: str) -> None:
@@ -260,11 +260,11 @@ def test_a_huge_file_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str) ->
 def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     for options, why in (
         ({"delimiter": ";;"}, "the option 'delimiter' is ';;'"),
-        ({"delimiter": '"'}, "no quote or line end"),
+        ({"delimiter": '"'}, "not a quote or line end"),
         ({"header": "maybe"}, "expected one of 'true', 'false'"),
         ({"settle_ms": "-1"}, "expected a whole number from 0 on"),
         ({"heder": "true"}, "'heder' is no option of the connector 'csv'; its options are delimiter, header"),
-        ({"path": "s3://bucket/x"}, "only directories of this machine"),
+        ({"path": "s3://bucket/x"}, "expected a local directory or file"),
         ({"path": ""}, "the option 'path' is missing"),
     ):
         with pytest.raises(InvalidInput) as refused:

@@ -125,7 +125,7 @@ def test_csv(kafka_broker: KafkaBroker) -> None:
         (9, "eé", None, 0),
     ]
     assert [fault.line for fault in bad] == [3, 4, 5, 6, 7]
-    assert "2 fields, expected 3" in bad[0].reason
+    assert "the record has 2 fields, expected 3" in bad[0].reason
 
 
 def test_csv_upsert_has_its_key_in_the_key(kafka_broker: KafkaBroker) -> None:

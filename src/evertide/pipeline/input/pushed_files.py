@@ -15,8 +15,8 @@ from evertide.sources.contract import OP, Fault, Limit, TableDeclaration
 from evertide.sources.files.csv import CsvRecords
 from evertide.sources.files.json_lines import JsonRecords
 from evertide.sources.files.parquet import ParquetReader
-from evertide.sources.files.pieces import Reader, Table
-from evertide.sources.files.records import Layout
+from evertide.sources.files.pieces import FileReader, FileTable
+from evertide.sources.files.records import RecordLayout
 from evertide.sources.files.text import TextReader
 
 if TYPE_CHECKING:  # an engine brings in Spark, which whoever pushes to another process does without
@@ -64,13 +64,13 @@ def _declaration(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
     return TableDeclaration(*named, defaults=table.defaults)
 
 
-def _reader(declaration: TableDeclaration, form: Format, *, is_delete: bool) -> Reader:
-    table = Table(declaration, declaration.name, "", ignore_extra=is_delete)
+def _reader(declaration: TableDeclaration, form: Format, *, is_delete: bool) -> FileReader:
+    table = FileTable(declaration, declaration.name, "", ignore_extra=is_delete)
     if form is Format.parquet:
         return ParquetReader(table)
     if form is Format.csv:
-        return TextReader(table, CsvRecords(table), Layout(","))
-    return TextReader(table, JsonRecords(table), Layout())
+        return TextReader(table, CsvRecords(table), RecordLayout(","))
+    return TextReader(table, JsonRecords(table), RecordLayout())
 
 
 def _refusal(table: str, fault: Fault, count: int) -> InvalidInput:

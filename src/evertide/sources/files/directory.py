@@ -1,15 +1,16 @@
-"""A directory whose files are read once each: which ones were, and which may be now.
+"""Track a directory whose files are read once each: which were read, and which can be read now.
 
-Where it lies: as JSON in the position of a source of kind `files`, version 1. `read` holds the names of all files that
-were read, sorted, each with 16 bits of a hash of its size and modification time; compressed, and as base64. That takes
-6 bytes a file or so for names that count up, and up to 30 for random ones: no directory should grow for ever.
+The position of a source of the connector `files`, version 1, is JSON. Its field `read` has the sorted names of all
+files that were read, each with 16 bits of a hash of its size and modification time, compressed, as base64. That takes
+about 6 bytes per file for numbered names and up to 30 for random ones, so a directory should not grow without limit.
 
-1. A file is read if and only if its name is not in the set. Neither names nor times need to come in order: a late file
-   is read when it comes, and none is read twice. A set is what tells this for sure; a watermark does not.
-2. A file is taken only after two looks, `settle_s` apart, found it with the same size and time, and while it is not
-   empty. Who needs more than that writes elsewhere and moves the file in, which is atomic.
-3. Files are taken by time, then name; one that has not settled holds back those after it, as their order may matter.
-4. A file that was read and has another size or time now is not read again, and reported.
+1. A file is read if and only if its name is not in that set. Names and times need not arrive in order: a late file is
+   read when it arrives, and no file is read twice. A watermark could not guarantee this.
+2. A file is read only after two scans, at least `settle_s` apart, found it with the same size and time, and not empty.
+   A writer that needs more safety writes the file elsewhere and moves it into the directory, which is atomic.
+3. Files are read in the order of their times, then names. A file that has not settled delays the files after it, as
+   their order may matter.
+4. A file that has changed after it was read is reported, and is not read again.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import Lag
 
-__all__ = ["START", "Directory", "WatchedFile", "read_files", "written"]
+__all__ = ["START", "Directory", "WatchedFile", "decode_position", "encode_position"]
 
 _VERSION = 1
 _IGNORED = (".tmp", ".part")
 _SHOWN_MAX = 20
-_RENAME = ("file_unnamed", "Rename it.")
-_NEW_NAME = ("file_changed", "Give what is new a new name.")
+_RENAME = ("file_unnamed", "Rename the file.")
+_NEW_NAME = ("file_changed", "Write new rows to a file with a new name.")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WatchedFile:
-    """In the order in which files are read."""
+    """A file; files sort in the order in which they are read."""
 
     mtime_ns: int
     name: str
@@ -60,8 +61,8 @@ class _Position(msgspec.Struct, frozen=True):
     read: str
 
 
-def written(read: Mapping[str, int]) -> str:
-    """A position: the marks of all files that were read, by name."""
+def encode_position(read: Mapping[str, int]) -> str:
+    """The position after these files were read; the values are their marks."""
     names = sorted(read)
     marks = np.array([read[name] for name in names], "<u2").tobytes()
     packed = zlib.compress("\0".join(names).encode(), 9) if names else b""
@@ -70,13 +71,13 @@ def written(read: Mapping[str, int]) -> str:
     return msgspec.json.encode(_Position(_VERSION, len(names), text)).decode()
 
 
-START = written({})
+START = encode_position({})
 
 
 @lru_cache(maxsize=8)
-def read_files(position: str) -> Mapping[str, int]:
-    """What `written` wrote."""
-    where = "the position of a source of files"
+def decode_position(position: str) -> Mapping[str, int]:
+    """The marks of the files that were read, by name."""
+    where = "position of a files source"
     try:
         found = msgspec.json.decode(position, type=_Position)
         content = base64.b64decode(found.read, validate=True)
@@ -92,90 +93,89 @@ def read_files(position: str) -> Mapping[str, int]:
 
 
 @dataclass(slots=True)
-class _Look:
+class _Sighting:
     file: WatchedFile
     since_s: float
 
 
 class Directory:
-    """Looks at a directory, and remembers the look before. `path` may be a single file, too."""
+    """Scans a directory, or a single file, and remembers the previous scan."""
 
     def __init__(self, base: Path, declared: str, pattern: str, settle_s: float, runtime: Runtime) -> None:
         self.path = base / declared
         self.problems: tuple[Problem, ...] = ()
-        self._has_looked = False
+        self._has_scanned = False
         self._declared = declared
         self._pattern = pattern
         self._settle_s = settle_s
         self._runtime = runtime
-        self._looks: dict[str, _Look] = {}
+        self._sightings: dict[str, _Sighting] = {}
         self._unnamed: list[Path] = []
 
     def file(self, name: str) -> Path:
         return self.path if self.path.is_file() else self.path / name
 
     def place(self, name: str) -> str:
-        """As the script has it."""
+        """The path as the script spells it."""
         return self._declared if self.path.is_file() else f"{self._declared.rstrip('/')}/{name}"
 
-    def settled(self, read: Mapping[str, int]) -> list[WatchedFile]:
-        """The files that may be read now, in order."""
+    def find_settled(self, read: Mapping[str, int]) -> list[WatchedFile]:
+        """Scan the directory and return the files that can be read now, in order."""
         now_s = self._runtime.monotonic_s()
-        there = self._there()
-        fresh = [file for file in there if file.name not in read]
-        self._report([file for file in there if read.get(file.name, file.mark) != file.mark])
-        looks: dict[str, _Look] = {}
+        files = self._list_files()
+        fresh = [file for file in files if file.name not in read]
+        self._report([file for file in files if read.get(file.name, file.mark) != file.mark])
+        sightings: dict[str, _Sighting] = {}
         for file in fresh:
-            before = self._looks.get(file.name)
-            looks[file.name] = before if before is not None and before.file == file else _Look(file, now_s)
-        self._looks, self._has_looked = looks, True
+            before = self._sightings.get(file.name)
+            sightings[file.name] = before if before is not None and before.file == file else _Sighting(file, now_s)
+        self._sightings, self._has_scanned = sightings, True
         settled = []
         for file in sorted(fresh):
-            if now_s - looks[file.name].since_s < self._settle_s:
+            if now_s - sightings[file.name].since_s < self._settle_s:
                 break
             settled.append(file)
         return settled
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last look found files that are yet to be read."""
-        return bool(self._looks)
+        """Whether the last scan found files that were not read yet."""
+        return bool(self._sightings)
 
-    def taken(self, read: Mapping[str, int]) -> None:
-        """These are bound."""
-        self._looks = {name: look for name, look in self._looks.items() if name not in read}
+    def drop_read(self, read: Mapping[str, int]) -> None:
+        """Forget the sightings of files that were read."""
+        self._sightings = {name: seen for name, seen in self._sightings.items() if name not in read}
 
     @property
     def lag(self) -> Lag:
-        """Of the files that the last look found, and that were not taken."""
-        looks = list(self._looks.values())
-        if not self._has_looked:
+        """The files of the last scan that were not read yet."""
+        waiting = list(self._sightings.values())
+        if not self._has_scanned:
             return Lag()
-        oldest_s = min((look.since_s for look in looks), default=None)
+        oldest_s = min((seen.since_s for seen in waiting), default=None)
         waits_s = 0.0 if oldest_s is None else self._runtime.monotonic_s() - oldest_s
-        return Lag(sum(look.file.bytes for look in looks), files=len(looks), seconds=waits_s)
+        return Lag(sum(seen.file.bytes for seen in waiting), files=len(waiting), seconds=waits_s)
 
     def forget(self, file: WatchedFile) -> None:
-        """It changed while it was read: it has to settle again."""
-        self._looks.pop(file.name, None)
+        """The file changed while it was read, and must settle again."""
+        self._sightings.pop(file.name, None)
 
-    def _there(self) -> list[WatchedFile]:
+    def _list_files(self) -> list[WatchedFile]:
         paths = [self.path] if self.path.is_file() else self.path.iterdir()
-        meant = [path for path in paths if self._is_meant(path.name)]
-        self._unnamed = [path for path in meant if not _is_text(path.name)]
-        return [file for path in meant if path not in self._unnamed and (file := _stat(path)) is not None]
+        selected = [path for path in paths if self._is_selected(path.name)]
+        self._unnamed = [path for path in selected if not _is_text(path.name)]
+        return [file for path in selected if path not in self._unnamed and (file := _stat(path)) is not None]
 
-    def _is_meant(self, name: str) -> bool:
+    def _is_selected(self, name: str) -> bool:
         is_ignored = name.startswith((".", "_")) or name.endswith(_IGNORED)
         return not is_ignored and fnmatch.fnmatchcase(name, self._pattern)
 
     def _report(self, changed: list[WatchedFile]) -> None:
-        found = {f"{path!r}: its name is not UTF-8, so it is not read": _RENAME for path in self._unnamed}
+        found = {f"{path!r} is not read: the name is not UTF-8": _RENAME for path in self._unnamed}
         for file in sorted(changed)[:_SHOWN_MAX]:
-            why = f"{self.file(file.name)}: has another size or time than when it was read; it is not read again"
-            found[why] = _NEW_NAME
+            found[f"{self.file(file.name)} changed after it was read, and is not read again"] = _NEW_NAME
         if len(changed) > _SHOWN_MAX:
-            found[f"{len(changed) - _SHOWN_MAX} more files changed after they were read"] = _NEW_NAME
+            found[f"{len(changed) - _SHOWN_MAX} other files changed after they were read"] = _NEW_NAME
         since_s = {problem.why: problem.since_s for problem in self.problems}
         now_s = self._runtime.wall_s() if found else 0.0
         self.problems = tuple(
@@ -192,7 +192,7 @@ def _is_text(name: str) -> bool:
 
 
 def _stat(path: Path) -> WatchedFile | None:
-    """None if it is no file, is empty, or is gone meanwhile."""
+    """None if the path is not a file any more, or is an empty file."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""JSON lines: one object in each line, its fields being the table's columns.
+"""Convert JSON lines to rows: one object per line, whose names are the table's columns.
 
-A line is decoded by itself, so that a bad one is a fault of its own; values then go to Arrow column by column. A field
-that is missing is the column's default, or NULL; a line that has a field twice is a fault.
+1. Each line is decoded separately, so that an invalid line is one fault. Values are then converted column by column.
+2. A missing field takes the column's default, or NULL. A line that repeats a name is a fault.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.rows.conform import type_fields
-from evertide.sources.files.pieces import Table, ops_of
+from evertide.sources.files.pieces import FileTable, parse_ops
 from evertide.sources.files.records import Block
-from evertide.sources.files.text import bad_records
+from evertide.sources.files.text import find_bad_records
 from evertide.sources.values.columns import Column, from_values
 from evertide.sources.values.defaults import read_default
 from evertide.sources.values.fit import FittedRows, Reason, fit
@@ -30,25 +30,25 @@ __all__ = ["JsonRecords"]
 
 @dataclass(frozen=True, slots=True)
 class JsonRecords:
-    table: Table
+    table: FileTable
     has_header: bool = False
 
     def header(self, _first: Block, _path: Path) -> tuple[str, ...]:
         return ()
 
-    def fitted(self, block: Block, _columns: tuple[str, ...], _path: Path) -> FittedRows:
+    def read_rows(self, block: Block, _columns: tuple[str, ...], _path: Path) -> FittedRows:
         declaration = self.table.declaration
-        reasons = bad_records(block)
-        rows = self._decoded(block, reasons)
+        reasons = find_bad_records(block)
+        rows = self._decode(block, reasons)
         found = {}
         for field in declaration.schema:
             default = read_default(declaration, field.name)
             found[field.name] = from_values([row.get(field.name, default) for row in rows], field.type)
-        ops = ops_of(self._ops(rows), len(rows), reasons)
+        ops = parse_ops(self._ops(rows), len(rows), reasons)
         return fit(declaration, found, ops, reasons)
 
-    def _decoded(self, block: Block, reasons: dict[int, Reason]) -> list[dict[str, Any]]:
-        """An object for each record, with the table's own names; an empty one for a bad record."""
+    def _decode(self, block: Block, reasons: dict[int, Reason]) -> list[dict[str, Any]]:
+        """One object per record, with names as the table spells them; empty for an invalid record."""
         decoder = _decoder(self.table.declaration.schema)
         own = frozenset(self.table.declaration.schema.names)
         rows: list[dict[str, Any]] = []
@@ -60,15 +60,15 @@ class JsonRecords:
                 except RepeatedName as error:
                     reasons[at] = Reason(str(error))
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                    reasons[at] = Reason(f"it is not JSON: {error}")
+                    reasons[at] = Reason(f"the line is not JSON: {error}")
             if not isinstance(row, dict):
-                reasons[at] = Reason(f"{show_value(row)} is no object: expected one with the table's columns")
+                reasons[at] = Reason(f"{show_value(row)} is not an object with the table's columns")
                 row = {}
-            rows.append(row if own.issuperset(row) else self._renamed(row, at, reasons))
+            rows.append(row if own.issuperset(row) else self._rename_columns(row, at, reasons))
         return rows
 
-    def _renamed(self, row: dict[str, Any], at: int, reasons: dict[int, Reason]) -> dict[str, Any]:
-        """The row is kept also if it is bad, as it has a key."""
+    def _rename_columns(self, row: dict[str, Any], at: int, reasons: dict[int, Reason]) -> dict[str, Any]:
+        """An invalid row keeps its values, as the fault needs its key."""
         known = {name.lower(): name for name in self.table.declaration.schema.names}
         renamed: dict[str, Any] = {}
         for name, value in row.items():
@@ -77,7 +77,7 @@ class JsonRecords:
             if is_op:
                 renamed[_OP] = value
             if own is not None and own in renamed:
-                reasons[at] = Reason(f"the column {own!r} is there twice")
+                reasons[at] = Reason(f"the line has the column {own!r} twice")
             elif own is not None:
                 renamed[own] = value
             elif not is_op and not self.table.ignore_extra:
@@ -95,11 +95,11 @@ class JsonRecords:
 
 
 _OP = ""
-"""No column has this name."""
+"""A name that no column has."""
 
 
 def _decoder(schema: pa.Schema) -> msgspec.json.Decoder[Any]:
-    """Numbers stay as they are written if a column needs that, which takes longer."""
+    """Keep the text of numbers if a column needs it; that is slower."""
     is_exact = any(_needs_exact(field.type) for field in schema)
     return msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
 

@@ -1,5 +1,8 @@
-"""Parquet: row groups, read in batches. Columns are matched by name, and their types must be those of the table, or
-narrower ones; otherwise the file does not belong here, and the source stops at it."""
+"""Read Parquet files by row groups, in batches.
+
+Columns are matched by name. Each must have the type of the table's column or a narrower one; otherwise the source
+stops at the file.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evertide.sources.contract import Limit, Rows
-from evertide.sources.files.pieces import Cut, Table, checksum, ops_of
+from evertide.sources.files.pieces import Cut, FileTable, checksum, parse_ops
 from evertide.sources.values.columns import from_arrow, widens
 from evertide.sources.values.fit import Reason, fit, split_faults
 from evertide.sources.values.kinds import sql_name
@@ -25,13 +28,13 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader:
-    table: Table
+    table: FileTable
     _known: dict[tuple[str, int, int, int], str] = field(default_factory=dict)
-    """Checksums of files that nobody touched since: each piece of a file asks for the whole one's."""
+    """A cache of the last checksum: every piece of a file verifies the whole file."""
 
     def cut(self, path: Path, limit: Limit) -> Iterator[Cut]:
-        """The checksum is that of the file, as its footer tells what all others mean."""
-        with self._opened(path) as file:
+        """The checksum covers the whole file, as the footer defines the meaning of all row groups."""
+        with self._open(path) as file:
             self._places(file.schema_arrow, path)
             groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
         whole = checksum(path)
@@ -44,7 +47,7 @@ class ParquetReader:
                 yield Cut(first, last, row, rows, whole)
             first, row = last, row + rows
 
-    def found(self, path: Path, _cut: Cut) -> str:
+    def read_checksum(self, path: Path, _cut: Cut) -> str:
         there = path.stat()
         key = (str(path), there.st_size, there.st_mtime_ns, there.st_ctime_ns)
         if key not in self._known:
@@ -54,7 +57,7 @@ class ParquetReader:
 
     def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
         row = cut.line
-        with self._opened(path) as file:
+        with self._open(path) as file:
             places = self._places(file.schema_arrow, path)
             names = [file.schema_arrow.field(at).name for at in sorted(set(places.values()))]
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=list(range(cut.first, cut.last)), columns=names):
@@ -66,7 +69,7 @@ class ParquetReader:
         arrays = {name: batch.column(schema.field(at).name) for name, at in places.items()}
         reasons: dict[int, Reason] = {}
         op = arrays.pop("", None)
-        ops = ops_of(None if op is None else from_arrow(op, pa.string()), batch.num_rows, reasons)
+        ops = parse_ops(None if op is None else from_arrow(op, pa.string()), batch.num_rows, reasons)
         columns = {name: from_arrow(array, declaration.schema.field(name).type) for name, array in arrays.items()}
         fitted = fit(declaration, columns, ops, reasons)
         return split_faults(
@@ -74,18 +77,18 @@ class ParquetReader:
         )
 
     def _places(self, schema: pa.Schema, path: Path) -> dict[str, int]:
-        places = self.table.matched(schema.names, path)
+        places = self.table.match_columns(schema.names, path)
         for name, at in places.items():
             kind = self.table.declaration.schema.field(name).type if name else pa.string()
             if not widens(schema.field(at).type, kind):
                 found = sql_name(schema.field(at).type)
-                raise self.table.failed(path, f"the column {name!r} is {found}, expected {sql_name(kind)}")
+                raise self.table.failure(path, f"column {name!r} of the file is {found}, expected {sql_name(kind)}")
         return places
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[pq.ParquetFile]:
+    def _open(self, path: Path) -> Iterator[pq.ParquetFile]:
         try:
             with pq.ParquetFile(path) as file:
                 yield file
         except pa.ArrowException as error:
-            raise self.table.failed(path, f"it cannot be read as Parquet: {error}") from error
+            raise self.table.failure(path, f"the file cannot be read as Parquet: {error}") from error

@@ -1,10 +1,9 @@
-"""A piece of a file: what a fragment of the connector `files` names, and how it is read.
+"""The fragments of the connector `files`, and the interface of the readers of its formats.
 
-Where it lies: as JSON in `Place.where`. It holds what tells the file apart, the range in it, and a checksum of what the
-range held when it was offered (of the whole file, for Parquet), so that reading it again gives the same, or an error.
-
-A reader knows one format. `cut` goes once through a file and yields its pieces, each about as large as a limit; `rows`
-reads one of them, which was verified before, in batches that fit in memory.
+1. A fragment is a `FilePiece` as JSON in `Place.where`: the file's name, size and time, a range in the file, and the
+   checksum of that range (of the whole file, for Parquet). So reading it again gives the same rows, or an error.
+2. A `FileReader` reads one format. `cut` scans a file once and yields ranges of about the size of the limit; `rows`
+   reads a verified range in batches that fit into memory.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from evertide.sources.values.columns import Column
 from evertide.sources.values.fit import Ops, Reason, upserts
 from evertide.sources.values.values import show_value
 
-__all__ = ["Cut", "Piece", "Reader", "Table", "checksum", "ops_of"]
+__all__ = ["Cut", "FilePiece", "FileReader", "FileTable", "checksum", "parse_ops"]
 
 _READ_BYTES = 1024 * 1024
 _OPS = {
@@ -39,55 +38,55 @@ class Cut(msgspec.Struct, frozen=True, omit_defaults=True):
     first: int
     last: int
     line: int
-    """The number of its first line, or of its first row."""
+    """The number of its first line or row."""
     rows: int
     checksum: str
     columns: tuple[str, ...] = ()
-    """The names of a CSV file's fields, as its first line is in one piece only."""
+    """The field names of a CSV file, as only one piece has its first line."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class FilePiece(msgspec.Struct, frozen=True):
     path: str
     bytes: int
     mtime_ns: int
     cut: Cut
 
 
-class Reader(Protocol):
+class FileReader(Protocol):
     def cut(self, path: Path, limit: Limit) -> Iterator[Cut]: ...
 
-    def found(self, path: Path, cut: Cut) -> str:
-        """The checksum of what the range holds now."""
+    def read_checksum(self, path: Path, cut: Cut) -> str:
+        """The checksum of the range's present content."""
         ...
 
     def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
-        """`place` is what faults call the file: the same on every machine, wherever the directory is mounted."""
+        """`place` is the file's name in faults. It does not depend on where the directory is mounted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table whose rows are in files, and how the columns of both are matched."""
+class FileTable:
+    """A table whose rows are read from files, and the mapping of its columns to theirs."""
 
     declaration: TableDeclaration
     source: str
     op_column: str = ""
     ignore_extra: bool = False
 
-    def matched(self, names: Sequence[str], path: Path) -> dict[str, int]:
-        """Where in a file each column of the table is; the column of operations under the name ''."""
+    def match_columns(self, names: Sequence[str], path: Path) -> dict[str, int]:
+        """The index in the file of each column of the table; the operation column has the name ''."""
         places: dict[str, int] = {}
         for at, name in enumerate(names):
             if name.lower() in places:
-                raise self.failed(path, f"the column {name!r} is there twice")
+                raise self.failure(path, f"the file has the column {name!r} twice")
             places[name.lower()] = at
         known = {field.name.lower(): field.name for field in self.declaration.schema}
         extra = [name for name in names if name.lower() not in known and name.lower() != self.op_column.lower()]
         if extra and not self.ignore_extra:
-            why = f"the column {extra[0]!r} is not in the table; declare it, or set the option ignore_extra to 'true'"
-            raise self.failed(path, why)
+            why = f"the table has no column {extra[0]!r}; declare it, or set the option ignore_extra to 'true'"
+            raise self.failure(path, why)
         if self.op_column and self.op_column.lower() not in places:
-            raise self.failed(path, f"the column {self.op_column!r}, which op_column names, is not there")
+            raise self.failure(path, f"the file has no column {self.op_column!r}, which the option op_column names")
         found = {own: places[name] for name, own in known.items() if name in places}
         self._check_missing(found, path)
         return found | ({"": places[self.op_column.lower()]} if self.op_column else {})
@@ -96,21 +95,21 @@ class Table:
         for field in self.declaration.schema:
             is_needed = not field.nullable or field.name in self.declaration.key
             if is_needed and field.name not in found and field.name not in self.declaration.defaults:
-                raise self.failed(path, f"the column {field.name!r} is not there, and it is NOT NULL")
+                raise self.failure(path, f"the file has no column {field.name!r}, which is NOT NULL in the table")
 
-    def failed(self, path: Path, why: str) -> SourceFailed:
+    def failure(self, path: Path, why: str) -> SourceFailed:
         return SourceFailed(source=self.source, where=f"{path}, table {self.declaration.name!r}", why=why)
 
 
-def ops_of(column: Column | None, count: int, reasons: dict[int, Reason]) -> Ops:
-    """The operations that a column of texts names; a text that names none is put among the reasons."""
+def parse_ops(column: Column | None, count: int, reasons: dict[int, Reason]) -> Ops:
+    """Parse a column of operations; an unknown one is added to `reasons`."""
     ops = upserts(count)
     if column is None:
         return ops
     for row, text in enumerate(column.array.to_pylist()):
         op = _OPS.get(text.lower()) if text is not None else None
         if op is None:
-            why = f"{show_value(text)} is no operation: expected I, U or D (insert, update, delete)"
+            why = f"{show_value(text)} is not an operation: expected I, U or D (insert, update, delete)"
             reasons.setdefault(row, Reason(why))
         else:
             ops[row] = np.int8(op)
@@ -118,7 +117,7 @@ def ops_of(column: Column | None, count: int, reasons: dict[int, Reason]) -> Ops
 
 
 def checksum(path: Path, first: int = 0, last: int | None = None) -> str:
-    """XXH3-128 of a range of bytes; of fewer, if the file is shorter."""
+    """XXH3-128 of a range of bytes, up to the end of the file."""
     state: Any = xxhash.xxh3_128()
     with path.open("rb") as file:
         file.seek(first)

@@ -1,17 +1,16 @@
-"""A file of lines as records, block by block, so that a file of any size takes little memory.
+"""Split a file of lines into records, block by block, so that a file of any size needs little memory.
 
-A record is a line, or, in CSV, what lies between two line ends that are not inside quotes. A block is many records, cut
-at a record's end. Where records begin and end depends on the file only, neither on the blocks nor on where reading
-starts, as long as it starts at a record. Lines end in LF or CR LF; the last one may lack it. A byte order mark is no
-part of the first record.
+A record is a line or, in CSV, the text between two line ends that are not inside quotes. A block has many complete
+records. Where records begin and end depends only on the file, not on the blocks or on the record where reading starts.
+Lines end in LF or CR LF; the last line end may be missing. A byte order mark is skipped.
 
-Quotes (RFC 4180): a field that starts with one goes on to the next that is not doubled, over line ends, too.
+Quotes follow RFC 4180: a field that starts with a quote ends at the next quote that is not doubled, across line ends.
 
-1. A quote in the middle of a field that did not start with one is a character like others.
-2. Something between the closing quote and the next delimiter makes the record a bad one; it ends where it would have.
-3. A quote that is not closed, or not within `record_bytes_max`, would swallow the rest of the file: instead its first
-   line alone is a bad record, and the next line is read as if nothing had happened.
-4. A longer line is a bad record, too, and is never held in memory as a whole.
+1. A quote inside a field that does not start with one is an ordinary character.
+2. Text between the closing quote and the next delimiter makes the record invalid; the record's end does not change.
+3. A quote that is not closed within `record_bytes_max` would swallow the rest of the file. Instead, its first line is
+   an invalid record, and reading continues with the next line.
+4. A longer line is an invalid record as well, and is never held in memory as a whole.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ import numpy as np
 
 from evertide.rows.columns import Longs
 
-__all__ = ["Block", "Layout", "blocks"]
+__all__ = ["Block", "RecordLayout", "read_blocks"]
 
 _LF, _CR, _QUOTE = 10, 13, ord('"')
-_MARK = b"\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _RAW_BYTES_MAX = 1000
-_UNCLOSED = "a quote is opened and not closed"
+_UNCLOSED = "a quote is not closed"
 _AFTER_QUOTE = "text between a closing quote and the next delimiter"
-_LONE_CR = "a carriage return that ends no line"
+_LONE_CR = "a carriage return that does not end a line"
 _TOO_LONG = "the record is longer than {} bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How a file is cut into records."""
+class RecordLayout:
+    """How a file is split into records."""
 
     delimiter: str = ""
-    """Of fields, with quotes around those that hold it; none if a record is a line, whatever is in it."""
+    """The delimiter of CSV fields; empty if every line is a record."""
     block_bytes: int = 4 * 1024 * 1024
     record_bytes_max: int = 16 * 1024 * 1024
 
     @property
     def window(self) -> int:
-        """A record must end within so many bytes, its line end included."""
+        """A record, including its line end, has at most this many bytes."""
         return self.record_bytes_max + 2
 
 
@@ -55,16 +54,16 @@ class Block:
     content: bytes
     starts: Longs
     ends: Longs
-    """Of each record in the content, without its line end; empty lines are left out."""
+    """The ranges of the records in the content, without line ends. Empty lines are omitted."""
     lines: Longs
-    """The number of each record's first line in the file, from 1 on."""
+    """The number of each record's first line in the file, counted from 1."""
     fields: Longs
-    """How many each record has, if there is a delimiter."""
+    """The number of fields of each record, if there is a delimiter."""
     reasons: dict[int, str]
-    """Why a record is bad, by its number in this block."""
+    """Why a record is invalid, by its index in this block."""
     begin: int
     end: int
-    """Of the block in the file."""
+    """The range of the block in the file."""
     next_line: int
 
     def raw(self, at: int) -> str:
@@ -73,7 +72,7 @@ class Block:
         return beginning.decode("utf-8", "backslashreplace")
 
     def without_first(self) -> Block:
-        """All records but the first."""
+        """The block without its first record."""
         return replace(
             self,
             starts=self.starts[1:],
@@ -83,8 +82,8 @@ class Block:
             reasons={at - 1: why for at, why in self.reasons.items() if at},
         )
 
-    def not_utf8(self) -> list[int]:
-        """The records that are no text."""
+    def find_invalid_utf8(self) -> list[int]:
+        """The records that are not UTF-8."""
         return [] if _is_utf8(self.content) else [at for at in range(len(self.starts)) if not _is_utf8(self.record(at))]
 
     def record(self, at: int) -> bytes:
@@ -99,12 +98,12 @@ def _is_utf8(content: bytes) -> bool:
     return True
 
 
-def blocks(file: BinaryIO, layout: Layout, *, first: int, last: int, line: int) -> Iterator[Block]:
+def read_blocks(file: BinaryIO, layout: RecordLayout, *, first: int, last: int, line: int) -> Iterator[Block]:
     """The records in the bytes [first, last) of a file, whose first line has the number `line`."""
     file.seek(first)
-    rest = file.read(min(len(_MARK), last - first)) if first == 0 else b""
-    if rest == _MARK:
-        first, rest = len(_MARK), b""
+    rest = file.read(min(len(_BYTE_ORDER_MARK), last - first)) if first == 0 else b""
+    if rest == _BYTE_ORDER_MARK:
+        first, rest = len(_BYTE_ORDER_MARK), b""
     offset, want = first, layout.block_bytes
     is_last = False
     while not is_last:
@@ -116,7 +115,7 @@ def blocks(file: BinaryIO, layout: Layout, *, first: int, last: int, line: int) 
             block = _block(content, layout, ends, reasons, offset=offset, line=line)
             rest, want = content[block.end - offset :], layout.block_bytes
         elif len(content) > layout.record_bytes_max + 1:  # the last one may be a carriage return
-            block = _skip(file, content, layout, offset=offset, last=last, line=line)
+            block = _skip_long_record(file, content, layout, offset=offset, last=last, line=line)
             rest, want, is_last = b"", layout.block_bytes, block.end >= last
         else:
             rest, want = content, len(content)
@@ -125,8 +124,10 @@ def blocks(file: BinaryIO, layout: Layout, *, first: int, last: int, line: int) 
         offset, line = block.end, block.next_line
 
 
-def _skip(file: BinaryIO, content: bytes, layout: Layout, *, offset: int, last: int, line: int) -> Block:
-    """A record that is too long: on to the end of its line."""
+def _skip_long_record(
+    file: BinaryIO, content: bytes, layout: RecordLayout, *, offset: int, last: int, line: int
+) -> Block:
+    """Skip a record that is too long, up to the end of its line."""
     end = offset + len(content)
     while end < last:
         read = file.read(min(layout.block_bytes, last - end))
@@ -140,25 +141,27 @@ def _skip(file: BinaryIO, content: bytes, layout: Layout, *, offset: int, last: 
     return Block(kept, zero, one * len(kept), one * line, one, why, offset, end, line + 1)
 
 
-def _cut(content: bytes, layout: Layout, *, is_last: bool) -> tuple[list[int], dict[int, str]]:
-    """Where the line of each whole record ends, and what is wrong with some, by that place."""
+def _cut(content: bytes, layout: RecordLayout, *, is_last: bool) -> tuple[list[int], dict[int, str]]:
+    """The end of each complete record's line, and the reasons of invalid records, by that end."""
     line_ends = np.flatnonzero(np.frombuffer(content, np.uint8) == _LF)
     if is_last and content[-1] != _LF:
         line_ends = np.append(line_ends, len(content))
     if not layout.delimiter or b'"' not in content:
         return line_ends.tolist(), {}
-    regular = _regular(np.frombuffer(content, np.uint8), layout.delimiter)
+    regular = _find_regular_quotes(np.frombuffer(content, np.uint8), layout.delimiter)
     if regular is not None:
-        found = line_ends[_outside(line_ends, regular)]
+        found = line_ends[_is_outside(line_ends, regular)]
         sizes = np.diff(found, prepend=-1, append=len(content))
         if (sizes <= layout.record_bytes_max).all() and not (is_last and len(regular) % 2):
             return found.tolist(), {}
     return _cut_one_by_one(content, layout, line_ends, is_last=is_last)
 
 
-def _regular(array: Any, delimiter: str) -> Longs | None:
-    """The places of all quotes, if each one opens a field, closes one, or is doubled inside one: then what lies after
-    an odd number of them is inside quotes, and nobody has to look at every field. That is how programs write CSV."""
+def _find_regular_quotes(array: Any, delimiter: str) -> Longs | None:
+    """The offsets of all quotes, if each one opens a field, closes one, or is doubled inside one; else None.
+
+    A byte is then inside quotes if and only if an odd number of quotes precede it, which avoids a scan field by field.
+    CSV written by programs is regular."""
     quotes = np.flatnonzero(array == _QUOTE)
     padded = np.concatenate((np.array([_LF], np.uint8), array, np.array([_LF, _LF], np.uint8)))
     before, after, second = padded[quotes], padded[quotes + 2], padded[quotes + 3]
@@ -167,21 +170,21 @@ def _regular(array: Any, delimiter: str) -> Longs | None:
     return quotes if opens[::2].all() and closes[1::2].all() else None
 
 
-def _outside(places: Longs, quotes: Longs) -> Any:
+def _is_outside(places: Longs, quotes: Longs) -> Any:
     return np.searchsorted(quotes, places) % 2 == 0
 
 
 def _cut_one_by_one(
-    content: bytes, layout: Layout, line_ends: Longs, *, is_last: bool
+    content: bytes, layout: RecordLayout, line_ends: Longs, *, is_last: bool
 ) -> tuple[list[int], dict[int, str]]:
-    """Lines without a quote are records by themselves; the others are looked at field by field."""
+    """A line without a quote is a record; lines with quotes are scanned field by field."""
     ends: list[int] = []
     reasons: dict[int, str] = {}
     done = 0
     quotes = np.flatnonzero(np.frombuffer(content, np.uint8) == _QUOTE)
     for number in np.unique(np.searchsorted(line_ends, quotes)).tolist():
         if number < done:
-            continue  # a line inside the quotes of the record before
+            continue  # the line is inside the quotes of the previous record
         ends += line_ends[done:number].tolist()
         if number == len(line_ends):
             return ends, reasons
@@ -198,14 +201,14 @@ def _cut_one_by_one(
     return ends + line_ends[done:].tolist(), reasons
 
 
-def _scan(content: bytes, start: int, layout: Layout) -> tuple[int, str] | None:
-    """Where the record's line ends, and what is wrong with it; None if it does not end here, or not soon enough."""
+def _scan(content: bytes, start: int, layout: RecordLayout) -> tuple[int, str] | None:
+    """The end of the record's line, and the reason if it is invalid; None if the end is beyond the content or limit."""
     delimiter = layout.delimiter.encode()
     limit = start + layout.window
     at, why = start, ""
     while True:
         if content[at : at + 1] == b'"':
-            closed = _closing(content, at + 1, limit)
+            closed = _find_closing_quote(content, at + 1, limit)
             if closed is None:
                 return None
             at = closed + 1
@@ -220,7 +223,7 @@ def _scan(content: bytes, start: int, layout: Layout) -> tuple[int, str] | None:
         at = next_field + 1
 
 
-def _closing(content: bytes, at: int, limit: int) -> int | None:
+def _find_closing_quote(content: bytes, at: int, limit: int) -> int | None:
     while (found := content.find(b'"', at, limit)) >= 0:
         if content[found + 1 : found + 2] != b'"':
             return found
@@ -228,7 +231,9 @@ def _closing(content: bytes, at: int, limit: int) -> int | None:
     return None
 
 
-def _block(content: bytes, layout: Layout, ends: list[int], bad: dict[int, str], *, offset: int, line: int) -> Block:
+def _block(
+    content: bytes, layout: RecordLayout, ends: list[int], bad: dict[int, str], *, offset: int, line: int
+) -> Block:
     used = min(ends[-1] + 1, len(content))
     array = np.frombuffer(content, np.uint8, used)
     stops = np.array(ends, np.int64)
@@ -241,7 +246,7 @@ def _block(content: bytes, layout: Layout, ends: list[int], bad: dict[int, str],
     starts, trimmed = starts[kept], trimmed[kept]
     fields = np.ones(len(kept), np.int64)
     if layout.delimiter:
-        fields = _fields(array, starts, trimmed, reasons, layout.delimiter.encode())
+        fields = _count_fields(array, starts, trimmed, reasons, layout.delimiter.encode())
     for at in np.flatnonzero(trimmed - starts > layout.record_bytes_max).tolist():
         reasons[at] = _TOO_LONG.format(layout.record_bytes_max)
     return Block(
@@ -257,39 +262,39 @@ def _block(content: bytes, layout: Layout, ends: list[int], bad: dict[int, str],
     )
 
 
-def _fields(array: Any, starts: Longs, ends: Longs, reasons: dict[int, str], delimiter: bytes) -> Longs:
-    """Counted from the delimiters; those inside quotes are left out, record by record."""
-    regular = None if reasons else _regular(array, delimiter.decode())  # a bad record may have an odd number
+def _count_fields(array: Any, starts: Longs, ends: Longs, reasons: dict[int, str], delimiter: bytes) -> Longs:
+    """Count the fields of each record: the delimiters outside quotes, and one."""
+    regular = None if reasons else _find_regular_quotes(array, delimiter.decode())  # invalid records may be irregular
     if regular is not None:
-        counts = _within(array, delimiter[0], starts, ends, regular) + 1
-        for at in np.flatnonzero(_within(array, _CR, starts, ends, regular)).tolist():
+        counts = _count_within(array, delimiter[0], starts, ends, regular) + 1
+        for at in np.flatnonzero(_count_within(array, _CR, starts, ends, regular)).tolist():
             reasons.setdefault(at, _LONE_CR)
         return counts
-    counts = _within(array, delimiter[0], starts, ends) + 1
-    lone = _within(array, _CR, starts, ends) > 0
-    for at in np.flatnonzero(_within(array, _QUOTE, starts, ends)).tolist():
+    counts = _count_within(array, delimiter[0], starts, ends) + 1
+    lone = _count_within(array, _CR, starts, ends) > 0
+    for at in np.flatnonzero(_count_within(array, _QUOTE, starts, ends)).tolist():
         if at not in reasons:
-            counts[at], lone[at] = _quoted_fields(array[starts[at] : ends[at]].tobytes(), delimiter)
+            counts[at], lone[at] = _count_quoted_fields(array[starts[at] : ends[at]].tobytes(), delimiter)
     for at in np.flatnonzero(lone).tolist():
         reasons.setdefault(at, _LONE_CR)
     return counts
 
 
-def _within(array: Any, byte: int, starts: Longs, ends: Longs, quotes: Longs | None = None) -> Longs:
-    """How often a byte is in each record, outside of these quotes."""
+def _count_within(array: Any, byte: int, starts: Longs, ends: Longs, quotes: Longs | None = None) -> Longs:
+    """How often a byte occurs in each record, outside of these quotes."""
     places = np.flatnonzero(array == byte)
     if quotes is not None and len(quotes):
-        places = places[_outside(places, quotes)]
+        places = places[_is_outside(places, quotes)]
     found: Longs = np.searchsorted(places, ends) - np.searchsorted(places, starts)
     return found
 
 
-def _quoted_fields(record: bytes, delimiter: bytes) -> tuple[int, bool]:
-    """How many fields, and whether there is a carriage return outside quotes."""
+def _count_quoted_fields(record: bytes, delimiter: bytes) -> tuple[int, bool]:
+    """The number of fields, and whether there is a carriage return outside quotes."""
     at, count, is_lone = 0, 1, False
     while True:
         if record[at : at + 1] == b'"':
-            closed = _closing(record, at + 1, len(record))
+            closed = _find_closing_quote(record, at + 1, len(record))
             at = len(record) if closed is None else closed + 1
         next_field = record.find(delimiter, at)
         is_lone = is_lone or b"\r" in record[at : next_field if next_field >= 0 else len(record)]

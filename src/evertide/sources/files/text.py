@@ -1,7 +1,7 @@
-"""Files of records, CSV or JSON lines: cut at records, read block by block.
+"""Read text files of records, CSV or JSON lines, block by block.
 
-`TextReader` cuts and reads; what a record means is told by a `Records` of the format. A record that cannot be read is a
-fault with the number of its first line; the others are not affected. Text is UTF-8.
+`TextReader` splits files at records; a `Records` of the format interprets them. A record that cannot be read is a fault
+with the number of its first line, and does not affect other records. Text is UTF-8.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from typing import Protocol
 import numpy as np
 
 from evertide.sources.contract import Limit, Rows
-from evertide.sources.files.pieces import Cut, Table, checksum
-from evertide.sources.files.records import Block, Layout, blocks
+from evertide.sources.files.pieces import Cut, FileTable, checksum
+from evertide.sources.files.records import Block, RecordLayout, read_blocks
 from evertide.sources.values.fit import FittedRows, Reason, split_faults
 
-__all__ = ["Records", "TextReader", "bad_records"]
+__all__ = ["Records", "TextReader", "find_bad_records"]
 
 
 class Records(Protocol):
-    """What the records of a format mean."""
+    """Interprets the records of a format."""
 
     @property
     def has_header(self) -> bool: ...
 
     def header(self, first: Block, path: Path) -> tuple[str, ...]:
-        """The names of the fields, from a file's first block; none if records name theirs themselves."""
+        """The field names, from a file's first block; empty if every record names its own fields."""
         ...
 
-    def fitted(self, block: Block, columns: tuple[str, ...], path: Path) -> FittedRows:
-        """All records of a block as rows, with a reason for each bad one."""
+    def read_rows(self, block: Block, columns: tuple[str, ...], path: Path) -> FittedRows:
+        """Convert all records of a block to rows, with a reason for each that does not fit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    table: Table
+    table: FileTable
     records: Records
-    layout: Layout
+    layout: RecordLayout
 
     def cut(self, path: Path, limit: Limit) -> Iterator[Cut]:
-        """A piece ends before the first record that starts beyond the limit."""
+        """A range ends before the first record that starts beyond the limit."""
         size = path.stat().st_size
         columns: tuple[str, ...] | None = None
         begin, line, rows = 0, 1, 0
         with path.open("rb") as file:
-            for block in blocks(file, self.layout, first=0, last=size, line=1):
+            for block in read_blocks(file, self.layout, first=0, last=size, line=1):
                 records = block
                 if columns is None:
                     columns = self.records.header(block, path)
@@ -66,18 +66,17 @@ class TextReader:
         if rows:
             yield Cut(begin, size, line, rows, checksum(path, begin, size), columns or ())
 
-    def found(self, path: Path, cut: Cut) -> str:
+    def read_checksum(self, path: Path, cut: Cut) -> str:
         return checksum(path, cut.first, cut.last)
 
     def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
-        """A batch for each block."""
         is_headed = cut.first == 0 and self.records.has_header
         with path.open("rb") as file:
-            for block in blocks(file, self.layout, first=cut.first, last=cut.last, line=cut.line):
+            for block in read_blocks(file, self.layout, first=cut.first, last=cut.last, line=cut.line):
                 records = block.without_first() if is_headed else block
                 is_headed = False
                 if len(records.starts):
-                    fitted = self.records.fitted(records, cut.columns, path)
+                    fitted = self.records.read_rows(records, cut.columns, path)
                     yield split_faults(self.table.declaration, fitted, place, _line_of(records), records.raw)
 
 
@@ -85,9 +84,9 @@ def _line_of(block: Block) -> Callable[[int], int]:
     return lambda at: int(block.lines[at])
 
 
-def bad_records(block: Block) -> dict[int, Reason]:
-    """Those that are bad whatever the format says."""
+def find_bad_records(block: Block) -> dict[int, Reason]:
+    """The records that are invalid in every format."""
     reasons = {at: Reason(why) for at, why in block.reasons.items()}
-    for at in block.not_utf8():
-        reasons.setdefault(at, Reason("it is not UTF-8"))
+    for at in block.find_invalid_utf8():
+        reasons.setdefault(at, Reason("the record is not UTF-8"))
     return reasons

@@ -128,7 +128,7 @@ class CsvFormat:
         else:
             fields = [None if one == self.null_value else one for one in text.split(self.delimiter)]
         if len(fields) != len(self.columns):
-            raise Unreadable(f"{len(fields)} fields, expected {len(self.columns)}")
+            raise Unreadable(f"the record has {len(fields)} fields, expected {len(self.columns)}")
         return dict(zip(self.columns, fields, strict=True))
 
     def _quoted(self, text: str) -> list[str | None]:

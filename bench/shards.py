@@ -168,7 +168,7 @@ def opening(size: Size, progress: Progress) -> list[Figure]:
         with Maintenance(here.shards, here.writer):
             _fill(long, size.open_appends, here.writer, progress)
         long.compact(here.writer)
-        long.collect(here.writer)
+        long.collect_garbage(here.writer)
         mine, theirs = alternate(50, lambda _n: here.reopened().open("long"), lambda _n: here.reopened().open("short"))
         ratio = mine.median_s / theirs.median_s
     detail = f"after {size.open_appends:,} appends {mine}, after 10 {theirs}"
@@ -192,7 +192,7 @@ def load(size: Size, progress: Progress) -> list[Figure]:
                 progress((tenth + 1) * size.load_appends // 10, size.load_appends)
         problems = maintenance.failing.errors
         shard.compact(here.writer)
-        shard.collect(here.writer)
+        shard.collect_garbage(here.writer)
         end = sum(1 for found in here.root.rglob("*") if found.is_file())
         inside = shard.inspect()
     if problems:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from evertide.cli.commands.query import rows_table
-from evertide.json_values import plain, python_rows
+from evertide.json_values import python_rows, to_json_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ def test_days_are_written_as_spark_does(spark: SparkSession) -> None:
     listed = ", ".join(map(str, days))
     [row] = spark.sql(f"SELECT transform(array({listed}), n -> string(date_from_unix_date(n))) AS t").collect()
     table = pa.table({"d": pa.array(days, pa.int32()).cast(pa.date32())})
-    assert [plain(one["d"]) for one in python_rows(table)] == row["t"]
+    assert [to_json_value(one["d"]) for one in python_rows(table)] == row["t"]
 
 
 def test_what_python_has_is_as_it_was() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import Unexpected
 from evertide.threads.ticker import Ticker
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 LIMIT_S = 30.0
 
@@ -20,7 +20,7 @@ def test_a_thread_that_dies_is_logged_with_its_traceback_and_says_why(caplog: py
     def run(text: str) -> None:
         raise MemoryError(text)
 
-    thread = Watched("evertide-one", run, "no room", died=told.append)
+    thread = WatchedThread("evertide-one", run, "no room", died=told.append)
     thread.start()
     thread.join()
     [problem] = thread.troubles()
@@ -35,7 +35,7 @@ def test_a_thread_that_dies_is_logged_with_its_traceback_and_says_why(caplog: py
 
 
 def test_a_thread_that_ends_has_no_problem() -> None:
-    thread = Watched("evertide-one", lambda: None)
+    thread = WatchedThread("evertide-one", lambda: None)
     thread.start()
     thread.join()
     assert not thread.troubles()

@@ -162,7 +162,7 @@ def unwatched_thread(module: Module) -> Iterator[str]:
         used = full_name(node.func, aliases)
         if used in THREADS or (used in POOLS and module.path not in RESULTS_TAKEN):
             yield module.at(
-                node.lineno, f"{used}: start an evertide.threads.watched.Watched, or name who takes the result"
+                node.lineno, f"{used}: start an evertide.threads.watched.WatchedThread, or name who takes the result"
             )
 
 

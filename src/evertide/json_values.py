@@ -19,20 +19,20 @@ import pyarrow.types as kinds
 
 from evertide.errors import EvertideError
 
-__all__ = ["error_of", "is_variant", "one_line", "plain", "plain_error", "python_rows"]
+__all__ = ["error_from_json", "error_to_json", "is_variant", "one_line", "python_rows", "to_json_value"]
 
 
 _YEAR_MAX = 9999
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A JSON value: decimals as texts, so that no digit is lost; times as ISO 8601; bytes as base64."""
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
+        return [to_json_value(each) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, float):
         return value if value - value == 0 else str(value)  # JSON has no NaN and infinities
     if value is None or isinstance(value, bool | int | str):
@@ -127,19 +127,19 @@ def is_variant(kind: Any) -> bool:
     return (kind.field(1).metadata or {}).get(b"variant") == b"true"
 
 
-def plain_error(error: EvertideError) -> dict[str, Any]:
+def error_to_json(error: EvertideError) -> dict[str, Any]:
     """The JSON of an error. No fact has the name of one of these keys."""
     return {
         "error_code": error.error_code,
         "message": one_line(error.message),
         "remedy": error.remedy,
-        **plain(error.facts),
+        **to_json_value(error.facts),
     }
 
 
-def error_of(body: Mapping[str, Any]) -> EvertideError | None:
-    """The error that `plain_error` described; None if its code is unknown."""
-    kind = _errors().get(str(body.get("error_code")))
+def error_from_json(body: Mapping[str, Any]) -> EvertideError | None:
+    """The error that `error_to_json` described; None if its code is unknown."""
+    kind = _error_kinds().get(str(body.get("error_code")))
     if kind is None:
         return None
     empty: dict[Any, Any] = {"int": 0, "tuple[str, ...]": ()}  # a missing fact is empty
@@ -147,11 +147,11 @@ def error_of(body: Mapping[str, Any]) -> EvertideError | None:
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()})
 
 
-def _errors(kind: type[EvertideError] = EvertideError) -> dict[str, type[EvertideError]]:
+def _error_kinds(kind: type[EvertideError] = EvertideError) -> dict[str, type[EvertideError]]:
     """The error classes by code; of several with a code, the one that declares it."""
     by_code = {kind.error_code: kind}
     for below in kind.__subclasses__():
-        by_code = {**_errors(below), **by_code}
+        by_code = {**_error_kinds(below), **by_code}
     return by_code
 
 

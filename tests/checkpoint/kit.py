@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.draft import Draft, Restored
 from evertide.checkpoint.manifest import StateFile, file_of
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shard
@@ -95,7 +95,7 @@ class Process:
             pipeline=b"CREATE TABLE orders",
         )
 
-    def publish(self, keep: int = 2) -> Entry:
+    def publish(self, keep: int = 2) -> CatalogEntry:
         return self.checkpoints.publish(self.upper, self.draft, self.writer, keep)
 
     def collect(self) -> tuple[set[str], set[str]]:
@@ -170,8 +170,8 @@ class Memory:
         record = self.meta._log[key][-1]
         self.meta._log[key][-1] = type(record)(record.seqno, content)
 
-    def place(self) -> Place:
-        return Place(self.blob, self.meta, self.runtime, SETTINGS)
+    def place(self) -> StorageContext:
+        return StorageContext(self.blob, self.meta, self.runtime, SETTINGS)
 
 
 def each_step(run: Callable[[int], int], least: int) -> None:

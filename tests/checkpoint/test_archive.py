@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evertide.checkpoint.archive import export, import_archive
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import check
 from evertide.checkpoint.manifest import Manifest, manifest_key
 from evertide.checkpoint.records import read_holds
@@ -27,7 +27,7 @@ from evertide.errors import (
 )
 from evertide.store import open_storage
 from evertide.store.paths import checkpoint_key
-from evertide.store.writers import registered
+from evertide.store.writers import read_registrations
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched
 from tests.shard.test_log import SETTINGS, content_of
 
@@ -66,7 +66,7 @@ def test_out_and_in(memory: Memory, process: Process, archive: Path, tmp_path: P
         assert content_of(copy.shard(name), 2) == {0: 1, 1: 1, 2: 1}
     copy.step()
     assert copy.publish().number == 2
-    assert check(Place(storage.blob, storage.meta, memory.runtime, SETTINGS)).is_sound
+    assert check(StorageContext(storage.blob, storage.meta, memory.runtime, SETTINGS)).is_sound
     storage.close()
 
 
@@ -97,7 +97,7 @@ def test_nobody_collects_it_meanwhile(memory: Memory, process: Process, tmp_path
             process.publish()
         for name in SHARDS:
             process.shard(name).compact(process.writer)
-            process.shard(name).collect(process.writer, process.checkpoints.pinned)
+            process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
         process.collect()
 
     path = tmp_path / "x.tar"
@@ -110,7 +110,7 @@ def test_nobody_collects_it_meanwhile(memory: Memory, process: Process, tmp_path
     else:
         assert watched.run(lambda one: export(one.checkpoints, entry, path)) >= at
         brought_in(memory, path, tmp_path / "copy")
-    assert set(registered(memory.meta)) == {process.writer.id, watched.process.writer.id}
+    assert set(read_registrations(memory.meta)) == {process.writer.id, watched.process.writer.id}
     assert read_holds(memory.meta) == {}
 
 

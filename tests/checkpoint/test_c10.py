@@ -101,7 +101,7 @@ def test_c10_collection_makes_room_also_while_a_claim_cannot_be_taken_back() -> 
     assert parts
     assert {key for key in files if key.startswith("checkpoints/00000001/")}, "the one that was dropped"
     for name in SHARDS:
-        assert process.shard(name).collect(process.writer, process.checkpoints.pinned).parts
+        assert process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned).parts
     full.make_room()
     process.publish()
     process.collect()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.repair import repair
 from evertide.checkpoint.revival import is_lost
 from evertide.store import LocalBlob
@@ -139,8 +139,8 @@ def repaired(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
     acknowledge(1)
 
 
-def place_of(disk: SimulatedDisk) -> Place:
-    return Place(LocalBlob(disk.root, disk.files), disk.meta, disk.runtime, SETTINGS)
+def place_of(disk: SimulatedDisk) -> StorageContext:
+    return StorageContext(LocalBlob(disk.root, disk.files), disk.meta, disk.runtime, SETTINGS)
 
 
 @pytest.mark.parametrize("damaged", [lost_catalog, lost_meta])

@@ -89,7 +89,7 @@ def restore_and_publish(process: Process) -> None:
 
 
 def collection(process: Process) -> None:
-    process.shard("orders").collect(process.writer, process.checkpoints.pinned)
+    process.shard("orders").collect_garbage(process.writer, process.checkpoints.pinned)
     process.collect()
 
 

@@ -155,7 +155,7 @@ def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.L
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert c.key in caplog.records[0].getMessage()
     with pytest.raises(RecordDamaged, match="00000003/manifest"):
-        process.shard("orders").collect(process.writer, process.checkpoints.pinned)
+        process.shard("orders").collect_garbage(process.writer, process.checkpoints.pinned)
     assert before <= process.blobs(), "nothing is gone"
     process.step()
     process.publish()
@@ -275,7 +275,7 @@ def compacted(process: Process) -> set[str]:
 def collect_shards(process: Process) -> set[str]:
     deleted: set[str] = set()
     for name in SHARDS:
-        found = process.shard(name).collect(process.writer, process.checkpoints.pinned)
+        found = process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
         deleted |= {*found.parts, *found.orphans}
     return deleted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import Report, check
 from evertide.checkpoint.manifest import manifest_key
 from evertide.checkpoint.verification import Progress
@@ -257,7 +257,7 @@ def test_c4_a_missing_meta_db_is_not_made_by_a_look(tmp_path: Path) -> None:
         open_storage(tmp_path, runtime=runtime, settings=SETTINGS)
     storage = open_for_repair(tmp_path, runtime=runtime, settings=SETTINGS, change=False)
     assert isinstance(storage.meta, MemoryMeta)
-    report = check(Place(storage.blob, storage.meta, runtime, SETTINGS))
+    report = check(StorageContext(storage.blob, storage.meta, runtime, SETTINGS))
     assert len(report.problems) == 1
     assert not list(tmp_path.glob("meta.db*"))
 
@@ -266,7 +266,7 @@ def test_a_sound_directory(tmp_path: Path) -> None:
     runtime = ManualRuntime()
     make(tmp_path, runtime)
     storage = open_for_repair(tmp_path, runtime=runtime, settings=SETTINGS, change=False)
-    assert check(Place(storage.blob, storage.meta, runtime, SETTINGS)).is_sound
+    assert check(StorageContext(storage.blob, storage.meta, runtime, SETTINGS)).is_sound
     storage.close()
 
 
@@ -292,13 +292,13 @@ def test_a_pipeline_that_moves_on_meanwhile_is_no_damage() -> None:
             for name in SHARDS:
                 process.shard(name).compact(process.writer)
                 process.shard(name).log.roll_up(process.writer)
-                process.shard(name).collect(process.writer, process.checkpoints.pinned)
+                process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
             process.publish()
             process.publish()
             for _ in range(2):  # the first one finds that the hold is over
                 process.collect()
             for name in SHARDS:
-                process.shard(name).collect(process.writer, process.checkpoints.pinned)
+                process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
 
         watched = Watched(whole, at, move_on)
         reports: list[Report] = []

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, encode_manifest
-from evertide.checkpoint.records import Catalog, Entry, Restoring
+from evertide.checkpoint.records import Catalog, CatalogEntry, Restoring
 from evertide.store.sealed import seal, unseal
 from evertide.types import Generation
 from tests.shard.test_golden import golden
@@ -17,8 +17,8 @@ from tests.shard.test_golden import golden
 WRITER = "0123456789abcdef"
 DIGEST = "00112233445566778899aabbccddeeff"
 ENTRIES = (
-    Entry(7, 41, "checkpoints/00000007/manifest.json", 2525, DIGEST, 1_700_000_000.5),
-    Entry(9, 2**40, "checkpoints/00000009/manifest.json", 2526, DIGEST[::-1], 1_700_000_060.25),
+    CatalogEntry(7, 41, "checkpoints/00000007/manifest.json", 2525, DIGEST, 1_700_000_000.5),
+    CatalogEntry(9, 2**40, "checkpoints/00000009/manifest.json", 2526, DIGEST[::-1], 1_700_000_060.25),
 )
 RECORDS: dict[str, msgspec.Struct] = {
     "checkpoint-catalog": Catalog(ENTRIES, {WRITER: 10}, 10, "00000000000000aa"),

@@ -178,7 +178,7 @@ def test_c1_while_it_is_in_doubt_nothing_of_it_is_collected() -> None:
     process.merge()  # the part of the draft is not used any more
     for name in SHARDS:
         process.shard(name).compact(process.writer)
-        process.shard(name).collect(process.writer, process.checkpoints.pinned)
+        process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
     process.collect()
     late.arrive()
     [entry] = process.checkpoints.entries()
@@ -284,7 +284,7 @@ def test_x5_a_shard_that_is_compacted_after_the_draft_was_made_keeps_its_parts()
         process.step()
         for name in SHARDS:
             assert process.shard(name).compact(process.writer)
-            process.shard(name).collect(process.writer, process.checkpoints.pinned)
+            process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
         return draft
 
     entry = process.checkpoints.publish(process.upper, drafted, process.writer)

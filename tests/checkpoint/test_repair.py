@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import LOST, check
 from evertide.checkpoint.manifest import manifest_key
 from evertide.checkpoint.records import read_catalog
-from evertide.checkpoint.repair import Repaired, repair
+from evertide.checkpoint.repair import RepairReport, repair
 from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged
 from evertide.journal.records import Bound, Committed
 from evertide.store import Write, open_storage
@@ -45,7 +45,7 @@ class Broken(Memory):
         """By the key that it had at first."""
         return {entry.key.removeprefix(LOST): self.blob.get(entry.key) for entry in self.blob.list("")}
 
-    def repair(self) -> Repaired:
+    def repair(self) -> RepairReport:
         """Nothing is deleted, ever."""
         before = self.everything()
         done = repair(self.place())
@@ -196,8 +196,8 @@ def test_c4_after_a_lost_meta_everything_goes_on(broken: Broken) -> None:
         shard.advance_since(5, process.writer)
         assert shard.compact(process.writer)
         assert shard.log.roll_up(process.writer)
-        shard.collect(process.writer, process.checkpoints.pinned)
-        shard.collect(process.writer, process.checkpoints.pinned)
+        shard.collect_garbage(process.writer, process.checkpoints.pinned)
+        shard.collect_garbage(process.writer, process.checkpoints.pinned)
         assert content_of(broken.process().shard(name), 6) == dict.fromkeys(range(7), 1)
     process.collect()
     assert check(broken.place()).is_sound
@@ -262,7 +262,7 @@ def test_c4_meta_db_is_deleted_and_repaired(tmp_path: Path) -> None:
     with pytest.raises(RecordDamaged):
         open_storage(tmp_path, runtime=runtime, settings=SETTINGS)
     storage = open_for_repair(tmp_path, runtime=runtime, settings=SETTINGS, change=True)
-    assert repair(Place(storage.blob, storage.meta, runtime, SETTINGS)).report.is_sound
+    assert repair(StorageContext(storage.blob, storage.meta, runtime, SETTINGS)).report.is_sound
     storage.close()
     storage = open_storage(tmp_path, runtime=runtime, settings=SETTINGS)
     process = Process(storage.blob, storage.meta, runtime)

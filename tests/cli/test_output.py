@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from evertide.cli.commands.demo import demo_script
-from evertide.cli.output.output import bytes_text, guarded, lag_text, plain, seconds_text, value_text
+from evertide.cli.output.output import bytes_text, guarded, lag_text, seconds_text, to_json_value, value_text
 from evertide.cli.recompute import compared
 from evertide.errors import CheckpointDamaged, Conflict, EvertideError, Fenced
 from evertide.sources.contract import Lag
@@ -19,7 +19,7 @@ from evertide.sources.contract import Lag
 
 def test_json_keeps_what_it_can_and_tells_the_rest_as_text() -> None:
     row = {"d": Decimal("1.10"), "t": datetime(2026, 1, 2, tzinfo=UTC), "b": b"\x00", "n": float("nan"), "x": (1, None)}
-    found = json.loads(json.dumps(plain(row), allow_nan=False))
+    found = json.loads(json.dumps(to_json_value(row), allow_nan=False))
     assert found == {"d": "1.10", "t": "2026-01-02T00:00:00+00:00", "b": "AA==", "n": "nan", "x": [1, None]}
     assert (value_text(None), value_text({"a": Decimal(1)}), value_text(2.5)) == ("NULL", '{"a": "1"}', "2.5")
 

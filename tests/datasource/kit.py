@@ -141,7 +141,7 @@ class History:
 
     def collect(self) -> int:
         pinned = self.pipeline._hosts.checkpoints.pinned
-        return sum(len(self.shard(name).collect(self.pipeline._writer, pinned).parts) for name in NAMES)
+        return sum(len(self.shard(name).collect_garbage(self.pipeline._writer, pinned).parts) for name in NAMES)
 
     def forget(self, time: int) -> None:
         """Advance since as checkpoints do, but faster."""

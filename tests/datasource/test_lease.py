@@ -11,7 +11,7 @@ from evertide.datasource.planning import Task, pin, plan
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, InvalidInput, LeaseLost, TimeCompacted
 from evertide.settings import Settings
-from evertide.shard.lease import LeaseRecord, end, live_leases, renew
+from evertide.shard.lease import LeaseRecord, end_lease, live_leases, renew_lease
 from tests.datasource.kit import History, asked, content, grown, opened, rows_of
 
 
@@ -48,7 +48,7 @@ def test_i6_a_lost_lease_is_told_apart_from_a_lost_file(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
         history = grown(p, 2, 7)
         request, found = planned(history)
-        end(history.shard("things").log, found[0].pin.lease)
+        end_lease(history.shard("things").log, found[0].pin.lease)
         assert content(rows_of(request, found)) == content(history.at[found[0].pin.time]["things"])  # all is there yet
         assert disturbed(history) > 0
         with pytest.raises(LeaseLost) as lost:
@@ -75,11 +75,11 @@ def test_a_lease_that_was_lost_before_planning_is_taken_anew_or_the_time_is_gone
         history = grown(p, 2, 7)
         request = asked(history.root, "things")
         pinned = pin(request)
-        end(history.shard("things").log, pinned.lease)
+        end_lease(history.shard("things").log, pinned.lease)
         again = plan(request, pinned)
         assert again[0].pin.lease != pinned.lease
         assert list(leases(history)) == [f"lease/{pinned.shard}/{again[0].pin.lease}"]
-        end(history.shard("things").log, again[0].pin.lease)
+        end_lease(history.shard("things").log, again[0].pin.lease)
         disturbed(history)
         with pytest.raises(
             TimeCompacted, match=f"the smallest time that can be read is {history.shard('things').since}"
@@ -107,10 +107,10 @@ def test_renewing_what_is_gone_says_so(tmp_path: Path) -> None:
         history = grown(p, 2, 3)
         log = history.shard("things").log
         lease = pin(asked(history.root, "things")).lease
-        assert renew(log, lease)
-        end(log, lease)
-        end(log, lease)
-        assert not renew(log, lease)
+        assert renew_lease(log, lease)
+        end_lease(log, lease)
+        end_lease(log, lease)
+        assert not renew_lease(log, lease)
         assert leases(history) == {}
 
 

@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from evertide.errors import Damaged, EvertideError, Fenced, InvalidInput, TimeCompacted, Unavailable, UnsupportedFormat
+from evertide.errors import (
+    Damaged,
+    EvertideError,
+    Fenced,
+    TimeCompacted,
+    Unavailable,
+    Unexpected,
+    UnsupportedFormat,
+)
 from evertide.journal.records import Bound, Staged
 from evertide.journal.staging import staged_of
 from evertide.store import Write
@@ -71,7 +79,7 @@ def test_the_newest_record_of_either_key_stays(host: Host) -> None:
 
 def test_what_is_not_committed_is_not_forgotten(host: Host) -> None:
     """Seen to fail without the check: its rows would be gone before a shard has them."""
-    with pytest.raises(InvalidInput, match="transactions from 2 on are not committed"):
+    with pytest.raises(Unexpected, match="transactions from 2 on are not committed"):
         host.journal.truncate(3, host.writer)
     assert whole(host) == [[0], [1], [2]]
 

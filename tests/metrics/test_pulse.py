@@ -16,7 +16,7 @@ from evertide.pipeline.replicas.liveness import Pulse
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.phases import Course, Phase
 from evertide.runtime import SystemRuntime
-from evertide.threads.steps import step_done, watching_steps
+from evertide.threads.steps import note_step, watch_steps
 from evertide.threads.ticker import Ticker
 from tests.metrics.kit import order, wait_for
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
@@ -81,9 +81,9 @@ def test_steps_inside_of_a_long_phase_are_life(clock: Clock) -> None:
     for _ in range(5):
         clock.now_s += 50
         assert pulse.hang() == ""
-        with watching_steps(pulse.moves):
-            step_done()
-    step_done()  # of a thread that is not watched
+        with watch_steps(pulse.moves):
+            note_step()
+    note_step()  # of a thread that is not watched
     for _ in range(5):
         clock.now_s += 50
         tasks[0] += 1

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import Report, check
 from evertide.checkpoint.records import read_holds
-from evertide.checkpoint.repair import Repaired, repair
+from evertide.checkpoint.repair import RepairReport, repair
 from evertide.errors import Damaged, EvertideError
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.recovery.damaged_views import Declared
@@ -65,8 +65,8 @@ def made_storage() -> Storage:
     return kept
 
 
-def place(kept: Storage) -> Place:
-    return Place(kept.blob, kept.meta, SystemRuntime(), SETTINGS)
+def place(kept: Storage) -> StorageContext:
+    return StorageContext(kept.blob, kept.meta, SystemRuntime(), SETTINGS)
 
 
 def filled(kept: Storage, transactions: int = 6) -> Pipeline:
@@ -279,7 +279,7 @@ def checked(kept: Storage) -> Report:
     return check(place(kept), None, Declared(kept.meta, SystemRuntime(), SETTINGS).collections())
 
 
-def mended(kept: Storage) -> Repaired:
+def mended(kept: Storage) -> RepairReport:
     return repair(place(kept), None, Declared(kept.meta, SystemRuntime(), SETTINGS))
 
 

@@ -11,7 +11,7 @@ from evertide.errors import Closed, Conflict, InvalidInput, NotAllowedNow, Unava
 from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
-from evertide.store.writers import registered
+from evertide.store.writers import read_registrations
 from tests.pipeline.kit import ORDERS, Row, engine, open_pipeline, rows_of, storage
 
 
@@ -198,6 +198,6 @@ def test_a_pipeline_that_storage_did_not_let_end_is_opened_again_at_once() -> No
     with suppress(Unavailable):
         first.close()
     outcome[0] = Fault.DONE
-    assert [one.writer for one in registered(below.meta).values()] == [first._writer.id]
+    assert [one.writer for one in read_registrations(below.meta).values()] == [first._writer.id]
     with open_pipeline(seen) as second:
         assert rows_of(second, "orders") == [(1, "ann", 5)]

@@ -71,7 +71,7 @@ def work(p: Pipeline, acknowledge: Callable[[int], None] = lambda _: None) -> No
         if number in (3, 5):
             for shard in p._runner.members.all().values():
                 shard.compact(p._writer)
-                shard.collect(p._writer, p._hosts.checkpoints.pinned)
+                shard.collect_garbage(p._writer, p._hosts.checkpoints.pinned)
             while p._runner.machine.maintain():
                 pass
             p._duties.checkpointing.collect()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.repair import repair
 from evertide.journal.producers import Known, Producers
 from evertide.journal.records import Input
@@ -102,7 +102,7 @@ def test_j10_a_repair_from_a_checkpoint_knows_the_producers_of_its_time() -> Non
     give(p, "bob", 1)
     crash(p)
     lost = Storage(kept.blob, MemoryMeta(SystemRuntime()), "memory")
-    repair(Place(lost.blob, lost.meta, SystemRuntime(), SETTINGS))
+    repair(StorageContext(lost.blob, lost.meta, SystemRuntime(), SETTINGS))
     with open_pipeline(lost) as p:
         assert texts(p) == ["ann-1", "ann-2"]
         assert [give(p, "ann", number) for number in (2, 3, 3)] == [True, False, True]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evertide.checkpoint.alone import REPAIRING
-from evertide.checkpoint.repair import Repaired, _Repair
+from evertide.checkpoint.exclusive import REPAIRING
+from evertide.checkpoint.repair import RepairReport, _Repair
 from evertide.errors import Conflict
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import Role, registered_as
@@ -18,7 +18,7 @@ from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Record
 from evertide.store.open import Storage
 from evertide.store.paths import COMMITTED, JOURNAL, PIPELINE, beat_key, shard_key, writer_key
-from evertide.store.writers import Writer, registered
+from evertide.store.writers import Writer, read_registrations
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
 from tests.pipeline.test_damage import ROLLED_UP, WAYS, checked, filled, flip_record, made_storage, mended, table_shard
 from tests.pipeline.test_damaged_checkpoint import order
@@ -106,7 +106,7 @@ def end_all_writers(kept: Storage) -> None:
         del kept.meta._log[key]
 
 
-def _lost(done: Repaired) -> bool:
+def _lost(done: RepairReport) -> bool:
     return any("is lost" in sentence and "nothing is lost" not in sentence for sentence in done.done)
 
 
@@ -157,7 +157,7 @@ def test_x24_no_process_starts_while_a_repair_works(role: Role, monkeypatch: pyt
     def starting(one: _Repair) -> list[str]:
         with pytest.raises(Conflict, match=r"repairs it .* wait until it has ended"):
             registered_as(role, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
-        assert [each.label for each in registered(kept.meta).values()] == [REPAIRING]
+        assert [each.label for each in read_registrations(kept.meta).values()] == [REPAIRING]
         rounds.append(one.writer.id)
         return round_(one)
 
@@ -194,6 +194,6 @@ def test_a_repair_and_a_process_that_begin_at_the_same_moment_see_each_other(mon
     monkeypatch.setattr(Writer, "register", both)
     with pytest.raises(Conflict, match="is registered: stop it"):
         mended(kept)
-    [other] = registered(kept.meta).values()
+    [other] = read_registrations(kept.meta).values()
     assert other.label == "pipeline"
     assert kept.meta.head(beat_key(other.writer)) is not None

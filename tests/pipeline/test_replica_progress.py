@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import GenerationMoved
-from evertide.json_values import plain
+from evertide.json_values import to_json_value
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.reader import Reader
 from evertide.pipeline.replicas.ownership import Role
@@ -61,7 +61,7 @@ def test_a_replica_that_comes_back_tells_how_much_it_has_replayed(tmp_path: Path
         assert "replay 2 of 5" in text
         known = document(evertide("status", "--storage", tmp_path / "s", "--json"))["replicas"]
         assert [each["work"] for each in known] == [None, {"what": "replay", "done": 2, "of": 5}]
-        assert plain(first.status())["replicas"][1]["work"] == known[1]["work"]
+        assert to_json_value(first.status())["replicas"][1]["work"] == known[1]["work"]
         seen.append(done)
 
     with opened(tmp_path / "s") as first:

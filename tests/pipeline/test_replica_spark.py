@@ -25,7 +25,7 @@ from evertide.shard.maintenance import Maintenance
 from evertide.sources.generated.seeded import Chance
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
-from evertide.store.writers import registered
+from evertide.store.writers import read_registrations
 from tests.pipeline.kit import Row, rows_of, storage
 from tests.pipeline.sink_kit import Killed
 from tests.pipeline.test_replica_faults import ALL, QUICK, patiently
@@ -99,7 +99,7 @@ class Replicas:
     def _end_the_dead(self) -> None:
         """As their silence would."""
         alive = {one._writer.id for one in self.several.values()}
-        for name, known in registered(self.below.meta).items():
+        for name, known in read_registrations(self.below.meta).items():
             if name not in alive:
                 end(self.below.meta, known, SystemRuntime(), SETTINGS)
 

@@ -36,7 +36,7 @@ from evertide.store.open import Storage
 from evertide.store.paths import LEADER, beat_key, writer_key
 from evertide.store.process import this_process
 from evertide.store.sealed import seal
-from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, registered
+from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, read_registrations
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, engine, open_pipeline, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, into, is_right, shop, with_sink
@@ -641,7 +641,7 @@ def test_storage_that_is_away_when_the_lead_is_taken_is_asked_again(monkeypatch:
 
 def replaced(first: Pipeline, second: Pipeline) -> None:
     """The leader was silent for too long: a follower took over, and went on until nothing is left of that time."""
-    [known] = [one for name, one in registered(first.storage.meta).items() if name == first._writer.id]
+    [known] = [one for name, one in read_registrations(first.storage.meta).items() if name == first._writer.id]
     assert end(first.storage.meta, known, SystemRuntime(), QUICK)
     for number in range(20, 28):
         second.push("orders", [order(number)])
@@ -713,7 +713,7 @@ def test_x20_a_container_that_is_restarted_with_its_pid_and_its_host_name_goes_o
     before = register(kept.meta, start_ticks=this_process().start_ticks - 1)
     with open_pipeline(kept, settings=QUICK) as p:
         assert p.leads
-        assert before.writer not in registered(kept.meta)
+        assert before.writer not in read_registrations(kept.meta)
 
 
 @pytest.mark.parametrize("origin", [{"namespace": "pid:[1]"}, {"boot": "another"}, {"boot": "", "namespace": ""}])
@@ -725,7 +725,7 @@ def test_x20_containers_with_one_host_name_do_not_end_each_other(origin: dict[st
         open_pipeline(kept, settings=QUICK)
     writer = Writer.register(kept.meta, runtime=SystemRuntime(), settings=QUICK)
     assert not Leading(kept.meta, writer, SystemRuntime(), QUICK, may_take=True).look()
-    assert other.writer in registered(kept.meta)
+    assert other.writer in read_registrations(kept.meta)
 
 
 class Clock(SystemRuntime):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from evertide.errors import SourceAway, SourceFailed
-from evertide.json_values import plain
+from evertide.json_values import to_json_value
 from evertide.pipeline.definition import Away
 from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.problem import Problem
@@ -38,7 +38,7 @@ def test_a_running_pipeline_is_active_and_tells_its_whole_status() -> None:
         health = client.get("/v1/health")
         assert (health.status, health.body) == (200, {"status": "active"})
         status = client.get("/v1/status").body
-        assert status.keys() == plain(p.status()).keys()
+        assert status.keys() == to_json_value(p.status()).keys()
         assert (status["state"], status["time"], status["bound"]) == ("running", 1, 1)
         assert {one["name"]: one["upper"] for one in status["collections"]}["revenue"] == 2
         p.pause()
@@ -66,7 +66,7 @@ def test_how_sources_fare_is_part_of_the_status_and_no_reason_to_be_taken_away()
         told = next(one for one in client.get("/v1/status").body["sources"] if one["name"] == "shop")
         assert (told["state"], told["tables"], told["told_at_s"]) == ("reconnecting", ["orders"], None)
         assert told["lag"] == {"bytes": None, "rows": 12, "files": None, "seconds": 0.5}
-        assert told["problems"] == [plain(source.problems[0])]
+        assert told["problems"] == [to_json_value(source.problems[0])]
         health = client.get("/v1/health")
         assert (health.status, health.body["status"], health.body["error_code"]) == (200, "reconnecting", "source_away")
 

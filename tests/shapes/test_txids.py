@@ -355,6 +355,6 @@ def test_outcomes_that_name_upstream_transactions_are_kept_for_longer(
             written(db, f"INSERT INTO kept VALUES ({at}, 'ann', 1)")
             taken(pipeline, count(pipeline, at + 1))
             pipeline.checkpoint()
-        kept = [one.value.time for one in pipeline._hosts.journal._committed.all()]
+        kept = [one.value.time for one in pipeline._hosts.journal._committed.read_all()]
         assert len(kept) == 4
-        assert kept[0] < pipeline._hosts.journal._bound.all()[0].value.time
+        assert kept[0] < pipeline._hosts.journal._bound.read_all()[0].value.time

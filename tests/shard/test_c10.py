@@ -53,7 +53,7 @@ def check_goes_on(full: Full, expected: dict[int, int]) -> None:
     shard = fresh.open()
     assert content_of(shard, shard.upper - 1) == {**expected, 77: 1}
     shard.compact(fresh.writer)
-    shard.collect(fresh.writer)
+    shard.collect_garbage(fresh.writer)
     rollup = shard.log.newest_rollup()
     named = {part.key for part in shard.log.read().state.parts if part.key} | ({rollup[1].key} if rollup else set())
     assert fresh.blobs() == named
@@ -168,7 +168,7 @@ def test_c10_a_collection_makes_room() -> None:
     full = Full()
     assert full.shard.compact(full.host.writer)
     full.leave(0)
-    assert full.shard.collect(full.host.writer).parts
+    assert full.shard.collect_garbage(full.host.writer).parts
     full.shard.hold("sink", TIMES - 1)
     check_goes_on(full, dict.fromkeys(range(TIMES), 1))
 

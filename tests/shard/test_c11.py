@@ -11,7 +11,7 @@ import pytest
 
 from evertide.errors import TimeCompacted
 from evertide.shard import compaction
-from evertide.shard.read import Window, fetch, listing
+from evertide.shard.read import Window, fetch, list_parts
 from evertide.shard.shard import Shard
 from tests.shard.test_log import Host, Memory, content_of
 
@@ -46,7 +46,7 @@ def model(as_of: int) -> dict[int, int]:
 
 def deltas(shard: Shard, lower: int, upper: int) -> dict[int, dict[int, int]]:
     """What a consumer that has everything below `lower` is told next, by time."""
-    listed = listing(shard.log, shard.log.read(), Window(lower, upper))
+    listed = list_parts(shard.log, shard.log.read(), Window(lower, upper))
     found: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for part in listed.parts:
         for row in fetch(shard.log, part, listed).to_pylist():
@@ -61,7 +61,7 @@ def test_c11_compaction_waits_for_the_consumer(memory: Memory) -> None:
     shard.hold("sink", HELD)
     assert shard.advance_since(TIMES - 1, host.writer) == HELD
     assert shard.compact(host.writer)
-    shard.collect(host.writer)
+    shard.collect_garbage(host.writer)
     for time in range(HELD, TIMES):
         assert content_of(shard, time) == model(time)
     assert deltas(shard, HELD + 1, TIMES) == {time: delta(time) for time in range(HELD + 1, TIMES)}
@@ -77,7 +77,7 @@ def test_c11_step_by_step_each_content_is_there_until_the_hold_moves(memory: Mem
         shard.hold("sink", held)
         assert shard.advance_since(TIMES - 1, host.writer) == held
         shard.compact(host.writer)
-        shard.collect(host.writer)
+        shard.collect_garbage(host.writer)
         assert [content_of(shard, time) for time in range(held, TIMES)] == [model(t) for t in range(held, TIMES)]
         assert deltas(shard, held + 1, TIMES) == {time: delta(time) for time in range(held + 1, TIMES)}
     shard.release("sink")

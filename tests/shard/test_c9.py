@@ -37,7 +37,7 @@ class Scene:
         """Everything maintenance does, by another writer: compaction and roll-up make something to collect."""
         shard = self.collector.open()
         shard.log.roll_up(self.collector.writer)
-        shard.collect(self.collector.writer)
+        shard.collect_garbage(self.collector.writer)
 
     def compact_and_collect(self) -> None:
         shard = self.collector.open()
@@ -79,8 +79,8 @@ def clean(memory: Memory) -> None:
     named: set[str] = set()
     for name in last.shards.names():
         shard = last.open(name)
-        shard.collect(last.writer)
-        shard.collect(last.writer)
+        shard.collect_garbage(last.writer)
+        shard.collect_garbage(last.writer)
         whole(memory, shard)
         rollup = shard.log.newest_rollup()
         named |= {part.key for part in shard.log.read().state.parts if part.key}
@@ -118,7 +118,7 @@ def snapshot(scene: Scene) -> None:
 
 
 def collection(scene: Scene) -> None:
-    scene.victim.open().collect(scene.victim.writer)
+    scene.victim.open().collect_garbage(scene.victim.writer)
 
 
 WORK = [append, append_two, compact, roll_up, snapshot, collection]
@@ -179,7 +179,7 @@ def while_collecting(memory: Memory, act: Callable[[], None], at: int) -> int:
     host = memory.host()
     shard = host.open()
     shard.log.blob, shard.log.meta = HookedBlob(memory.blob, before), HookedMeta(memory.meta, before)
-    shard.collect(host.writer)
+    shard.collect_garbage(host.writer)
     return count
 
 
@@ -349,7 +349,7 @@ def test_c9_collections_compactions_and_readers_at_once() -> None:
             while same.upper < times:
                 same.advance_since(same.upper - 3, mine.writer)
                 same.compact(mine.writer)
-                same.collect(mine.writer)
+                same.collect_garbage(mine.writer)
         elif number == 3:
             while same.upper < times:
                 same.log.roll_up(mine.writer)

@@ -178,7 +178,7 @@ def test_what_only_grows_is_not_rewritten() -> None:
     assert large < {part.key for part in found.parts}
     assert len(found.parts) - len(large) <= 2
     writer.beat()
-    shard.collect(writer)
+    shard.collect_garbage(writer)
     assert {entry.key for entry in shard.log.blob.list("parts/t/")} == {part.key for part in found.parts}
     assert [rows_at(shard, time) for time in range(4, len(contents))] == contents[4:]
 

@@ -198,7 +198,7 @@ def test_a_process_that_opens_a_damaged_shard_says_so(
         lambda: content_of(shard, TIMES - 1),
         lambda: shard.compare_and_append(changes({7: 1}, TIMES), TIMES, TIMES + 1, host.writer),
         lambda: shard.compact(host.writer),
-        lambda: shard.collect(host.writer),
+        lambda: shard.collect_garbage(host.writer),
         lambda: shard.log.roll_up(host.writer),
         lambda: shard.finalize(host.writer),
         shard.inspect,
@@ -226,7 +226,7 @@ def test_a_collector_that_knows_the_state_still_deletes_nothing(
     where = damage(place)
     before = place.kept()
     with pytest.raises(kind) as found:
-        place.shard.collect(place.host.writer)
+        place.shard.collect_garbage(place.host.writer)
     said_well(found.value, where)
     assert place.kept() == before
 
@@ -238,7 +238,7 @@ def test_who_knows_the_state_goes_on_after_a_collection_that_failed(
     """I12: collection says so and deletes nothing, and the pipeline runs on: a look must not make it forget."""
     damage(place)
     with pytest.raises(Damaged):
-        place.shard.collect(place.host.writer)
+        place.shard.collect_garbage(place.host.writer)
     place.host.append(place.shard, {77: 1})
     assert place.shard.upper == TIMES + 1
     assert content_of(place.shard, TIMES) == {**dict.fromkeys(range(TIMES), 1), 77: 1}
@@ -458,7 +458,7 @@ def test_a_disk_that_refuses_is_told_by_kind_and_path(number: int, kind: type[Ev
     place = Refusing()
     before = place.host.blobs()
     reads: list[Callable[[], object]] = [lambda: content_of(place.shard, TIMES - 1)]
-    lists: list[Callable[[], object]] = [lambda: place.shard.collect(place.host.writer)]
+    lists: list[Callable[[], object]] = [lambda: place.shard.collect_garbage(place.host.writer)]
     writes: list[Callable[[], object]] = [
         lambda: place.host.append(place.shard, {9: 1}),
         lambda: place.shard.compact(place.host.writer),
@@ -476,7 +476,7 @@ def test_a_disk_that_refuses_is_told_by_kind_and_path(number: int, kind: type[Ev
     assert place.shard.upper == TIMES
     place.host.append(place.shard, {9: 1})
     assert place.shard.compact(place.host.writer)
-    place.shard.collect(place.host.writer)
+    place.shard.collect_garbage(place.host.writer)
     assert len(content_of(place.shard, TIMES)) == TIMES + 1
 
 
@@ -509,10 +509,10 @@ def collected_until(at: int, error: EvertideError | None) -> tuple[list[str], Me
     host.writer._meta = same.log.meta
     there = host.blobs()
     if error is None:
-        same.collect(host.writer)
+        same.collect_garbage(host.writer)
     else:
         with pytest.raises(type(error)):
-            same.collect(host.writer)
+            same.collect_garbage(host.writer)
     return said, memory, host, there
 
 
@@ -531,9 +531,9 @@ def test_whatever_evidence_is_unreadable_nothing_is_deleted() -> None:
         shard = host.open()
         assert len(content_of(shard, TIMES - 1)) == TIMES
         host.writer._meta = memory.meta
-        shard.collect(host.writer)
+        shard.collect_garbage(host.writer)
         memory.runtime.advance_s(host.settings.writer_ttl_s / 2)  # until then a lost heartbeat speaks for the others
-        shard.collect(host.writer)
+        shard.collect_garbage(host.writer)
         assert len(host.blobs("parts")) == 1
         assert len(content_of(host.open(), TIMES - 1)) == TIMES
 
@@ -551,7 +551,7 @@ def test_a_damaged_record_of_a_writer_or_reader_stops_collection(key: str) -> No
     memory.meta.commit([Write(name[key], found.seqno if found else 0, b"\x01 not what it was")])
     before = host.blobs()
     with pytest.raises(RecordDamaged) as damaged:
-        shard.collect(host.writer)
+        shard.collect_garbage(host.writer)
     said_well(damaged.value, f"memory:{name[key]}")
     assert host.blobs() == before
     host.append(shard, {77: 1})

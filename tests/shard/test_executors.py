@@ -72,7 +72,7 @@ def test_only_the_successful_attempts_parts_are_linked(spark: SparkSession, tmp_
     assert len(parts) == 4
     assert len(written) == 6, "two of four tasks wrote twice"
 
-    collected = shard.collect(writer)
+    collected = shard.collect_garbage(writer)
 
     assert set(collected.orphans) == written - {part.key for part in parts}
     with shard.snapshot(0) as snapshot:

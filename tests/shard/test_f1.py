@@ -258,7 +258,7 @@ def test_f2_a_missing_rollup_is_named() -> None:
     rollup = shard.log.roll_up(writer)
     assert rollup is not None
     append(shard, writer, 3, 4)
-    assert shard.collect(writer).diffs > 0
+    assert shard.collect_garbage(writer).diffs > 0
     shards.blob.delete(rollup.key)
     fresh = make_shards(shards.blob, meta, settings=BLOBS)._shard("t")
     with fresh.listen(-1) as source:

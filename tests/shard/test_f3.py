@@ -39,7 +39,7 @@ class World:
 
     def standing(self) -> tuple[int, int]:
         """Diff and time of the one lease, as the next heartbeat will say it."""
-        (standing,) = self.shards.leases._standing.values()
+        (standing,) = self.shards.leases._by_key.values()
         return standing.record.seqno, standing.record.time
 
     def told(self) -> list[LeaseRecord]:
@@ -148,7 +148,7 @@ def test_f4_the_lease_is_kept_until_the_threads_are_gone() -> None:
     source.join()
     assert world.told() == []
     source.join()
-    assert (source.frontier, world.shards.leases._standing) == (0, {})
+    assert (source.frontier, world.shards.leases._by_key) == (0, {})
 
 
 def test_f4_nobody_takes_the_events() -> None:

@@ -91,7 +91,7 @@ class World:
         """Everything that a peer does to old parts."""
         self.peer.advance_since(since, self.writer)
         assert self.peer.compact(self.writer)
-        self.peer.collect(self.writer)
+        self.peer.collect_garbage(self.writer)
 
     def clean_up_and_append(self) -> None:
         """Clean up, and have something to clean up the next time."""
@@ -256,7 +256,7 @@ def test_f5_storage_is_away_when_the_source_restarts(away: int) -> None:
         while consumer.frontier < TIMES + 1:
             consumer.take(one_event(source))
         assert consumer.content() == world.content(TIMES)
-        assert (world.meta.refusals, len(world.readers.leases._standing)) == (0, 1)
+        assert (world.meta.refusals, len(world.readers.leases._by_key)) == (0, 1)
 
 
 def test_f5_the_lister_fails_while_a_fetcher_restarts_the_source() -> None:
@@ -370,7 +370,7 @@ def test_f6_collection_during_a_long_scan() -> None:
             assert all(world.is_there(key) for key in world.keys)
         world.gate.open_all()
         assert totals(*scan) == world.content(TIMES - 1)
-    world.peer.collect(world.writer)
+    world.peer.collect_garbage(world.writer)
     assert not any(world.is_there(key) for key in world.keys)
     world.assert_tidy()
 
@@ -387,12 +387,12 @@ def test_f6_two_scans_end_one_after_the_other() -> None:
     assert all(world.is_there(key) for key in {*world.keys, *needed})
     assert totals(first.to_arrow()) == world.content(TIMES - 1)
     first.close()
-    world.peer.collect(world.writer)
+    world.peer.collect_garbage(world.writer)
     assert not any(world.is_there(key) for key in world.keys)
     assert all(world.is_there(key) for key in needed)
     assert totals(second.to_arrow()) == world.content(TIMES - 1)
     second.close()
-    world.peer.collect(world.writer)
+    world.peer.collect_garbage(world.writer)
     world.assert_tidy()
 
 
@@ -403,14 +403,14 @@ def test_f6_a_stream_lets_go_of_what_it_has_read() -> None:
         world.gate.wait_until_asked(world.keys)
         world.clean_up_and_append()
         world.readers.leases.beat()
-        world.peer.collect(world.writer)
+        world.peer.collect_garbage(world.writer)
         assert all(world.is_there(key) for key in world.keys)
         world.gate.open_all()
         consumer = Consumer().take(events_until_still(source, world.meta))
         assert (consumer.frontier, consumer.errors) == (2 * TIMES, [])
         assert consumer.content() == world.content(2 * TIMES - 1)
         world.readers.leases.beat()
-        world.peer.collect(world.writer)
+        world.peer.collect_garbage(world.writer)
         assert not any(world.is_there(key) for key in world.keys)
         world.assert_tidy()
     assert world.meta.heads("lease/") == {}

@@ -90,7 +90,7 @@ class Driver:
             case 0:
                 self.shard.compact(self.writer)
             case 1:
-                self.shard.collect(self.writer)
+                self.shard.collect_garbage(self.writer)
             case 2:
                 self.shard.advance_since(self.chance.below(min(self.upper, self.floor) + 1), self.writer)
             case 3:
@@ -230,7 +230,7 @@ class JumpingDriver(Driver):
                     self.append()
             runtime.advance_s(SETTINGS.lease_ttl_s + 1)
             self.shard.compact(self.writer)
-            self.shard.collect(self.writer)
+            self.shard.collect_garbage(self.writer)
         SystemRuntime().sleep_s(self.chance.random() / 500)
 
 

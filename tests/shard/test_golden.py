@@ -35,9 +35,9 @@ from evertide.shard.state import (
     Batch,
     Compacted,
     Created,
-    Entry,
     Finalized,
     Forgotten,
+    LogEntry,
     ShardState,
     SinceAdvanced,
 )
@@ -78,13 +78,13 @@ INLINE_PART = Part(1, 3, "c", "0" * 32, 1, 0, 5, 5, {}, inline=b"\x00\xff\x80")
 BATCH = Batch(Time(5), Time(9), (BLOB_PART, INLINE_PART), Time(7))
 
 RECORDS: dict[str, msgspec.Struct] = {
-    "entry-created": Entry("0123456789abcdef", "1", Created("orders", b"\x00schema\xff")),
-    "entry-appended": Entry("0123456789abcdef", "2", Appended(Time(5), Time(9), (BLOB_PART, INLINE_PART)), 2),
-    "entry-appended-nothing": Entry("0123456789abcdef", "3", Appended(Time(9), Time(10), ())),
-    "entry-compacted": Entry("0123456789abcdef", "4", Compacted(BATCH, ("parts/orders/a.parquet", "b"))),
-    "entry-since": Entry("0123456789abcdef", "5", SinceAdvanced(Time(7)), 4),
-    "entry-forgotten": Entry("0123456789abcdef", "6", Forgotten(("fedcba9876543210",))),
-    "entry-finalized": Entry("0123456789abcdef", "7", Finalized(("parts/orders/a.parquet",))),
+    "entry-created": LogEntry("0123456789abcdef", "1", Created("orders", b"\x00schema\xff")),
+    "entry-appended": LogEntry("0123456789abcdef", "2", Appended(Time(5), Time(9), (BLOB_PART, INLINE_PART)), 2),
+    "entry-appended-nothing": LogEntry("0123456789abcdef", "3", Appended(Time(9), Time(10), ())),
+    "entry-compacted": LogEntry("0123456789abcdef", "4", Compacted(BATCH, ("parts/orders/a.parquet", "b"))),
+    "entry-since": LogEntry("0123456789abcdef", "5", SinceAdvanced(Time(7)), 4),
+    "entry-forgotten": LogEntry("0123456789abcdef", "6", Forgotten(("fedcba9876543210",))),
+    "entry-finalized": LogEntry("0123456789abcdef", "7", Finalized(("parts/orders/a.parquet",))),
     "rollup": Rollup(SequenceNumber(128), "rollups/orders/0123456789abcdef-00000009.state", 4321, "0" * 32),
     "hold": HoldRecord(7, {"sink/orders": 7, "shape": 2**40}, "00000000000000aa"),
     "lease": LeaseRecord(
@@ -125,7 +125,7 @@ def test_a_rolled_up_state() -> None:
 
 
 def test_every_kind_of_diff_has_a_golden_file() -> None:
-    covered = {type(value.diff) for value in RECORDS.values() if isinstance(value, Entry)}
+    covered = {type(value.diff) for value in RECORDS.values() if isinstance(value, LogEntry)}
     assert covered == {Created, Appended, Compacted, SinceAdvanced, Forgotten, Finalized}
 
 
@@ -245,7 +245,7 @@ def test_a_storage_of_version_1_goes_on(root: Path) -> None:
     shard.release("sink")
     assert shard.advance_since(UPPER, writer) == UPPER
     assert shard.compact(writer)
-    collected = shard.collect(writer)
+    collected = shard.collect_garbage(writer)
     assert len(collected.writers_ended) == 1
     assert len(collected.parts) == 5
     assert found(shard, UPPER) == content(UPPER)
@@ -254,7 +254,7 @@ def test_a_storage_of_version_1_goes_on(root: Path) -> None:
 
 def test_every_record_and_roll_up_in_it_is_encoded_to_the_same_bytes(root: Path) -> None:
     kinds: dict[str, type] = {
-        "shard": Entry,
+        "shard": LogEntry,
         "rollup": Rollup,
         "hold": HoldRecord,
         "lease": LeaseRecord,
@@ -322,9 +322,9 @@ NEWER: list[tuple[str, Use]] = [
     ("hold/orders", lambda shards, _writer: shards.open("orders").hold("sink", 3)),
     ("hold/orders", lambda shards, writer: shards.open("orders").advance_since(3, writer)),
     ("lease/orders/", lambda shards, writer: shards.open("orders").advance_since(3, writer)),
-    ("lease/orders/", lambda shards, writer: shards.open("orders").collect(writer)),
-    ("writer/", lambda shards, writer: shards.open("orders").collect(writer)),
-    ("beat/", lambda shards, writer: shards.open("orders").collect(writer)),
+    ("lease/orders/", lambda shards, writer: shards.open("orders").collect_garbage(writer)),
+    ("writer/", lambda shards, writer: shards.open("orders").collect_garbage(writer)),
+    ("beat/", lambda shards, writer: shards.open("orders").collect_garbage(writer)),
     ("generation", lambda _shards, writer: writer.adopt_generation()),
 ]
 

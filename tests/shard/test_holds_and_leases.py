@@ -355,12 +355,12 @@ def test_release_gives_parts_free_and_only_then(memory: Memory) -> None:
         assert shard.log.roll_up(host.writer)
         host.append(shard, {})
         host.writer.beat()
-        collected = shard.collect(host.writer)
+        collected = shard.collect_garbage(host.writer)
         assert (collected.parts, collected.orphans) == ((), ())
         assert before <= host.blobs("parts")
     assert snapshot.to_arrow().num_rows == 4
     snapshot.close()
-    assert set(shard.collect(host.writer).parts) >= before
+    assert set(shard.collect_garbage(host.writer).parts) >= before
     assert content_of(shard, 3) == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
@@ -381,7 +381,7 @@ def test_a_lease_is_taken_before_the_state_is_read(memory: Memory) -> None:
                 shard = other.open()
                 shard.advance_since(2, other.writer)
                 assert shard.compact(other.writer)
-                assert shard.collect(other.writer)
+                assert shard.collect_garbage(other.writer)
 
         reader = host.open()
         reader.log.meta = host.shards.leases._meta = HookedMeta(memory.meta, before)
@@ -401,7 +401,7 @@ def test_a_reader_that_slept_too_long_is_told_of_its_lease_not_of_a_file(memory:
     same.advance_since(4, other.writer)
     assert same.compact(other.writer)
     other.writer.beat()
-    assert same.collect(other.writer).parts
+    assert same.collect_garbage(other.writer).parts
     with pytest.raises(LeaseLost) as lost:
         snapshot.to_arrow()
     assert lost.value.restart_from == 3
@@ -419,7 +419,7 @@ def test_a_damaged_lease_stops_since_and_collection(memory: Memory) -> None:
     with pytest.raises(RecordDamaged, match=f"memory:{key}"):
         shard.advance_since(3, host.writer)
     with pytest.raises(RecordDamaged, match=f"memory:{key}"):
-        shard.collect(host.writer)
+        shard.collect_garbage(host.writer)
     assert host.blobs() == before
     assert shard.since == 0
     shard.compare_and_append(changes({7: 1}, 4), 4, 5, host.writer)

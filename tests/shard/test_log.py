@@ -243,7 +243,7 @@ def move_on(host: Host, shard: Shard, *, appends: int = 2) -> None:
         host.append(shard, {shard.upper: 1})
     assert shard.log.roll_up(host.writer)
     host.writer.beat()
-    assert shard.collect(host.writer).diffs
+    assert shard.collect_garbage(host.writer).diffs
 
 
 # Reading while a collector is at work
@@ -377,7 +377,7 @@ def test_whatever_a_peer_does_in_between(memory: Memory, fault: Fault, peer: str
             assert same.advance_since(2, other.writer) == 2
         elif peer == "moves on":
             assert same.log.roll_up(other.writer)
-            assert same.collect(other.writer).diffs
+            assert same.collect_garbage(other.writer).diffs
         else:
             other.append(same, {99: 1})
 
@@ -514,7 +514,7 @@ def test_a_commit_in_doubt_is_not_called_undone_and_its_parts_stay(memory: Memor
         host.append(shard, {1: 1})
     late.script = []
     host.writer.beat()
-    other.open().collect(other.writer)
+    other.open().collect_garbage(other.writer)
     late.arrive()
     assert content_of(other.open(), 0) == {1: 1}
 
@@ -529,7 +529,7 @@ def test_a_roll_up_in_doubt_is_not_called_undone_and_stays(memory: Memory, then:
         shard.log.roll_up(host.writer)
     late.script = []
     host.writer.beat()
-    other.open().collect(other.writer)
+    other.open().collect_garbage(other.writer)
     late.arrive()
     assert memory.log().read().seqno == 1
 
@@ -550,7 +550,7 @@ def test_a_lost_answer_is_not_a_lost_race_though_the_same_writer_went_on_and_the
         same.advance_since(1, host.writer)
         assert same.log.roll_up(host.writer)
         host.writer.beat()
-        same.collect(host.writer)
+        same.collect_garbage(host.writer)
 
     beside = Thread(target=maintain)
 

@@ -45,18 +45,18 @@ from evertide.shard import compaction
 from evertide.shard.append import Append, append_together, store_parts
 from evertide.shard.compaction import choose, compact
 from evertide.shard.frontier import Frontier
-from evertide.shard.heartbeat import Heart
+from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.hold import read_holds
 from evertide.shard.lease import Lease, LeaseRecord
 from evertide.shard.log import ShardLog, Version
 from evertide.shard.parts.part import Part, decode_part
 from evertide.shard.read import Lister, Listing, Snapshot, Window, fetch
 from evertide.shard.shard import Shard, Shards
-from evertide.shard.state import Appended, Entry, Finalized, Forgotten, SinceAdvanced
+from evertide.shard.state import Appended, Finalized, Forgotten, LogEntry, SinceAdvanced
 from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Guard, MemoryBlob, MemoryMeta, Record, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, lease_key, lease_prefix, shard_key, writer_key
 from evertide.store.sealed import unseal
-from evertide.store.writers import Writer, registered
+from evertide.store.writers import Writer, read_registrations
 from evertide.testing import Chance, ManualRuntime
 from evertide.types import Time
 from tests.shard.kit import BLOBS, HookMeta, PassingBlob, PassingMeta, make_shards, make_writer, rows_at
@@ -231,7 +231,7 @@ class Actor:
     line: Line
     shards: Shards
     writer: Writer
-    heart: Heart
+    heart: Heartbeat
     handles: dict[str, Shard]
     opened: list[Opened] = field(default_factory=list)
     listeners: list[Listener] = field(default_factory=list)
@@ -352,7 +352,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.holds: dict[tuple[str, str], int] = {}
         self.attempts: list[Attempt] = []
         self.refused: set[tuple[str, str]] = set()
-        self.entries: dict[str, list[Entry]] = {name: [] for name in SHARDS}
+        self.entries: dict[str, list[LogEntry]] = {name: [] for name in SHARDS}
         self.decoded: dict[str, list[Change]] = {}
         self.rows_made = 0
         self.failed = self.crossed = False
@@ -376,7 +376,7 @@ class ShardMachine(RuleBasedStateMachine):
             handles = {name: shards.open(name) for name in SHARDS} if self.meta.head(shard_key(SHARDS[0])) else {}
         finally:
             line.end()
-        heart = Heart(self.settings, shards.leases, writer)
+        heart = Heartbeat(self.settings, shards.leases, writer)
         return Actor(line, shards, writer, heart, handles, exposed=True)
 
     # Steps
@@ -478,14 +478,14 @@ class ShardMachine(RuleBasedStateMachine):
             entries = self.entries[name]
             for record in self.meta.scan(shard_key(name), after=len(entries)):
                 assert record.seqno == len(entries) + 1
-                entry = unseal(record.data, Entry, name)
+                entry = unseal(record.data, LogEntry, name)
                 assert (entry.writer, entry.token) not in self.refused, f"told that it did not happen: {entry}"
                 entries.append(entry)
                 self._apply(name, entry)
         for attempt in self.attempts:
             assert set(attempt.found) in (set(), set(attempt.changes)), f"not all at once (I4): {attempt}"
 
-    def _apply(self, name: str, entry: Entry) -> None:
+    def _apply(self, name: str, entry: LogEntry) -> None:
         model, diff = self.models[name], entry.diff
         if isinstance(diff, Appended):
             attempt = self._attempt(name, entry)
@@ -502,7 +502,7 @@ class ShardMachine(RuleBasedStateMachine):
             alive = [writer for writer in diff.writers if self.meta.head(writer_key(writer)) is not None]
             assert not alive, f"the tokens of {alive} are forgotten, and they may still ask for them"
 
-    def _attempt(self, name: str, entry: Entry) -> Attempt:
+    def _attempt(self, name: str, entry: LogEntry) -> Attempt:
         found = [
             attempt
             for attempt in self.attempts
@@ -690,7 +690,7 @@ class ShardMachine(RuleBasedStateMachine):
     def do_collect(self, actor: Actor, x: int, y: int) -> None:
         fenced = self.meta.head(writer_key(actor.writer.id)) is None
         before = actor.line.deletes
-        _, error = self._told(actor, lambda: actor.handles[SHARDS[x % 2]].collect(actor.writer))
+        _, error = self._told(actor, lambda: actor.handles[SHARDS[x % 2]].collect_garbage(actor.writer))
         if fenced:
             assert isinstance(error, Fenced if actor.line.injected == 0 else EvertideError)
             assert actor.line.deletes == before, "a fenced writer deletes"
@@ -984,9 +984,9 @@ class ShardMachine(RuleBasedStateMachine):
         shard.compact(janitor.writer)
         shard.advance_since(model.upper - 1, janitor.writer)
         shard.compact(janitor.writer)
-        shard.collect(janitor.writer)
+        shard.collect_garbage(janitor.writer)
         self._sync()
-        shard.collect(janitor.writer)
+        shard.collect_garbage(janitor.writer)
         self._sync()
         version = self._check_shard(name)
         assert model.finalized or model.since == max(0, model.upper - 1)
@@ -1132,7 +1132,7 @@ def test_an_append_that_happened_is_not_withdrawn(is_ended: bool) -> None:
             thread.compare_and_append(to_table([((1, "x"), 1, 1)]), 1, 2, two.writers[0])
         two.append(1, 1 if is_ended else 2)
         two.shards[1].log.roll_up(two.writers[1])
-        two.shards[1].collect(two.writers[1])
+        two.shards[1].collect_garbage(two.writers[1])
         lose_answer()
 
     two.hook.after_commit(others_go_on)
@@ -1152,9 +1152,9 @@ def test_a_heartbeat_of_unknown_outcome_does_not_fence() -> None:
         writer.beat()
     writer._meta = meta
     writer.beat()
-    assert writer.id in registered(meta)
+    assert writer.id in read_registrations(meta)
     writer.unregister()
-    assert writer.id not in registered(meta)
+    assert writer.id not in read_registrations(meta)
 
 
 def test_a_lease_beat_of_unknown_outcome_does_not_end_the_lease() -> None:
@@ -1171,7 +1171,7 @@ def test_a_lease_beat_of_unknown_outcome_does_not_end_the_lease() -> None:
             two.runtime.advance_s(30.0)
             leases.beat()
             two.writers[1].beat()
-            two.shards[1].collect(two.writers[1])
+            two.shards[1].collect_garbage(two.writers[1])
         snapshot._lease.check(0)
 
 
@@ -1213,7 +1213,7 @@ def test_an_ended_writer_stays_ended() -> None:
     shards = make_shards(two.blob, slow, runtime=two.runtime, settings=BLOBS)
     writer = make_writer(shards)
     two.runtime.advance_s(61.0)
-    assert writer.id in two.shards[1].collect(two.writers[1]).writers_ended
+    assert writer.id in two.shards[1].collect_garbage(two.writers[1]).writers_ended
     two.meta.commit(*slow.kept[0])
     with pytest.raises(Fenced):
         shards.open("a").compare_and_append(to_table([((0, "x"), 0, 1)]), 0, 1, writer)
@@ -1228,7 +1228,7 @@ def test_a_lease_that_was_ended_while_it_was_taken() -> None:
         def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
             if key.startswith(lease_prefix("a")):
                 two.runtime.jump_wall_s(61.0)
-                two.shards[1].collect(two.writers[1])
+                two.shards[1].collect_garbage(two.writers[1])
             return super().scan(key, after, limit)
 
     meta = FaultyMeta(EndingMeta(two.meta), Faults.scripted(writes=[Fault.DONE_LOST]))
@@ -1246,7 +1246,7 @@ def test_what_may_still_arrive_is_not_collected() -> None:
     with pytest.raises(OutcomeUnknown):
         shard.compare_and_append(to_table([((1, "x"), 1, 1)]), 1, 2, two.writers[0])
     two.writers[0].beat()
-    two.shards[1].collect(two.writers[1])
+    two.shards[1].collect_garbage(two.writers[1])
     assert two.meta.commit(*slow.kept[0]) is None
     assert rows_at(two.shards[1], 1) == {(0, "x"): 1, (1, "x"): 1}
 
@@ -1303,10 +1303,10 @@ def test_a_writer_that_registers_during_a_collection_is_not_forgotten() -> None:
 
     thread = threading.Thread(target=newcomer)
     collecting = make_shards(two.blob, BeatenMeta(two.meta, arrive), runtime=two.runtime, settings=BLOBS)
-    collecting.open("a").collect(two.writers[1])
+    collecting.open("a").collect_garbage(two.writers[1])
     two.append(1, 2)
     two.shards[1].log.roll_up(two.writers[1])
-    two.shards[1].collect(two.writers[1])
+    two.shards[1].collect_garbage(two.writers[1])
     go_on.set()
     thread.join()
     assert rows_at(two.shards[1], 2) == {(0, "x"): 1, (1, "x"): 1, (2, "x"): 1}

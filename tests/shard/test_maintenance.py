@@ -10,12 +10,12 @@ import pytest
 
 from evertide.errors import Fenced, RecordDamaged, Unavailable
 from evertide.runtime import SystemRuntime
-from evertide.shard.heartbeat import Heart
+from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.maintenance import Maintenance
 from evertide.shard.shard import Shard, Shards
 from evertide.store import MemoryBlob, MemoryMeta, Write
 from evertide.store.paths import beat_key, shard_key
-from evertide.store.writers import Writer, end_silent_writers, registered
+from evertide.store.writers import Writer, end_silent_writers, read_registrations
 from evertide.testing import ManualRuntime
 from tests.shard.kit import BLOBS, SCHEMA, PassingMeta, changes, make_shards, make_writer, rows_at
 
@@ -155,7 +155,7 @@ def test_a_heart_keeps_writer_and_leases_alive() -> None:
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
     fill(shard, writer, range(1))
-    with shard.snapshot(0), Heart(QUICK, shards.leases, writer) as heart:
+    with shard.snapshot(0), Heartbeat(QUICK, shards.leases, writer) as heart:
         first = shard.inspect().leases[0]
         begun = shards.meta.head(beat_key(writer.id))
         assert begun is not None
@@ -177,7 +177,7 @@ def test_a_missed_beat_is_said_until_one_succeeds() -> None:
     meta = AwayMeta(MemoryMeta())
     shards = Shards(MemoryBlob(), meta, runtime=SystemRuntime(), settings=replace(BLOBS, retry_limit_s=0.01))
     writer = make_writer(shards)
-    heart = Heart(BLOBS, shards.leases, writer)
+    heart = Heartbeat(BLOBS, shards.leases, writer)
     meta.is_away = True
     heart.beat()
     assert isinstance(heart.error, Unavailable)
@@ -190,9 +190,9 @@ def test_a_fenced_heart_says_so() -> None:
     runtime = ManualRuntime()
     shards = make_shards(runtime=runtime)
     writer = make_writer(shards)
-    heart = Heart(BLOBS, shards.leases, writer)
+    heart = Heartbeat(BLOBS, shards.leases, writer)
     runtime.advance_s(BLOBS.writer_ttl_s + 1)
     assert end_silent_writers(shards.meta, runtime=runtime, settings=BLOBS) == [writer.id]
     heart.beat()
     assert isinstance(heart.error, Fenced)
-    assert registered(shards.meta) == {}
+    assert read_registrations(shards.meta) == {}

@@ -23,7 +23,7 @@ from evertide.shard.lease import Lease
 from evertide.shard.shard import Shard, Shards
 from evertide.store import LocalBlob
 from evertide.store.paths import lease_prefix
-from evertide.store.writers import registered
+from evertide.store.writers import read_registrations
 from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut
 from evertide.testing.cuts import SURVIVORS
 from evertide.types import Time
@@ -82,7 +82,7 @@ class Process:
 
     def maintain(self, name: str) -> None:
         self.shard(name).compact(self.host.writer)
-        self.shard(name).collect(self.host.writer)
+        self.shard(name).collect_garbage(self.host.writer)
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ STEPS = [
     Step("take", _take),
     Step("beat leases", lambda p: p.host.shards.leases.beat()),
     Step("compact", lambda p: p.shard("a").compact(p.host.writer)),
-    Step("collect under a lease", lambda p: p.shard("a").collect(p.host.writer)),
+    Step("collect under a lease", lambda p: p.shard("a").collect_garbage(p.host.writer)),
     Step("give back", lambda p: p.leases.pop().release()),
     hold("sink", 3),
     since(9, 3),
     append({"a": {6: 1}}),
     Step("maintain a", lambda p: p.maintain("a")),
     finalize("b"),
-    Step("collect b", lambda p: p.shard("b").collect(p.host.writer)),
+    Step("collect b", lambda p: p.shard("b").collect_garbage(p.host.writer)),
     append({"a": {3: -1, 7: 1}}),
 ]
 
@@ -245,7 +245,7 @@ def check_tidy(process: Process) -> None:
         assert host.meta.heads(lease_prefix(name)) == {}
     unfinished = set(host.blob.unfinished(""))
     assert host.blobs() | unfinished == named, "leaked, or lost"
-    assert list(registered(host.meta)) == [host.writer.id]
+    assert list(read_registrations(host.meta)) == [host.writer.id]
 
 
 SAMPLES: list[tuple[Survivors, int]] = [("none", 1), ("all", 11), ("names", 7), (1, 5), (2, 9)]

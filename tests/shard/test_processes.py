@@ -25,7 +25,7 @@ from evertide.shard.compaction import choose
 from evertide.shard.shard import Shard, Shards
 from evertide.store import LocalBlob
 from evertide.store.paths import lease_prefix, shard_key
-from evertide.store.writers import Writer, registered
+from evertide.store.writers import Writer, read_registrations
 from evertide.testing import Chance
 from tests.shard import worker
 from tests.shard.model import SCHEMA, Model, to_rows
@@ -163,8 +163,8 @@ def check_nothing_is_left(shards: Shards, writer: Writer) -> None:
         shard.compact(writer)
         shard.advance_since(shard.upper - 1, writer)
         shard.compact(writer)
-        shard.collect(writer)
-        shard.collect(writer)
+        shard.collect_garbage(writer)
+        shard.collect_garbage(writer)
         state = shard.log.read().state
         assert not choose(state, SETTINGS)
         assert len(shards.meta.scan(shard_key(name))) <= 2 * SETTINGS.rollup_every_diffs + 2
@@ -174,7 +174,7 @@ def check_nothing_is_left(shards: Shards, writer: Writer) -> None:
         check_shard(shard, state.upper)
     found = {entry.key for entry in shards.blob.list("")} | set(shards.blob.unfinished(""))
     assert found == named
-    assert set(registered(shards.meta)) == {writer.id}
+    assert set(read_registrations(shards.meta)) == {writer.id}
 
 
 def run_processes(directory: Path, seconds: float, seed: int) -> str:
@@ -222,15 +222,15 @@ def test_c9_stopped_writer_is_fenced(tmp_path: Path, deed: str, call: str) -> No
         stopping = crowd.start((deed, call))
         stopping.wait_until_stopped()
         with visitor(crowd.root) as (shards, writer):
-            stopped = set(registered(shards.meta)) - {writer.id}
+            stopped = set(read_registrations(shards.meta)) - {writer.id}
             RUNTIME.sleep_s(SETTINGS.writer_ttl_s + 0.2)
             shard = shards.open(SOLO)
-            ended = shard.collect(writer).writers_ended
+            ended = shard.collect_garbage(writer).writers_ended
             assert set(ended) == stopped
             upper = shard.upper
             assert upper >= crowd.acknowledged(SOLO)
             shard.compact(writer)
-            shard.collect(writer)
+            shard.collect_garbage(writer)
             before = shard.log.read().state
             stopping.signal(signal.SIGCONT)
             code, said = stopping.end()

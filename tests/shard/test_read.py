@@ -85,7 +85,7 @@ def test_a_finalized_shard_has_no_content_and_its_parts_go(shard: Shard, writer:
         shard.snapshot(4)
     with pytest.raises(Conflict, match="finalized"):
         shard.compare_and_append(changes([], 5), 5, 6, writer)
-    assert len(shard.collect(writer).parts) == 5
+    assert len(shard.collect_garbage(writer).parts) == 5
     assert shard.inspect().finalized
 
 

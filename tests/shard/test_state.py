@@ -22,9 +22,9 @@ from evertide.shard.state import (
     Compacted,
     Created,
     Diff,
-    Entry,
     Finalized,
     Forgotten,
+    LogEntry,
     ShardState,
     SinceAdvanced,
     apply,
@@ -65,7 +65,7 @@ def diff(step: str) -> Diff:
 def run(script: str) -> ShardState:
     state: ShardState | None = None
     for number, step in enumerate(script.split(";"), 1):
-        state = apply(state, Entry("w", str(number), diff(step.strip())), f"there #{number}")
+        state = apply(state, LogEntry("w", str(number), diff(step.strip())), f"there #{number}")
     assert state is not None
     return state
 
@@ -154,21 +154,21 @@ def test_what_breaks_an_invariant_is_damage(script: str, expected: str) -> None:
 
 def test_tokens_are_known_until_they_are_settled_or_their_writer_is_forgotten() -> None:
     """A writer asks for several at once, from its threads. Seen to fail with the last token only."""
-    state = apply(None, Entry("v", "1", diff("create")), "there")
+    state = apply(None, LogEntry("v", "1", diff("create")), "there")
     for token, settled in (("7", 7), ("9", 7), ("8", 7)):
-        state = apply(state, Entry("w", token, diff(f"append {state.upper} {state.upper + 1}"), settled), "there")
+        state = apply(state, LogEntry("w", token, diff(f"append {state.upper} {state.upper + 1}"), settled), "there")
     assert state.tokens == {"v": ("1",), "w": ("7", "9", "8")}
-    state = apply(state, Entry("w", "10", diff("since 0"), 9), "there")
+    state = apply(state, LogEntry("w", "10", diff("since 0"), 9), "there")
     assert state.tokens == {"v": ("1",), "w": ("9", "10")}, "by number, not by text"
-    state = apply(state, Entry("w", "11", diff("forget v"), 11), "there")
+    state = apply(state, LogEntry("w", "11", diff("forget v"), 11), "there")
     assert state.tokens == {"w": ("11",)}
 
 
 def test_the_old_state_stays_as_it_was() -> None:
     before = run("create; append 0 1 p=5@0")
     copy = told(before), dict(before.tokens)
-    apply(before, Entry("w", "9", diff("append 1 2 q=7@1")), "there")
-    apply(before, Entry("w", "9", diff("finalize -p")), "there")
+    apply(before, LogEntry("w", "9", diff("append 1 2 q=7@1")), "there")
+    apply(before, LogEntry("w", "9", diff("finalize -p")), "there")
     assert (told(before), before.tokens) == copy
 
 

@@ -177,7 +177,7 @@ def assert_kept(shards: Shards) -> None:
     blobs = list(shards.blob.list("parts/t"))
     assert blobs
     peers = make_shards(shards.blob, inner_of(shards), runtime=shards.runtime, settings=BLOBS)
-    peers.open("t").collect(make_writer(peers))
+    peers.open("t").collect_garbage(make_writer(peers))
     assert list(shards.blob.list("parts/t")) == blobs
 
 
@@ -238,7 +238,7 @@ class Doubt:
         for time in range(self.peer.upper, self.peer.upper + 2):
             self.peer.compare_and_append(row(time), time, time + 1, self.peer_writer)
         self.peer.log.roll_up(self.peer_writer)
-        assert self.peer.collect(self.peer_writer).diffs > 0
+        assert self.peer.collect_garbage(self.peer_writer).diffs > 0
         assert self.inner.scan("shard/t")[0].seqno > head + 1
 
     def found(self) -> Counter[tuple[int, Row, int]]:
@@ -329,12 +329,12 @@ def test_u4_a_token_in_use_is_never_settled(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted() -> str:
         token = allot()
         monkeypatch.setattr(writer, "new_token", allot)
-        with writer.asking() as (_, below):
+        with writer.open_token() as (_, below):
             settled.append(below)
         return token
 
     monkeypatch.setattr(writer, "new_token", interrupted)
-    with writer.asking() as (token, _), writer.asking() as (_, below):
+    with writer.open_token() as (token, _), writer.open_token() as (_, below):
         assert all(found <= int(token) for found in (*settled, below))
 
 

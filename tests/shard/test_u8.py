@@ -12,7 +12,7 @@ from evertide.errors import Conflict, EvertideError, Fenced, UpperMismatch
 from evertide.shard.append import Append, append_together
 from evertide.shard.hold import first_holds
 from evertide.shard.shard import Shard, Shards
-from evertide.shard.state import Created, Entry
+from evertide.shard.state import Created, LogEntry
 from evertide.store import MemoryBlob, MemoryMeta, Write
 from evertide.store.paths import hold_key, shard_key
 from evertide.store.sealed import seal
@@ -73,7 +73,7 @@ def take_and_release_leases(world: World) -> None:
 
 def collect(world: World) -> None:
     roll_up(world)
-    assert world.peer.collect(world.peer_writer).diffs > 0
+    assert world.peer.collect_garbage(world.peer_writer).diffs > 0
 
 
 def everything(world: World) -> None:
@@ -193,7 +193,7 @@ def test_u8_a_thousand_shards_under_constant_heartbeats(storage: Storage) -> Non
         thread.join()
     assert failed == []
     assert beats[0] > 0
-    assert len(readers.leases._standing) == SHARDS, "no lease was lost over it"
+    assert len(readers.leases._by_key) == SHARDS, "no lease was lost over it"
     peer = storage.open()
     for number in range(0, SHARDS, 97):
         assert rows_at(peer.open(f"t{number}"), 1) == Counter({(number, "one"): 1, (number, "all"): 1})
@@ -205,7 +205,7 @@ def create_all(shards: Shards, writer: Writer) -> list[Shard]:
     writes: list[Write] = []
     names = [f"t{number}" for number in range(SHARDS)]
     for name in names:
-        created = Entry(writer.id, writer.new_token(), Created(name, SCHEMA.serialize().to_pybytes()))
+        created = LogEntry(writer.id, writer.new_token(), Created(name, SCHEMA.serialize().to_pybytes()))
         writes += [Write(shard_key(name), 0, seal(created)), Write(hold_key(name), 0, first_holds(name))]
     assert shards.meta.commit(writes, writer.guards()) is None
     return [shards.open(name) for name in names]

@@ -17,7 +17,7 @@ from typing import Any
 from evertide.errors import Fenced, LeaseLost, OutcomeUnknown, TimeCompacted, Unavailable, UpperMismatch
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.shard.heartbeat import Heart
+from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.shard import Shard, Shards
 from evertide.store import Blob, LocalBlob, SqliteMeta
 from evertide.store.writers import Writer
@@ -85,7 +85,7 @@ class Worker:
         self.chance = Chance(seed)
         self.told = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.writer = Writer.register(self.shards.meta, runtime=self.shards.runtime, settings=SETTINGS)
-        self.heart = Heart(SETTINGS, self.shards.leases, self.writer).start()
+        self.heart = Heartbeat(SETTINGS, self.shards.leases, self.writer).start()
         self.solo, *self.pair = (self.shards.create(name, SCHEMA, self.writer) for name in (SOLO, *PAIR))
 
     def tell(self, shard: str, upper: int) -> None:
@@ -122,7 +122,7 @@ class Worker:
         shard.advance_since(shard.upper - 5, self.writer)
 
     def collect(self) -> None:
-        self.any_shard().collect(self.writer)
+        self.any_shard().collect_garbage(self.writer)
 
     def read(self) -> None:
         shard = self.any_shard()
@@ -160,7 +160,7 @@ class Worker:
             "append": self.append,
             "compact": lambda: self.solo.compact(self.writer),
             "roll_up": lambda: self.solo.log.roll_up(self.writer),
-            "collect": lambda: self.solo.collect(self.writer),
+            "collect": lambda: self.solo.collect_garbage(self.writer),
         }
         done[deed]()
         self.blob.stop_at = ""

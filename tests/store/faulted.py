@@ -18,7 +18,7 @@ from evertide.settings import Settings
 from evertide.store.meta import Write
 from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.open import open_storage
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from tests.pipeline.kit import engine, rows_of
 
 SETTINGS = Settings(retry_limit_s=3, retry_wait_s=0.01, retry_wait_max_s=0.05, inline_bytes_max=1)
@@ -63,7 +63,7 @@ def read_cold(root: Path) -> str:
     again = SqliteMeta(root / "meta.db", runtime, SETTINGS)
     plan.write_text(f"pread meta.db 4 {errno.EIO}\n")
     try:
-        heads = [reading(partial(again.head, f"key{number}"), runtime, SETTINGS) for number in range(300)]
+        heads = [retry_read(partial(again.head, f"key{number}"), runtime, SETTINGS) for number in range(300)]
     except EvertideError as error:
         return error.error_code
     finally:

@@ -12,7 +12,7 @@ from evertide.errors import BlobMissing, OutcomeUnknown, Unavailable
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store import Blob, BlobEntry, Guard, Meta, Record, Stale, Write
-from evertide.store.retry import commit_settled, put_settled, reading
+from evertide.store.retry import commit_until_known, put_until_known, retry_read
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class SettledBlob:
         return self._read(lambda: self.inner.get_range(key, offset, length))
 
     def put(self, key: str, data: bytes) -> None:
-        put_settled(self.inner, key, data, self._runtime, self._settings)
+        put_until_known(self.inner, key, data, self._runtime, self._settings)
 
     def delete(self, key: str) -> bool:
         try:
@@ -50,7 +50,7 @@ class SettledBlob:
         return self.inner.path(key)
 
     def _read(self, call: Callable[[], T]) -> T:
-        return reading(call, self._runtime, self._settings)
+        return retry_read(call, self._runtime, self._settings)
 
 
 class SettledMeta:
@@ -71,7 +71,7 @@ class SettledMeta:
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         if not writes:
             return repeated(lambda: self.inner.commit(writes, guards))
-        return commit_settled(self.inner, writes, guards, self._runtime, self._settings)
+        return commit_until_known(self.inner, writes, guards, self._runtime, self._settings)
 
     def truncate(self, key: str, below: int) -> None:
         repeated(lambda: self.inner.truncate(key, below))
@@ -86,7 +86,7 @@ class SettledMeta:
         return self.inner.path(key)
 
     def _read(self, call: Callable[[], T]) -> T:
-        return reading(call, self._runtime, self._settings)
+        return retry_read(call, self._runtime, self._settings)
 
 
 def repeated(call: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ from evertide.errors import (
     StorageFull,
     Unavailable,
 )
-from evertide.store import Entry, LocalBlob, SystemFiles
+from evertide.store import DirectoryEntry, LocalBlob, SystemFiles
 from evertide.store.paths import Name
 from evertide.testing.cuts import every_cut
 from evertide.testing.disk import SimulatedDisk
@@ -72,7 +72,7 @@ class WatchedFiles(SystemFiles):
         self._look("make_directory", path)
         super().make_directory(path)
 
-    def list_directory(self, path: Path) -> list[Entry]:
+    def list_directory(self, path: Path) -> list[DirectoryEntry]:
         self._look("list_directory", path)
         return super().list_directory(path)
 

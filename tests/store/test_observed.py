@@ -10,7 +10,7 @@ from evertide.runtime import SystemRuntime
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Write
-from evertide.store.observed import observed
+from evertide.store.observed import observe
 from evertide.store.open import Storage
 
 RUNTIME = SystemRuntime()
@@ -27,7 +27,7 @@ class Calls(Observer):
 
 def test_every_call_is_told_of_with_its_bytes() -> None:
     calls = Calls()
-    storage = observed(Storage(MemoryBlob(), MemoryMeta(), "memory"), calls, RUNTIME)
+    storage = observe(Storage(MemoryBlob(), MemoryMeta(), "memory"), calls, RUNTIME)
     storage.blob.put("a/b", b"12345")
     assert storage.blob.get("a/b") == b"12345"
     assert storage.blob.get_range("a/b", 1, 2) == b"23"
@@ -58,7 +58,7 @@ def test_a_call_that_fails_is_told_of_with_its_code_and_fails_all_the_same() -> 
     calls = Calls()
     faults = Faults.scripted(reads=[Fault.REFUSED] * 3, writes=[Fault.LOST, Fault.REFUSED])
     inner = Storage(FaultyBlob(MemoryBlob(), faults), FaultyMeta(MemoryMeta(), faults), "memory")
-    storage = observed(inner, calls, RUNTIME)
+    storage = observe(inner, calls, RUNTIME)
     for read in (lambda: storage.blob.get("a"), lambda: storage.blob.list("a/"), lambda: storage.meta.head("k")):
         with pytest.raises(Unavailable):
             read()
@@ -77,4 +77,4 @@ def test_a_call_that_fails_is_told_of_with_its_code_and_fails_all_the_same() -> 
 
 def test_where_nobody_observes_nothing_lies_between() -> None:
     storage = Storage(MemoryBlob(), MemoryMeta(), "memory")
-    assert observed(storage, NO_OBSERVER, RUNTIME) is storage
+    assert observe(storage, NO_OBSERVER, RUNTIME) is storage

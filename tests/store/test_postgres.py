@@ -25,7 +25,7 @@ from evertide.errors import (
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Guard, PostgresMeta, Record, Stale, Write
-from evertide.store.retry import commit_settled
+from evertide.store.retry import commit_until_known
 from evertide.types import SequenceNumber
 from tests.servers.postgres import PostgresServer
 from tests.store.race import together
@@ -173,7 +173,7 @@ def test_connections_cut_at_random_lose_and_double_nothing(
             for number in range(60):
                 data = f"{thread} {number}".encode()
                 writes = [Write(f"log/{thread}", number, data), Write(f"copy/{thread}", number, data)]
-                assert commit_settled(meta, writes, [], runtime, settings) is None
+                assert commit_until_known(meta, writes, [], runtime, settings) is None
         finally:
             done.append(True)
 

@@ -12,7 +12,7 @@ from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import PostgresMeta, Record, Write
-from evertide.store.retry import commit_settled
+from evertide.store.retry import commit_until_known
 from evertide.types import SequenceNumber
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import CuttingProxy, cutting_proxy
@@ -81,7 +81,7 @@ def test_a_commit_whose_server_falls_silent_ends(  # noqa: PLR0917
     proxy.silent_after = sign
     assert type(ended(lambda: meta.commit([Write("k", 1, b"2")]))) is expected
     other = PostgresMeta(postgres_server.dsn, runtime, QUICK, schema)
-    assert commit_settled(other, [Write("k", 1, b"other")], [], runtime, PATIENT) is None
+    assert commit_until_known(other, [Write("k", 1, b"other")], [], runtime, PATIENT) is None
     proxy.speaks.set()
     assert meta.head("k") == Record(SequenceNumber(2), b"other")
     other.close()

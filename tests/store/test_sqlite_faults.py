@@ -20,7 +20,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Guard, SqliteMeta, Write, open_storage
-from evertide.store.retry import commit_settled
+from evertide.store.retry import commit_until_known
 from tests.pipeline.kit import ORDERS, ScriptedSource, batch, engine, rows_of, with_sources
 from tests.pipeline.test_threads import order, wait_until
 from tests.store.sqlite_faults import CODES, Faults, failing
@@ -174,10 +174,10 @@ def test_a_settled_commit_counts_once(name: str, faults: Faults, template: Path,
             meta = copied(template, path)
             faults.plan(first, CODES[name], 3, rolls_back, after)
             try:
-                assert commit_settled(meta, WRITES, GUARDS, SystemRuntime(), settings) is None
+                assert commit_until_known(meta, WRITES, GUARDS, SystemRuntime(), settings) is None
             except StorageFull:
                 faults.lift()
-                assert commit_settled(meta, WRITES, GUARDS, SystemRuntime(), settings) is None
+                assert commit_until_known(meta, WRITES, GUARDS, SystemRuntime(), settings) is None
             assert content(path) == COMMITTED
             meta.close()
 

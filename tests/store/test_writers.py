@@ -20,7 +20,7 @@ from evertide.errors import (
 from evertide.settings import Settings
 from evertide.store import Fault, Faults, FaultyMeta, Guard, MemoryMeta, Meta, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, writer_key
-from evertide.store.writers import Writer, end_silent_writers, read_generation, registered, settled
+from evertide.store.writers import Writer, end_silent_writers, read_generation, read_registrations, read_settled
 from evertide.testing import ManualRuntime
 from tests.shard.kit import PassingMeta
 from tests.store.race import together
@@ -70,29 +70,29 @@ class BeforeCommit(PassingMeta):
 
 def test_a_writer_is_registered_with_who_and_when(place: Place) -> None:
     writer = place.writer(label="loader")
-    found = registered(place.meta)[writer.id]
+    found = read_registrations(place.meta)[writer.id]
     assert (found.label, found.ttl_s, found.registered_at_s) == ("loader", 60.0, place.runtime.wall_s())
-    assert settled(place.meta) == {writer.id: 1}
+    assert read_settled(place.meta) == {writer.id: 1}
     other = place.writer()
-    assert set(registered(place.meta)) == {writer.id, other.id}
+    assert set(read_registrations(place.meta)) == {writer.id, other.id}
 
 
 @pytest.mark.parametrize("faults", list(product(Fault, repeat=2)), ids=lambda faults: "-".join(f.name for f in faults))
 def test_registering_beating_and_leaving_survive_lost_answers(place: Place, faults: tuple[Fault, ...]) -> None:
     """A registration whose answer was lost is tried under another id; the first is nobody's, and ends by itself."""
     writer = place.writer(FaultyMeta(place.meta, Faults.scripted(faults)))
-    assert len(registered(place.meta)) == 1 + faults[: _tries(faults)].count(Fault.DONE_LOST)
+    assert len(read_registrations(place.meta)) == 1 + faults[: _tries(faults)].count(Fault.DONE_LOST)
     place.runtime.advance_s(61.0)
     writer.beat()
     end_silent_writers(place.meta, runtime=place.runtime, settings=SETTINGS)
-    assert list(registered(place.meta)) == [writer.id]
+    assert list(read_registrations(place.meta)) == [writer.id]
     writer._meta = FaultyMeta(place.meta, Faults.scripted(faults))
     writer.beat()
     writer.beat()
     place.write(writer)
     writer._meta = FaultyMeta(place.meta, Faults.scripted(faults))
     writer.unregister()
-    assert (registered(place.meta), settled(place.meta)) == ({}, {})
+    assert (read_registrations(place.meta), read_settled(place.meta)) == ({}, {})
 
 
 def _tries(faults: tuple[Fault, ...]) -> int:
@@ -104,7 +104,7 @@ def test_an_id_that_is_taken_is_not_taken_again(place: Place) -> None:
     first = place.writer()
     place.runtime = ManualRuntime()
     second = place.writer()
-    assert set(registered(place.meta)) == {first.id, second.id}
+    assert set(read_registrations(place.meta)) == {first.id, second.id}
     assert first.id != second.id
 
 
@@ -140,8 +140,8 @@ def test_who_is_silent_for_too_long_is_ended_and_fenced(place: Place) -> None:
     place.runtime.advance_s(0.5)
     assert place.end_silent() == [silent.id]
     assert place.end_silent() == []
-    assert list(registered(place.meta)) == [lively.id]
-    assert set(settled(place.meta)) == {lively.id}
+    assert list(read_registrations(place.meta)) == [lively.id]
+    assert set(read_settled(place.meta)) == {lively.id}
     with pytest.raises(Fenced, match="unregistered"):
         place.write(silent)
     with pytest.raises(Fenced):
@@ -167,7 +167,7 @@ def test_two_collectors_end_it_once(place: Place) -> None:
     others: list[list[str]] = []
     first = place.end_silent(BeforeCommit(place.meta, lambda: others.append(place.end_silent())))
     assert (len(others[0]), first) == (1, [])
-    assert registered(place.meta) == {}
+    assert read_registrations(place.meta) == {}
 
 
 def test_a_lost_answer_does_not_end_more_than_one(place: Place) -> None:
@@ -213,7 +213,7 @@ def test_a_beat_whose_answer_never_came_is_not_taken_for_the_end(place: Place) -
 
 def floor(place: Place, writer: Writer) -> int:
     writer.beat()
-    return settled(place.meta)[writer.id]
+    return read_settled(place.meta)[writer.id]
 
 
 def test_the_floor_is_below_every_open_number(place: Place) -> None:
@@ -231,7 +231,7 @@ def test_others_learn_of_it_with_a_beat_only(place: Place) -> None:
     writer = place.writer()
     with writer.claim():
         pass
-    assert settled(place.meta) == {writer.id: 1}
+    assert read_settled(place.meta) == {writer.id: 1}
     assert floor(place, writer) == 2
 
 
@@ -275,7 +275,7 @@ def test_threads_get_numbers_of_their_own_and_the_floor_never_passes_an_open_one
             with writer.claim() as seq:
                 taken.append(seq)
                 writer.beat()
-                assert settled(place.meta)[writer.id] <= seq
+                assert read_settled(place.meta)[writer.id] <= seq
 
     assert together(4, work) == [None] * 4
     assert sorted(taken) == list(range(1, 201))

@@ -23,9 +23,9 @@ from pathlib import Path
 import xxhash
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, number_of
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.checkpoint.revival import bring_back
 from evertide.checkpoint.verification import read_file
 from evertide.errors import BlobDamaged, CheckpointDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
@@ -42,7 +42,7 @@ __all__ = ["export", "import_archive"]
 _FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
 
 
-def export(checkpoints: Checkpoints, entry: Entry, path: Path | str) -> None:
+def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> None:
     """Write the checkpoint and everything that it names into one file; what lay there before is replaced."""
     place = checkpoints.place
     writer = Writer.register(place.meta, runtime=place.runtime, settings=place.settings, label="export")
@@ -70,7 +70,7 @@ def import_archive(
     _check_empty(location, meta, runtime, settings)
     storage = open_for_repair(location, meta, runtime=runtime, settings=settings, change=True)
     try:
-        place = Place(storage.blob, storage.meta, runtime, settings)
+        place = StorageContext(storage.blob, storage.meta, runtime, settings)
         manifest = _unpacked(place, Path(path))
         place.put(FORMAT, _FORMAT_TEXT)
         writer = Writer.register(place.meta, runtime=runtime, settings=settings, label="import")
@@ -120,7 +120,7 @@ def _check_empty(location: Path | str, meta: str | None, runtime: Runtime, setti
         storage.close()
 
 
-def _unpacked(place: Place, path: Path) -> Manifest:
+def _unpacked(place: StorageContext, path: Path) -> Manifest:
     """Put every file of the archive; the manifest of it. See 2 of the header."""
     try:
         with tarfile.open(path, "r|") as tar:
@@ -163,7 +163,7 @@ def _check_format(files: Iterator[tuple[str, bytes]], path: Path) -> None:
         raise UnsupportedFormat(path=f"{path}:{FORMAT}", found=int(text), supported=FORMAT_VERSION)
 
 
-def _put(place: Place, path: Path, files: Iterator[tuple[str, bytes]], manifest: Manifest) -> list[str]:
+def _put(place: StorageContext, path: Path, files: Iterator[tuple[str, bytes]], manifest: Manifest) -> list[str]:
     """Put what the manifest names; the keys that were not in the archive."""
     named = {file.key: file for file in (*manifest.files, *manifest.shard_files)}
     missing = dict.fromkeys(named)

@@ -28,13 +28,13 @@ import threading
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.damage import KnownDamage
 from evertide.checkpoint.draft import Draft, Restored, Skipped
-from evertide.checkpoint.garbage import Collected, Live, Pins, collect, pinned
+from evertide.checkpoint.garbage import CheckpointGarbage, Live, Pins, collect, pinned
 from evertide.checkpoint.manifest import PIPELINE_FILE, STATE_FILE, Manifest
 from evertide.checkpoint.publication import KEEP_MIN, Publication
-from evertide.checkpoint.records import Catalog, Entry, Restoring, read_catalog
+from evertide.checkpoint.records import Catalog, CatalogEntry, Restoring, read_catalog
 from evertide.checkpoint.verification import OnProgress, read_file, read_manifest, verify_manifest
 from evertide.errors import CheckpointDamaged, Conflict, Damaged, EvertideError, OutcomeUnknown, Unavailable
 from evertide.runtime import Runtime
@@ -54,13 +54,13 @@ class Checkpoints:
     """Safe to share between threads; one publishes at a time."""
 
     def __init__(self, blob: Blob, meta: Meta, *, runtime: Runtime, settings: Settings) -> None:
-        self.place = Place(blob, meta, runtime, settings)
+        self.place = StorageContext(blob, meta, runtime, settings)
         self.damage = KnownDamage(runtime)
         self._publishing = threading.Lock()
         self._drafts: dict[str, Set[str] | None] = {}
         """Per writer that published here, the state parts of the draft under way or in doubt; None if there is none."""
 
-    def publish(self, time: int, make: Callable[[], Draft], writer: Writer, keep: int = KEEP_MIN) -> Entry:
+    def publish(self, time: int, make: Callable[[], Draft], writer: Writer, keep: int = KEEP_MIN) -> CatalogEntry:
         """Publish a draft of `time`; keep the newest `keep` (at least 2) that are not known to be damaged.
 
         See `publication`. `make` is called after the claim: what it reads of the shards is not deleted from then on.
@@ -98,19 +98,19 @@ class Checkpoints:
         self._drafts[publication.writer.id] = None
         publication.withdraw()
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CatalogEntry, ...]:
         """The published checkpoints, the newest first."""
         return self._catalog()[1].entries[::-1]
 
-    def read(self, entry: Entry) -> Manifest:
+    def read(self, entry: CatalogEntry) -> Manifest:
         """The manifest, if it is the one that was published. A damaged one is remembered in `damage`."""
         try:
-            return self.place.reading(lambda: read_manifest(self.place.blob, entry))
+            return self.place.retry_read(lambda: read_manifest(self.place.blob, entry))
         except Damaged as error:
             self._add_damage(entry, error)
             raise
 
-    def newest(self) -> tuple[Entry, Manifest] | None:
+    def newest(self) -> tuple[CatalogEntry, Manifest] | None:
         """The newest checkpoint that is not known to be damaged and whose manifest can be read."""
         entries = self.entries()
         self.damage.replace(entries)
@@ -122,7 +122,7 @@ class Checkpoints:
                     logger.error("checkpoint %d at time %d is damaged: %s", entry.number, entry.time, error)  # noqa: TRY400
         return None
 
-    def verify(self, entry: Entry, progress: OnProgress | None = None, *, shards: bool = False) -> Manifest:
+    def verify(self, entry: CatalogEntry, progress: OnProgress | None = None, *, shards: bool = False) -> Manifest:
         """Read everything that a restart needs; `CheckpointDamaged` names every file that is missing or damaged.
 
         With `shards` also the shards' parts, which only a storage that lost its Meta needs from the checkpoint.
@@ -156,7 +156,7 @@ class Checkpoints:
         why = f"none of {len(skipped)} checkpoints is intact"
         raise CheckpointDamaged(path=self.place.meta.path(CHECKPOINTS), why=why, files=files)
 
-    def hold(self, entry: Entry, writer: Writer) -> None:
+    def hold(self, entry: CatalogEntry, writer: Writer) -> None:
         """Keep everything that a checkpoint names, until `release`. `Conflict` if the catalog does not have it."""
         while True:
             seqno, catalog = self._catalog()
@@ -170,7 +170,7 @@ class Checkpoints:
         """Give back the hold of `restore`: the engine uses no part of that checkpoint any more, or ends."""
         key = restoring_key(writer.id)
         while True:
-            record = self.place.reading(lambda: self.place.meta.head(key))
+            record = self.place.retry_read(lambda: self.place.meta.head(key))
             if record is None:
                 return
             if self.place.commit([Write(key, record.seqno, None)]) is None:
@@ -184,7 +184,7 @@ class Checkpoints:
             self._find_damage()
             raise
 
-    def collect(self, live: Live, writer: Writer) -> Collected:
+    def collect(self, live: Live, writer: Writer) -> CheckpointGarbage:
         """Delete state parts and checkpoints that nobody needs; see `evertide.checkpoint.garbage`."""
         found = collect(self.place, live, writer, lambda: dict(self._drafts))
         if found.is_hold_over:
@@ -200,13 +200,13 @@ class Checkpoints:
                 with suppress(Damaged):
                     self.read(entry)
 
-    def _add_damage(self, entry: Entry, error: Damaged) -> None:
+    def _add_damage(self, entry: CatalogEntry, error: Damaged) -> None:
         """What a peer dropped and collected meanwhile is gone rightly. The caller raises the error."""
         with suppress(EvertideError):
             if entry in self.entries():
                 self.damage.add(entry, error)
 
-    def _restored(self, entry: Entry, progress: OnProgress | None, skipped: list[Skipped]) -> Restored:
+    def _restored(self, entry: CatalogEntry, progress: OnProgress | None, skipped: list[Skipped]) -> Restored:
         manifest = self.verify(entry, progress)
         state, pipeline = (
             read_file(self.place, manifest.file(key, self.place.blob.path(entry.key)))
@@ -215,9 +215,9 @@ class Checkpoints:
         return Restored(entry, manifest, state, pipeline, tuple(skipped))
 
     def _catalog(self) -> tuple[int, Catalog]:
-        return self.place.reading(lambda: read_catalog(self.place.blob, self.place.meta))
+        return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
 
-    def _hold(self, writer: Writer) -> tuple[Entry, ...]:
+    def _hold(self, writer: Writer) -> tuple[CatalogEntry, ...]:
         """Hold all that is catalogued, as of one moment."""
         while True:
             seqno, catalog = self._catalog()
@@ -226,7 +226,7 @@ class Checkpoints:
             if self._holds(writer, catalog.entries, [Guard(CHECKPOINTS, seqno)]):
                 return catalog.entries
 
-    def _narrow(self, writer: Writer, entry: Entry) -> None:
+    def _narrow(self, writer: Writer, entry: CatalogEntry) -> None:
         """Housekeeping: if it fails the hold keeps more than it has to."""
         try:
             while not self._holds(writer, [entry], is_read=True):
@@ -235,10 +235,10 @@ class Checkpoints:
             logger.warning("the hold on checkpoints stays as wide as it is: %s", error)
 
     def _holds(
-        self, writer: Writer, entries: Sequence[Entry], guards: Sequence[Guard] = (), *, is_read: bool = False
+        self, writer: Writer, entries: Sequence[CatalogEntry], guards: Sequence[Guard] = (), *, is_read: bool = False
     ) -> bool:
         key, runtime = restoring_key(writer.id), self.place.runtime
-        record = self.place.reading(lambda: self.place.meta.head(key))
+        record = self.place.retry_read(lambda: self.place.meta.head(key))
         hold = Restoring(writer.id, tuple(entries), is_read, runtime.wall_s(), runtime.new_id())
         write = Write(key, record.seqno if record else 0, seal(hold))
         registered = writer.guards()[:1]  # whatever the generation: reading changes nothing

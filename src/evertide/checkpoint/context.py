@@ -1,4 +1,4 @@
-"""`Place`: the storage that checkpoints lie in, and the clock and settings of the process that looks at it."""
+"""`StorageContext`: the storage that checkpoints lie in, and the clock and settings of the process that looks at it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Stale, Write
-from evertide.store.retry import commit_settled, put_settled, reading
+from evertide.store.retry import commit_until_known, put_until_known, retry_read
 
-__all__ = ["Place"]
+__all__ = ["StorageContext"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StorageContext:
     blob: Blob
     meta: Meta
     runtime: Runtime
     settings: Settings
 
-    def reading(self, call: Callable[[], T]) -> T:
-        return reading(call, self.runtime, self.settings)
+    def retry_read(self, call: Callable[[], T]) -> T:
+        return retry_read(call, self.runtime, self.settings)
 
     def put(self, key: str, content: bytes) -> StateFile:
-        put_settled(self.blob, key, content, self.runtime, self.settings)
+        put_until_known(self.blob, key, content, self.runtime, self.settings)
         return file_of(key, content)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
-        return commit_settled(self.meta, writes, guards, self.runtime, self.settings)
+        return commit_until_known(self.meta, writes, guards, self.runtime, self.settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import EvertideError
 from evertide.problem import Problem
 from evertide.runtime import Runtime
@@ -21,7 +21,7 @@ _REMEDY = "Check the disk or bucket that holds the storage. The pipeline replace
 
 @dataclass(frozen=True, slots=True)
 class DamagedCheckpoint:
-    entry: Entry
+    entry: CatalogEntry
     error: EvertideError
     since_s: float
     """When this process found it."""
@@ -43,7 +43,7 @@ class KnownDamage:
         self._lock = threading.Lock()
         self._found: dict[int, DamagedCheckpoint] = {}
 
-    def add(self, entry: Entry, error: EvertideError) -> None:
+    def add(self, entry: CatalogEntry, error: EvertideError) -> None:
         with self._lock:
             if entry.number not in self._found:
                 self._found[entry.number] = DamagedCheckpoint(entry, error, self._runtime.wall_s())
@@ -53,7 +53,7 @@ class KnownDamage:
         with self._lock:
             return frozenset(number for number, one in self._found.items() if not one.is_replaced)
 
-    def replace(self, catalog: tuple[Entry, ...]) -> None:
+    def replace(self, catalog: tuple[CatalogEntry, ...]) -> None:
         """Mark those that are not in the catalog any more."""
         numbers = {entry.number for entry in catalog}
         with self._lock:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from evertide.checkpoint.manifest import Manifest, StateFile
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import EvertideError, InvalidInput
 from evertide.shard.state import ShardState
 from evertide.store.paths import check_shard
@@ -49,13 +49,13 @@ class Draft:
 class Skipped:
     """A checkpoint that was not used, and what is wrong with it."""
 
-    entry: Entry
+    entry: CatalogEntry
     error: EvertideError
 
 
 @dataclass(frozen=True)
 class Restored:
-    entry: Entry
+    entry: CatalogEntry
     manifest: Manifest
     state: bytes
     pipeline: bytes

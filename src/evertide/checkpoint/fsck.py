@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import StateFile, number_of, shard_parts
-from evertide.checkpoint.records import Catalog, Entry, Restoring, read_catalog, read_holds
+from evertide.checkpoint.records import Catalog, CatalogEntry, Restoring, read_catalog, read_holds
 from evertide.checkpoint.revival import is_lost
 from evertide.checkpoint.verification import OnProgress, check_files, read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, InvalidInput, RecordDamaged, UnsupportedFormat
@@ -55,9 +55,9 @@ from evertide.store.paths import (
     writer_key,
 )
 from evertide.store.sealed import check_seal, unseal
-from evertide.store.writers import Beat, GenerationRecord, Registration, registered
+from evertide.store.writers import Beat, GenerationRecord, Registration, read_registrations
 
-__all__ = ["LOST", "Problem", "Report", "check"]
+__all__ = ["LOST", "Finding", "Report", "check"]
 
 LOST = "lost+found/"
 """Where a repair puts what nobody names."""
@@ -95,7 +95,7 @@ _STORAGE = "`evertide fsck --repair` writes it again."
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Finding:
     """`kind` is a stable code, `path` where a person would look."""
 
     kind: str
@@ -109,7 +109,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    problems: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
     orphans: tuple[str, ...]
     """Keys of blobs that nobody needs."""
     unknown_orphans: bool
@@ -134,7 +134,7 @@ class Report:
 
 
 def check(
-    place: Place, progress: OnProgress | None = None, collections: Mapping[str, tuple[str, str]] | None = None
+    place: StorageContext, progress: OnProgress | None = None, collections: Mapping[str, tuple[str, str]] | None = None
 ) -> Report:
     """See the header. What looks wrong is looked at twice: a pipeline may move on between two looks.
 
@@ -169,9 +169,9 @@ def check(
 class _Check:
     """One look at everything that names files, and what was wrong with it."""
 
-    place: Place
+    place: StorageContext
     collections: Mapping[str, tuple[str, str]] | None
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     named: dict[StateFile, str] = field(default_factory=dict)
     """Every file that must be there, and what to do if it is not."""
     needed: set[str] = field(default_factory=set)
@@ -196,9 +196,9 @@ class _Check:
     def look(self) -> None:
         """Who is registered comes first: whoever is not has named for the last time."""
         meta = self.place.meta
-        self.writers = self._tried(lambda: set(self.place.reading(lambda: registered(meta))), "") or set()
+        self.writers = self._tried(lambda: set(self.place.retry_read(lambda: read_registrations(meta))), "") or set()
         self._format()
-        heads = self._tried(lambda: self.place.reading(lambda: meta.heads("")), _META)
+        heads = self._tried(lambda: self.place.retry_read(lambda: meta.heads("")), _META)
         if heads is not None:
             self._storage()
             self._records(heads)
@@ -233,7 +233,7 @@ class _Check:
             [str(getattr(error, "why", error.summary)), *(f"{name} {value}" for name, value in facts.items())]
         )
         why = f"{why}; {holds}" if holds else why
-        self.problems.append(Problem(error.error_code, path, why, remedy or error.remedy))
+        self.problems.append(Finding(error.error_code, path, why, remedy or error.remedy))
 
     def _tried(self, call: Callable[[], Any], remedy: str, key: str = "") -> Any:
         """What the call returns, or None after adding what is wrong, with the record of a key if one is given."""
@@ -249,7 +249,7 @@ class _Check:
     def _format(self) -> None:
         blob = self.place.blob
         try:
-            text = self.place.reading(lambda: blob.get(FORMAT))
+            text = self.place.retry_read(lambda: blob.get(FORMAT))
         except BlobMissing as error:
             self.add(error, _FORMAT)
             return
@@ -344,7 +344,7 @@ class _Check:
     def _committed(self) -> None:
         """All records are readable and follow each other; and the member shards have reached the last one."""
         place, meta = self.place, self.place.meta
-        found = TimeLog(COMMITTED, Committed, meta, place.runtime, place.settings).all()
+        found = TimeLog(COMMITTED, Committed, meta, place.runtime, place.settings).read_all()
         record = meta.head(GENERATION)
         members = unseal(record.data, GenerationRecord, meta.path(GENERATION)).members if record else ()
         uppers = {self.uppers[name] for name in members if name in self.uppers}
@@ -360,7 +360,7 @@ class _Check:
             done = unseal(outcome.data, Committed, meta.path(COMMITTED)).time if outcome else -1
         except Damaged:  # said on its own
             done = max(self.uppers.values(), default=0) - 1
-        records = TimeLog(JOURNAL, Bound, meta, place.runtime, place.settings).all()
+        records = TimeLog(JOURNAL, Bound, meta, place.runtime, place.settings).read_all()
         if self.collections is not None and (records[-1].value.time if records else -1) < done:
             raise RecordDamaged(path=meta.path(JOURNAL), why=f"it lacks transaction {done}, which is committed")
         for record in records:
@@ -375,19 +375,19 @@ class _Check:
         place = self.place
         if is_lost(place.meta) and place.meta.head(CHECKPOINTS) is None:
             return  # said already
-        _, catalog = place.reading(lambda: read_catalog(place.blob, place.meta))
+        _, catalog = place.retry_read(lambda: read_catalog(place.blob, place.meta))
         self.numbers |= set(catalog.claims.values())
         for entry in catalog.entries:
             self.numbers.add(entry.number)
             self._tried(partial(self._checkpoint, entry), _CHECKPOINT)
         self.checkpoints = len(catalog.entries)
-        for _, hold in place.reading(lambda: read_holds(place.meta)).values():
+        for _, hold in place.retry_read(lambda: read_holds(place.meta)).values():
             for entry in hold.entries:
                 self._held(entry, is_over=hold.writer not in self.writers)
 
-    def _checkpoint(self, entry: Entry) -> None:
+    def _checkpoint(self, entry: CatalogEntry) -> None:
         place = self.place
-        manifest = place.reading(lambda: read_manifest(place.blob, entry))
+        manifest = place.retry_read(lambda: read_manifest(place.blob, entry))
         self.needed |= set(manifest.names())
         for file in manifest.files:
             self.named.setdefault(file, _CHECKPOINT)
@@ -396,13 +396,13 @@ class _Check:
             if self.collections is None or self.collections.get(shard, ("view",))[0] != "view":
                 self.named.update({file: _CHECKPOINT for file in files if file not in self.named})
 
-    def _held(self, entry: Entry, *, is_over: bool) -> None:
+    def _held(self, entry: CatalogEntry, *, is_over: bool) -> None:
         """What only a hold names is no orphan while its writer lives; that some of it is deleted is no damage."""
         if is_over:
             return
         self.numbers.add(entry.number)
         with suppress(Damaged):
-            self.needed |= set(self.place.reading(lambda: read_manifest(self.place.blob, entry)).names())
+            self.needed |= set(self.place.retry_read(lambda: read_manifest(self.place.blob, entry)).names())
 
     def _still_there(self, orphans: list[str]) -> tuple[str, ...]:
         """Without what a collection deleted since it was listed."""
@@ -423,8 +423,8 @@ class _Check:
                     yield key
 
 
-def _listed(place: Place) -> list[str]:
-    return [entry.key for entry in place.reading(lambda: list(place.blob.list("")))]
+def _listed(place: StorageContext) -> list[str]:
+    return [entry.key for entry in place.retry_read(lambda: list(place.blob.list("")))]
 
 
 def _is_below(key: str, prefix: str) -> bool:

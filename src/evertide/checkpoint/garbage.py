@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import manifest_key, number_of
 from evertide.checkpoint.records import Catalog, Restoring, read_catalog, read_holds
 from evertide.checkpoint.verification import read_manifest
@@ -39,9 +39,9 @@ from evertide.errors import BlobMissing, Damaged, EvertideError, StorageFull, Un
 from evertide.store.blob import Blob
 from evertide.store.meta import Write
 from evertide.store.paths import Name, checkpoint_prefix, part_prefix, restoring_key, state_prefix
-from evertide.store.writers import Writer, end_silent_writers, registered
+from evertide.store.writers import Writer, end_silent_writers, read_registrations
 
-__all__ = ["Collected", "Drafts", "Live", "Pins", "collect", "pinned"]
+__all__ = ["CheckpointGarbage", "Drafts", "Live", "Pins", "collect", "pinned"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Pins:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CheckpointGarbage:
     """What one collection deleted. `refused` says why it deleted nothing."""
 
     parts: tuple[str, ...] = ()
@@ -88,36 +88,36 @@ class _Evidence:
     pins: Pins
 
 
-def pinned(place: Place, drafts: Drafts) -> Pins:
+def pinned(place: StorageContext, drafts: Drafts) -> Pins:
     """Everything that checkpoints need. Raises if any of it cannot be read."""
-    return place.reading(lambda: _pins(place, registered(place.meta).keys(), drafts))
+    return place.retry_read(lambda: _pins(place, read_registrations(place.meta).keys(), drafts))
 
 
-def collect(place: Place, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> Collected:
+def collect(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> CheckpointGarbage:
     try:
         with suppress(StorageFull):  # deleting makes room, and no proof rests on this
             writer.beat()  # shows that we are not fenced (I16)
             end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings, judge=writer)
             _end_holds(place)
-        proof = place.reading(lambda: _evidence(place, live, writer, drafts))
+        proof = place.retry_read(lambda: _read_evidence(place, live, writer, drafts))
     except (Damaged, UnsupportedFormat) as error:
         # Without a trace: the error says all that can be done about it.
         logger.error("nothing is collected, as what checkpoints need cannot be told: %s", error)  # noqa: TRY400
-        return Collected(refused=error)
+        return CheckpointGarbage(refused=error)
     parts = tuple(key for key in proof.parts if _is_over(key, proof, writer))
     files = tuple(key for key in proof.files if number_of(key) not in {None, *proof.pins.numbers})
     # The manifest goes first: what is left of a directory after a crash can then not be taken for a checkpoint.
     for key in (*parts, *sorted(files, key=lambda key: (number_of(key), not _is_manifest(key)))):
         place.blob.delete(key)
     is_used = any(key in proof.live for key in proof.pins.held)
-    return Collected(parts, files, is_hold_over=bool(proof.pins.held) and not is_used)
+    return CheckpointGarbage(parts, files, is_hold_over=bool(proof.pins.held) and not is_used)
 
 
-def _evidence(place: Place, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> _Evidence:
+def _read_evidence(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> _Evidence:
     """The order matters: see the header."""
     parts, files = _listed(place.blob, state_prefix()), _listed(place.blob, checkpoint_prefix())
     used, drafted = live(), drafts()
-    writers = registered(place.meta).keys()
+    writers = read_registrations(place.meta).keys()
     return _Evidence(parts, files, used, writers, _pins(place, writers, drafted, writer.id))
 
 
@@ -125,7 +125,7 @@ def _listed(blob: Blob, prefix: str) -> list[str]:
     return [*(entry.key for entry in blob.list(prefix)), *blob.unfinished(prefix)]
 
 
-def _pins(place: Place, writers: Set[str], drafts: Drafts, own: str = "") -> Pins:
+def _pins(place: StorageContext, writers: Set[str], drafts: Drafts, own: str = "") -> Pins:
     """`writers` were read before. The same finding twice is damage, another one a peer that collects meanwhile."""
     problem = ""
     while True:
@@ -138,10 +138,10 @@ def _pins(place: Place, writers: Set[str], drafts: Drafts, own: str = "") -> Pin
             problem = str(error)
 
 
-def _named(place: Place, catalog: Catalog, writers: Set[str], drafts: Drafts, own: str) -> Pins:
+def _named(place: StorageContext, catalog: Catalog, writers: Set[str], drafts: Drafts, own: str) -> Pins:
     blob = place.blob
     holds = read_holds(place.meta)
-    alive = registered(place.meta).keys()
+    alive = read_registrations(place.meta).keys()
     live_holds = [hold for name, (_, hold) in holds.items() if name in alive]
     claims = {name: number for name, number in catalog.claims.items() if name in writers and _is_open(name, drafts)}
     keys = {key for entry in catalog.entries for key in read_manifest(blob, entry).names()}
@@ -183,10 +183,10 @@ def _is_manifest(key: str) -> bool:
     return number is not None and key == manifest_key(number)
 
 
-def _end_holds(place: Place) -> None:
+def _end_holds(place: StorageContext) -> None:
     """Remove the holds of writers that are gone; they count for nothing, and would lie around for ever."""
     holds = read_holds(place.meta)
-    alive = registered(place.meta).keys()
+    alive = read_registrations(place.meta).keys()
     for name, (seqno, _) in holds.items():
         if name not in alive:
             place.commit([Write(restoring_key(name), seqno, None)])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import (
     PIPELINE_FILE,
@@ -33,13 +33,13 @@ from evertide.checkpoint.manifest import (
     shard_file_key,
     shard_parts,
 )
-from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
+from evertide.checkpoint.records import Catalog, CatalogEntry, directories, read_catalog
 from evertide.errors import Conflict, EvertideError
 from evertide.store.meta import Write
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, checkpoint_prefix
 from evertide.store.retry import truncate_sometimes
 from evertide.store.sealed import seal
-from evertide.store.writers import Writer, registered
+from evertide.store.writers import Writer, read_registrations
 
 __all__ = ["Publication"]
 
@@ -53,17 +53,17 @@ KEEP_MIN = 2
 class Publication:
     """One try to publish a draft of one time."""
 
-    place: Place
+    place: StorageContext
     writer: Writer
     time: int
 
     def claim(self) -> int:
         """Step 1: a number that was never used."""
-        there = self.place.reading(
+        there = self.place.retry_read(
             lambda: directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
         )
         while True:
-            known = self.place.reading(lambda: registered(self.place.meta))
+            known = self.place.retry_read(lambda: read_registrations(self.place.meta))
             seqno, catalog = self._catalog()
             self._check_time(catalog)
             number = max([catalog.last, *there, *(entry.number for entry in catalog.entries)]) + 1
@@ -72,7 +72,7 @@ class Publication:
             if self._changed(seqno, catalog, claims={**claims, self.writer.id: number}, last=number):
                 return number
 
-    def put(self, number: int, draft: Draft) -> Entry:
+    def put(self, number: int, draft: Draft) -> CatalogEntry:
         """Step 3. The states go without their tokens: a process that comes back by them has no commit in doubt."""
         made_at_s = self.place.runtime.wall_s()
         states = {name: msgspec.structs.replace(state, tokens={}) for name, state in draft.shards.items()}
@@ -92,9 +92,9 @@ class Publication:
             shards={name: shard_parts(state) for name, state in states.items()},
         )
         named = self.place.put(manifest_key(number), encode_manifest(manifest))
-        return Entry(number, draft.time, named.key, named.bytes, named.digest, made_at_s)
+        return CatalogEntry(number, draft.time, named.key, named.bytes, named.digest, made_at_s)
 
-    def commit(self, entry: Entry, keep: int, damaged: Set[int] = frozenset()) -> tuple[Entry, ...]:
+    def commit(self, entry: CatalogEntry, keep: int, damaged: Set[int] = frozenset()) -> tuple[CatalogEntry, ...]:
         """Step 4. The entries that the catalog has then."""
         while True:
             seqno, catalog = self._catalog()
@@ -121,7 +121,7 @@ class Publication:
             logger.warning("the claim of a checkpoint that failed stays for now: %s", error)
 
     def _catalog(self) -> tuple[int, Catalog]:
-        return self.place.reading(lambda: read_catalog(self.place.blob, self.place.meta))
+        return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
 
     def _changed(self, seqno: int, catalog: Catalog, **changes: object) -> bool:
         """Whether the catalog could be changed; False if it moved on, and must be looked at again."""

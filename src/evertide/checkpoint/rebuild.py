@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import Manifest, manifest_key, shard_file_key, shard_parts
 from evertide.checkpoint.verification import check_files, read_file
 from evertide.errors import Conflict, Damaged, EvertideError
 from evertide.shard.hold import HoldRecord
 from evertide.shard.log import Rollup
-from evertide.shard.state import Appended, Created, Entry, Finalized, ShardState, SinceAdvanced, apply
+from evertide.shard.state import Appended, Created, Finalized, LogEntry, ShardState, SinceAdvanced, apply
 from evertide.store.meta import Write
 from evertide.store.paths import Name, hold_key, rollup_blob_key, rollup_key, shard_key
 from evertide.store.sealed import seal, unseal
@@ -32,7 +32,7 @@ __all__ = ["last_holds", "rebuild_shard"]
 
 
 def rebuild_shard(
-    place: Place, name: str, manifests: Iterable[Manifest], upper: int | None, writer: Writer
+    place: StorageContext, name: str, manifests: Iterable[Manifest], upper: int | None, writer: Writer
 ) -> Manifest | None:
     """The checkpoint that the shard was made again from; None if none will do. The shard must reach `upper`."""
     for manifest in manifests:
@@ -43,9 +43,9 @@ def rebuild_shard(
     return None
 
 
-def last_holds(place: Place, name: str, since: int) -> dict[str, int]:
+def last_holds(place: StorageContext, name: str, since: int) -> dict[str, int]:
     """The holds of the newest record that can be read. Older ones hold earlier times, which keeps more."""
-    for record in reversed(place.reading(lambda: place.meta.scan(hold_key(name)))):
+    for record in reversed(place.retry_read(lambda: place.meta.scan(hold_key(name)))):
         try:
             found = unseal(record.data, HoldRecord, place.meta.path(hold_key(name)))
         except EvertideError:
@@ -55,7 +55,7 @@ def last_holds(place: Place, name: str, since: int) -> dict[str, int]:
     return {}
 
 
-def _state_from(place: Place, name: str, manifest: Manifest, upper: int | None) -> ShardState | None:
+def _state_from(place: StorageContext, name: str, manifest: Manifest, upper: int | None) -> ShardState | None:
     key = shard_file_key(manifest.number, name)
     try:
         named = manifest.file(key, place.blob.path(manifest_key(manifest.number)))
@@ -72,17 +72,17 @@ def _state_from(place: Place, name: str, manifest: Manifest, upper: int | None) 
     return state if upper is None or state.upper == upper else None
 
 
-def _entries(place: Place, name: str) -> Iterator[Entry]:
+def _entries(place: StorageContext, name: str) -> Iterator[LogEntry]:
     """Those that can be read. A gap between appends is found when they are applied."""
     path = place.meta.path(shard_key(name))
-    for record in place.reading(lambda: place.meta.scan(shard_key(name))):
+    for record in place.retry_read(lambda: place.meta.scan(shard_key(name))):
         try:
-            yield unseal(record.data, Entry, path)
+            yield unseal(record.data, LogEntry, path)
         except EvertideError:
             continue
 
 
-def _commit(place: Place, state: ShardState, writer: Writer) -> None:
+def _commit(place: StorageContext, state: ShardState, writer: Writer) -> None:
     name, meta = state.shard, place.meta
     numbers = {}
     for key in (shard_key(name), rollup_key(name), hold_key(name)):
@@ -96,7 +96,7 @@ def _commit(place: Place, state: ShardState, writer: Writer) -> None:
         )
         holds = HoldRecord(state.since, last_holds(place, name, state.since), f"{writer.id}-{token}")
         writes = [
-            Write(shard_key(name), made - 1, seal(Entry(writer.id, token, Created(name, state.schema)))),
+            Write(shard_key(name), made - 1, seal(LogEntry(writer.id, token, Created(name, state.schema)))),
             Write(
                 rollup_key(name),
                 numbers[rollup_key(name)],

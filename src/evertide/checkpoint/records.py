@@ -27,10 +27,10 @@ from evertide.store.paths import CHECKPOINTS, checkpoint_prefix, restoring_key
 from evertide.store.sealed import unseal
 from evertide.types import SequenceNumber
 
-__all__ = ["Catalog", "Entry", "Restoring", "directories", "read_catalog", "read_holds"]
+__all__ = ["Catalog", "CatalogEntry", "Restoring", "directories", "read_catalog", "read_holds"]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CatalogEntry(msgspec.Struct, frozen=True):
     """A published checkpoint."""
 
     number: int
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CatalogEntry, ...] = ()
     """The oldest first."""
     claims: dict[str, int] = {}
     """Per writer, the number that it is writing."""
@@ -56,7 +56,7 @@ class Catalog(msgspec.Struct, frozen=True):
 
 class Restoring(msgspec.Struct, frozen=True):
     writer: str
-    entries: tuple[Entry, ...]
+    entries: tuple[CatalogEntry, ...]
     is_read: bool
     """Whether they were read: then only the state parts are needed any more."""
     held_at_s: float

@@ -1,6 +1,6 @@
 """`repair`: brings back what can be, says what cannot, and deletes nothing that holds data.
 
-1. The repair is alone (`evertide.checkpoint.alone`): a writer that is registered and not silent is a `Conflict`.
+1. The repair is alone (`evertide.checkpoint.exclusive`): a writer that is registered and not silent is a `Conflict`.
 2. Records that only say what a process does or did (leases, writers, heartbeats, health, and so on) are removed if they
    are damaged. So are those of a sink or shape, which then begins again with the whole content.
 3. If Meta is lost: it is brought back from the newest checkpoint of which every file is intact, those of the tables'
@@ -32,16 +32,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from evertide.checkpoint.alone import change, check_alone, registered_for_repair
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
+from evertide.checkpoint.exclusive import change, check_exclusive, register_for_repair
 from evertide.checkpoint.fsck import LOST, Report, check
 from evertide.checkpoint.manifest import Manifest, decode_manifest, manifest_key
 from evertide.checkpoint.rebuild import rebuild_shard
-from evertide.checkpoint.records import Catalog, Entry, directories, read_catalog
+from evertide.checkpoint.records import Catalog, CatalogEntry, directories, read_catalog
 from evertide.checkpoint.revival import entry_of, is_lost, pipeline_of
 from evertide.checkpoint.rewind import (
     FOLLOWING,
-    Collections,
+    DeclaredCollections,
     Rewind,
     forget_before,
     journal_writes,
@@ -84,7 +84,7 @@ from evertide.store.sealed import check_seal, seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Time
 
-__all__ = ["Collections", "Repaired", "repair"]
+__all__ = ["DeclaredCollections", "RepairReport", "repair"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ _PASSING = (writer_key(""), beat_key(""), restoring_key(""), replica_key(""), "l
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairReport:
     """`done` says in sentences what was changed, and what is lost; `moved` are the keys now below `lost+found/`."""
 
     done: tuple[str, ...]
@@ -104,12 +104,14 @@ class Repaired:
     """What a check finds afterwards."""
 
 
-def repair(place: Place, progress: OnProgress | None = None, declared: Collections | None = None) -> Repaired:
+def repair(
+    place: StorageContext, progress: OnProgress | None = None, declared: DeclaredCollections | None = None
+) -> RepairReport:
     """See the header. Without `declared`, nothing is known of views, and they are treated like tables."""
-    check_alone(place)
+    check_exclusive(place)
     done = [*_without_passing(place), *mend_producers(place)]
     done += _renewed_generation(place, declared)
-    with registered_for_repair(place) as writer:
+    with register_for_repair(place) as writer:
         one = _Repair(place, writer, progress, declared)
         for _ in range(_ROUNDS):
             said = one.round()
@@ -120,12 +122,12 @@ def repair(place: Place, progress: OnProgress | None = None, declared: Collectio
                 break
         report = check(place, progress, one.names())
         moved = tuple(_moved(place, key) for key in report.orphans)
-    return Repaired(tuple(done), moved, replace(report, orphans=()))
+    return RepairReport(tuple(done), moved, replace(report, orphans=()))
 
 
-def _without_passing(place: Place) -> Iterator[str]:
+def _without_passing(place: StorageContext) -> Iterator[str]:
     """Step 2."""
-    for key, record in place.reading(lambda: place.meta.heads("")).items():
+    for key, record in place.retry_read(lambda: place.meta.heads("")).items():
         if not key.startswith((*_PASSING, *FOLLOWING)):
             continue
         try:
@@ -145,7 +147,7 @@ def _without_passing(place: Place) -> Iterator[str]:
             place.commit([Write(key, record.seqno, None)])
 
 
-def _renewed_generation(place: Place, declared: Collections | None) -> list[str]:
+def _renewed_generation(place: StorageContext, declared: DeclaredCollections | None) -> list[str]:
     """Of step 5, before a writer registers: it adopts the generation."""
     record = place.meta.head(GENERATION)
     try:
@@ -165,18 +167,18 @@ def _renewed_generation(place: Place, declared: Collections | None) -> list[str]
     return ["the generation was removed, as it is damaged, and the definition does not fit it"] if record else []
 
 
-def _moved(place: Place, key: str) -> str:
-    place.put(LOST + key, place.reading(lambda: place.blob.get(key)))
+def _moved(place: StorageContext, key: str) -> str:
+    place.put(LOST + key, place.retry_read(lambda: place.blob.get(key)))
     place.blob.delete(key)
     return key
 
 
 @dataclass(frozen=True, slots=True)
 class _Repair:
-    place: Place
+    place: StorageContext
     writer: Writer
     progress: OnProgress | None
-    declared: Collections | None
+    declared: DeclaredCollections | None
 
     def names(self) -> Mapping[str, tuple[str, str]] | None:
         return None if self.declared is None else self.declared.collections()
@@ -199,7 +201,7 @@ class _Repair:
         if head is not None and head.data != text and head.data[:-1].isdigit() and int(head.data) > FORMAT_VERSION:
             raise UnsupportedFormat(path=place.meta.path(STORAGE), found=int(head.data), supported=FORMAT_VERSION)
         try:
-            found: bytes | None = place.reading(lambda: place.blob.get(FORMAT))
+            found: bytes | None = place.retry_read(lambda: place.blob.get(FORMAT))
         except BlobMissing:
             found = None
         if found != text:
@@ -248,7 +250,7 @@ class _Repair:
         """Step 8."""
         numbers = self._numbers()
         try:
-            seqno, catalog = self.place.reading(lambda: read_catalog(self.place.blob, self.place.meta))
+            seqno, catalog = self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
         except (CheckpointDamaged, RecordDamaged) as error:
             return self._made_anew(numbers, error)
         return self._without_damaged(seqno, catalog)
@@ -303,7 +305,7 @@ class _Repair:
         place, head = self.place, self.place.meta.head(COMMITTED)
         number = head.seqno if head else 0
         change(place, self.writer, [Write(COMMITTED, number, seal(Committed(Time(upper - 1), {}, {}, self.writer.id)))])
-        place.reading(lambda: place.meta.truncate(COMMITTED, number + 1))
+        place.retry_read(lambda: place.meta.truncate(COMMITTED, number + 1))
         return [*said, f"{COMMITTED} was made again from the shards, at transaction {upper - 1}"]
 
     def _journal(self) -> list[str]:
@@ -311,7 +313,7 @@ class _Repair:
         place, upper = self.place, self._member_upper()
         if upper is None:
             return []
-        records = place.reading(lambda: place.meta.scan(JOURNAL))
+        records = place.retry_read(lambda: place.meta.scan(JOURNAL))
         left = list(readable(place, records))
         found = {bound.time: bound for _, bound in left}
         base = found.get(Time(upper - 1)) or self._base(upper, found.get(Time(upper)))
@@ -354,7 +356,7 @@ class _Repair:
     def _forget_checkpoints(self, upper: int, why: str) -> list[str]:
         """Those that would have to be replayed from."""
         try:
-            seqno, catalog = self.place.reading(lambda: read_catalog(self.place.blob, self.place.meta))
+            seqno, catalog = self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
         except EvertideError:
             return []  # a later step makes it
         kept = tuple(entry for entry in catalog.entries if entry.time >= upper)
@@ -395,12 +397,12 @@ class _Repair:
     def _made_anew(self, numbers: Sequence[int], error: EvertideError) -> list[str]:
         """Step 3."""
         problems: list[str] = []
-        entries: list[Entry] = []
+        entries: list[CatalogEntry] = []
         for number in numbers:
             manifest = self._intact(number, problems)
             if manifest is not None and self._can_be_replayed(manifest, problems):
                 entries.append(entry_of(self.place, manifest))
-        record = self.place.reading(lambda: self.place.meta.head(CHECKPOINTS))
+        record = self.place.retry_read(lambda: self.place.meta.head(CHECKPOINTS))
         catalog = Catalog(tuple(entries), {}, max(numbers, default=0), self.place.runtime.new_id())
         self._commit(record.seqno if record else 0, catalog)
         return [*problems, f"the catalog was made anew, with {_listed(entries)}; it was not usable: {error}"]
@@ -421,7 +423,9 @@ class _Repair:
     def _decoded(self, number: int, problems: list[str]) -> Manifest | None:
         key = manifest_key(number)
         try:
-            manifest = decode_manifest(self.place.reading(lambda: self.place.blob.get(key)), self.place.blob.path(key))
+            manifest = decode_manifest(
+                self.place.retry_read(lambda: self.place.blob.get(key)), self.place.blob.path(key)
+            )
             if manifest.number != number:
                 raise RecordDamaged(path=self.place.blob.path(key), why=f"it is that of checkpoint {manifest.number}")
         except (Damaged, UnsupportedFormat) as error:
@@ -452,9 +456,9 @@ class _Repair:
         shards = {name: files for name, files in manifest.shards.items() if names.get(name, ("",))[0] != "view"}
         return msgspec.structs.replace(manifest, shards=shards)
 
-    def _is_sound(self, entry: Entry, problems: list[str]) -> bool:
+    def _is_sound(self, entry: CatalogEntry, problems: list[str]) -> bool:
         try:
-            manifest = self.place.reading(lambda: read_manifest(self.place.blob, entry))
+            manifest = self.place.retry_read(lambda: read_manifest(self.place.blob, entry))
             verify_manifest(self.place, manifest, self.progress)
         except Damaged as error:
             problems.append(f"checkpoint {entry.number} was taken out of the catalog: {error}")
@@ -475,6 +479,6 @@ class _Repair:
         return True
 
 
-def _listed(entries: Sequence[Entry]) -> str:
+def _listed(entries: Sequence[CatalogEntry]) -> str:
     named = ", ".join(f"{entry.number} at time {entry.time}" for entry in entries)
     return f"the checkpoints {named}" if named else "no checkpoint: all state is made anew from the tables"

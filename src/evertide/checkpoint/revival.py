@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import (
     PIPELINE_FILE,
     Manifest,
@@ -29,14 +29,13 @@ from evertide.checkpoint.manifest import (
     shard_file_key,
     shard_parts,
 )
-from evertide.checkpoint.records import Catalog, Entry
+from evertide.checkpoint.records import Catalog, CatalogEntry
 from evertide.checkpoint.verification import read_file
 from evertide.errors import Conflict, RecordDamaged
 from evertide.journal.records import Bound, Committed, Input
 from evertide.shard.hold import HoldRecord
 from evertide.shard.log import Rollup
-from evertide.shard.state import Created, ShardState
-from evertide.shard.state import Entry as ShardEntry
+from evertide.shard.state import Created, LogEntry, ShardState
 from evertide.store.meta import Meta, Write
 from evertide.store.open import FORMAT_VERSION
 from evertide.store.paths import (
@@ -59,7 +58,7 @@ from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation, SequenceNumber, Time
 
-__all__ = ["Kept", "bring_back", "entry_of", "is_lost", "pipeline_of"]
+__all__ = ["Retained", "bring_back", "entry_of", "is_lost", "pipeline_of"]
 
 
 def is_lost(meta: Meta) -> bool:
@@ -67,16 +66,16 @@ def is_lost(meta: Meta) -> bool:
     return meta.head(STORAGE) is None and not meta.heads(shard_key(""))
 
 
-def entry_of(place: Place, manifest: Manifest) -> Entry:
+def entry_of(place: StorageContext, manifest: Manifest) -> CatalogEntry:
     """The entry of a catalog for a manifest that lies in its directory."""
     key = manifest_key(manifest.number)
-    content = place.reading(lambda: place.blob.get(key))
+    content = place.retry_read(lambda: place.blob.get(key))
     digest = xxhash.xxh3_128_hexdigest(content)
-    return Entry(manifest.number, manifest.time, key, len(content), digest, manifest.made_at_s)
+    return CatalogEntry(manifest.number, manifest.time, key, len(content), digest, manifest.made_at_s)
 
 
 @dataclass(frozen=True)
-class Kept:
+class Retained:
     """What is left of Meta, and stays as it is."""
 
     generation: Generation
@@ -89,7 +88,9 @@ class Kept:
     """Records of the journal that replace those that are there; none if those stay."""
 
 
-def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int, kept: Kept | None = None) -> Entry:
+def bring_back(
+    place: StorageContext, manifest: Manifest, writer: Writer, *, last: int, kept: Retained | None = None
+) -> CatalogEntry:
     """See the header. All files were verified; `last` is the highest number that any checkpoint there ever had.
 
     With `kept`, the journal is there: the transactions from the checkpoint's time on are completed from it.
@@ -119,13 +120,13 @@ def bring_back(place: Place, manifest: Manifest, writer: Writer, *, last: int, k
 _FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
 
 
-def pipeline_of(place: Place, manifest: Manifest) -> bytes:
+def pipeline_of(place: StorageContext, manifest: Manifest) -> bytes:
     """The checkpoint's record of what the pipeline declares."""
     path = place.blob.path(manifest_key(manifest.number))
     return read_file(place, manifest.file(checkpoint_key(manifest.number, PIPELINE_FILE), path))
 
 
-def _state(place: Place, manifest: Manifest, shard: str) -> ShardState:
+def _state(place: StorageContext, manifest: Manifest, shard: str) -> ShardState:
     key = shard_file_key(manifest.number, shard)
     path = place.blob.path(key)
     state = unseal(
@@ -136,8 +137,8 @@ def _state(place: Place, manifest: Manifest, shard: str) -> ShardState:
     return state
 
 
-def _renew_generation(place: Place, manifest: Manifest, generation: Generation, writer: Writer) -> None:
-    head = place.reading(lambda: place.meta.head(GENERATION))
+def _renew_generation(place: StorageContext, manifest: Manifest, generation: Generation, writer: Writer) -> None:
+    head = place.retry_read(lambda: place.meta.head(GENERATION))
     for number in range(head.seqno if head else 0, generation):
         made = GenerationRecord(Generation(number + 1), manifest.members, writer.id)
         stale = place.commit([Write(GENERATION, number, seal(made))], writer.guards()[:1])
@@ -148,7 +149,7 @@ def _renew_generation(place: Place, manifest: Manifest, generation: Generation, 
 
 
 def _shards(
-    place: Place,
+    place: StorageContext,
     states: dict[str, ShardState],
     writer: Writer,
     seq: int,
@@ -159,15 +160,15 @@ def _shards(
         token = writer.new_token()
         bare = msgspec.structs.replace(state, tokens={})
         put = place.put(rollup_blob_key(name, Name(writer.id, seq, "state")), seal(bare))
-        yield Write(shard_key(name), 0, seal(ShardEntry(writer.id, token, Created(name, state.schema))))
+        yield Write(shard_key(name), 0, seal(LogEntry(writer.id, token, Created(name, state.schema))))
         yield Write(rollup_key(name), 0, seal(Rollup(SequenceNumber(1), put.key, put.bytes, put.digest)))
         yield Write(hold_key(name), 0, seal(HoldRecord(state.since, dict(holds.get(name, {})), f"{writer.id}-{token}")))
 
 
-def _journal(place: Place, manifest: Manifest, writer: Writer) -> Iterator[Write]:
+def _journal(place: StorageContext, manifest: Manifest, writer: Writer) -> Iterator[Write]:
     time, now_s = manifest.time - 1, place.runtime.wall_s()
     inputs = {source: Input(position, position) for source, position in manifest.positions.items()}
     bound = Bound(Time(time), manifest.generation, inputs, writer.id, writer.new_token(), now_s)
     yield Write(JOURNAL, 0, seal(bound))
-    for key, record in place.reading(lambda: place.meta.heads(producer_key(""))).items():
+    for key, record in place.retry_read(lambda: place.meta.heads(producer_key(""))).items():
         yield Write(key, record.seqno, None)  # of transactions that are lost; positions have those of the checkpoint

@@ -17,13 +17,13 @@ from typing import Protocol
 
 import msgspec
 
-from evertide.checkpoint.alone import change
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
+from evertide.checkpoint.exclusive import change
 from evertide.checkpoint.fsck import LOST
 from evertide.checkpoint.manifest import Manifest, StateFile
 from evertide.checkpoint.rebuild import last_holds
 from evertide.checkpoint.records import directories
-from evertide.checkpoint.revival import Kept, bring_back, pipeline_of
+from evertide.checkpoint.revival import Retained, bring_back, pipeline_of
 from evertide.checkpoint.verification import check_files
 from evertide.errors import EvertideError, RecordDamaged
 from evertide.journal.producers import Producer
@@ -46,8 +46,8 @@ from evertide.types import Generation, Time
 
 __all__ = [
     "FOLLOWING",
-    "Collections",
-    "Left",
+    "DeclaredCollections",
+    "RemainingJournal",
     "Rewind",
     "forget_before",
     "journal_writes",
@@ -60,7 +60,7 @@ FOLLOWING = (sink_key(""), shape_prefix(), SHAPES)
 """The records of those that follow collections by the numbers of transactions."""
 
 
-class Collections(Protocol):
+class DeclaredCollections(Protocol):
     """What the pipeline declares: this package knows shards only (`evertide.pipeline.recovery.damaged_views`)."""
 
     def collections(self, record: bytes | None = None) -> Mapping[str, tuple[str, str]]: ...
@@ -73,7 +73,7 @@ class Collections(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class RemainingJournal:
     """What is left of the journal, from the transaction before a checkpoint on."""
 
     records: tuple[Bound, ...]
@@ -89,14 +89,14 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    place: Place
+    place: StorageContext
     writer: Writer
-    declared: Collections | None
+    declared: DeclaredCollections | None
 
     def to(self, manifest: Manifest, reason: str) -> list[str]:
         """What was done, in sentences."""
         place, left = self.place, self.journal_from(manifest)
-        heads = place.reading(lambda: place.meta.heads(""))
+        heads = place.retry_read(lambda: place.meta.heads(""))
         copied = f"{LOST}meta-{place.runtime.new_id()}.msgpack"
         place.put(copied, msgspec.msgpack.encode({key: _records(place, key) for key in heads}))
         stays = {writer_key(self.writer.id), beat_key(self.writer.id)}
@@ -126,7 +126,7 @@ class Rewind:
         writes = [] if left.is_complete else journal_writes(place, left.records)
         generation = max([manifest.generation, *(one.generation for one in left.records)])
         pipeline = self.declared.renumbered(pipeline_of(place, manifest), generation)
-        kept = Kept(generation, pipeline, holds if holds and left.is_complete else {}, tuple(writes))
+        kept = Retained(generation, pipeline, holds if holds and left.is_complete else {}, tuple(writes))
         entry = bring_back(place, manifest, self.writer, last=last, kept=kept)
         forget_before(place, writes)
         reached = left.records[-1].time
@@ -144,13 +144,13 @@ class Rewind:
             if head is not None:
                 change(self.place, self.writer, [Write(key, head.seqno, None)])
 
-    def journal_from(self, manifest: Manifest) -> Left | None:
+    def journal_from(self, manifest: Manifest) -> RemainingJournal | None:
         """The records from the one before the checkpoint on, as far as they and what they name are intact.
 
         None if the checkpoint cannot be gone on from.
         """
         place = self.place
-        records = place.reading(lambda: place.meta.scan(JOURNAL))
+        records = place.retry_read(lambda: place.meta.scan(JOURNAL))
         left = list(readable(place, records))
         known = {bound.time: bound for _, bound in left}
         found: list[Bound] = []
@@ -161,7 +161,7 @@ class Rewind:
             found.append(bound)
         if not found or not manifest.positions.keys() <= found[0].inputs.keys():
             return None
-        return Left(tuple(found), is_complete=found[-1].time == last_time(records, left))
+        return RemainingJournal(tuple(found), is_complete=found[-1].time == last_time(records, left))
 
 
 class _Follower(msgspec.Struct, frozen=True):
@@ -180,12 +180,12 @@ def _is_kept(key: str, data: bytes, members: Sequence[str]) -> bool:
     return {follower.shard, follower.moving_to} - {""} <= set(members)
 
 
-def mend_producers(place: Place, last: int | None = None) -> list[str]:
+def mend_producers(place: StorageContext, last: int | None = None) -> list[str]:
     """Make records of producers again from the journal: damaged ones, missing ones, and those of times after `last`.
 
     A producer of which the journal says nothing is forgotten: its numbers before are not repeated any more.
     """
-    bound = [one for _, one in readable(place, place.reading(lambda: place.meta.scan(JOURNAL)))]
+    bound = [one for _, one in readable(place, place.retry_read(lambda: place.meta.scan(JOURNAL)))]
     known: dict[str, Producer] = {}
     for one in bound if last is None else [one for one in bound if one.time <= last]:
         for given in one.inputs.values():
@@ -193,7 +193,7 @@ def mend_producers(place: Place, last: int | None = None) -> list[str]:
             for name, number in numbers.items():
                 known[producer_key(name)] = Producer(name, number.number, number.time, one.bound_at_s)
     said = []
-    heads = place.reading(lambda: place.meta.heads(producer_key("")))
+    heads = place.retry_read(lambda: place.meta.heads(producer_key("")))
     for key in known.keys() - heads.keys():
         place.commit([Write(key, 0, seal(known[key]))])
         said.append(f"the record {key} was made again from the journal")
@@ -211,21 +211,21 @@ def mend_producers(place: Place, last: int | None = None) -> list[str]:
     return said
 
 
-def journal_writes(place: Place, kept: Sequence[Bound]) -> list[Write]:
+def journal_writes(place: StorageContext, kept: Sequence[Bound]) -> list[Write]:
     """For the commit that makes these the whole journal: they go behind what is there, which counts no more.
 
     Afterwards `forget_before` forgets that. Until then the journal is damaged as it was before, and a repair that is
     cut short finds all records again.
     """
-    head = place.reading(lambda: place.meta.head(JOURNAL))
+    head = place.retry_read(lambda: place.meta.head(JOURNAL))
     return [Write(JOURNAL, number, seal(bound)) for number, bound in enumerate(kept, head.seqno if head else 0)]
 
 
-def forget_before(place: Place, writes: Sequence[Write]) -> None:
+def forget_before(place: StorageContext, writes: Sequence[Write]) -> None:
     """Forget the records of the journal before those that `journal_writes` made."""
     if writes:
         first = writes[0].expected + 1
-        place.reading(lambda: place.meta.truncate(JOURNAL, first))
+        place.retry_read(lambda: place.meta.truncate(JOURNAL, first))
 
 
 def last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound]]) -> int:
@@ -242,11 +242,11 @@ def _staged(bound: Bound) -> list[StateFile]:
     return [StateFile(one.key, one.bytes, one.checksum) for one in staged_of(bound)]
 
 
-def _records(place: Place, key: str) -> list[tuple[int, bytes]]:
+def _records(place: StorageContext, key: str) -> list[tuple[int, bytes]]:
     return [(record.seqno, record.data) for record in place.meta.scan(key)]
 
 
-def readable(place: Place, records: Sequence[Record]) -> Iterator[tuple[Record, Bound]]:
+def readable(place: StorageContext, records: Sequence[Record]) -> Iterator[tuple[Record, Bound]]:
     """Of the journal's records those that can be read."""
     for record in records:
         try:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Damaged
 from evertide.types import Generation
 
-__all__ = ["Kept", "kept"]
+__all__ = ["CheckpointSummary", "summarize_checkpoints"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CheckpointSummary:
     number: int
     time: int
     made_at_s: float
@@ -25,17 +25,17 @@ class Kept:
     """Why it cannot be used, if its manifest is damaged; then nothing is known of its files."""
 
 
-def kept(checkpoints: Checkpoints) -> list[Kept]:
+def summarize_checkpoints(checkpoints: Checkpoints) -> list[CheckpointSummary]:
     """The newest first."""
     return [_one(checkpoints, entry) for entry in checkpoints.entries()]
 
 
-def _one(checkpoints: Checkpoints, entry: Entry) -> Kept:
+def _one(checkpoints: Checkpoints, entry: CatalogEntry) -> CheckpointSummary:
     try:
         manifest = checkpoints.read(entry)
     except Damaged as error:
-        return Kept(entry.number, entry.time, entry.made_at_s, 0, 0, Generation(0), str(error))
-    return Kept(
+        return CheckpointSummary(entry.number, entry.time, entry.made_at_s, 0, 0, Generation(0), str(error))
+    return CheckpointSummary(
         number=entry.number,
         time=entry.time,
         made_at_s=entry.made_at_s,

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import xxhash
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, manifest_key
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged, UnsupportedFormat
 from evertide.store.blob import Blob
 
@@ -37,9 +37,9 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 """Told after each file; it may be called from several threads, one at a time."""
 
 
-def read_file(place: Place, file: StateFile) -> bytes:
+def read_file(place: StorageContext, file: StateFile) -> bytes:
     """The bytes, if they are what was written; `BlobMissing` or `BlobDamaged` with the path otherwise."""
-    content = place.reading(lambda: place.blob.get(file.key))
+    content = place.retry_read(lambda: place.blob.get(file.key))
     path = place.blob.path(file.key)
     if len(content) != file.bytes:
         raise BlobDamaged(path=path, why="length in bytes", expected=str(file.bytes), found=str(len(content)))
@@ -49,7 +49,7 @@ def read_file(place: Place, file: StateFile) -> bytes:
     return content
 
 
-def check_files(place: Place, files: Iterable[StateFile], progress: OnProgress | None = None) -> list[Damaged]:
+def check_files(place: StorageContext, files: Iterable[StateFile], progress: OnProgress | None = None) -> list[Damaged]:
     """Read all files; what is wrong with them, in the order given. A file that is named twice is read once."""
     wanted = list(dict.fromkeys(files))
     done = _Count(len(wanted), sum(file.bytes for file in wanted), progress)
@@ -67,7 +67,7 @@ def check_files(place: Place, files: Iterable[StateFile], progress: OnProgress |
         return [error for error in pool.map(checked, wanted) if error is not None]
 
 
-def read_manifest(blob: Blob, entry: Entry) -> Manifest:
+def read_manifest(blob: Blob, entry: CatalogEntry) -> Manifest:
     """The manifest that an entry of the catalog names, if it is the one that was published."""
     content = blob.get(entry.key)
     path = blob.path(entry.key)
@@ -83,7 +83,7 @@ def read_manifest(blob: Blob, entry: Entry) -> Manifest:
 
 
 def verify_manifest(
-    place: Place, manifest: Manifest, progress: OnProgress | None = None, *, shards: bool = False
+    place: StorageContext, manifest: Manifest, progress: OnProgress | None = None, *, shards: bool = False
 ) -> None:
     """Read all files that it names, those of the shards only if asked to; one error names all that are wrong."""
     files = (*manifest.files, *manifest.shard_files) if shards else manifest.files

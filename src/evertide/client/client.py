@@ -30,7 +30,7 @@ from evertide.client.arrow_stream import batches_of, table_of
 from evertide.client.errors import check, translate_errors
 from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
-from evertide.json_values import plain
+from evertide.json_values import to_json_value
 from evertide.media import ARROW, EVENTS, FORMATS, JSON, TIME_HEADER
 from evertide.pipeline.reading.query import Answer, Chosen
 from evertide.rows.changes import DIFF, TIME
@@ -174,7 +174,7 @@ class Client:
         parameters: Sequence[Any] = (),
     ) -> Answer:
         body = {"sql": sql, **_without_none(as_of=as_of, limit=limit), "engine": str(engine)}
-        body |= {"parameters": plain(list(parameters))} if parameters else {}
+        body |= {"parameters": to_json_value(list(parameters))} if parameters else {}
         headers = {"Accept": ARROW, "Content-Type": JSON}
         content = msgspec.json.encode(body)
         with self._stream("POST", "/v1/query", content=content, headers=headers) as response:
@@ -262,7 +262,7 @@ class Client:
                 raise InvalidInput(where="deletes", why="Arrow rows go without: push the deletes as a request before")
             content, media = _arrow(rows), ARROW
         else:
-            body = {"rows": plain(spans(list(rows))), "deletes": plain(spans(list(deletes)))}
+            body = {"rows": to_json_value(spans(list(rows))), "deletes": to_json_value(spans(list(deletes)))}
             content, media = msgspec.json.encode(body), JSON
         return self._json("POST", path, content=content, headers={"Content-Type": media, **(extra_headers or {})})
 

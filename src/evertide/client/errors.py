@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, Unavailable
-from evertide.json_values import error_of
+from evertide.json_values import error_from_json
 
 __all__ = ["check", "translate_errors"]
 
@@ -39,7 +39,7 @@ def check(response: httpx.Response) -> httpx.Response:
     if not isinstance(body, dict) or "error_code" not in body:
         is_lost = response.status_code in _LOST and response.request.method not in _READING
         raise _other(where, response.status_code, response.reason_phrase, is_lost=is_lost)
-    error = error_of(body)
+    error = error_from_json(body)
     if error is None:
         raise _other(where, response.status_code, str(body.get("message", "")))
     raise error

@@ -24,9 +24,9 @@ from evertide.datasource.request import Request, resolve_names
 from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import Reader
 from evertide.rows.changes import DIFF, TIME, changes_schema
-from evertide.shard.lease import end, renew
+from evertide.shard.lease import end_lease, renew_lease
 from evertide.shard.parts.split import Group, by_time, split
-from evertide.shard.read import Window, listing
+from evertide.shard.read import Window, list_parts
 from evertide.shard.shard import Shard
 from evertide.types import Time
 
@@ -98,7 +98,7 @@ def plan(request: Request, pinned: Pin) -> list[Task]:
             pinned = replace(pinned, lease=lease)
             groups = _groups(shard, request, window, conditions)
             if lease and not any(part.key for group in groups for part in group.parts):
-                end(shard.log, lease)
+                end_lease(shard.log, lease)
             return [Task(pinned, window, columns, conditions, now_s, group) for group in groups]
 
 
@@ -118,21 +118,21 @@ def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> It
         yield ""
         return
     lease = pinned.lease
-    if not lease or not renew(shard.log, lease):
+    if not lease or not renew_lease(shard.log, lease):
         held = pinned.time if window.as_of is not None else max(0, window.lower - 1)
         lease = reader.shards.leases.take(shard.log, Time(held)).id
     try:
-        listing(shard.log, shard.log.read(), window)  # raises if the time is below since
+        list_parts(shard.log, shard.log.read(), window)  # raises if the time is below since
         yield lease
     except BaseException:
-        end(shard.log, lease)
+        end_lease(shard.log, lease)
         raise
 
 
 def _groups(shard: Shard, request: Request, window: Window, conditions: tuple[Condition, ...]) -> list[Group]:
     if window.upper <= window.lower:
         return [Group((), is_plain=True)]
-    listed = listing(shard.log, shard.log.read(), window)
+    listed = list_parts(shard.log, shard.log.read(), window)
     parts = [part for part in listed.parts if may_hold(part, listed.schema, conditions)]
     if window.as_of is None:
         return by_time(parts, window, request.partition_bytes)

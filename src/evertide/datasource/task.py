@@ -18,7 +18,7 @@ from evertide.errors import BlobMissing, LeaseLost
 from evertide.pipeline.reading.reader import check_is_there
 from evertide.rows.changes import DIFF, TIME, consolidate
 from evertide.runtime import SystemRuntime
-from evertide.shard.lease import renew
+from evertide.shard.lease import renew_lease
 from evertide.shard.log import ShardLog
 from evertide.shard.parts.groups import content_rows, inside
 from evertide.shard.parts.part import Part
@@ -79,7 +79,7 @@ class _TaskReader:
         try:
             table = fetch(self._log, part, self._listed, sorted(self._needed))
         except BlobMissing:
-            if not renew(self._log, self._task.pin.lease):
+            if not renew_lease(self._log, self._task.pin.lease):
                 raise self._lost() from None
             raise
         wanted = mask(table, self._task.conditions)
@@ -94,7 +94,7 @@ class _TaskReader:
         now_s = self._log.runtime.wall_s()
         if self._task.pin.lease and now_s - self._beat_at_s > self._lease_s / _BEATS:
             self._beat_at_s = now_s
-            renew(self._log, self._task.pin.lease)
+            renew_lease(self._log, self._task.pin.lease)
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(shard=self._log.shard, lease=self._task.pin.lease, restart_from=self._task.pin.time)

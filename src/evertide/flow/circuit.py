@@ -53,8 +53,8 @@ from evertide.rows.changes import DIFF, check_column, net
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
-from evertide.threads.steps import step_done
-from evertide.threads.stopping import IsStopping, never
+from evertide.threads.steps import note_step
+from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["Circuit", "CircuitState", "new_names"]
 
@@ -154,7 +154,7 @@ class Circuit:
         """Make everything durable, and say where it is. Not beside a step."""
         return CircuitState({name: kept.save() for name, kept in self.arrangements.items()}, self._is_first)
 
-    def maintain(self, is_stopping: IsStopping = never) -> bool:
+    def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """One step towards few runs per arrangement, for any thread; False if there was nothing to do."""
         done = [kept.maintain(is_stopping) for kept in self.arrangements.values()]
         return any(done)
@@ -186,7 +186,7 @@ class Circuit:
     def _run(self, part: Stage | Top | Totals) -> None:
         try:
             part.run(is_first=self._is_first)
-            step_done()
+            note_step()
         except PythonException as error:  # a function may fail because of a row, or of what it reaches
             away = SparkAway(path=str(self._context.master), why=describe_error(error))
             raise Suspected(self._views_on(_output(part)), describe_error(error), away, is_functions=True) from error

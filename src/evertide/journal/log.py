@@ -1,14 +1,13 @@
 """`TimeLog`: one record per transaction, of consecutive times, under one Meta key.
 
-Where it lies: Meta key `journal` (records are `Bound`) and Meta key `committed` (`Committed`). Version 1 of each.
+Stored as Meta key `journal` (records are `Bound`) and Meta key `committed` (`Committed`); both have version 1. A record
+has a *number*, Meta's sequence number (1, 2, 3, ...), and a *time*, the number of its transaction.
 
-Words: a record's *number* is Meta's (1, 2, 3, ...), its *time* is the transaction's.
-
-1. Number and time go up together, so the one follows from the other and the head. They do not have to start together:
-   after a repair record 1 is that of the last transaction that the checkpoint holds.
-2. A record never changes. Truncation forgets old ones, never the head: what is missing below the oldest was truncated,
-   and what is missing above it is damage.
-3. A record of another version is refused by number, with its path, before anything of it is read.
+1. Number and time increase together, so each follows from the other and the head. They may start apart: after a repair,
+   record 1 is that of the last transaction in the checkpoint.
+2. A record never changes. Truncation deletes old records, never the head. A record missing below the oldest was
+   truncated; one missing above it is damage.
+3. A record of another version is refused, with its number and path, before it is decoded.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from evertide.journal.records import Bound, Committed
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta, Record
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
 from evertide.types import Time
 
@@ -38,7 +37,7 @@ class Numbered(Generic[T]):
 
 
 class TimeLog(Generic[T]):
-    """Reads only. Nothing is remembered, so every answer is how it is now. Safe to share between threads."""
+    """Read-only. It caches nothing, so each call returns the present state. Safe to share between threads."""
 
     def __init__(self, key: str, kind: type[T], meta: Meta, runtime: Runtime, settings: Settings) -> None:
         self.key = key
@@ -49,8 +48,8 @@ class TimeLog(Generic[T]):
         self._kind: type[T] = kind
 
     def head(self) -> Numbered[T] | None:
-        record = reading(lambda: self.meta.head(self.key), self.runtime, self.settings)
-        return self._decoded(record) if record else None
+        record = retry_read(lambda: self.meta.head(self.key), self.runtime, self.settings)
+        return self._decode(record) if record else None
 
     def upper(self) -> Time:
         """The first time without a record."""
@@ -58,23 +57,23 @@ class TimeLog(Generic[T]):
         return Time(head.value.time + 1 if head else 0)
 
     def find(self, time: int) -> T | None:
-        """The record of a time; None if there is none yet. `TimeCompacted` if there is none any more."""
+        """Return the record of a time; None if it is not written yet. Raise `TimeCompacted` if it was deleted."""
         head = self.head()
         if head is None or time > head.value.time:
             return None
         if time == head.value.time:
             return head.value
-        return self._decoded(self._scanned(head, time, limit=1)[0]).value
+        return self._decode(self._scan(head, time, limit=1)[0]).value
 
-    def start(self, first: int) -> list[T]:
-        """All records from a time on, none if it is not there yet. `TimeCompacted` if it is there no more."""
+    def read_from(self, first: int) -> list[T]:
+        """Return all records from a time on. Raise `TimeCompacted` if the record of that time was deleted."""
         head = self.head()
         if head is None or first > head.value.time:
             return []
-        return [found.value for found in self._in_order(self._scanned(head, first))]
+        return [found.value for found in self._decode_in_order(self._scan(head, first))]
 
-    def kept(self, first: int, last: int) -> list[T]:
-        """The records of the times from `first` to `last` that are there and still kept, oldest first."""
+    def read_range(self, first: int, last: int) -> list[T]:
+        """Return the remaining records from time `first` to `last`, oldest first."""
         head = self.head()
         if head is None:
             return []
@@ -82,37 +81,37 @@ class TimeLog(Generic[T]):
         limit = self._number(head, min(last, head.value.time)) - after
         if limit < 1:
             return []
-        found = reading(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
-        return [record.value for record in self._in_order(found) if record.value.time <= last]
+        found = retry_read(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
+        return [record.value for record in self._decode_in_order(found) if record.value.time <= last]
 
-    def all(self) -> list[Numbered[T]]:
-        """Everything that is kept, oldest first, as of one moment."""
-        return self._in_order(reading(lambda: self.meta.scan(self.key), self.runtime, self.settings))
+    def read_all(self) -> list[Numbered[T]]:
+        """Return all remaining records, oldest first, as of one moment."""
+        return self._decode_in_order(retry_read(lambda: self.meta.scan(self.key), self.runtime, self.settings))
 
-    def _scanned(self, head: Numbered[T], first: int, limit: int | None = None) -> list[Record]:
+    def _scan(self, head: Numbered[T], first: int, limit: int | None = None) -> list[Record]:
         number = self._number(head, first)
         after = max(0, number - 1)
-        found = reading(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
+        found = retry_read(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
         if not found:
-            raise RecordDamaged(path=self.path, why=f"record {head.number} was there, and is not any more")
+            raise RecordDamaged(path=self.path, why=f"record {head.number} has disappeared")
         if found[0].seqno != number:
-            kept = self._decoded(found[0]).value.time
-            why = f"the records of the transactions before {kept} are not kept any more"
+            kept = self._decode(found[0]).value.time
+            why = f"the records of transactions before {kept} were deleted"
             raise TimeCompacted(where=self.path, why=why, as_of=first, since=kept)
         return found
 
     def _number(self, head: Numbered[T], time: int) -> int:
         return head.number - (head.value.time - time)
 
-    def _in_order(self, records: list[Record]) -> list[Numbered[T]]:
-        found = [self._decoded(record) for record in records]
+    def _decode_in_order(self, records: list[Record]) -> list[Numbered[T]]:
+        found = [self._decode(record) for record in records]
         for before, after in pairwise(found):
             if (after.number, after.value.time) != (before.number + 1, before.value.time + 1):
-                why = f"it is of transaction {after.value.time}, after record {before.number} of {before.value.time}"
+                why = f"it holds transaction {after.value.time}, but record {before.number} holds {before.value.time}"
                 raise RecordDamaged(path=self._path(after.number), why=why)
         return found
 
-    def _decoded(self, record: Record) -> Numbered[T]:
+    def _decode(self, record: Record) -> Numbered[T]:
         return Numbered(record.seqno, unseal(record.data, self._kind, self._path(record.seqno)))
 
     def _path(self, number: int) -> str:

@@ -1,14 +1,14 @@
-"""`Producers`: the last number of every producer that numbers its pushes (J10).
+"""`Producers`: the last sequence number of each producer (J10).
 
-Where it lies: Meta key `producer/<name>`, version 1, one `Producer` each, of which the newest record counts.
+Stored as Meta key `producer/<name>`, version 1, one `Producer` each; the newest record counts.
 
-1. The record is written in the commit that binds the transaction, so that both are there or neither.
-2. The record of a transaction names only the producers that are in it, each with what was known of it before
-   (`Number`). So what was known at an earlier time follows from the newest records and from the transactions since.
-3. A producer is forgotten when it has sent nothing for `producers_kept_days`, unless it is one of the
-   `producers_kept_min` newest. What it repeats after that is taken as new.
-4. A key may be removed, and written again later: whoever writes one also writes the journal's next record, so that no
-   commit takes the new key for the old one.
+1. The record is written in the commit that binds the transaction, so both exist or neither does.
+2. The record of a transaction names only its own producers, each with the previous number (`Number.before`). The
+   numbers at an earlier time therefore follow from the newest records and the transactions since.
+3. A producer that has sent nothing for `producers_kept_days` is forgotten, unless it is one of the `producers_kept_min`
+   newest. If it then repeats a push, the push counts as new.
+4. A key may be removed and written again. The commit that writes it also writes the journal's next record, so no commit
+   mistakes the new key for the old one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta, Record, Write
 from evertide.store.paths import producer_key
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 
-__all__ = ["Known", "Producer", "Producers", "with_before"]
+__all__ = ["Known", "Producer", "Producers", "add_before"]
 
 _DAY_S = 86_400.0
 _FORGET_AT_ONCE = 500
 _MANY = 100
-"""More keys than this are read together with all the others."""
+"""More keys than this are read with one scan over all producers."""
 
 
 class Producer(msgspec.Struct, frozen=True):
@@ -41,12 +41,12 @@ class Producer(msgspec.Struct, frozen=True):
     time: int
     """The transaction that bound the number."""
     at_s: float
-    """When it was bound."""
+    """When the transaction was bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a key held when it was read."""
+    """The record number and the content of a key, as read."""
 
     seqno: int = 0
     producer: Producer | None = None
@@ -61,26 +61,26 @@ class Producers:
         self._settings = settings
 
     def last(self, name: str) -> Producer | None:
-        """None if nothing is known of it."""
-        return self._known(name).producer
+        """None if the producer is unknown."""
+        return self._read_one(name).producer
 
     def known(self, inputs: Mapping[str, Input]) -> dict[str, Known]:
-        """Of all producers in these."""
+        """Return what is recorded for the producers in these inputs."""
         names = {name for given in inputs.values() for name in _numbers(given)}
         if len(names) > _MANY:
-            everyone = self._all()
+            everyone = self._read_all()
             return {name: everyone.get(name, Known()) for name in names}
-        return {name: self._known(name) for name in names}
+        return {name: self._read_one(name) for name in names}
 
     def before(self, time: int, since: Callable[[], Iterable[Bound]]) -> dict[str, tuple[int, int]]:
-        """By name, number and time, as they were before a time.
+        """By name, the number and the transaction of each producer as they were before a time.
 
-        `since` has all transactions from that time on. It is called after the newest records were read, so that none
-        of those is of a transaction that it lacks.
+        `since` returns all records from that time on. It is called after the newest producer records are read, so that
+        it has every transaction that those name.
         """
         found = {
             name: (known.producer.number, known.producer.time)
-            for name, known in self._all().items()
+            for name, known in self._read_all().items()
             if known.producer is not None
         }
         seen: set[str] = set()
@@ -94,7 +94,7 @@ class Producers:
         return found
 
     def writes(self, bound: Bound, known: Mapping[str, Known]) -> list[Write]:
-        """For the commit that binds a transaction."""
+        """The writes to include in the commit that binds a transaction."""
         return [
             Write(
                 producer_key(name),
@@ -104,16 +104,16 @@ class Producers:
             for name, number in _all_numbers(bound).items()
         ]
 
-    def written(self, writes: Iterable[Write]) -> None:
-        """The commit happened: what came before is superfluous."""
+    def truncate_old(self, writes: Iterable[Write]) -> None:
+        """Truncate old records after the commit succeeded."""
         for write in writes:
             truncate_sometimes(self._meta, write.key, write.expected + 1)
 
     def forget(self, writer: Writer) -> int:
-        """Forget those that have been silent for too long: how many."""
+        """Forget producers that have been silent for too long; return how many."""
         settings = self._settings
         before_s = self._runtime.wall_s() - settings.producers_kept_days * _DAY_S
-        known = [one for one in self._all().values() if one.producer is not None]
+        known = [one for one in self._read_all().values() if one.producer is not None]
         known.sort(key=lambda one: one.producer.at_s if one.producer else 0.0)
         old = [
             Write(producer_key(one.producer.name), one.seqno, None)
@@ -123,38 +123,38 @@ class Producers:
         count = 0
         for first in range(0, len(old), _FORGET_AT_ONCE):
             some = old[first : first + _FORGET_AT_ONCE]
-            stale = commit_settled(self._meta, some, writer.guards(), self._runtime, settings)
+            stale = commit_until_known(self._meta, some, writer.guards(), self._runtime, settings)
             if stale is not None:
-                writer.check(stale)  # or one of them has just sent something: the next time will do
+                writer.check(stale)  # otherwise a producer has just sent something: retry in the next sweep
                 continue
             count += len(some)
         return count
 
-    def _known(self, name: str) -> Known:
+    def _read_one(self, name: str) -> Known:
         key = producer_key(name)
-        record = reading(lambda: self._meta.head(key), self._runtime, self._settings)
-        return self._read(key, record) if record else Known()
+        record = retry_read(lambda: self._meta.head(key), self._runtime, self._settings)
+        return self._decode(key, record) if record else Known()
 
-    def _all(self) -> dict[str, Known]:
-        heads = reading(lambda: self._meta.heads(producer_key("")), self._runtime, self._settings)
-        found = [self._read(key, record) for key, record in heads.items()]
+    def _read_all(self) -> dict[str, Known]:
+        heads = retry_read(lambda: self._meta.heads(producer_key("")), self._runtime, self._settings)
+        found = [self._decode(key, record) for key, record in heads.items()]
         return {known.producer.name: known for known in found if known.producer is not None}
 
-    def _read(self, key: str, record: Record) -> Known:
+    def _decode(self, key: str, record: Record) -> Known:
         return Known(record.seqno, unseal(record.data, Producer, self._meta.path(key)))
 
 
-def with_before(inputs: Mapping[str, Input], known: Mapping[str, Known]) -> dict[str, Input]:
-    """The inputs with what was known of their producers."""
+def add_before(inputs: Mapping[str, Input], known: Mapping[str, Known]) -> dict[str, Input]:
+    """Add the known number of each producer to the inputs as `before`."""
     made = dict(inputs)
     for source, given in inputs.items():
-        numbers = {name: _with_before(number, known[name].producer) for name, number in _numbers(given).items()}
+        numbers = {name: _add_before(number, known[name].producer) for name, number in _numbers(given).items()}
         if numbers:
             made[source] = msgspec.structs.replace(given, producers=numbers)
     return made
 
 
-def _with_before(number: Number, known: Producer | None) -> Number:
+def _add_before(number: Number, known: Producer | None) -> Number:
     if number.before is not None or known is None:
         return number
     return msgspec.structs.replace(number, before=(known.number, known.time))

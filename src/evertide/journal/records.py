@@ -1,13 +1,13 @@
-"""What the journal holds: which input each transaction is made of, and what came of it.
+"""The records of the journal: the input of each transaction, and its outcome.
 
-Where it lies: Meta key `journal`, one `Bound` per transaction; Meta key `committed`, one `Committed` per transaction,
-written in the commit that appends to the shards. Version 1 of each. The newest record of either is never truncated, so
-that a pipeline always knows where it is and where each of its sources stands.
+Stored as Meta key `journal`, one `Bound` per transaction, and Meta key `committed`, one `Committed` per transaction,
+written in the commit that appends to the shards. Both have version 1. The newest record of each key is never truncated,
+so a pipeline always knows its last transaction and the positions of its sources.
 
-Positions and places are JSON texts that only their source understands; two positions are the same if the texts are.
+Positions and places are JSON texts that only their source interprets; two positions are equal if their texts are.
 
-`xids` are the numbers that the transactions of a database have there: whoever wrote one of them may wait for it. A
-record without the field is of a time, or of a pipeline, that knows none.
+`xids` are the upstream database's transaction ids; a client that wrote one may wait for it. A record without the field
+is from a pipeline or a version that has none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Staged(msgspec.Struct, frozen=True, tag="staged"):
 
 
 class Place(msgspec.Struct, frozen=True, tag="place"):
-    """Rows that their source can read again: where they are, in its own words (an offset range, a file)."""
+    """Rows that their source can read again: where they are, in the source's own format (an offset range, a file)."""
 
     where: str
 
@@ -39,54 +39,56 @@ Fragment = Staged | Place
 
 
 class Number(msgspec.Struct, frozen=True, array_like=True):
-    """The last number of a producer in a transaction."""
+    """The last sequence number of a producer in a transaction."""
 
     number: int
     time: Time
-    """The transaction that bound it: this one, or an earlier one whose numbers this one takes over."""
+    """The transaction that bound the number: this one, or an earlier one whose numbers this one carries over."""
     before: tuple[int, int] | None = None
-    """Number and time that were known of the producer before, if any were."""
+    """The previous number of the producer and its transaction, if any."""
 
 
 class Input(msgspec.Struct, frozen=True):
-    """What one source gives to a transaction: nothing, if both positions are the same."""
+    """The input of one source; none if both positions are equal."""
 
     before: str
     after: str
     fragments: tuple[Fragment, ...] = ()
     xids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Of the upstream transactions that it is made of, in order of their commits."""
+    """The upstream transactions that the input consists of, in commit order."""
     producers: dict[str, Number] | msgspec.UnsetType = msgspec.UNSET
-    """Of those who numbered what they pushed, by name (`evertide.journal.producers`)."""
+    """By name, the producers that numbered their pushes (`evertide.journal.producers`)."""
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """The complete input of a transaction. Every source of the generation is in it, with where it stands after."""
+    """The complete input of a transaction. It names every source of the generation, with its position after."""
 
     time: Time
     generation: Generation
     inputs: dict[str, Input]
     writer: str
     token: str
-    """Tells our own bind, whose outcome was unknown, from a peer's."""
+    """Tells the writer's own bind, if its outcome was unknown, from a peer's."""
     bound_at_s: float
 
 
 class Content(msgspec.Struct, frozen=True):
-    """How many changes, and their digest (`evertide.rows.digest`)."""
+    """The number of changes and their digest (`evertide.rows.digest`)."""
 
     rows: int
     digest: str
 
 
 class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a transaction came to: per source the rows it gave, per shard the changes it got."""
+    """The outcome of a transaction: the rows of each source, and the changes of each shard."""
 
     time: Time
     sources: dict[str, Content]
     shards: dict[str, Content]
     writer: str
     portions: int = 1
-    """In how many it was computed. Changes of several may take back each other: then only the digests tell."""
+    """The number of portions that it was computed in. Changes of different portions may cancel out, so if there are
+    several, only the digests are comparable.
+    """
     xids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Of all its sources. Set, if only to none, in a pipeline that has a source which knows any."""
+    """The upstream transactions of all sources. Set, perhaps to none, if the pipeline has a source with such ids."""

@@ -1,112 +1,87 @@
-"""`Replay`: what to do with each transaction after a restart, or after a peer was faster. A state machine without IO.
+"""Compare a replay with what was recorded (I8): pure functions, without IO.
 
-Words: `time` is the first time that our state does not hold (at a start: the checkpoint's), `committed` the first that
-is not in the shards, `bound` the first that is not bound. Always time <= committed <= bound, or it is damage.
+Three times describe a process after a restart: its *restored* state has every transaction below the first, the shards
+below the second (*committed*), the journal below the third (*bound*).
 
-Transactions that follow each other may be replayed as one, a *stretch* (`Stretch`): far fewer steps, and digests add
-up, so that their sum tells whether all came to what is recorded.
-
-    state       when                        what the pipeline does with `time`
-    REPLAY      time < committed            takes the table deltas from the shards (of a table that is not kept: reads
-                                            its source again), runs them through the operators, compares; no append
-    COMPLETE    committed = time < bound    reads the bound input, computes, appends
-    RUN         time = committed = bound    binds
-    DIVERGED    a comparison failed         nothing any more: state is discarded, nothing is committed (I8)
-    FAILED      anything else failed        nothing any more, until somebody starts anew
-
-    transition             from                leads to
-    seen(committed, bound) REPLAY, COMPLETE,   the state that follows from the three times: what is bound or committed
-                           RUN                 meanwhile, by us or by a peer; both only advance
-    replayed(found, rec.)  REPLAY              after what was found, and the state that follows; or DIVERGED, with the
-                                               error raised
-    completed(time)        COMPLETE            time + 1, as its commit happened, and the state that follows
-    fail(error)            any but the last    FAILED, or DIVERGED if that is what the error says
-                           two
-
-A call that the state does not allow raises: in the last two states the error that led there, else `InvalidInput`.
+1. restored <= committed <= bound, or storage is damaged.
+2. Transactions in [restored, committed) are replayed: their table deltas come from the shards (or from the source, for
+   a table with `evertide.keep = 'none'`), and the result is compared with the record. Nothing is appended.
+3. Transactions in [committed, bound) are completed: their bound input is read, computed and appended.
+4. Consecutive transactions can be replayed as one (`ReplayGroup`): digests add up, so comparing the sum checks all.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from evertide.errors import Damaged, Diverged, EvertideError, InvalidInput
+from evertide.errors import Damaged, Diverged, Unexpected
 from evertide.journal.records import Bound, Committed, Content
 from evertide.rows.digest import add
+from evertide.types import Time
 
-__all__ = ["Found", "Progress", "Replay", "State", "Stretch", "check", "differing"]
-
-
-class State(enum.Enum):
-    REPLAY = "replay"
-    COMPLETE = "complete"
-    RUN = "run"
-    DIVERGED = "diverged"
-    FAILED = "failed"
+__all__ = ["ReplayGroup", "ReplayResult", "check_replay", "check_times", "find_divergences"]
 
 
-_ENDED = (State.DIVERGED, State.FAILED)
-_STRETCH_MAX = 1_000
+_GROUP_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Transactions that follow each other, as they were bound and as they are recorded."""
+class ReplayGroup:
+    """Consecutive transactions that are replayed in one step, as they were bound and recorded."""
 
     bound: tuple[Bound, ...]
     records: tuple[Committed, ...]
 
     @classmethod
-    def of(cls, transactions: Iterable[tuple[Bound, Committed]], rows_max: int) -> Stretch:
-        """The first, and those behind it that can be taken with it, until they have so many rows."""
+    def take(cls, transactions: Iterable[tuple[Bound, Committed]], rows_max: int) -> ReplayGroup:
+        """Take the first transaction and those after it that can join its group, up to `rows_max` rows."""
         found: list[tuple[Bound, Committed]] = []
         rows = 0
         for bound, recorded in transactions:
-            if found and not _go_together(found[0], (bound, recorded)):
+            if found and not _can_group(found[0], (bound, recorded)):
                 break
             found.append((bound, recorded))
             rows += sum(content.rows for content in recorded.shards.values())
-            if rows >= rows_max or len(found) == _STRETCH_MAX:
+            if rows >= rows_max or len(found) == _GROUP_MAX:
                 break
         return cls(tuple(bound for bound, _ in found), tuple(recorded for _, recorded in found))
 
     @property
-    def time(self) -> int:
+    def time(self) -> Time:
         return self.bound[0].time
 
     @property
-    def upper(self) -> int:
-        return self.time + len(self.bound)
+    def upper(self) -> Time:
+        return Time(self.time + len(self.bound))
 
     @property
     def recorded(self) -> Committed:
-        """What all of them came to, as if it was one that was computed in as many portions."""
+        """The sum of the records, as if they were one transaction computed in as many portions."""
         if len(self.records) == 1:
             return self.records[0]
         return msgspec.structs.replace(
             self.records[0],
-            sources=_added([record.sources for record in self.records]),
-            shards=_added([record.shards for record in self.records]),
+            sources=_add_contents([record.sources for record in self.records]),
+            shards=_add_contents([record.shards for record in self.records]),
             portions=len(self.records),
         )
 
 
-def _go_together(first: tuple[Bound, Committed], other: tuple[Bound, Committed]) -> bool:
-    """Both are of the same generation, sources and shards, and neither was made in portions."""
-    (bound, recorded), (later, told) = first, other
+def _can_group(first: tuple[Bound, Committed], other: tuple[Bound, Committed]) -> bool:
+    """Return whether both have the same generation, sources and shards, and neither was computed in portions."""
+    (bound, recorded), (later, other_recorded) = first, other
     return (
         bound.generation == later.generation
         and bound.inputs.keys() == later.inputs.keys()
-        and recorded.shards.keys() == told.shards.keys()
-        and recorded.portions == told.portions == 1
+        and recorded.shards.keys() == other_recorded.shards.keys()
+        and recorded.portions == other_recorded.portions == 1
     )
 
 
-def _added(several: Sequence[Mapping[str, Content]]) -> dict[str, Content]:
+def _add_contents(several: Sequence[Mapping[str, Content]]) -> dict[str, Content]:
     found = dict(several[0])
     for contents in several[1:]:
         for name, content in contents.items():
@@ -116,11 +91,11 @@ def _added(several: Sequence[Mapping[str, Content]]) -> dict[str, Content]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a replay of one transaction, or of `count` from it on, came to, by source and by shard.
+class ReplayResult:
+    """The result of replaying `count` transactions from `time` on, by source and by shard.
 
-    All of the transaction's generation are named. None stands for one that was not looked at: the source of a kept
-    table, as the shard has its rows.
+    It names all sources and shards of the generation. None means not compared: the source of a kept table, because
+    the rows come from the shard.
     """
 
     time: int
@@ -129,142 +104,42 @@ class Found:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Transactions done since the start, of those that were to do."""
+def check_times(restored: int, committed: int, bound: int, path: str) -> None:
+    """Raise `Damaged` if the three times of a restart cannot all be true. `path` is where the journal is stored."""
+    if restored > committed:
+        why = f"the restored state has transactions {committed} to {restored - 1}, which no shard has"
+        raise Damaged(path=path, why=why)
+    if committed > bound:
+        raise Damaged(path=path, why=f"transactions {bound} to {committed - 1} are committed, but no record binds them")
 
-    done: int
-    total: int
 
-
-def check(found: Found, recorded: Committed) -> None:
-    """Raise `Diverged` where the contents differ, `InvalidInput` where one names what the other does not (J4)."""
+def check_replay(found: ReplayResult, recorded: Committed) -> None:
+    """Raise `Diverged` if the contents differ from the record."""
     if found.time != recorded.time:
-        why = f"it was compared with the record of transaction {recorded.time}"
-        raise InvalidInput(where=f"transaction {found.time}", why=why)
+        why = f"the result of transaction {found.time} was compared with the record of transaction {recorded.time}"
+        raise Unexpected(where="check_replay", why=why)
     _check_names("source", found.sources, recorded.sources, recorded.time)
     _check_names("shard", found.shards, recorded.shards, recorded.time)
-    for error in _differing("source", found.sources, recorded.sources, recorded.time).values():
+    for error in _compare("source", found.sources, recorded.sources, recorded.time).values():
         raise error
-    for error in differing(found, recorded).values():
+    for error in find_divergences(found, recorded).values():
         raise error
 
 
-def differing(found: Found, recorded: Committed) -> dict[str, Diverged]:
-    """The shards that came to something else than what is recorded, by name."""
+def find_divergences(found: ReplayResult, recorded: Committed) -> dict[str, Diverged]:
+    """By name, an error for each shard whose content differs from the record."""
     if recorded.portions > 1:  # how many rows took back each other depends on where the portions ended
         recorded = _by_digest(found, recorded)
-    return _differing("shard", found.shards, recorded.shards, recorded.time)
-
-
-class Replay:
-    """Not shared between threads: the transaction loop has it. `path` is where the journal lies, for errors."""
-
-    def __init__(self, *, restored: int, committed: int, bound: int, path: str) -> None:
-        self._path = path
-        self._restored = restored
-        self._time = restored
-        self._committed = committed
-        self._bound = bound
-        self._error: EvertideError | None = None
-        self._check_times()
-
-    @property
-    def state(self) -> State:
-        if self._error is not None:
-            return State.DIVERGED if isinstance(self._error, Diverged) else State.FAILED
-        if self._time < self._committed:
-            return State.REPLAY
-        return State.COMPLETE if self._time < self._bound else State.RUN
-
-    @property
-    def time(self) -> int:
-        """The transaction that is next."""
-        return self._time
-
-    @property
-    def committed(self) -> int:
-        return self._committed
-
-    @property
-    def bound(self) -> int:
-        return self._bound
-
-    @property
-    def error(self) -> EvertideError | None:
-        """Why it ended."""
-        return self._error
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(self._time - self._restored, self._bound - self._restored)
-
-    def seen(self, *, committed: int, bound: int) -> State:
-        """How far shards and journal are now. Older news than we have is fine: they only advance."""
-        self._demand(State.REPLAY, State.COMPLETE, State.RUN)
-        self._committed = max(self._committed, committed)
-        self._bound = max(self._bound, bound)
-        self._check_times()
-        return self.state
-
-    def replayed(self, found: Found, recorded: Committed) -> State:
-        self._demand(State.REPLAY, time=found.time)
-        try:
-            check(found, recorded)
-        except EvertideError as error:
-            self._error = error
-            raise
-        self._time += found.count
-        return self.state
-
-    def completed(self, time: int) -> State:
-        self._demand(State.COMPLETE, time=time)
-        self._time += 1
-        self._committed = self._time
-        return self.state
-
-    def fail(self, error: EvertideError) -> State:
-        self._demand(State.REPLAY, State.COMPLETE, State.RUN)
-        self._error = error
-        return self.state
-
-    def _demand(self, *states: State, time: int | None = None) -> None:
-        if self._error is not None:
-            raise self._error
-        state = self.state
-        if state not in states:
-            expected = " or ".join(allowed.value for allowed in states)
-            raise InvalidInput(where=f"transaction {self._time}", why=f"it is to {state.value}, not to {expected}")
-        if time is not None and time != self._time:
-            raise InvalidInput(where=f"transaction {time}", why=f"transaction {self._time} is next")
-
-    def _check_times(self) -> None:
-        why = _impossible(self._time, self._committed, self._bound)
-        if why:
-            self._error = Damaged(path=self._path, why=why)
-            raise self._error
-
-
-def _impossible(restored: int, committed: int, bound: int) -> str | None:
-    if restored < 0:
-        return f"the state restored ends before time {restored}: times are 0 and up"
-    if committed > bound:
-        return f"transactions {bound} to {committed - 1} are in the shards, and were never bound (I7)"
-    if restored > committed:
-        return f"the state restored holds transactions {committed} to {restored - 1}, which the shards do not have"
-    return None
+    return _compare("shard", found.shards, recorded.shards, recorded.time)
 
 
 def _check_names(kind: str, found: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int) -> None:
-    for name in sorted(recorded.keys() - found.keys()):
-        why = f"the record of transaction {time} names it, and the pipeline lacks it"
-        raise InvalidInput(where=f"{kind} {name!r}", why=why)
-    for name in sorted(found.keys() - recorded.keys()):
-        why = f"the pipeline has it, and the record of transaction {time} does not name it"
-        raise InvalidInput(where=f"{kind} {name!r}", why=why)
+    if found.keys() != recorded.keys():
+        why = f"transaction {time} has the {kind}s {sorted(recorded)}, but the replay computed {sorted(found)}"
+        raise Unexpected(where="check_replay", why=why)
 
 
-def _differing(
+def _compare(
     kind: str, found: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int
 ) -> dict[str, Diverged]:
     differ = {}
@@ -272,15 +147,15 @@ def _differing(
         content, expected = found.get(name), recorded[name]
         if content is not None and content != expected:
             where = f"{kind} {name!r}"
-            differ[name] = Diverged(where=where, time=time, expected=_told(expected), found=_told(content))
+            differ[name] = Diverged(where=where, time=time, expected=_describe(expected), found=_describe(content))
     return differ
 
 
-def _by_digest(found: Found, recorded: Committed) -> Committed:
+def _by_digest(found: ReplayResult, recorded: Committed) -> Committed:
     rows = {name: content.rows for name, content in found.shards.items() if content is not None}
     shards = {name: Content(rows.get(name, known.rows), known.digest) for name, known in recorded.shards.items()}
     return msgspec.structs.replace(recorded, shards=shards)
 
 
-def _told(content: Content) -> str:
+def _describe(content: Content) -> str:
     return f"{content.rows} rows, digest {content.digest}"

@@ -1,19 +1,17 @@
-"""Staged rows: input that its source cannot send again, made durable before a transaction names it.
+"""Staged rows: input that its source cannot send again, stored durably before a transaction names it.
 
-Where it lies: blobs `journal/<source>/<writer>-<seq>.arrow`. Version 1, written as `evertide.format` into the metadata
-of the schema. The process that owns the source stages; truncation and `drop_unbound` (`evertide.journal.garbage`)
-delete.
+Stored as blobs `journal/<source>/<writer>-<seq>.arrow`: an Arrow IPC stream of the columns as given, compressed with
+lz4. Version 1, in the schema's metadata as `evertide.format`. The process that owns the source stages; truncation and
+`drop_unbound` (`evertide.journal.garbage`) delete.
 
-Layout: an Arrow IPC stream, compressed with lz4, of the columns as they were given.
+1. The `Staged` that names a blob has its length and XXH3-128. Both are checked before the blob is decoded.
+2. Between stage and bind no record names the blob. Its sequence number stays open with the writer, and no collector
+   deletes it, until a record names it (`settle`) or it is given up (`drop`). Only an open fragment can be bound;
+   otherwise a record could name a deleted blob.
+3. A bind with unknown outcome may still arrive. The blobs that it names are neither settled nor dropped until the log
+   has a record with that number (`doubt`).
 
-1. A blob's length and XXH3-128 are in the `Staged` that names it, and are looked at before anything is decoded.
-2. Between stage and bind nothing names the blob. So its sequence number stays open with the writer, and no collector
-   judges it, until a record names it (`settle`) or it is given up (`drop`). Only a fragment that is open can be bound:
-   otherwise a record could name what was deleted.
-3. A bind of which nobody knows whether it happened may still arrive. What it names is neither settled nor dropped
-   until the log has a record in its place (`doubt`).
-
-Claims belong to the writer, doubts to this object: a process has one of them.
+Claims belong to the writer, doubts to this object; a process has one.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import xxhash
 
-from evertide.errors import BlobDamaged, BlobMissing, EvertideError, InvalidInput, Unavailable, UnsupportedFormat
+from evertide.errors import BlobDamaged, BlobMissing, EvertideError, Unavailable, Unexpected, UnsupportedFormat
 from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Staged
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, check_source, staged_key, staged_prefix
-from evertide.store.retry import put_settled, reading
+from evertide.store.retry import put_until_known, retry_read
 from evertide.store.writers import Writer
 
 __all__ = ["FORMAT_VERSION", "Staging", "settle_named", "source_of", "staged_of"]
@@ -54,12 +52,12 @@ def staged_of(bound: Bound) -> list[Staged]:
 
 
 def source_of(key: str) -> str:
-    """Whose rows a staged blob holds."""
+    """Return the source of a staged blob."""
     return key.removeprefix(staged_prefix()).partition("/")[0]
 
 
 def settle_named(records: Iterable[Bound], writer: Writer) -> None:
-    """What a record names is bound, however its writer learns so."""
+    """Settle the fragments of this writer that the records name."""
     for record in records:
         for fragment in staged_of(record):
             name = Name.parse(fragment.key)
@@ -76,7 +74,7 @@ class _Doubt:
 
 
 class Staging:
-    """What this process staged and has not bound yet. The journal sees to it that no drop meets a bind."""
+    """The fragments that this process has staged and not bound. The journal never runs `drop` during a bind."""
 
     def __init__(self, blob: Blob, bound: TimeLog[Bound], runtime: Runtime, settings: Settings) -> None:
         self._blob = blob
@@ -87,46 +85,45 @@ class Staging:
 
     def stage(self, source: str, table: str, rows: pa.Table, writer: Writer) -> Staged:
         check_source(source)
-        content = _encoded(rows)
+        content = _encode(rows)
         seq = writer.open_claim()
         key = staged_key(source, Name(writer.id, seq, _SUFFIX))
         try:
-            put_settled(self._blob, key, content, self._runtime, self._settings)
+            put_until_known(self._blob, key, content, self._runtime, self._settings)
         except EvertideError:
-            writer.settle(seq)  # also if it may be there: nobody knows of it, so nothing will ever name it
+            writer.settle(seq)  # even if the blob exists: its key is lost, so no record will ever name it
             raise
         return Staged(table, key, rows.num_rows, len(content), xxhash.xxh3_128_hexdigest(content))
 
     def load(self, staged: Staged, time: int | None) -> pa.Table:
         path = self._blob.path(staged.key)
-        whose = _whose(staged, time)
+        content_text = _describe(staged, time)
         try:
-            content = reading(lambda: self._blob.get(staged.key), self._runtime, self._settings)
+            content = retry_read(lambda: self._blob.get(staged.key), self._runtime, self._settings)
         except BlobMissing as error:
-            raise BlobMissing(path=path, why=f"it holds {whose}: {error.why}") from error
+            raise BlobMissing(path=path, why=f"it held {content_text}: {error.why}") from error
         found = xxhash.xxh3_128_hexdigest(content)
         if len(content) != staged.bytes or found != staged.checksum:
-            why = f"it holds {whose}: {staged.bytes} bytes were stored, {len(content)} are there, with other content"
+            why = f"it held {content_text}: {staged.bytes} bytes were stored, {len(content)} are left"
             if len(content) == staged.bytes:
-                why = f"it holds {whose}: the checksum does not fit the content"
+                why = f"it held {content_text}: the checksum does not match the content"
             raise BlobDamaged(path=path, why=why, expected=staged.checksum, found=found)
-        return _decoded(content, staged, path, whose)
+        return _decode(content, staged, path, content_text)
 
     def check_open(self, source: str, fragments: Iterable[Staged], writer: Writer) -> None:
-        """Refuse to bind what somebody may have deleted (2)."""
+        """Raise an error for a fragment that garbage collection may have deleted (2)."""
         for fragment in fragments:
             name = Name.parse(fragment.key)
-            where = f"source {source!r}, {self._blob.path(fragment.key)}"
             if source_of(fragment.key) != source:
-                raise InvalidInput(where=where, why="the fragment was staged by another source")
+                raise Unexpected(where="Journal.bind", why=f"{fragment.key} was not staged by source {source!r}")
             if name is None or name.writer != writer.id:
-                raise InvalidInput(where=where, why=f"the fragment was not staged by this writer, {writer.id}")
+                raise Unexpected(where="Journal.bind", why=f"{fragment.key} was not staged by writer {writer.id}")
             if not writer.is_open(name.seq):
-                raise InvalidInput(where=where, why="the fragment is bound already, or was dropped")
+                raise Unexpected(where="Journal.bind", why=f"{fragment.key} is already bound, or was dropped")
 
     @contextmanager
     def doubt(self, number: int, bound: Bound) -> Iterator[None]:
-        """Around the commit of a record: whatever ends it without a definite answer leaves the doubt (3)."""
+        """Surrounds the commit of a record. If the outcome stays unknown, the doubt remains (3)."""
         doubt = _Doubt(number, frozenset(fragment.key for fragment in staged_of(bound)))
         self._doubts.append(doubt)
         try:
@@ -137,48 +134,48 @@ class Staging:
         self._doubts.remove(doubt)
 
     def end_doubts(self, writer: Writer) -> None:
-        """Once the log has a record where one may have been ours, it is ours or never will be."""
+        """End the doubts whose record number the log has reached: that record is ours, or ours can no longer arrive."""
         head = self._bound.head() if self._doubts else None
         over = [doubt for doubt in self._doubts if head is not None and doubt.number <= head.number]
         if over:
-            settle_named((record.value for record in self._bound.all()), writer)
+            settle_named((record.value for record in self._bound.read_all()), writer)
             self._doubts = [doubt for doubt in self._doubts if doubt not in over]
 
     def may_be_bound(self, fragments: Iterable[Staged], writer: Writer) -> bool:
-        """Of fragments that were neither dropped nor acknowledged: a bind in doubt names one, or did and is settled."""
-        doubtful = self._doubtful()
+        """See `Journal.may_be_bound`: a bind in doubt names a fragment, or a bind named it and is settled."""
+        doubtful = self._doubtful_keys()
         names = [(fragment.key, Name.parse(fragment.key)) for fragment in fragments]
         return any(key in doubtful or (name is not None and not writer.is_open(name.seq)) for key, name in names)
 
-    def _doubtful(self) -> frozenset[str]:
+    def _doubtful_keys(self) -> frozenset[str]:
         return frozenset(key for doubt in self._doubts for key in doubt.keys)
 
     def drop(self, fragments: Iterable[Staged], writer: Writer) -> list[str]:
         self.end_doubts(writer)
-        doubtful = self._doubtful()
+        doubtful = self._doubtful_keys()
         dropped = []
         for fragment in fragments:
             name = Name.parse(fragment.key)
             if name is None or name.writer != writer.id or not writer.is_open(name.seq):
                 continue
             if fragment.key in doubtful:
-                logger.warning("not dropped, as a bind in doubt names it: %s", self._blob.path(fragment.key))
+                logger.warning("kept %s: a bind whose outcome is unknown names it", self._blob.path(fragment.key))
                 continue
-            writer.settle(name.seq)  # first: from here on it cannot be bound
+            writer.settle(name.seq)  # first, so that it can no longer be bound
             dropped.append(fragment.key)
             try:
                 self._blob.delete(fragment.key)
             except EvertideError as error:
-                logger.warning("left for collection: %s", error)
+                logger.warning("left to garbage collection: %s", error)
         return dropped
 
 
-def _whose(staged: Staged, time: int | None) -> str:
+def _describe(staged: Staged, time: int | None) -> str:
     bound = "not bound yet" if time is None else f"bound in transaction {time}"
     return f"{staged.rows} rows of table {staged.table!r} from source {source_of(staged.key)!r}, {bound}"
 
 
-def _encoded(rows: pa.Table) -> bytes:
+def _encode(rows: pa.Table) -> bytes:
     marked = rows.replace_schema_metadata({**(rows.schema.metadata or {}), _FORMAT_KEY: str(FORMAT_VERSION).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, marked.schema, options=_LZ4) as stream:
@@ -187,21 +184,26 @@ def _encoded(rows: pa.Table) -> bytes:
     return content
 
 
-def _decoded(content: bytes, staged: Staged, path: str, whose: str) -> pa.Table:
+def _decode(content: bytes, staged: Staged, path: str, content_text: str) -> pa.Table:
     try:
         with pa.ipc.open_stream(content) as stream:
             metadata = dict(stream.schema.metadata or {})
             _check_version(metadata.pop(_FORMAT_KEY, b""), path)
             rows = stream.read_all().replace_schema_metadata(metadata or None)
     except pa.ArrowException as error:
-        raise BlobDamaged(path=path, why=f"it holds {whose}, and cannot be decoded: {error}") from error
+        raise BlobDamaged(path=path, why=f"it held {content_text}, and cannot be decoded: {error}") from error
     if rows.num_rows != staged.rows:
-        raise BlobDamaged(path=path, why=f"it holds {whose}", expected=str(staged.rows), found=str(rows.num_rows))
+        raise BlobDamaged(
+            path=path,
+            why=f"it held {content_text}; the row count differs",
+            expected=str(staged.rows),
+            found=str(rows.num_rows),
+        )
     return rows
 
 
 def _check_version(version: bytes, path: str) -> None:
     if not version.isdigit():
-        raise BlobDamaged(path=path, why=f"its schema names no format version: {version[:32]!r}")
+        raise BlobDamaged(path=path, why=f"its schema has no valid format version: {version[:32]!r}")
     if int(version) != FORMAT_VERSION:
         raise UnsupportedFormat(path=path, found=int(version), supported=FORMAT_VERSION)

@@ -1,11 +1,10 @@
-"""`Xids`: which upstream transactions each transaction holds, for those who tell others of its changes.
+"""`Xids`: the upstream transactions that each transaction contains, for readers that publish them.
 
-A transaction of rows that were pushed is no transaction of the database. In a pipeline that follows one it has a
-number of its own, which no transaction of the database can have: those have 32 bits.
+A transaction of pushed rows is not a transaction of the upstream database. In a pipeline that follows a database it
+gets a number above the database's 32-bit ids (`own_number`).
 
-Read from the records of the key `committed` (`evertide.journal.records`): whoever sees a transaction in the shards
-finds its record there. The records are kept for some time only. Of a transaction whose record is gone nobody knows any
-more which it holds; nobody waits for it any more, either.
+The ids come from the records under the key `committed` (`evertide.journal.records`), which is written in the same
+commit as the shards. Old records are deleted; their transactions then have no known ids, and no client waits for them.
 
 Safe to share between threads.
 """
@@ -22,35 +21,34 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.paths import COMMITTED
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
 
 __all__ = ["PUSH", "Xids", "own_number"]
 
 PUSH = "push"
-"""The source of rows that are pushed (`evertide.pipeline.input.pushes`)."""
+"""The source of pushed rows (`evertide.pipeline.input.pushes`)."""
 _OWN = 1 << 32
 
 _TIMES_MAX = 10_000
 _NUMBERS_MAX = 200_000
-"""What is remembered of them."""
+"""Limits of the cache."""
 
 
 def own_number(time: int, *, has_upstream: bool) -> int:
-    """The number of a transaction that was pushed, for those who wait for it; of a pipeline with or without a database
-    upstream."""
+    """The number of a pushed transaction, for clients that wait for it."""
     return time + 1 + (_OWN if has_upstream else 0)
 
 
-class _Given(msgspec.Struct, frozen=True):
+class _SourceRows(msgspec.Struct, frozen=True):
     rows: int
 
 
-class _Named(msgspec.Struct, frozen=True):
-    """What is read of a `Committed`."""
+class _CommittedXids(msgspec.Struct, frozen=True):
+    """The fields of a `Committed` that are needed here."""
 
     time: int
-    sources: dict[str, _Given] = {}
+    sources: dict[str, _SourceRows] = {}
     xids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -64,20 +62,20 @@ class Xids:
         self._known: dict[int, tuple[int, ...]] = {}
         """By time, in order."""
         self._pushed: dict[int, None] = {}
-        """Times of transactions that hold rows which were pushed, in order."""
+        """The times of transactions with pushed rows, in order."""
         self._count = 0
         self._last = -1
         self._has_any = False
 
     def of(self, time: int) -> Sequence[int] | None:
-        """None if the pipeline has no source that knows any."""
+        """Return the ids of a transaction; None if the pipeline has no source with ids."""
         with self._lock:
             if time > self._last:
                 self._read()
             return self._known.get(time, () if self._has_any else None)
 
     def latest(self, time: int, count: int) -> list[int] | None:
-        """About so many of those up to a time, the last first; None as above."""
+        """Return at most `count` ids up to a time, the newest first; None if the pipeline has no source with ids."""
         with self._lock:
             if time > self._last:
                 self._read()
@@ -85,15 +83,14 @@ class Xids:
             return [*islice((xid for xids in before for xid in reversed(xids)), count)] if self._has_any else None
 
     def is_pushed(self, time: int) -> bool:
-        """Whether a transaction holds rows that were pushed, as far as its record is kept."""
+        """Return whether a transaction has pushed rows; False if its record was deleted."""
         with self._lock:
             if time > self._last:
                 self._read()
             return time in self._pushed
 
     def pushed(self, time: int, count: int) -> list[int]:
-        """The last so many transactions up to a time that hold rows which were pushed, in order; none in a pipeline
-        without a source that knows numbers."""
+        """Return the last `count` transactions with pushed rows up to a time; none if no source has ids."""
         with self._lock:
             if time > self._last:
                 self._read()
@@ -102,8 +99,8 @@ class Xids:
 
     def _read(self) -> None:
         path = self._meta.path(COMMITTED)
-        for record in reading(lambda: self._meta.scan(COMMITTED, self._record), self._runtime, self._settings):
-            found = unseal(record.data, _Named, f"{path} #{record.seqno}")
+        for record in retry_read(lambda: self._meta.scan(COMMITTED, self._record), self._runtime, self._settings):
+            found = unseal(record.data, _CommittedXids, f"{path} #{record.seqno}")
             self._record, self._last = record.seqno, found.time
             self._has_any = not isinstance(found.xids, msgspec.UnsetType)
             if not isinstance(found.xids, msgspec.UnsetType) and found.xids:

@@ -25,7 +25,7 @@ from evertide.pipeline.replicas.liveness import Beat
 from evertide.pipeline.status.status import CollectionStatus, SinkStatus, SourceStatus, Status
 from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["SampleCache", "StatusCollector"]
 
@@ -48,7 +48,7 @@ class SampleCache:
         self._latest: tuple[float, Sample] | None = None
         self._is_up = False
         self._started_s = -every_s
-        self._thread: Watched | None = None
+        self._thread: WatchedThread | None = None
 
     def troubles(self) -> list[Problem]:
         """The error that ended the last sampling thread, if any."""
@@ -67,7 +67,7 @@ class SampleCache:
         with self._lock:
             if self._running is None and self._clock() - self._started_s >= self._every_s:
                 self._started_s, self._running = self._clock(), threading.Event()
-                self._thread = Watched("evertide-metrics", self._run, self._running)
+                self._thread = WatchedThread("evertide-metrics", self._run, self._running)
                 self._thread.start()
             return self._running
 

@@ -20,7 +20,7 @@ from evertide.flow.state.row_groups import RowGroupCache
 from evertide.plan.program.properties import SinkProperties
 from evertide.store.blob import Blob
 from evertide.store.paths import Name
-from evertide.threads.stopping import IsStopping, never
+from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StatePart", "StateStore", "parts_of", "taken"]
 
@@ -117,7 +117,7 @@ class Cohort(Protocol):
         """Keys of parts that are no longer used; each is told once."""
         ...
 
-    def maintain(self, is_stopping: IsStopping = never) -> bool:
+    def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """One step of merging beside the transactions; False if there is nothing to do, or who asked for it stops."""
         ...
 

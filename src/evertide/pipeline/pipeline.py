@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Closed, EvertideError, Fenced, InvalidInput, NotAllowedNow, OutcomeUnknown, Unavailable
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
@@ -63,13 +63,13 @@ from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.scratch import using_system
 from evertide.settings import Settings
-from evertide.shard.heartbeat import Heart
+from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.shard import Shards
 from evertide.sources.executors import SparkExecutors
-from evertide.store.observed import observed
+from evertide.store.observed import observe
 from evertide.store.open import Storage, open_storage
-from evertide.threads.steps import watching_steps
-from evertide.threads.watched import unexpected
+from evertide.threads.steps import watch_steps
+from evertide.threads.watched import unexpected_error
 
 __all__ = ["Pipeline"]
 
@@ -94,7 +94,7 @@ class Pipeline:
     ) -> None:
         """For `open`, and for tests, which bring an engine of their own."""
         self.engine = engine
-        self.storage = storage = observed(storage, observer, runtime)
+        self.storage = storage = observe(storage, observer, runtime)
         self.settings = settings
         self._runtime = runtime
         self._turn = threading.RLock()
@@ -105,7 +105,7 @@ class Pipeline:
             lambda: (one for thread in [*self._threads] for one in thread.troubles())
         ]
         self._pushed: PushTransaction
-        self._heart: Heart | None = None
+        self._heart: Heartbeat | None = None
         self._role = role
         self._writer = register_patiently(role, storage.meta, self._stopping, runtime=runtime, settings=settings)
         self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
@@ -118,7 +118,7 @@ class Pipeline:
             if isinstance(error, EvertideError):
                 found = self._fail(error)
             elif isinstance(error, Exception):
-                self._fail(unexpected("opening the pipeline", error))
+                self._fail(unexpected_error("opening the pipeline", error))
             self._give_up()
             raise found from found.__cause__
         self._condition.tell()
@@ -245,20 +245,20 @@ class Pipeline:
         self._condition.pause.end()
         self._condition.tell()
 
-    def checkpoint(self) -> Entry:
+    def checkpoint(self) -> CatalogEntry:
         """Waits for the end of a transaction that is under way."""
-        with self._turn, watching_steps(self.pulse.moves):
+        with self._turn, watch_steps(self.pulse.moves):
             self._check_open()
             return self._duties.checkpoint(self._settle)
 
     def try_checkpoint(self) -> None:
         """The checkpoint that is due, if this process leads; if it fails, the status says so, and all goes on."""
-        with self._turn, watching_steps(self.pulse.moves):
+        with self._turn, watch_steps(self.pulse.moves):
             self._check_open()
             if self.leads:
                 self._duties.try_checkpoint(self._settle)
 
-    def checkpoint_files(self, entry: Entry) -> tuple[StateFile, ...]:
+    def checkpoint_files(self, entry: CatalogEntry) -> tuple[StateFile, ...]:
         """The files that a checkpoint needs, most of which others need, too."""
         return self._hosts.checkpoints.read(entry).files
 
@@ -361,7 +361,7 @@ class Pipeline:
         journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
         checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
         if threads:
-            self._heart = Heart(settings, shards.leases, writer).start()
+            self._heart = Heartbeat(settings, shards.leases, writer).start()
             self._threads.append(self._heart)
         _, known = self._until_answered(lambda: read_definition(storage.meta))
         self.engine.spell(spelling(known))
@@ -426,7 +426,7 @@ class Pipeline:
     def _going(self, call: Callable[[], _T]) -> _T:
         """An error that the pipeline cannot go on from stays as its condition."""
         try:
-            with watching_steps(self.pulse.moves), using_system(f"transaction {self.time + 1}"):
+            with watch_steps(self.pulse.moves), using_system(f"transaction {self.time + 1}"):
                 return call()
         except EvertideError as error:
             # If storage is away or in doubt, what was computed waits; the next step reads back what is there.
@@ -436,7 +436,7 @@ class Pipeline:
             raise found from found.__cause__
         except Exception as error:  # of any class: the state must have a name, and whoever asks must get it
             logger.exception("transaction %d cannot go on", self.time + 1)
-            raise self._condition.fail(unexpected(f"transaction {self.time + 1}", error)) from error
+            raise self._condition.fail(unexpected_error(f"transaction {self.time + 1}", error)) from error
         finally:
             self._condition.tell()
 

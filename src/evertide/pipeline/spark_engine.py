@@ -24,7 +24,7 @@ from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
 from evertide.plan.program.statements import ViewStatement
 from evertide.plan.program.view_function import ViewFunction
-from evertide.threads.stopping import IsStopping, never
+from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["SparkCohort", "SparkEngine"]
 
@@ -63,7 +63,7 @@ class SparkCohort:
     def released(self) -> list[str]:
         return [key for kept in self.circuit.arrangements.values() for key in taken(kept.released)]
 
-    def maintain(self, is_stopping: IsStopping = never) -> bool:
+    def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         return self.circuit.maintain(is_stopping)
 
 

@@ -30,7 +30,7 @@ from evertide.shard.state import Appended, ShardState
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Write
 from evertide.store.paths import Name, part_key
-from evertide.store.retry import put_settled
+from evertide.store.retry import put_until_known
 from evertide.store.writers import Writer
 from evertide.types import Time
 
@@ -81,7 +81,7 @@ def store_parts(
             stored.append(part)
             continue
         key = part_key(shard, Name(writer, seq, "parquet", f"{attempt}p{number}"))
-        put_settled(blob, key, content, runtime, settings)
+        put_until_known(blob, key, content, runtime, settings)
         stored.append(msgspec.structs.replace(part, key=key))
     return tuple(stored)
 
@@ -97,15 +97,15 @@ def append_together(
 
     `writes` are records that belong into the same commit; they may tell of the parts, which it is given per shard.
     """
-    checked = [_checked(append) for append in appends]
+    checked = [_check_changes(append) for append in appends]
     with writer.claim() as seq:
         try:
-            stored = [_stored(append, changes, writer, seq) for append, changes in zip(appends, checked, strict=True)]
+            stored = [_store(append, changes, writer, seq) for append, changes in zip(appends, checked, strict=True)]
         except OutcomeUnknown:
             writer.settle(seq)  # a put that still arrives is an orphan: no commit was tried that could name it
             raise
         proposals = [
-            Proposal(append.log, _appended(append, parts)) for append, parts in zip(appends, stored, strict=True)
+            Proposal(append.log, _propose(append, parts)) for append, parts in zip(appends, stored, strict=True)
         ]
         try:
             commit(proposals, writer, writes=writes(stored) if writes else (), guards=guards)
@@ -140,7 +140,7 @@ def append_missing(log: ShardLog, changes: pa.Table, lower: int, upper: int, wri
         return Outcome(reached, upper)
 
 
-def _checked(append: Append) -> Changes:
+def _check_changes(append: Append) -> Changes:
     """Refuse what cannot succeed before anything is stored."""
     log = append.log
     if append.new_upper <= append.expected_upper:
@@ -151,11 +151,11 @@ def _checked(append: Append) -> Changes:
         state = log.read().state
     _check_upper(append, state)
     if not isinstance(append.changes, pa.Table):
-        return _checked_parts(append)
+        return _check_parts(append)
     return check_changes(append.changes, log.schema(), append.expected_upper, append.new_upper, f"shard {log.shard!r}")
 
 
-def _checked_parts(append: Append) -> tuple[Part, ...]:
+def _check_parts(append: Append) -> tuple[Part, ...]:
     for part in append.changes:
         if part.time_min < append.expected_upper or part.time_max >= append.new_upper:
             times = f"[{part.time_min}, {part.time_max}]"
@@ -173,7 +173,7 @@ def _check_upper(append: Append, state: ShardState) -> None:
         raise UpperMismatch(where=log.path, why=why, expected=append.expected_upper, upper=state.upper)
 
 
-def _stored(append: Append, changes: Changes, writer: Writer, seq: int) -> tuple[Part, ...]:
+def _store(append: Append, changes: Changes, writer: Writer, seq: int) -> tuple[Part, ...]:
     log = append.log
     if not isinstance(changes, pa.Table):
         return tuple(changes)
@@ -182,7 +182,7 @@ def _stored(append: Append, changes: Changes, writer: Writer, seq: int) -> tuple
     )
 
 
-def _appended(append: Append, parts: tuple[Part, ...]) -> Callable[[ShardState], Appended]:
+def _propose(append: Append, parts: tuple[Part, ...]) -> Callable[[ShardState], Appended]:
     def make(state: ShardState) -> Appended:
         _check_upper(append, state)
         return Appended(Time(append.expected_upper), Time(append.new_upper), parts)

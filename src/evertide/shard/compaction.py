@@ -35,9 +35,9 @@ from evertide.shard.append import store_parts, withdraw
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.parts.part import Part, decode_part, verify_rows
 from evertide.shard.state import Batch, Compacted, ShardState
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
-from evertide.threads.stopping import IsStopping, Stopped, check_going, never
+from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
 __all__ = ["Compaction", "choose", "compact"]
 
@@ -60,7 +60,7 @@ class Compaction:
     bytes_after: int
 
 
-def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never) -> Compaction | None:
+def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never_stopping) -> Compaction | None:
     """One merge; None if there is nothing to merge, a peer was faster, or it was stopped."""
     state = log.read().state
     run = choose(state, log.settings)
@@ -68,7 +68,7 @@ def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never) -> C
         return None
     with writer.claim() as seq:
         try:
-            merged = _merged(log, state, run, _Storing(writer.id, seq, is_stopping))
+            merged = _merge(log, state, run, _Target(writer.id, seq, is_stopping))
         except Stopped:
             return None
         except BlobMissing:
@@ -125,13 +125,13 @@ def _reclaimable(state: ShardState) -> tuple[Batch, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Storing:
+class _Target:
     writer: str
     seq: int
     is_stopping: IsStopping
 
 
-def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Storing) -> Batch:
+def _merge(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Target) -> Batch:
     every = [part for batch in run for part in batch.parts]
     is_growing = not any(part.retractions for part in every)
     parts = [part for part in every if is_growing and _is_large(part, log.settings)]
@@ -139,7 +139,7 @@ def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _St
     inputs = [part for part in every if part.key not in kept]
     count = slice_count(min(SLICES_MAX, sum(part.rows for part in inputs) / log.settings.compaction_rows_max))
     try:
-        for index, table in enumerate(_sliced(log, inputs, count, storing) if inputs else ()):
+        for index, table in enumerate(_merge_in_slices(log, inputs, count, storing) if inputs else ()):
             stored = store_parts(
                 consolidate(advance(table, state.since)),
                 shard=log.shard,
@@ -157,7 +157,7 @@ def _merged(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _St
     merged = Batch(run[0].lower, run[-1].upper, tuple(parts), state.since)
     if merged.digest != reduce(add, (batch.digest for batch in run)):
         withdraw(log.blob, _new(merged, run))
-        raise _culprit(log, inputs, merged)
+        raise _find_damaged(log, inputs, merged)
     return merged
 
 
@@ -171,19 +171,19 @@ def _new(merged: Batch, run: Sequence[Batch]) -> list[Part]:
     return [part for part in merged.parts if part.key not in before]
 
 
-def _sliced(log: ShardLog, inputs: Sequence[Part], count: int, storing: _Storing) -> Iterator[pa.Table]:
+def _merge_in_slices(log: ShardLog, inputs: Sequence[Part], count: int, storing: _Target) -> Iterator[pa.Table]:
     """The rows of each slice. Parts that are of several are read once, and dealt out."""
     if count == 1:
-        check_going(storing.is_stopping)
+        check_not_stopping(storing.is_stopping)
         yield pa.concat_tables([_read(log, part) for part in inputs])
         return
     with Slices(changes_schema(log.schema()), count) as slices:
         for part in inputs:
             if part.slice_count < count:
-                check_going(storing.is_stopping)
+                check_not_stopping(storing.is_stopping)
                 slices.add(_read(log, part))
         for index in range(count):
-            check_going(storing.is_stopping)
+            check_not_stopping(storing.is_stopping)
             own = [_read(log, part) for part in inputs if _lies_in(part, index, count)]
             yield pa.concat_tables([slices.take(index), *own])
 
@@ -196,11 +196,11 @@ def _lies_in(part: Part, index: int, count: int) -> bool:
 def _read(log: ShardLog, part: Part) -> pa.Table:
     if not part.key:
         return decode_part(part, part.inline, log.schema(), log.path)
-    stored = reading(lambda: log.blob.get(part.key), log.runtime, log.settings)
+    stored = retry_read(lambda: log.blob.get(part.key), log.runtime, log.settings)
     return decode_part(part, stored, log.schema(), log.blob.path(part.key))
 
 
-def _culprit(log: ShardLog, inputs: Sequence[Part], merged: Batch) -> BlobDamaged:
+def _find_damaged(log: ShardLog, inputs: Sequence[Part], merged: Batch) -> BlobDamaged:
     """Why the digests differ: a part whose rows are not what was recorded, or a fault of ours."""
     for part in inputs:
         try:

@@ -29,23 +29,23 @@ from typing import TypeAlias
 from evertide.errors import StorageFull
 from evertide.shard.lease import live_leases
 from evertide.shard.log import Proposal, Rollup, ShardLog, commit
-from evertide.shard.state import Entry, Forgotten, ShardState, parts_removed
+from evertide.shard.state import Forgotten, LogEntry, ShardState, parts_removed
 from evertide.store.paths import Name, part_prefix, rollup_key, rollup_prefix
-from evertide.store.retry import reading
-from evertide.store.writers import Writer, end_silent_writers, registered, settled
+from evertide.store.retry import retry_read
+from evertide.store.writers import Writer, end_silent_writers, read_registrations, read_settled
 
-__all__ = ["Collected", "Pinned", "collect", "nothing_pinned"]
+__all__ = ["Pinned", "ShardGarbage", "collect_garbage", "pin_nothing"]
 
 Pinned: TypeAlias = Callable[[], Container[str]]
 """Says which parts must stay, whatever the shard's own state says. If it raises, nothing is deleted."""
 
 
-def nothing_pinned() -> Container[str]:
+def pin_nothing() -> Container[str]:
     return frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class ShardGarbage:
     """What one collection deleted, by kind: the keys of the blobs, and how many diffs were truncated."""
 
     parts: tuple[str, ...] = ()
@@ -63,37 +63,37 @@ class _Evidence:
     rollups: Sequence[str]
     settled: dict[str, int]
     state: ShardState
-    entries: Sequence[tuple[int, Entry]]
+    entries: Sequence[tuple[int, LogEntry]]
     lease_floor: int
     rollup: Rollup | None
     rollup_record: int
     pinned: Container[str]
 
 
-def collect(log: ShardLog, writer: Writer, pinned: Pinned = nothing_pinned) -> Collected:
+def collect_garbage(log: ShardLog, writer: Writer, pinned: Pinned = pin_nothing) -> ShardGarbage:
     ended: list[str] = []
     with suppress(StorageFull):  # deleting makes room, and no proof below rests on this
         writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
         ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings, judge=writer)
         log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
-    proof = reading(lambda: _evidence(log, pinned), log.runtime, log.settings)
-    dead = _taken_out(proof)
-    rollups, orphans = _old_rollups(proof), _orphans(proof)
+    proof = retry_read(lambda: _read_evidence(log, pinned), log.runtime, log.settings)
+    dead = _find_removed_parts(proof)
+    rollups, orphans = _find_old_rollups(proof), _find_orphans(proof)
     for key in (*dead, *rollups, *orphans):
         log.blob.delete(key)
     truncated = _truncate(log, proof)
     _forget_writers(log, proof, writer)
-    return Collected(dead, rollups, orphans, truncated, tuple(ended))
+    return ShardGarbage(dead, rollups, orphans, truncated, tuple(ended))
 
 
-def _evidence(log: ShardLog, pinned: Pinned) -> _Evidence:
+def _read_evidence(log: ShardLog, pinned: Pinned) -> _Evidence:
     """The order matters: see the header."""
     parts = [entry.key for entry in log.blob.list(part_prefix(log.shard))]
     parts += log.blob.unfinished(part_prefix(log.shard))
     rollups = [entry.key for entry in log.blob.list(rollup_prefix(log.shard))]
     rollups += log.blob.unfinished(rollup_prefix(log.shard))
-    known = registered(log.meta)
-    floors = {name: floor for name, floor in settled(log.meta).items() if name in known}
+    known = read_registrations(log.meta)
+    floors = {name: floor for name, floor in read_settled(log.meta).items() if name in known}
     version = log.reread()  # from the roll-up on: what we remember is no proof that others can read it
     entries = [(record.seqno, log.entry(record)) for record in log.meta.scan(log.key) if record.seqno <= version.seqno]
     record, rollup = log.newest_rollup() or (0, None)
@@ -102,7 +102,7 @@ def _evidence(log: ShardLog, pinned: Pinned) -> _Evidence:
     return _Evidence(parts, rollups, floors, version.state, entries, floor, rollup, record, pinned())
 
 
-def _taken_out(proof: _Evidence) -> tuple[str, ...]:
+def _find_removed_parts(proof: _Evidence) -> tuple[str, ...]:
     return tuple(
         key
         for seqno, entry in proof.entries
@@ -112,12 +112,12 @@ def _taken_out(proof: _Evidence) -> tuple[str, ...]:
     )
 
 
-def _old_rollups(proof: _Evidence) -> tuple[str, ...]:
+def _find_old_rollups(proof: _Evidence) -> tuple[str, ...]:
     newest = proof.rollup.key if proof.rollup else ""
     return tuple(key for key in proof.rollups if key != newest and _will_not_be_named(key, proof))
 
 
-def _orphans(proof: _Evidence) -> tuple[str, ...]:
+def _find_orphans(proof: _Evidence) -> tuple[str, ...]:
     named = {part.key for part in proof.state.parts}
     named |= {key for _, entry in proof.entries for key in parts_removed(entry.diff)}
     return tuple(
@@ -148,7 +148,7 @@ def _forget_writers(log: ShardLog, proof: _Evidence, writer: Writer) -> None:
     Who is registered is asked again, after the state was read: a writer in it registered before that, so if it is not
     registered now, it was ended, and stays so.
     """
-    known = reading(lambda: registered(log.meta), log.runtime, log.settings)
+    known = retry_read(lambda: read_registrations(log.meta), log.runtime, log.settings)
     gone = tuple(name for name in proof.state.tokens if name not in known)
     if gone:
         commit([Proposal(log, lambda _state: Forgotten(gone))], writer)

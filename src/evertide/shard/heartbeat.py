@@ -13,12 +13,12 @@ from evertide.shard.lease import Leases
 from evertide.store.writers import Writer
 from evertide.threads.ticker import Ticker
 
-__all__ = ["Heart"]
+__all__ = ["Heartbeat"]
 
 logger = logging.getLogger(__name__)
 
 
-class Heart(Ticker):
+class Heartbeat(Ticker):
     def __init__(self, settings: Settings, leases: Leases, writer: Writer | None = None) -> None:
         super().__init__("evertide-heart", settings.beat_interval_s)
         self.error: EvertideError | None = None

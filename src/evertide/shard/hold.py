@@ -22,7 +22,7 @@ from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.state import ShardState, SinceAdvanced
 from evertide.store.meta import Write
 from evertide.store.paths import hold_key
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import Time
@@ -61,7 +61,7 @@ def first_holds(change: str) -> bytes:
 
 def read_holds(log: ShardLog) -> Holds:
     key = hold_key(log.shard)
-    record = reading(lambda: log.meta.head(key), log.runtime, log.settings)
+    record = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if record is None:
         raise InvalidInput(where=log.meta.path(key), why=f"there is no shard {log.shard!r}; create it first")
     found = unseal(record.data, HoldRecord, log.meta.path(key))
@@ -106,7 +106,10 @@ def _change(log: ShardLog, changed: Callable[[Holds], dict[str, int]]) -> None:
         holds = changed(found)
         if holds == found.holds:
             return
-        if commit_settled(log.meta, [_write(log, found, found.since, holds)], (), log.runtime, log.settings) is None:
+        if (
+            commit_until_known(log.meta, [_write(log, found, found.since, holds)], (), log.runtime, log.settings)
+            is None
+        ):
             truncate_sometimes(log.meta, hold_key(log.shard), found.seqno + 1)
             return
 

@@ -12,7 +12,8 @@ never reused.
 4. It ends only by removal of its key, by compare-and-set on its last heartbeat. A reader that was away too long finds
    its key gone and gets `LeaseLost`; clocks decide only how soon that may happen.
 5. The heartbeats of all leases of a process are one commit, and touch no shard's key: they never fail an append.
-6. Whoever reads for another process, under a lease that it took, may beat for it and end it (`renew`, `end`)."""
+6. Whoever reads for another process, under a lease that it took, may beat for it and end it (`renew_lease`,
+   `end_lease`)."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ from evertide.settings import Settings
 from evertide.shard.log import ShardLog
 from evertide.store.meta import Meta, Stale, Write
 from evertide.store.paths import lease_key, lease_prefix
-from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["Lease", "LeaseRecord", "Leases", "end", "live_leases", "renew"]
+__all__ = ["Lease", "LeaseRecord", "Leases", "end_lease", "live_leases", "renew_lease"]
 
 _COMMIT_KEYS_MAX = 500
 
@@ -52,7 +53,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _HeldLease:
     """The lease's last record as we wrote it, and its number."""
 
     expected: int
@@ -70,7 +71,7 @@ class Lease:
     def check(self, restart_from: int) -> None:
         """Raise `LeaseLost` if it is gone. Asks Meta: what this process believes does not count."""
         key = lease_key(self.log.shard, self.id)
-        record = reading(lambda: self.log.meta.head(key), self.log.runtime, self.log.settings)
+        record = retry_read(lambda: self.log.meta.head(key), self.log.runtime, self.log.settings)
         if record is None:
             self._leases.forget(self)
             raise LeaseLost(shard=self.log.shard, lease=self.id, restart_from=restart_from)
@@ -94,17 +95,17 @@ class Leases:
         self._reader = reader
         self._host = socket.gethostname()
         self._lock = threading.RLock()
-        self._standing: dict[str, _Standing] = {}
+        self._by_key: dict[str, _HeldLease] = {}
         self.lost = 0
         """How many ended without having been given back."""
 
     @property
     def held(self) -> int:
-        return len(self._standing)
+        return len(self._by_key)
 
     def take(self, log: ShardLog, time: Time) -> Lease:
         """A lease on everything in the state from now on; read the state after this, not before."""
-        head = reading(lambda: self._meta.head(log.key), self._runtime, self._settings)
+        head = retry_read(lambda: self._meta.head(log.key), self._runtime, self._settings)
         record = LeaseRecord(
             lease="",
             shard=log.shard,
@@ -123,62 +124,62 @@ class Leases:
             record = msgspec.structs.replace(record, lease=fresh, beat_at_s=self._runtime.wall_s())
             return [Write(lease_key(log.shard, fresh), 0, seal(record))]
 
-        lease = commit_fresh(self._meta, writes, self._runtime, self._settings)
+        lease = commit_under_new_id(self._meta, writes, self._runtime, self._settings)
         with self._lock:
-            self._standing[lease_key(log.shard, lease)] = _Standing(1, record)
+            self._by_key[lease_key(log.shard, lease)] = _HeldLease(1, record)
         return Lease(self, log, lease)
 
     def advance(self, lease: Lease, seqno: SequenceNumber, time: Time) -> None:
         with self._lock:
-            standing = self._standing.get(lease_key(lease.log.shard, lease.id))
-            if standing is not None:
-                record = standing.record
+            held = self._by_key.get(lease_key(lease.log.shard, lease.id))
+            if held is not None:
+                record = held.record
                 moved = msgspec.structs.replace(record, seqno=max(record.seqno, seqno), time=max(record.time, time))
-                self._standing[lease_key(record.shard, record.lease)] = _Standing(standing.expected, moved)
+                self._by_key[lease_key(record.shard, record.lease)] = _HeldLease(held.expected, moved)
 
     def beat(self) -> None:
         """Say for every lease that its reader lives. Lost ones are dropped here, and found lost by their readers."""
         with self._lock:
-            pending = list(self._standing)
+            pending = list(self._by_key)
             while pending:
                 chunk, pending = pending[:_COMMIT_KEYS_MAX], pending[_COMMIT_KEYS_MAX:]
                 stale = self._beat(chunk)
                 if stale is not None:
                     self._adopt(stale)
-                    pending = [key for key in chunk if key in self._standing] + pending
+                    pending = [key for key in chunk if key in self._by_key] + pending
 
     def _adopt(self, stale: Stale) -> None:
         """Gone is lost. Moved on is ours, as nobody else writes it: a beat whose answer was lost."""
         if stale.found == 0:
             self._forget(stale.key)
         else:
-            self._standing[stale.key] = _Standing(stale.found, self._standing[stale.key].record)
+            self._by_key[stale.key] = _HeldLease(stale.found, self._by_key[stale.key].record)
 
     def _beat(self, keys: list[str]) -> Stale | None:
-        beaten = {key: self._beaten(self._standing[key]) for key in keys}
-        writes = [Write(key, standing.expected - 1, seal(standing.record)) for key, standing in beaten.items()]
-        stale = commit_settled(self._meta, writes, (), self._runtime, self._settings)
+        beaten = {key: self._next_beat(self._by_key[key]) for key in keys}
+        writes = [Write(key, held.expected - 1, seal(held.record)) for key, held in beaten.items()]
+        stale = commit_until_known(self._meta, writes, (), self._runtime, self._settings)
         if stale is not None:
             return stale
-        self._standing.update(beaten)
-        for key, standing in beaten.items():
-            truncate_sometimes(self._meta, key, standing.expected)
+        self._by_key.update(beaten)
+        for key, held in beaten.items():
+            truncate_sometimes(self._meta, key, held.expected)
         return None
 
-    def _beaten(self, standing: _Standing) -> _Standing:
+    def _next_beat(self, held: _HeldLease) -> _HeldLease:
         now_s = self._runtime.wall_s()
-        record = msgspec.structs.replace(standing.record, beat=standing.record.beat + 1, beat_at_s=now_s)
-        return _Standing(standing.expected + 1, record)
+        record = msgspec.structs.replace(held.record, beat=held.record.beat + 1, beat_at_s=now_s)
+        return _HeldLease(held.expected + 1, record)
 
     def release(self, lease: Lease) -> None:
         """Give it back. Gone already is fine: the data was read, or the reader found out."""
         key = lease_key(lease.log.shard, lease.id)
         with self._lock:
-            while (standing := self._standing.get(key)) is not None:
-                removal = Write(key, standing.expected, None)
-                stale = commit_settled(self._meta, [removal], (), self._runtime, self._settings)
+            while (held := self._by_key.get(key)) is not None:
+                removal = Write(key, held.expected, None)
+                stale = commit_until_known(self._meta, [removal], (), self._runtime, self._settings)
                 if stale is None:
-                    del self._standing[key]
+                    del self._by_key[key]
                 else:
                     self._adopt(stale)
 
@@ -187,46 +188,46 @@ class Leases:
             self._forget(lease_key(lease.log.shard, lease.id))
 
     def _forget(self, key: str) -> None:
-        if self._standing.pop(key, None) is not None:
+        if self._by_key.pop(key, None) is not None:
             self.lost += 1
 
 
-def renew(log: ShardLog, lease: str) -> bool:
+def renew_lease(log: ShardLog, lease: str) -> bool:
     """Beat for a lease that another process took. False if it is gone; losing a race to another beat is fine."""
     key = lease_key(log.shard, lease)
-    found = reading(lambda: log.meta.head(key), log.runtime, log.settings)
+    found = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if found is None:
         return False
     record = unseal(found.data, LeaseRecord, log.meta.path(key))
     beaten = msgspec.structs.replace(record, beat=record.beat + 1, beat_at_s=log.runtime.wall_s())
-    stale = commit_settled(log.meta, [Write(key, found.seqno, seal(beaten))], (), log.runtime, log.settings)
+    stale = commit_until_known(log.meta, [Write(key, found.seqno, seal(beaten))], (), log.runtime, log.settings)
     if stale is None:
         truncate_sometimes(log.meta, key, found.seqno + 1)
     return stale is None or stale.found != 0
 
 
-def end(log: ShardLog, lease: str) -> None:
+def end_lease(log: ShardLog, lease: str) -> None:
     """Give back a lease that another process took. If somebody beats at the same moment, it ends by its clock."""
     key = lease_key(log.shard, lease)
-    found = reading(lambda: log.meta.head(key), log.runtime, log.settings)
+    found = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if found is not None:
-        commit_settled(log.meta, [Write(key, found.seqno, None)], (), log.runtime, log.settings)
+        commit_until_known(log.meta, [Write(key, found.seqno, None)], (), log.runtime, log.settings)
 
 
 def live_leases(log: ShardLog) -> dict[str, LeaseRecord]:
     """The leases on this shard, after ending the silent ones by compare-and-set. One that just beat stays."""
     now_s = log.runtime.wall_s()
     live = {}
-    for key, found in reading(lambda: log.meta.heads(lease_prefix(log.shard)), log.runtime, log.settings).items():
+    for key, found in retry_read(lambda: log.meta.heads(lease_prefix(log.shard)), log.runtime, log.settings).items():
         record = unseal(found.data, LeaseRecord, log.meta.path(key))
         expired = now_s - record.beat_at_s > record.ttl_s
-        if not expired or _still_there(log, Write(key, found.seqno, None)):
+        if not expired or _is_still_live(log, Write(key, found.seqno, None)):
             live[key] = record
     return live
 
 
-def _still_there(log: ShardLog, removal: Write) -> bool:
+def _is_still_live(log: ShardLog, removal: Write) -> bool:
     try:
-        return commit_settled(log.meta, [removal], (), log.runtime, log.settings) is not None
+        return commit_until_known(log.meta, [removal], (), log.runtime, log.settings) is not None
     except StorageFull:
         return True  # it ends another time: collection needs no room to begin with

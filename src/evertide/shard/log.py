@@ -43,14 +43,14 @@ from evertide.errors import (
 )
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.state import Diff, Entry, ShardState, apply
+from evertide.shard.state import Diff, LogEntry, ShardState, apply
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.paths import Name, check_shard, rollup_blob_key, rollup_key, shard_key
-from evertide.store.retry import Patience, commit_settled, put_settled, reading
+from evertide.store.retry import Backoff, commit_until_known, put_until_known, retry_read
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
-from evertide.threads.steps import step_done
+from evertide.threads.steps import note_step
 from evertide.types import SequenceNumber
 
 __all__ = ["Proposal", "Rollup", "ShardLog", "Version", "commit"]
@@ -110,7 +110,7 @@ class ShardLog:
     def find(self) -> Version | None:
         """The state as it is now; None if the shard was never created."""
         with self._lock:
-            self._known = reading(self._advanced, self.runtime, self.settings)
+            self._known = retry_read(self._advance, self.runtime, self.settings)
             return self._known
 
     def schema(self) -> pa.Schema:
@@ -122,7 +122,7 @@ class ShardLog:
     def reread(self) -> Version:
         """The state as a newcomer would find it: what this process remembers does not count."""
         with self._lock:
-            found = reading(self._opened, self.runtime, self.settings)
+            found = retry_read(self._open, self.runtime, self.settings)
             if found is None:
                 raise RecordDamaged(path=self.path, why="the log is gone")
             self._known = found
@@ -133,28 +133,28 @@ class ShardLog:
             if self._known is None or self._known.seqno < version.seqno:
                 self._known = version
 
-    def _advanced(self) -> Version | None:
+    def _advance(self) -> Version | None:
         known = self._known
         if known is not None:
             records = self.meta.scan(self.key, after=known.seqno)
             if not records or records[0].seqno == known.seqno + 1:
-                return self._replayed(known.seqno, known.state, records)
-        return self._opened()
+                return self._replay(known.seqno, known.state, records)
+        return self._open()
 
-    def _opened(self) -> Version | None:
+    def _open(self) -> Version | None:
         problem: EvertideError | None = None
         while True:
             base = self.newest_rollup()
             try:
-                return self._opened_from(base[1] if base else None)
+                return self._open_from(base[1] if base else None)
             except (BlobMissing, RecordDamaged) as error:
                 # The same finding twice is damage; another the second time is a collector at work between two looks.
                 if problem is not None and str(problem) == str(error):
                     raise
                 problem = error
 
-    def _opened_from(self, base: Rollup | None) -> Version | None:
-        state = self._rolled_state(base) if base else None
+    def _open_from(self, base: Rollup | None) -> Version | None:
+        state = self._read_rollup(base) if base else None
         start = base.seqno if base else SequenceNumber(0)
         records = self.meta.scan(self.key, after=start)
         if records and records[0].seqno != start + 1:
@@ -163,7 +163,7 @@ class ShardLog:
         if base and not records and self._head() < start:
             raise RecordDamaged(path=self.path, why=f"the log ends at {self._head()}, before roll-up {start}")
         self._rolled_up = max(self._rolled_up, start)
-        return None if state is None and not records else self._replayed(start, state, records)
+        return None if state is None and not records else self._replay(start, state, records)
 
     def _head(self) -> int:
         record = self.meta.head(self.key)
@@ -175,7 +175,7 @@ class ShardLog:
         record = self.meta.head(key)
         return (record.seqno, unseal(record.data, Rollup, self.meta.path(key))) if record else None
 
-    def _rolled_state(self, base: Rollup) -> ShardState:
+    def _read_rollup(self, base: Rollup) -> ShardState:
         content = self.blob.get(base.key)
         path = self.blob.path(base.key)
         found = xxhash.xxh3_128_hexdigest(content)
@@ -183,7 +183,7 @@ class ShardLog:
             raise BlobDamaged(path=path, why="a roll-up with other content", expected=base.checksum, found=found)
         return unseal(content, ShardState, path)
 
-    def _replayed(self, seqno: SequenceNumber, state: ShardState | None, records: Sequence[Record]) -> Version:
+    def _replay(self, seqno: SequenceNumber, state: ShardState | None, records: Sequence[Record]) -> Version:
         for record in records:
             state = apply(state, self.entry(record), f"{self.path} #{record.seqno}")
             seqno = record.seqno
@@ -191,12 +191,12 @@ class ShardLog:
             raise RecordDamaged(path=self.path, why="the log is empty")
         return Version(seqno, state)
 
-    def entry(self, record: Record) -> Entry:
-        return unseal(record.data, Entry, f"{self.path} #{record.seqno}")
+    def entry(self, record: Record) -> LogEntry:
+        return unseal(record.data, LogEntry, f"{self.path} #{record.seqno}")
 
-    def wrote(self, after: int, writer: str, token: str) -> bool:
+    def has_written(self, after: int, writer: str, token: str) -> bool:
         """Whether the diff with this token is in the log above `after`."""
-        records = reading(lambda: self.meta.scan(self.key, after=after), self.runtime, self.settings)
+        records = retry_read(lambda: self.meta.scan(self.key, after=after), self.runtime, self.settings)
         if records and records[0].seqno == after + 1:
             return any((e.writer, e.token) == (writer, token) for e in map(self.entry, records))
         found = self.find()
@@ -205,7 +205,7 @@ class ShardLog:
     def roll_up(self, writer: Writer) -> Rollup | None:
         """Write the state as one blob. None if a peer did so, or did more, in the meantime."""
         version = self.read()
-        expected, base = reading(self.newest_rollup, self.runtime, self.settings) or (0, None)
+        expected, base = retry_read(self.newest_rollup, self.runtime, self.settings) or (0, None)
         self._rolled_up = base.seqno if base else 0
         if version.seqno <= self._rolled_up:
             return None
@@ -213,9 +213,9 @@ class ShardLog:
         with writer.claim() as seq:
             key = rollup_blob_key(self.shard, Name(writer.id, seq, "state"))
             rollup = Rollup(version.seqno, key, len(content), xxhash.xxh3_128_hexdigest(content))
-            put_settled(self.blob, key, content, self.runtime, self.settings)
+            put_until_known(self.blob, key, content, self.runtime, self.settings)
             writes = [Write(rollup_key(self.shard), expected, seal(rollup))]
-            stale = commit_settled(self.meta, writes, writer.guards(), self.runtime, self.settings)
+            stale = commit_until_known(self.meta, writes, writer.guards(), self.runtime, self.settings)
             if stale is not None:
                 self.blob.delete(key)
                 writer.check(stale)
@@ -253,7 +253,7 @@ def commit(
     `writes` and `guards` go into the same commit; if one of those is stale the answer is `Conflict`, as only the caller
     can make them anew.
     """
-    with writer.asking() as (token, settled):
+    with writer.open_token() as (token, settled):
         return _Commit(proposals, writer, token, settled).run(writes, guards)
 
 
@@ -266,7 +266,7 @@ class _Commit:
         self._writer = writer
         self._token = token
         self._settled = settled
-        self._patience = Patience(self._logs[0].runtime, self._logs[0].settings)
+        self._patience = Backoff(self._logs[0].runtime, self._logs[0].settings)
         self._versions = [log.known() for log in self._logs]
         self._changes: list[_Change] = []
         self._doubt: tuple[OutcomeUnknown, ShardLog, int] | None = None
@@ -275,28 +275,28 @@ class _Commit:
     def run(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool:
         while True:
             try:
-                done = self._tried(writes, guards)
+                done = self._try_once(writes, guards)
             except OutcomeUnknown as error:
                 change = self._changes[0]
                 self._doubt = self._doubt or (error, change.log, change.write.expected)
-                self._patience.after(error)
+                self._patience.wait_after(error)
             except Unavailable as error:
                 # While in doubt, storage that goes away leaves it unknown: never "did not happen".
-                self._patience.after(self._doubt[0] if self._doubt is not None else error)
+                self._patience.wait_after(self._doubt[0] if self._doubt is not None else error)
             except (Damaged, UnsupportedFormat) as error:
                 if self._doubt is not None:
                     raise self._doubt[0] from error
                 raise
             else:
-                step_done()
+                note_step()
                 if done is not None:
                     return done
 
-    def _tried(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool | None:
+    def _try_once(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool | None:
         """Whether it is done, or there was nothing to do; None if it must be made anew on what is there now."""
-        if self._happened():
+        if self._has_happened():
             return True
-        self._changes = self._made()
+        self._changes = self._make_changes()
         if not self._changes:
             return False
         ours = [change.write for change in self._changes]
@@ -305,14 +305,14 @@ class _Commit:
             for change in self._changes:
                 change.log.adopt(change.after)
             return True
-        if self._happened():
+        if self._has_happened():
             return True
         self._doubt = None  # what was tried before expected the same or older records: it can happen no more
         self._judge(stale)
         self._versions = [log.read() for log in self._logs]
         return None
 
-    def _happened(self) -> bool:
+    def _has_happened(self) -> bool:
         """Whether the commit in doubt is there.
 
         "No" counts only if we are still registered after looking: collectors forget the tokens of writers that are not.
@@ -320,19 +320,19 @@ class _Commit:
         if self._doubt is None:
             return False
         _, log, base = self._doubt
-        if log.wrote(base, self._writer.id, self._token):
+        if log.has_written(base, self._writer.id, self._token):
             return True
         self._writer.check_registered()
         return False
 
-    def _made(self) -> list[_Change]:
+    def _make_changes(self) -> list[_Change]:
         """Applied before they are committed: a diff that does not fit must never reach the log."""
         changes = []
         for proposal, version in zip(self._proposals, self._versions, strict=True):
             diff = proposal.make(version.state)
             if diff is not None:
                 log, seqno = proposal.log, SequenceNumber(version.seqno + 1)
-                entry = Entry(self._writer.id, self._token, diff, self._settled)
+                entry = LogEntry(self._writer.id, self._token, diff, self._settled)
                 after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
                 changes.append(_Change(log, Write(log.key, version.seqno, seal(entry)), after))
         return changes

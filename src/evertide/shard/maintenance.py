@@ -8,11 +8,11 @@ named in `failing` until it works, and tried again after a wait that doubles; th
 from __future__ import annotations
 
 from evertide.errors import EvertideError, Fenced, GenerationMoved
-from evertide.shard.garbage import Pinned, nothing_pinned
+from evertide.shard.garbage import Pinned, pin_nothing
 from evertide.shard.shard import Shard, Shards
 from evertide.store.paths import shard_key
 from evertide.store.writers import Writer
-from evertide.threads.failures import Failing
+from evertide.threads.failures import Failures
 from evertide.threads.ticker import Ticker
 
 __all__ = ["Maintenance"]
@@ -20,14 +20,14 @@ __all__ = ["Maintenance"]
 _ALL = "maintenance of all shards"
 
 
-def _work(shard: str) -> str:
+def _task_name(shard: str) -> str:
     return f"maintenance of shard {shard}"
 
 
 class Maintenance(Ticker):
-    def __init__(self, shards: Shards, writer: Writer, pinned: Pinned = nothing_pinned) -> None:
+    def __init__(self, shards: Shards, writer: Writer, pinned: Pinned = pin_nothing) -> None:
         super().__init__("evertide-maintenance", shards.settings.maintenance_interval_s)
-        self.failing = Failing(shards.runtime, shards.settings.maintenance_interval_s)
+        self.failing = Failures(shards.runtime, shards.settings.maintenance_interval_s)
         self._shards = shards
         self._writer = writer
         self._pinned = pinned
@@ -42,7 +42,7 @@ class Maintenance(Ticker):
             name = key.removeprefix(prefix)
             if self._stopping.is_set():
                 return
-            work = _work(name)
+            work = _task_name(name)
             if self.failing.is_waiting(work):
                 continue
             has_failed = self.failing.has(work)
@@ -57,12 +57,12 @@ class Maintenance(Ticker):
             shard = self._open[name]
             shard.compact(self._writer, self._stopping.is_set)
             if collect:
-                shard.collect(self._writer, self._pinned)
-            self.failing.remove(_work(name))
+                shard.collect_garbage(self._writer, self._pinned)
+            self.failing.remove(_task_name(name))
         except Fenced:
             raise
         except EvertideError as error:
-            self.failing.add(_work(name), error)
+            self.failing.add(_task_name(name), error)
 
     def tick(self) -> bool:
         settings, runtime = self._shards.settings, self._shards.runtime

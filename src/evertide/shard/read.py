@@ -24,7 +24,7 @@ from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog, Version
 from evertide.shard.parts.part import Part, Predicate, decode_part, may_match
 from evertide.shard.state import ShardState
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.types import SequenceNumber, Time
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "Window",
     "fetch",
     "inline_changes",
-    "listing",
+    "list_parts",
     "take_changes",
     "take_snapshot",
     "wait_for_upper",
@@ -62,7 +62,7 @@ class Listing:
     seqno: SequenceNumber
 
 
-def listing(log: ShardLog, version: Version, window: Window, where: Sequence[Predicate] = ()) -> Listing:
+def list_parts(log: ShardLog, version: Version, window: Window, where: Sequence[Predicate] = ()) -> Listing:
     state = version.state
     _check_readable(log, state, window)
     schema = log.schema()
@@ -87,7 +87,7 @@ def fetch(log: ShardLog, part: Part, listed: Listing, columns: Sequence[str] | N
     """One part's changes in the window, verified. `columns` narrows what is read; times and diffs always are."""
     blob = log.blob
     if part.key:
-        stored = reading(lambda: blob.get(part.key), log.runtime, log.settings)
+        stored = retry_read(lambda: blob.get(part.key), log.runtime, log.settings)
         path = blob.path(part.key)
     else:
         stored, path = part.inline, log.path
@@ -117,7 +117,7 @@ def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Versio
         left_s = 60.0 if deadline_s is None else deadline_s - log.runtime.monotonic_s()
         if left_s <= 0:
             raise Unavailable(path=log.path, why=f"upper is {version.state.upper} and did not pass {above} in time")
-        reading(partial(log.meta.wait, log.key, version.seqno, left_s), log.runtime, log.settings)
+        retry_read(partial(log.meta.wait, log.key, version.seqno, left_s), log.runtime, log.settings)
 
 
 class Snapshot:
@@ -188,7 +188,7 @@ def take_snapshot(
     wait_for_upper(log, as_of, timeout_s)
     lease = leases.take(log, Time(as_of))
     try:
-        return Snapshot(log, lease, listing(log, log.read(), Window(0, as_of + 1, as_of), where), columns)
+        return Snapshot(log, lease, list_parts(log, log.read(), Window(0, as_of + 1, as_of), where), columns)
     except BaseException:
         lease.release()
         raise
@@ -199,7 +199,7 @@ def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeo
     wait_for_upper(log, upper - 1, timeout_s)
     lease = leases.take(log, Time(max(0, lower - 1)))
     try:
-        return Snapshot(log, lease, listing(log, log.read(), Window(lower, upper)), None)
+        return Snapshot(log, lease, list_parts(log, log.read(), Window(lower, upper)), None)
     except BaseException:
         lease.release()
         raise
@@ -213,7 +213,7 @@ def inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | No
     version = log.read()
     if version.state.upper < upper:
         return None
-    listed = listing(log, version, Window(lower, upper))
+    listed = list_parts(log, version, Window(lower, upper))
     return None if any(part.key for part in listed.parts) else [fetch(log, part, listed) for part in listed.parts]
 
 
@@ -239,7 +239,7 @@ class Lister:
             return None
         snapshot = self._next.as_of is not None
         window = self._next if snapshot else Window(self._next.lower, version.state.upper)
-        listed = listing(self._log, version, window, self._where)
+        listed = list_parts(self._log, version, window, self._where)
         self._next = Window(window.upper, window.upper)
         return listed
 

@@ -28,7 +28,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, Outcome, append_missing, append_together
 from evertide.shard.compaction import Compaction, compact
-from evertide.shard.garbage import Collected, Pinned, collect, nothing_pinned
+from evertide.shard.garbage import Pinned, ShardGarbage, collect_garbage, pin_nothing
 from evertide.shard.hold import advance_since, first_holds, read_holds, release_hold, set_hold
 from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
@@ -36,14 +36,14 @@ from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.parts.part import Predicate
 from evertide.shard.read import Snapshot, inline_changes, take_changes, take_snapshot, wait_for_upper
 from evertide.shard.source import ShardSource
-from evertide.shard.state import Created, Entry, Finalized, ShardState
+from evertide.shard.state import Created, Finalized, LogEntry, ShardState
 from evertide.store.blob import Blob
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import check_shard, hold_key, shard_key
-from evertide.store.retry import commit_settled, reading
+from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
-from evertide.threads.stopping import IsStopping, never
+from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["Shard", "Shards"]
 
@@ -103,7 +103,7 @@ class Shard:
                 tables = [*found.scan()]
         return consolidate(pa.concat_tables([empty(self.schema), *tables]), self.name)
 
-    def leased(self, lower: int, upper: int) -> Snapshot:
+    def lease_changes(self, lower: int, upper: int) -> Snapshot:
         """A lease on the changes of [lower, upper): these can be read, in whatever steps, until it is closed."""
         return take_changes(self.log, self._leases, lower, upper)
 
@@ -130,16 +130,16 @@ class Shard:
         """Let times below be forgotten, as far as holds and leases allow. Returns the since reached."""
         return advance_since(self.log, time, writer)
 
-    def compact(self, writer: Writer, is_stopping: IsStopping = never) -> list[Compaction]:
+    def compact(self, writer: Writer, is_stopping: IsStopping = never_stopping) -> list[Compaction]:
         """Merge until nothing is left to merge, or whoever asked for it stops."""
         done = []
         while not is_stopping() and (one := compact(self.log, writer, is_stopping)) is not None:
             done.append(one)
         return done
 
-    def collect(self, writer: Writer, pinned: Pinned = nothing_pinned) -> Collected:
+    def collect_garbage(self, writer: Writer, pinned: Pinned = pin_nothing) -> ShardGarbage:
         """Delete what nobody needs. `pinned` names parts that are needed by others than this shard's readers."""
-        return collect(self.log, writer, pinned)
+        return collect_garbage(self.log, writer, pinned)
 
     def inspect(self) -> Inspection:
         return inspect(self.log)
@@ -173,7 +173,7 @@ class Shards:
         """The shard with these columns, made now or by a peer earlier. Other columns are an error."""
         shard = self._shard(name)
         if shard.log.find() is None:
-            self._create(name, _checked_schema(name, schema), writer)
+            self._create(name, _check_schema(name, schema), writer)
             shard.log.read()
         if not shard.schema.equals(schema):
             raise InvalidInput(where=f"shard {name!r}", why=f"it exists with other columns: {shard.schema}")
@@ -182,7 +182,7 @@ class Shards:
     def names(self) -> list[str]:
         """All shards, finalized ones too."""
         prefix = shard_key("")
-        found = reading(lambda: self.meta.heads(prefix), self.runtime, self.settings)
+        found = retry_read(lambda: self.meta.heads(prefix), self.runtime, self.settings)
         return [key.removeprefix(prefix) for key in found]
 
     def append_together(self, appends: Sequence[tuple[Shard, Changes, int, int]], writer: Writer) -> None:
@@ -196,17 +196,17 @@ class Shards:
         created = Created(check_shard(name), schema.serialize().to_pybytes())
         token = writer.new_token()
         writes = [
-            Write(shard_key(name), 0, seal(Entry(writer.id, token, created))),
+            Write(shard_key(name), 0, seal(LogEntry(writer.id, token, created))),
             Write(hold_key(name), 0, first_holds(f"{writer.id}-{token}")),
         ]
-        stale = commit_settled(self.meta, writes, writer.guards(), self.runtime, self.settings)
+        stale = commit_until_known(self.meta, writes, writer.guards(), self.runtime, self.settings)
         if stale is not None:
             writer.check(stale)
             if self._shard(name).log.find() is None:
                 raise Conflict(where=self.meta.path(stale.key), why=f"holds exist, but shard {name!r} does not")
 
 
-def _checked_schema(name: str, schema: pa.Schema) -> pa.Schema:
+def _check_schema(name: str, schema: pa.Schema) -> pa.Schema:
     """Names, types and nullability; what else Arrow's fields may carry is not a shard's."""
     names = schema.names
     taken = sorted({column for column in names if names.count(column) > 1 or column in (TIME, DIFF)})

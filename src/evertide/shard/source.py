@@ -34,7 +34,7 @@ from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog
 from evertide.shard.parts.part import Part, Predicate
 from evertide.shard.read import Lister, Listing, Window, fetch
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 from evertide.types import SequenceNumber, Time
 
 __all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSource"]
@@ -120,8 +120,11 @@ class ShardSource:
         workers = log.settings.fetchers
         self._tasks: queue.Queue[_Task] = queue.Queue(workers)
         self._events: queue.Queue[Event] = queue.Queue(workers * 2)
-        self._threads = [Watched("evertide-list", self._list, died=self._died)]
-        self._threads += [Watched(f"evertide-fetch-{number}", self._work, died=self._died) for number in range(workers)]
+        self._threads = [WatchedThread("evertide-list", self._list, died=self._on_thread_death)]
+        self._threads += [
+            WatchedThread(f"evertide-fetch-{number}", self._work, died=self._on_thread_death)
+            for number in range(workers)
+        ]
 
     @property
     def frontier(self) -> Time:
@@ -176,7 +179,7 @@ class ShardSource:
                     lister = None
                     epoch = self._epoch
                 if lister is None:
-                    lister = self._leased_lister()
+                    lister = self._new_lister()
                 listed = lister.poll(_WAIT_S)
             except (Unavailable, OutcomeUnknown) as error:
                 self._pause(error)  # a lease that was taken without our knowing ends by itself
@@ -196,7 +199,7 @@ class ShardSource:
         self.error = error
         self._stopping.wait(_WAIT_S)
 
-    def _leased_lister(self) -> Lister:
+    def _new_lister(self) -> Lister:
         if self._snapshot and self.frontier <= self._as_of:
             start, held = Window(0, self._as_of + 1, self._as_of), self._as_of
         else:
@@ -230,12 +233,12 @@ class ShardSource:
                 task = self._tasks.get(timeout=_WAIT_S)
             except queue.Empty:
                 continue
-            while task.epoch == self._epoch and not self._stopping.is_set() and not self._settled(task):
+            while task.epoch == self._epoch and not self._stopping.is_set() and not self._finish_task(task):
                 pass
 
-    def _settled(self, task: _Task) -> bool:
+    def _finish_task(self, task: _Task) -> bool:
         try:
-            changes = self._fetched(task)
+            changes = self._fetch(task)
         except LeaseLost:
             self._restart(task.epoch)
         except Unavailable as error:
@@ -249,7 +252,7 @@ class ShardSource:
             self._account(task.epoch, lambda: self._frontier.delivered(task.time, task.listed.seqno))
         return True
 
-    def _fetched(self, task: _Task) -> pa.Table:
+    def _fetch(self, task: _Task) -> pa.Table:
         try:
             return fetch(self.log, task.part, task.listed, self._columns)
         except BlobMissing:
@@ -290,7 +293,7 @@ class ShardSource:
                 self._give(self._events, Frozen(time, error))
             return True
 
-    def _died(self, error: Unexpected) -> None:
+    def _on_thread_death(self, error: Unexpected) -> None:
         """Of a thread, of something that nothing expects: the frontier stands, and whoever reads is told why."""
         self._freeze(error, self._epoch, self._frontier.value)
 

@@ -38,9 +38,9 @@ __all__ = [
     "Compacted",
     "Created",
     "Diff",
-    "Entry",
     "Finalized",
     "Forgotten",
+    "LogEntry",
     "ShardState",
     "SinceAdvanced",
     "apply",
@@ -134,7 +134,7 @@ class Finalized(msgspec.Struct, frozen=True, tag="finalized"):
 Diff: TypeAlias = Created | Appended | Compacted | SinceAdvanced | Forgotten | Finalized
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LogEntry(msgspec.Struct, frozen=True):
     """One record of the log: what changed, and by whom."""
 
     writer: str
@@ -149,7 +149,7 @@ def parts_removed(diff: Diff) -> tuple[str, ...]:
     return diff.removed if isinstance(diff, Compacted | Finalized) else ()
 
 
-def apply(state: ShardState | None, entry: Entry, path: str) -> ShardState:
+def apply(state: ShardState | None, entry: LogEntry, path: str) -> ShardState:
     """The state after one more entry. `path` is for the error."""
     diff = entry.diff
     if isinstance(diff, Created):
@@ -158,12 +158,12 @@ def apply(state: ShardState | None, entry: Entry, path: str) -> ShardState:
     if state is None:
         raise RecordDamaged(path=path, why="the log does not begin with the creation of the shard")
     _demand(not state.finalized or isinstance(diff, Forgotten), path, "a finalized shard is changed")
-    changed = _changed(state, diff, path)
+    changed = _apply_diff(state, diff, path)
     asked = tuple(token for token in changed.tokens.get(entry.writer, ()) if int(token) >= entry.settled)
     return msgspec.structs.replace(changed, tokens={**changed.tokens, entry.writer: (*asked, entry.token)})
 
 
-def _changed(state: ShardState, diff: Diff, path: str) -> ShardState:
+def _apply_diff(state: ShardState, diff: Diff, path: str) -> ShardState:
     replace = msgspec.structs.replace
     match diff:
         case Appended():
@@ -175,7 +175,7 @@ def _changed(state: ShardState, diff: Diff, path: str) -> ShardState:
             added = (Batch(diff.lower, diff.upper, diff.parts),) if diff.parts else ()
             return replace(state, upper=diff.upper, batches=state.batches + added)
         case Compacted():
-            return replace(state, batches=_swapped(state, diff, path))
+            return replace(state, batches=_replace_batches(state, diff, path))
         case SinceAdvanced():
             _demand(state.since <= diff.since < max(state.upper, 1), path, f"since moves to {diff.since}")
             return replace(state, since=diff.since)
@@ -186,7 +186,7 @@ def _changed(state: ShardState, diff: Diff, path: str) -> ShardState:
     raise RecordDamaged(path=path, why=f"an entry of kind {type(diff).__name__} after the first")
 
 
-def _swapped(state: ShardState, diff: Compacted, path: str) -> tuple[Batch, ...]:
+def _replace_batches(state: ShardState, diff: Compacted, path: str) -> tuple[Batch, ...]:
     added = diff.added
     _demand(added.since <= state.since, path, f"times were moved up to {added.since}, beyond since {state.since}")
     _demand_times(added.parts, added.lower, max(added.upper, added.since + 1), path)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.json_values import is_variant, plain, python_rows
+from evertide.json_values import is_variant, python_rows, to_json_value
 
 __all__ = ["json_rows", "spans"]
 
@@ -27,7 +27,7 @@ def json_rows(table: pa.Table) -> Iterator[Row]:
     variants = [field.name for field in table.schema if is_variant(field.type)]
     for row in python_rows(table, has_text_maps=is_text_map):
         told = {name: _variant(value) if name in variants else value for name, value in row.items()}
-        yield plain(spans(told))
+        yield to_json_value(spans(told))
 
 
 def _map_keys(kind: Any) -> Iterator[Any]:

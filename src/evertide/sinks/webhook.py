@@ -28,7 +28,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import SinkFailed
-from evertide.json_values import plain, python_rows
+from evertide.json_values import python_rows, to_json_value
 from evertide.rows.changes import DIFF
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
@@ -150,4 +150,4 @@ def _in_tables_of(rows: int, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 def _change(row: dict[str, Any]) -> dict[str, Any]:
     diff = row.pop(DIFF)
-    return {"diff": diff, "row": plain(row)}
+    return {"diff": diff, "row": to_json_value(row)}

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from evertide.json_values import plain, python_rows
+from evertide.json_values import python_rows, to_json_value
 from evertide.sources.contract import OP, SAME, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
@@ -34,7 +34,7 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_fault(place: str, line: int, reason: str, raw: str, key: pa.Table | None) -> str:
-    fault = _Fault(place, line, reason, raw, None if key is None else plain(python_rows(key)[0]))
+    fault = _Fault(place, line, reason, raw, None if key is None else to_json_value(python_rows(key)[0]))
     return msgspec.json.encode(fault).decode()
 
 

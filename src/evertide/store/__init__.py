@@ -6,7 +6,7 @@ Importing this does not import obstore or psycopg: `S3Blob` and `PostgresMeta` d
 from __future__ import annotations
 
 from evertide.store.blob import Blob, BlobEntry
-from evertide.store.blobs.files import Entry, Files, SystemFiles
+from evertide.store.blobs.files import DirectoryEntry, Files, SystemFiles
 from evertide.store.blobs.local import LocalBlob
 from evertide.store.blobs.s3 import S3Blob
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
@@ -20,7 +20,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Blob",
     "BlobEntry",
-    "Entry",
+    "DirectoryEntry",
     "Fault",
     "Faults",
     "FaultyBlob",

@@ -18,12 +18,12 @@ from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.open import Storage
 
-__all__ = ["ObservedBlob", "ObservedMeta", "observed"]
+__all__ = ["ObservedBlob", "ObservedMeta", "observe"]
 
 T = TypeVar("T")
 
 
-def observed(storage: Storage, observer: Observer, runtime: Runtime) -> Storage:
+def observe(storage: Storage, observer: Observer, runtime: Runtime) -> Storage:
     """The same storage; as it is, if nobody wants to know."""
     if observer is NO_OBSERVER:
         return storage
@@ -36,7 +36,7 @@ class _Calls:
         self._observer = observer
         self._clock = runtime.monotonic_s
 
-    def told(self, name: str, call: Callable[[], T], size: Callable[[T], int] | int = 0) -> T:
+    def report(self, name: str, call: Callable[[], T], size: Callable[[T], int] | int = 0) -> T:
         began_s = self._clock()
         try:
             answer = call()
@@ -54,22 +54,22 @@ class ObservedBlob:
         self._calls = _Calls(observer, runtime)
 
     def get(self, key: str) -> bytes:
-        return self._calls.told("blob.get", lambda: self._inner.get(key), len)
+        return self._calls.report("blob.get", lambda: self._inner.get(key), len)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return self._calls.told("blob.get_range", lambda: self._inner.get_range(key, offset, length), len)
+        return self._calls.report("blob.get_range", lambda: self._inner.get_range(key, offset, length), len)
 
     def put(self, key: str, data: bytes) -> None:
-        self._calls.told("blob.put", lambda: self._inner.put(key, data), len(data))
+        self._calls.report("blob.put", lambda: self._inner.put(key, data), len(data))
 
     def delete(self, key: str) -> bool:
-        return self._calls.told("blob.delete", lambda: self._inner.delete(key))
+        return self._calls.report("blob.delete", lambda: self._inner.delete(key))
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        return self._calls.told("blob.list", lambda: _begun(self._inner.list(prefix)))
+        return self._calls.report("blob.list", lambda: _begun(self._inner.list(prefix)))
 
     def unfinished(self, prefix: str) -> Iterator[str]:
-        return self._calls.told("blob.unfinished", lambda: _begun(self._inner.unfinished(prefix)))
+        return self._calls.report("blob.unfinished", lambda: _begun(self._inner.unfinished(prefix)))
 
     def path(self, key: str) -> str:
         return self._inner.path(key)
@@ -81,20 +81,20 @@ class ObservedMeta:
         self._calls = _Calls(observer, runtime)
 
     def head(self, key: str) -> Record | None:
-        return self._calls.told("meta.head", lambda: self._inner.head(key), _size)
+        return self._calls.report("meta.head", lambda: self._inner.head(key), _size)
 
     def heads(self, prefix: str) -> dict[str, Record]:
-        return self._calls.told("meta.heads", lambda: self._inner.heads(prefix), _size_of_heads)
+        return self._calls.report("meta.heads", lambda: self._inner.heads(prefix), _size_of_heads)
 
     def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
-        return self._calls.told("meta.scan", lambda: self._inner.scan(key, after, limit), _size_of_all)
+        return self._calls.report("meta.scan", lambda: self._inner.scan(key, after, limit), _size_of_all)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         size = sum(len(write.data or b"") for write in writes)
-        return self._calls.told("meta.commit", lambda: self._inner.commit(writes, guards), size)
+        return self._calls.report("meta.commit", lambda: self._inner.commit(writes, guards), size)
 
     def truncate(self, key: str, below: int) -> None:
-        self._calls.told("meta.truncate", lambda: self._inner.truncate(key, below))
+        self._calls.report("meta.truncate", lambda: self._inner.truncate(key, below))
 
     def wait(self, key: str, after: int, timeout_s: float) -> bool:
         return self._inner.wait(key, after, timeout_s)

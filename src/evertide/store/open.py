@@ -36,7 +36,7 @@ from evertide.store.meta import Meta, Write
 from evertide.store.metas.postgres import PostgresMeta
 from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.paths import FORMAT, META_FILE, STORAGE
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 
 __all__ = ["FORMAT_VERSION", "Address", "Storage", "open_for_repair", "open_storage"]
 
@@ -85,10 +85,10 @@ def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runt
     `meta` is a PostgreSQL URL; without one it is the SQLite file `meta.db` in the directory.
     """
     blob, root = _open_blob(location, meta)
-    made = reading(lambda: _is_made(blob), runtime, settings)
+    made = retry_read(lambda: _is_made(blob), runtime, settings)
     opened = PostgresMeta(meta, runtime, settings) if meta else _open_sqlite(Path(root), runtime, settings, made=made)
     try:
-        reading(lambda: _check_meta(blob, opened, made=made), runtime, settings)  # making it again changes nothing
+        retry_read(lambda: _check_meta(blob, opened, made=made), runtime, settings)  # making it again changes nothing
     except BaseException:
         opened.close()
         raise
@@ -113,18 +113,18 @@ def open_for_repair(
 
 def _sqlite_for_repair(root: Path, runtime: Runtime, settings: Settings, *, change: bool) -> Meta:
     path = root / META_FILE
-    if not reading(lambda: _has_content(path), runtime, settings):
+    if not retry_read(lambda: _has_content(path), runtime, settings):
         if not change:
             return MemoryMeta(runtime)
         _set_aside(root, runtime.new_id())  # a write-ahead log that is left would become part of the new file
         return SqliteMeta(path, runtime, settings)
     try:
-        return _opened_whole(path, runtime, settings)
+        return _open_all(path, runtime, settings)
     except RecordDamaged as error:
         logger.warning("%s cannot be read: %s", path, error)
     _check_readable(root)  # SQLite calls a disk that cannot be read for a while damage, too
     try:
-        return _opened_whole(path, runtime, settings)
+        return _open_all(path, runtime, settings)
     except RecordDamaged:
         if not change:
             return MemoryMeta(runtime)
@@ -132,7 +132,7 @@ def _sqlite_for_repair(root: Path, runtime: Runtime, settings: Settings, *, chan
         return SqliteMeta(path, runtime, settings)
 
 
-def _opened_whole(path: Path, runtime: Runtime, settings: Settings) -> SqliteMeta:
+def _open_all(path: Path, runtime: Runtime, settings: Settings) -> SqliteMeta:
     """Every record is read: otherwise `RecordDamaged`."""
     opened = SqliteMeta(path, runtime, settings)
     try:
@@ -222,10 +222,10 @@ def _open_local(location: str | Path) -> tuple[Blob, str]:
 
 def _open_sqlite(root: Path, runtime: Runtime, settings: Settings, *, made: bool) -> SqliteMeta:
     path = root / META_FILE
-    if made and not reading(lambda: _has_content(path), runtime, settings):
+    if made and not retry_read(lambda: _has_content(path), runtime, settings):
         why = f"it is missing or empty, and {FORMAT} says that it was there; or Meta was a PostgreSQL URL"
         raise RecordDamaged(path=str(path), why=why)
-    return reading(lambda: SqliteMeta(path, runtime, settings), runtime, settings)
+    return retry_read(lambda: SqliteMeta(path, runtime, settings), runtime, settings)
 
 
 def _is_made(blob: Blob) -> bool:

@@ -5,7 +5,7 @@
 - "may have happened" (`OutcomeUnknown`): for a blob, repeat the put (same key, same bytes: rule 2 of `Blob`); for a
   commit, read back first, and only then commit again with the same expectations, of which at most one can succeed.
   While in doubt, storage that goes away leaves it unknown: the doubt is what the caller is told.
-- A thread that only looks (`waiting_at_most`) waits for less than `retry_limit_s`.
+- A thread that only looks (`limit_retries`) waits for less than `retry_limit_s`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Stale, Write
-from evertide.threads.steps import step_done
+from evertide.threads.steps import note_step
 
 __all__ = [
-    "Patience",
-    "PatientBlob",
-    "commit_fresh",
-    "commit_settled",
-    "put_settled",
-    "reading",
+    "Backoff",
+    "RetryingBlob",
+    "commit_under_new_id",
+    "commit_until_known",
+    "limit_retries",
+    "put_until_known",
+    "retry_read",
     "truncate_sometimes",
-    "waiting_at_most",
 ]
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _BOUNDED = threading.local()
 
 
 @contextmanager
-def waiting_at_most(limit_s: float) -> Iterator[None]:
+def limit_retries(limit_s: float) -> Iterator[None]:
     """Within the block, this thread repeats a storage call for at most `limit_s` instead of `retry_limit_s`."""
     before = getattr(_BOUNDED, "limit_s", None)
     _BOUNDED.limit_s = limit_s
@@ -52,7 +52,7 @@ def waiting_at_most(limit_s: float) -> Iterator[None]:
         _BOUNDED.limit_s = before
 
 
-class Patience:
+class Backoff:
     """How often one call may fail: waits that double, with jitter, until the limit."""
 
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
@@ -63,43 +63,43 @@ class Patience:
         limit_s = settings.retry_limit_s if bound_s is None else min(bound_s, settings.retry_limit_s)
         self._deadline_s = runtime.monotonic_s() + limit_s
 
-    def after(self, error: Unavailable | OutcomeUnknown) -> None:
+    def wait_after(self, error: Unavailable | OutcomeUnknown) -> None:
         """Wait before another try, or raise the error if it makes no sense to."""
         if isinstance(error, StorageFull | StorageForbidden) or self._runtime.monotonic_s() >= self._deadline_s:
             raise error
-        step_done()  # to wait for storage is not to hang
+        note_step()  # to wait for storage is not to hang
         self._runtime.sleep_s(self._wait_s * (0.5 + self._runtime.random()))
         self._wait_s = min(self._wait_s * 2, self._wait_max_s)
 
 
-def reading(call: Callable[[], T], runtime: Runtime, settings: Settings) -> T:
+def retry_read(call: Callable[[], T], runtime: Runtime, settings: Settings) -> T:
     """A read, tried again while storage does not answer."""
-    patience: Patience | None = None
+    backoff: Backoff | None = None
     while True:
         try:
             answer = call()
         except Unavailable as error:
-            patience = patience or Patience(runtime, settings)
-            patience.after(error)
+            backoff = backoff or Backoff(runtime, settings)
+            backoff.wait_after(error)
         else:
-            step_done()
+            note_step()
             return answer
 
 
-def put_settled(blob: Blob, key: str, content: bytes, runtime: Runtime, settings: Settings) -> None:
-    patience: Patience | None = None
+def put_until_known(blob: Blob, key: str, content: bytes, runtime: Runtime, settings: Settings) -> None:
+    backoff: Backoff | None = None
     while True:
         try:
             blob.put(key, content)
         except (Unavailable, OutcomeUnknown) as error:
-            patience = patience or Patience(runtime, settings)
-            patience.after(error)
+            backoff = backoff or Backoff(runtime, settings)
+            backoff.wait_after(error)
         else:
-            step_done()
+            note_step()
             return
 
 
-def commit_settled(
+def commit_until_known(
     meta: Meta, writes: Sequence[Write], guards: Sequence[Guard], runtime: Runtime, settings: Settings
 ) -> Stale | None:
     """A commit with a definite answer.
@@ -107,36 +107,38 @@ def commit_settled(
     The bytes of the first write must be unique to this call (they carry an id), and its key must not be truncated
     meanwhile: they are how the commit is recognised when read back.
     """
-    patience: Patience | None = None
+    backoff: Backoff | None = None
     doubt: OutcomeUnknown | None = None
     while True:
         try:
             stale = meta.commit(writes, guards)
-            if stale is not None and doubt is not None and _is_there(meta, writes[0]):
+            if stale is not None and doubt is not None and _has_happened(meta, writes[0]):
                 return None
         except (Unavailable, OutcomeUnknown) as error:
             doubt = doubt or (error if isinstance(error, OutcomeUnknown) else None)
-            patience = patience or Patience(runtime, settings)
-            patience.after(doubt or error)
+            backoff = backoff or Backoff(runtime, settings)
+            backoff.wait_after(doubt or error)
         else:
-            step_done()
+            note_step()
             return stale
 
 
-def commit_fresh(meta: Meta, make: Callable[[str], Sequence[Write]], runtime: Runtime, settings: Settings) -> str:
+def commit_under_new_id(
+    meta: Meta, make: Callable[[str], Sequence[Write]], runtime: Runtime, settings: Settings
+) -> str:
     """Commit writes that create keys under a new id; returns the id.
 
     After an unknown outcome another id is taken: the first try may still arrive, even after its keys were removed, and
     must then not bring back what was ended. Under an id that nobody uses it is silent, and ends as silent ones do.
     """
-    patience: Patience | None = None
+    backoff: Backoff | None = None
     while True:
         fresh = runtime.new_id()
         try:
             stale = meta.commit(make(fresh))
         except (Unavailable, OutcomeUnknown) as error:
-            patience = patience or Patience(runtime, settings)
-            patience.after(error)
+            backoff = backoff or Backoff(runtime, settings)
+            backoff.wait_after(error)
         else:
             if stale is None:
                 return fresh
@@ -154,14 +156,14 @@ def truncate_sometimes(meta: Meta, key: str, seqno: int, every: int = 64) -> Non
             logger.warning("not truncated: %s", error)
 
 
-def _is_there(meta: Meta, write: Write) -> bool:
+def _has_happened(meta: Meta, write: Write) -> bool:
     if write.data is None:
         return meta.head(write.key) is None
     found = meta.scan(write.key, after=write.expected, limit=1)
     return bool(found) and found[0].seqno == write.expected + 1 and found[0].data == write.data
 
 
-class PatientBlob:
+class RetryingBlob:
     """A blob whose calls are tried again while storage does not answer."""
 
     def __init__(self, blob: Blob, runtime: Runtime, settings: Settings) -> None:
@@ -170,29 +172,29 @@ class PatientBlob:
         self._settings = settings
 
     def get(self, key: str) -> bytes:
-        return reading(lambda: self._blob.get(key), self._runtime, self._settings)
+        return retry_read(lambda: self._blob.get(key), self._runtime, self._settings)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return reading(lambda: self._blob.get_range(key, offset, length), self._runtime, self._settings)
+        return retry_read(lambda: self._blob.get_range(key, offset, length), self._runtime, self._settings)
 
     def put(self, key: str, data: bytes) -> None:
-        put_settled(self._blob, key, data, self._runtime, self._settings)
+        put_until_known(self._blob, key, data, self._runtime, self._settings)
 
     def delete(self, key: str) -> bool:
         """Idempotent, so that an unknown outcome is simply tried again; then whether it was there is not known."""
-        patience: Patience | None = None
+        backoff: Backoff | None = None
         while True:
             try:
                 return self._blob.delete(key)
             except (Unavailable, OutcomeUnknown) as error:
-                patience = patience or Patience(self._runtime, self._settings)
-                patience.after(error)
+                backoff = backoff or Backoff(self._runtime, self._settings)
+                backoff.wait_after(error)
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        return iter(reading(lambda: [*self._blob.list(prefix)], self._runtime, self._settings))
+        return iter(retry_read(lambda: [*self._blob.list(prefix)], self._runtime, self._settings))
 
     def unfinished(self, prefix: str) -> Iterator[str]:
-        return iter(reading(lambda: [*self._blob.unfinished(prefix)], self._runtime, self._settings))
+        return iter(retry_read(lambda: [*self._blob.unfinished(prefix)], self._runtime, self._settings))
 
     def path(self, key: str) -> str:
         return self._blob.path(key)

@@ -28,7 +28,7 @@ from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, writer_key
 from evertide.store.process import Origin, this_process
-from evertide.store.retry import commit_fresh, commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.types import Generation
 
@@ -39,8 +39,8 @@ __all__ = [
     "Writer",
     "end_silent_writers",
     "read_generation",
-    "registered",
-    "settled",
+    "read_registrations",
+    "read_settled",
 ]
 
 
@@ -102,7 +102,7 @@ class Writer:
         self._open: set[int] = set()
         self._beats = 1
         self._tokens = 0
-        self._asking: set[int] = set()
+        self._open_tokens: set[int] = set()
         self._generation = Generation(0)
         self._hang: Callable[[], str] = lambda: ""
         self._beat_began_s: float | None = None
@@ -125,7 +125,7 @@ class Writer:
             beat = Beat(fresh, 1, now_s, 1)
             return [Write(writer_key(fresh), 0, seal(registration)), Write(beat_key(fresh), 0, seal(beat))]
 
-        writer = cls(meta, runtime, settings, commit_fresh(meta, writes, runtime, settings), label)
+        writer = cls(meta, runtime, settings, commit_under_new_id(meta, writes, runtime, settings), label)
         _stopped.discard(writer.id)
         writer.adopt_generation()
         return writer
@@ -137,18 +137,18 @@ class Writer:
             return str(self._tokens)
 
     @contextmanager
-    def asking(self) -> Iterator[tuple[str, int]]:
+    def open_token(self) -> Iterator[tuple[str, int]]:
         """A token for a commit that may have to be read back, and the number below which nobody asks any more."""
         with self._lock:  # in one go, or another thread could call this token settled before it is ever used
             self._tokens += 1
             number = self._tokens
-            self._asking.add(number)
-            settled = min(self._asking)
+            self._open_tokens.add(number)
+            settled = min(self._open_tokens)
         try:
             yield str(number), settled
         finally:
             with self._lock:
-                self._asking.discard(number)
+                self._open_tokens.discard(number)
 
     def guards(self) -> tuple[Guard, Guard]:
         """For every commit: I am still registered, and the generation is the one I know."""
@@ -157,7 +157,7 @@ class Writer:
     def check_registered(self) -> None:
         """Raise `Fenced` if this writer is not registered (any more): what is said of it in shards may be forgotten."""
         key = writer_key(self.id)
-        if reading(lambda: self._meta.head(key), self._runtime, self._settings) is None:
+        if retry_read(lambda: self._meta.head(key), self._runtime, self._settings) is None:
             raise Fenced(writer=self.id, why="it was unregistered")
 
     def check(self, stale: Stale) -> None:
@@ -177,11 +177,11 @@ class Writer:
         if self._hang():
             self.check_registered()
             return
-        with self._beating, self._listening():
+        with self._beating, self._time_beat():
             while True:
                 number = self._beats + 1
-                writes = [Write(beat_key(self.id), self._beats, self._sealed(number))]
-                stale = commit_settled(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
+                writes = [Write(beat_key(self.id), self._beats, self._encode_beat(number))]
+                stale = commit_until_known(self._meta, writes, self.guards()[:1], self._runtime, self._settings)
                 if stale is None:
                     break
                 self._adopt_beat(stale)
@@ -189,7 +189,7 @@ class Writer:
         truncate_sometimes(self._meta, beat_key(self.id), number)
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _time_beat(self) -> Iterator[None]:
         began_s = self._runtime.monotonic_s()
         with self._lock:
             self._beat_began_s = began_s
@@ -208,7 +208,7 @@ class Writer:
         return took_s > self._settings.writer_ttl_s / 4
 
     @property
-    def hears(self) -> bool:
+    def is_heard(self) -> bool:
         """Whether this writer's own heartbeats get through, and did for half the time to live.
 
         If not, storage is or was away, perhaps for all: then the silence of other writers says nothing of them.
@@ -226,7 +226,7 @@ class Writer:
             raise Fenced(writer=self.id, why="it was unregistered")
         self._beats = stale.found
 
-    def _sealed(self, number: int) -> bytes:
+    def _encode_beat(self, number: int) -> bytes:
         with self._lock:
             settled = min(self._open, default=self._next_seq)
         return seal(Beat(self.id, number, self._runtime.wall_s(), settled))
@@ -275,7 +275,7 @@ class Writer:
         with self._beating, suppress(Fenced):
             while True:
                 writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]
-                stale = commit_settled(self._meta, writes, (), self._runtime, self._settings)
+                stale = commit_until_known(self._meta, writes, (), self._runtime, self._settings)
                 if stale is None:
                     break
                 self._adopt_beat(stale)
@@ -283,7 +283,7 @@ class Writer:
 
     def adopt_generation(self) -> GenerationRecord | None:
         """Take the current generation for ours, after looking at its members."""
-        record = reading(lambda: self._meta.head(GENERATION), self._runtime, self._settings)
+        record = retry_read(lambda: self._meta.head(GENERATION), self._runtime, self._settings)
         self._generation = Generation(record.seqno if record else 0)
         return unseal(record.data, GenerationRecord, self._meta.path(GENERATION)) if record else None
 
@@ -307,7 +307,7 @@ class Writer:
         made = GenerationRecord(Generation(before + 1), tuple(members), self.id)
         all_writes = [Write(GENERATION, before, seal(made)), *writes]
         all_guards = [self.guards()[0], *guards]
-        stale = commit_settled(self._meta, all_writes, all_guards, self._runtime, self._settings)
+        stale = commit_until_known(self._meta, all_writes, all_guards, self._runtime, self._settings)
         if stale is not None:
             self.check(stale)
             why = f"expected record {stale.expected}, found {stale.found}"
@@ -321,7 +321,7 @@ def read_generation(meta: Meta) -> GenerationRecord | None:
     return unseal(record.data, GenerationRecord, meta.path(GENERATION)) if record else None
 
 
-def registered(meta: Meta) -> dict[str, Registration]:
+def read_registrations(meta: Meta) -> dict[str, Registration]:
     """All registered writers, by id."""
     found = meta.heads(writer_key(""))
     return {
@@ -331,7 +331,7 @@ def registered(meta: Meta) -> dict[str, Registration]:
     }
 
 
-def settled(meta: Meta) -> dict[str, int]:
+def read_settled(meta: Meta) -> dict[str, int]:
     """Per registered writer, the sequence number below which it will name nothing more."""
     return {
         beat.writer: beat.settled
@@ -346,10 +346,10 @@ def end_silent_writers(meta: Meta, *, runtime: Runtime, settings: Settings, judg
     None is ended while the heartbeats of `judge`, the caller's own writer, do not get through either.
     """
     ended: list[str] = []
-    if judge is not None and not judge.hears:
+    if judge is not None and not judge.is_heard:
         return ended
     now_s = runtime.wall_s()
-    for writer, registration in registered(meta).items():
+    for writer, registration in read_registrations(meta).items():
         record = meta.head(beat_key(writer))
         if record is None:
             continue
@@ -357,6 +357,6 @@ def end_silent_writers(meta: Meta, *, runtime: Runtime, settings: Settings, judg
         if now_s - beat.beat_at_s <= registration.ttl_s:
             continue
         writes = [Write(writer_key(writer), 1, None), Write(beat_key(writer), record.seqno, None)]
-        if commit_settled(meta, writes, (), runtime, settings) is None:
+        if commit_until_known(meta, writes, (), runtime, settings) is None:
             ended.append(writer)
     return ended

@@ -37,7 +37,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from evertide.errors import StorageFull
-from evertide.store.blobs.files import Entry
+from evertide.store.blobs.files import DirectoryEntry
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.wake import Wake
@@ -201,10 +201,10 @@ class SimulatedFiles(_Process):
                 raise _os_error(errno.ENOTEMPTY, path)
             self._directory(path.parent).change(None, path.name)
 
-    def list_directory(self, path: Path) -> list[Entry]:
+    def list_directory(self, path: Path) -> list[DirectoryEntry]:
         with self._operation("list_directory", path):
             nodes = self._directory(path).names.items()
-            return [Entry(name, isinstance(node, Directory), len(node.data)) for name, node in nodes]
+            return [DirectoryEntry(name, isinstance(node, Directory), len(node.data)) for name, node in nodes]
 
     def exists(self, path: Path) -> bool:
         with self._operation("exists", path):

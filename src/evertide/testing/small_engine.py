@@ -23,7 +23,7 @@ from evertide.flow.state.spine import ArrangementSettings
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
 from evertide.plan.program.properties import SinkProperties
 from evertide.rows.changes import DIFF, expand, net
-from evertide.threads.stopping import IsStopping, never
+from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["SmallCohort", "SmallEngine", "SmallView"]
 
@@ -131,7 +131,7 @@ class SmallCohort:
     def released(self) -> list[str]:
         return [key for kept in self._kept.values() for key in taken(kept.released)]
 
-    def maintain(self, is_stopping: IsStopping = never) -> bool:
+    def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         done = [kept.maintain(is_stopping) for kept in self._kept.values()]
         return any(done)
 

@@ -1,4 +1,4 @@
-"""`Failing`: background work that fails, by name: since when, why, and when it is tried again.
+"""`Failures`: background work that fails, by name: since when, why, and when it is tried again.
 
 The wait before the next try starts at the interval of the thread that does the work and doubles up to one minute. An
 error is logged when it first appears and when its text changes, not on every try.
@@ -14,7 +14,7 @@ from evertide.errors import EvertideError
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 
-__all__ = ["Failing"]
+__all__ = ["Failures"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class _Failure:
     """On the monotonic clock."""
 
 
-class Failing:
+class Failures:
     """Safe to share between threads."""
 
     def __init__(self, runtime: Runtime, interval_s: float) -> None:

@@ -1,8 +1,8 @@
-"""`step_done`: a thread says that it gets on, from inside of long work, so that it is not taken for one that hangs.
+"""`note_step`: a thread says that it gets on, from inside of long work, so that it is not taken for one that hangs.
 
 Long work ends no phase for a long time, but it consists of many small steps: a call to storage that was answered, a
 stage of a view that was computed, a batch of rows that a source gave. Where such a step ends, the code calls
-`step_done`. It costs a look into a thread-local variable, and does nothing in a thread that nobody watches.
+`note_step`. It costs a look into a thread-local variable, and does nothing in a thread that nobody watches.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["step_done", "stepping", "watching_steps"]
+__all__ = ["note_each_step", "note_step", "watch_steps"]
 
 _Item = TypeVar("_Item")
 
 _WATCHED = threading.local()
 
 
-def step_done() -> None:
+def note_step() -> None:
     mark = getattr(_WATCHED, "mark", None)
     if mark is not None:
         mark()
 
 
-def stepping(items: Iterable[_Item]) -> Iterator[_Item]:
+def note_each_step(items: Iterable[_Item]) -> Iterator[_Item]:
     """The items; each of them is a step."""
     for item in items:
-        step_done()
+        note_step()
         yield item
 
 
 @contextmanager
-def watching_steps(mark: Callable[[], None]) -> Iterator[None]:
+def watch_steps(mark: Callable[[], None]) -> Iterator[None]:
     """Steps of this thread, within the block, are marked."""
     before = getattr(_WATCHED, "mark", None)
     _WATCHED.mark = mark

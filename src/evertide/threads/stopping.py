@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["IsStopping", "Stopped", "check_going", "going", "never"]
+__all__ = ["IsStopping", "Stopped", "check_not_stopping", "never_stopping", "until_stopping"]
 
 IsStopping = Callable[[], bool]
 _Item = TypeVar("_Item")
@@ -15,17 +15,17 @@ class Stopped(Exception):
     """Raised in the middle of work. What was done of it is not needed."""
 
 
-def never() -> bool:
+def never_stopping() -> bool:
     return False
 
 
-def check_going(is_stopping: IsStopping) -> None:
+def check_not_stopping(is_stopping: IsStopping) -> None:
     if is_stopping():
         raise Stopped
 
 
-def going(items: Iterable[_Item], is_stopping: IsStopping) -> Iterator[_Item]:
+def until_stopping(items: Iterable[_Item], is_stopping: IsStopping) -> Iterator[_Item]:
     """The items, as long as nobody stops."""
     for item in items:
-        check_going(is_stopping)
+        check_not_stopping(is_stopping)
         yield item

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from evertide.problem import Problem
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Ticker"]
 
@@ -21,7 +21,7 @@ class Ticker(ABC):
     def __init__(self, name: str, interval_s: float) -> None:
         self._interval_s = interval_s
         self._stopping = threading.Event()
-        self._thread = Watched(name, self._run)
+        self._thread = WatchedThread(name, self._run)
 
     @abstractmethod
     def tick(self) -> bool:
@@ -47,7 +47,7 @@ class Ticker(ABC):
     def _run(self) -> None:
         is_going = True
         while is_going and not self._stopping.wait(self._interval_s):
-            with self._thread.trying():
+            with self._thread.retrying():
                 is_going = self.tick()
 
     def __enter__(self) -> Self:

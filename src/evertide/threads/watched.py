@@ -1,4 +1,4 @@
-"""Threads whose unexpected end is seen: every thread of Evertide is a `Watched` one.
+"""Threads whose unexpected end is seen: every thread of Evertide is a `WatchedThread` one.
 
 1. Whatever ends a thread, of any class, is logged with its traceback and stays as its `problem`, which `status` shows
    (`Pipeline.watch`). What waits for the thread learns of it by `died`.
@@ -19,18 +19,18 @@ from evertide.errors import Unexpected
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 
-__all__ = ["Watched", "unexpected"]
+__all__ = ["WatchedThread", "unexpected_error"]
 
 logger = logging.getLogger(__name__)
 
 
-def unexpected(where: str, error: BaseException) -> Unexpected:
+def unexpected_error(where: str, error: BaseException) -> Unexpected:
     """The error that stands for one of any class, for those who handle errors of Evertide."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return Unexpected(where=where, why=f"{type(error).__name__}: {said}" if said else type(error).__name__)
 
 
-class Watched(threading.Thread):
+class WatchedThread(threading.Thread):
     """A daemon thread. It calls `run` with the arguments; `died` gets what it died of, in the thread itself."""
 
     def __init__(
@@ -49,13 +49,13 @@ class Watched(threading.Thread):
             logger.exception("the thread %s died", self.name)
             self._has("died", error)
             if self._died is not None:
-                self._died(unexpected(f"thread {self.name}", error))
+                self._died(unexpected_error(f"thread {self.name}", error))
         finally:
             self._work = _nothing
             self._args = ()
 
     @contextmanager
-    def trying(self) -> Iterator[None]:
+    def retrying(self) -> Iterator[None]:
         """Work that is done again later: an unexpected error ends the block, and not the thread."""
         try:
             yield
@@ -70,7 +70,7 @@ class Watched(threading.Thread):
 
     def _has(self, what: str, error: BaseException) -> bool:
         """Whether the problem is a new one."""
-        told = unexpected(f"thread {self.name}", error)
+        told = unexpected_error(f"thread {self.name}", error)
         why = f"the thread {self.name} {what}: {told.why}"
         if self.problem is not None and self.problem.why == why:
             return False

@@ -45,7 +45,7 @@ from evertide.pipeline.replicas.ownership import Role
 from evertide.settings import Settings
 
 if TYPE_CHECKING:
-    from evertide.checkpoint.records import Entry
+    from evertide.checkpoint.records import CatalogEntry
     from evertide.pipeline.pipeline import Pipeline
 
 __all__ = ["checkpoint", "pause", "push", "resume", "run"]
@@ -159,7 +159,7 @@ def _opened(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:
         output.say(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}{follows}"))
 
 
-def _ended(output: Output, watch: Watch, entry: Entry | None, *, is_quiet: bool) -> None:
+def _ended(output: Output, watch: Watch, entry: CatalogEntry | None, *, is_quiet: bool) -> None:
     if is_quiet:
         return
     if output.is_json:

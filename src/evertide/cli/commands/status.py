@@ -15,11 +15,11 @@ from evertide.cli.output.output import (
     bytes_text,
     guarded,
     lag_text,
-    plain,
     position_text,
     seconds_text,
     table_of,
     time_text,
+    to_json_value,
 )
 from evertide.cli.target.target import Given, asked
 from evertide.pipeline.replicas.replica_record import ReplicaStatus
@@ -38,7 +38,7 @@ def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta =
     with asked(context, output, Given(storage, meta)) as place:
         found = place.status()
     if is_json:
-        output.document({**plain(found), "checkpoints": _numbered(found)})
+        output.document({**to_json_value(found), "checkpoints": _numbered(found)})
     else:
         _show(output, found)
 

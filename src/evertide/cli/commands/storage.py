@@ -10,12 +10,12 @@ from rich.text import Text
 
 from evertide.checkpoint.archive import export as export_archive
 from evertide.checkpoint.archive import import_archive
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import Report, check
 from evertide.checkpoint.repair import repair as repaired
 from evertide.checkpoint.verification import Progress
 from evertide.cli.options import Json, Meta, Storage
-from evertide.cli.output.output import Bars, Output, bytes_text, error_plain, guarded, plain, table_of
+from evertide.cli.output.output import Bars, Output, bytes_text, error_plain, guarded, table_of, to_json_value
 from evertide.errors import Damaged, InvalidInput
 from evertide.pipeline.maintenance.sweep import sweep
 from evertide.pipeline.reading.reader import Reader, check_is_there
@@ -48,7 +48,7 @@ def fsck(
     done: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
     try:
-        place = Place(opened.blob, opened.meta, runtime, settings)
+        place = StorageContext(opened.blob, opened.meta, runtime, settings)
         declared = Declared(opened.meta, runtime, settings)
         with Bars(output) as bars:
 
@@ -63,7 +63,7 @@ def fsck(
     finally:
         opened.close()
     if is_json:
-        output.document({**plain(report), "is_sound": report.is_sound, "repaired": done, "moved": moved})
+        output.document({**to_json_value(report), "is_sound": report.is_sound, "repaired": done, "moved": moved})
     else:
         _show(output, report, done, moved)
     if not report.is_sound:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from evertide.cli.output.logs import LogOptions, log_to
 from evertide.errors import EvertideError
-from evertide.json_values import one_line, plain, plain_error
+from evertide.json_values import error_to_json, one_line, to_json_value
 
 if TYPE_CHECKING:  # pyarrow, which `--help` does without
     from evertide.sources.contract import Lag
@@ -39,11 +39,11 @@ __all__ = [
     "error_plain",
     "guarded",
     "lag_text",
-    "plain",
     "position_text",
     "seconds_text",
     "table_of",
     "time_text",
+    "to_json_value",
     "value_text",
 ]
 
@@ -85,11 +85,11 @@ class Output:
 
     def document(self, value: Any) -> None:
         """The one document of a command that was asked for JSON."""
-        self._write(json.dumps(plain(value), indent=2, ensure_ascii=False))
+        self._write(json.dumps(to_json_value(value), indent=2, ensure_ascii=False))
 
     def line(self, value: Any) -> None:
         """One of many."""
-        self._write(json.dumps(plain(value), ensure_ascii=False))
+        self._write(json.dumps(to_json_value(value), ensure_ascii=False))
 
     def raw(self, text: str) -> None:
         """Exactly this, whatever looks like markup in it."""
@@ -133,7 +133,7 @@ def _tell(error: EvertideError, *, is_json: bool) -> None:
 
 
 def error_plain(error: EvertideError) -> dict[str, Any]:
-    return {**plain_error(error), "exit_code": error.exit_code}
+    return {**error_to_json(error), "exit_code": error.exit_code}
 
 
 class Bars:
@@ -199,7 +199,11 @@ def value_text(value: Any) -> str:
         return value
     if isinstance(value, float | Decimal):
         return str(value)
-    return json.dumps(plain(value), ensure_ascii=False) if isinstance(value, dict | list) else str(plain(value))
+    return (
+        json.dumps(to_json_value(value), ensure_ascii=False)
+        if isinstance(value, dict | list)
+        else str(to_json_value(value))
+    )
 
 
 def bytes_text(size: float) -> str:

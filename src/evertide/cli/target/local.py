@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evertide.checkpoint.summary import Kept, kept
+from evertide.checkpoint.summary import CheckpointSummary, summarize_checkpoints
 from evertide.cli.changes import complete_changes
 from evertide.cli.files import format_of, read_path
 from evertide.cli.output.output import Bars, Output
@@ -20,7 +20,7 @@ from evertide.cli.running.open_pipeline import opened
 from evertide.cli.running.spark import spark_session
 from evertide.cli.target.target import Given, Made
 from evertide.errors import InvalidInput
-from evertide.journal.journal import Line
+from evertide.journal.journal import TransactionSummary
 from evertide.pipeline.input.pushed_files import Format, rows_of_file
 from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.reading.reader import Reader
@@ -65,11 +65,11 @@ class Near:
     def status(self) -> Status:
         return self._reader.status()
 
-    def journal(self, first: int, last: int | None) -> list[Line]:
+    def journal(self, first: int, last: int | None) -> list[TransactionSummary]:
         return self._reader.journal.describe(first, last)
 
-    def checkpoints(self) -> list[Kept]:
-        return kept(self._reader.checkpoints)
+    def checkpoints(self) -> list[CheckpointSummary]:
+        return summarize_checkpoints(self._reader.checkpoints)
 
     def query(self, question: Question) -> Answer:
         from evertide.server.query.workers import Workers  # noqa: PLC0415 - which others do without

@@ -13,12 +13,12 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
-from evertide.checkpoint.summary import Kept
+from evertide.checkpoint.summary import CheckpointSummary
 from evertide.cli.files import format_of, read_path
 from evertide.cli.target.target import Made, Remote
 from evertide.client import Client
 from evertide.errors import InvalidInput
-from evertide.journal.journal import Line
+from evertide.journal.journal import TransactionSummary
 from evertide.pipeline.input.pushed_files import Format
 from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.status.status import Status
@@ -45,18 +45,18 @@ class Far:
         numbered = [(one["number"], one["time"]) for one in told["checkpoints"]]
         return msgspec.convert({**told, "checkpoints": numbered}, Status)
 
-    def journal(self, first: int, last: int | None) -> list[Line]:
+    def journal(self, first: int, last: int | None) -> list[TransactionSummary]:
         before = None if last is None else last + 1
-        found: list[Line] = []
+        found: list[TransactionSummary] = []
         while True:
-            page = msgspec.convert(self.client.journal(before, _PAGE), list[Line])
+            page = msgspec.convert(self.client.journal(before, _PAGE), list[TransactionSummary])
             found += [line for line in page if line.time >= first]
             if len(page) < _PAGE or page[-1].time <= first:
                 return found[::-1]
             before = page[-1].time
 
-    def checkpoints(self) -> list[Kept]:
-        return msgspec.convert(self.client.checkpoints(), list[Kept])
+    def checkpoints(self) -> list[CheckpointSummary]:
+        return msgspec.convert(self.client.checkpoints(), list[CheckpointSummary])
 
     def query(self, question: Question) -> Answer:
         return self.client.query(

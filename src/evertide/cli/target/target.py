@@ -20,8 +20,8 @@ from evertide.pipeline.reading.query import Answer, Question
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from evertide.checkpoint.summary import Kept
-    from evertide.journal.journal import Line
+    from evertide.checkpoint.summary import CheckpointSummary
+    from evertide.journal.journal import TransactionSummary
     from evertide.pipeline.input.pushed_files import Format
     from evertide.pipeline.status.status import Status
 
@@ -40,11 +40,11 @@ class Made:
 class Place(Protocol):
     def status(self) -> Status: ...
 
-    def journal(self, first: int, last: int | None) -> list[Line]:
+    def journal(self, first: int, last: int | None) -> list[TransactionSummary]:
         """Oldest first."""
         ...
 
-    def checkpoints(self) -> list[Kept]: ...
+    def checkpoints(self) -> list[CheckpointSummary]: ...
 
     def query(self, question: Question) -> Answer: ...
 

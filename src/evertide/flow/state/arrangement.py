@@ -40,7 +40,7 @@ from evertide.flow.state.table_blocks import DIFF_FIELD, block_of, check_key, co
 from evertide.rows.columns import one_chunk
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
-from evertide.threads.stopping import IsStopping, never
+from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["Arrangement"]
 
@@ -183,7 +183,7 @@ class Arrangement:
         taken = {name: one_chunk(array.take(pa.array(rows))) for name, array in zip(names, arrays, strict=True)}
         return self._checked([Block(totals, totals, taken)], schema)
 
-    def maintain(self, is_stopping: IsStopping = never) -> bool:
+    def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """One step towards few runs, for any thread; False if there is nothing to do, or who asked for it stops."""
         return self._spine.maintain(is_stopping)
 

@@ -34,7 +34,7 @@ from evertide.flow.state.merge import merge, write_run
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.runs import DeltaRun, MemoryRun, PartRun, Run
 from evertide.flow.state.state_part import PartEntry, PartWriter
-from evertide.threads.stopping import IsStopping, Stopped, going, never
+from evertide.threads.stopping import IsStopping, Stopped, never_stopping, until_stopping
 
 __all__ = ["ArrangementSettings", "Runs", "Spine"]
 
@@ -130,7 +130,7 @@ class Spine:
         with self._lock:
             self._swap((), parts=(*self.runs.parts, *runs))
 
-    def maintain(self, is_stopping: IsStopping = never) -> bool:
+    def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """One step, the most useful one; False if there is nothing to do. A large merge is given up by who stops."""
         if self._is_full(self.runs.memory, 1):
             self.write_memory()
@@ -183,7 +183,7 @@ class Spine:
                 with self._lock:
                     self._held = 0
 
-    def _replace(self, runs: Sequence[Run], is_stopping: IsStopping = never) -> None:
+    def _replace(self, runs: Sequence[Run], is_stopping: IsStopping = never_stopping) -> None:
         made = self._write(runs, is_stopping)
         gone = {id(run) for run in runs}
         with self._lock:
@@ -205,7 +205,7 @@ class Spine:
             self._shelf.drop(entry)
             self.released.append(entry.key)
 
-    def _write(self, runs: Sequence[Run], is_stopping: IsStopping = never) -> PartRun | None:
+    def _write(self, runs: Sequence[Run], is_stopping: IsStopping = never_stopping) -> PartRun | None:
         """The sum of runs as parts; None if they cancel out."""
         begun: list[str] = []
 
@@ -220,7 +220,7 @@ class Spine:
         limits = self._settings
         try:
             return write_run(
-                going(blocks, is_stopping),
+                until_stopping(blocks, is_stopping),
                 self._schema,
                 put,
                 row_group_rows=limits.row_group_rows,

@@ -40,7 +40,7 @@ from evertide.pipeline.transaction.runner import Runner
 from evertide.shard.append import Append, append_together
 from evertide.shard.shard import Shard
 from evertide.store.writers import Writer
-from evertide.threads.stopping import IsStopping, Stopped, check_going, never
+from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
 __all__ = ["HOLDS", "Backfill", "hold_name"]
 
@@ -65,7 +65,7 @@ class _Filling:
         self._pending = Pending(time - 1, runner.writer)
 
     def take(self, found: Mapping[str, pa.Table]) -> None:
-        check_going(self._is_stopping)
+        check_not_stopping(self._is_stopping)
         self._pending.store(self._members)  # what the portion before came to
         self._pending.deltas = {self._shard(name).name: delta for name, delta in found.items()}
 
@@ -121,7 +121,7 @@ class Backfill:
         """Whether a peer moved on, and we have to keep up before anything else."""
         self._is_joining = False
 
-    def run(self, is_stopping: IsStopping = never) -> None:
+    def run(self, is_stopping: IsStopping = never_stopping) -> None:
         """Until the views are members, or away for a reason."""
         try:
             with self._turn:

@@ -35,8 +35,8 @@ from evertide.pipeline.recovery.divergence import Backoff
 from evertide.pipeline.status.status import divergences
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
-from evertide.threads.stopping import never
-from evertide.threads.watched import Watched
+from evertide.threads.stopping import never_stopping
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Backfills"]
 
@@ -66,7 +66,7 @@ class Backfills:
         self._failed = failed
         self._settle = settle
         self._has_threads = threads
-        self._thread: Watched | None = None
+        self._thread: WatchedThread | None = None
         self._one = threading.RLock()
         """Held by the backfill that runs."""
         self._is_running = False
@@ -171,7 +171,7 @@ class Backfills:
             return
         with self._starting:
             if not self._is_stopped:
-                thread = Watched("evertide-backfill", self._beside, views)
+                thread = WatchedThread("evertide-backfill", self._beside, views)
                 self._thread = thread
                 thread.start()
 
@@ -206,7 +206,7 @@ class Backfills:
         with self._one:
             self._is_running = True
             try:
-                wait = self._wait if self._has_threads else never
+                wait = self._wait if self._has_threads else never_stopping
                 backfill = Backfill(self._runner, views, self._turn, self._progress, self._settle, wait)
                 backfill.run(self._stopping.is_set)
             finally:

@@ -11,7 +11,7 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Staged
 from evertide.sources.contract import Rows, Source
 from evertide.sources.staged import unpack_rows
-from evertide.threads.steps import stepping
+from evertide.threads.steps import note_each_step
 
 __all__ = ["read_input", "xids_of"]
 
@@ -36,7 +36,7 @@ def read_input(
                 if is_wanted(fragment.table):
                     yield name, unpack_rows(fragment.table, journal.load(fragment, time=bound.time))
             else:
-                for rows in stepping(_known(sources, name, bound).read(fragment)):
+                for rows in note_each_step(_known(sources, name, bound).read(fragment)):
                     if is_wanted(rows.table):
                         yield name, rows
 

@@ -21,7 +21,7 @@ from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.sources.contract import Limit, Markable, MayWait, Monitored, Rows, Source, to_problem
-from evertide.threads.steps import stepping
+from evertide.threads.steps import note_each_step
 
 __all__ = ["Intake"]
 
@@ -54,7 +54,9 @@ class Intake:
             try:
                 offer = source.offer(position, limit)
                 if offer is not None and not _is_staged(offer.fragments):
-                    read[name] = [rows for fragment in offer.fragments for rows in stepping(source.read(fragment))]
+                    read[name] = [
+                        rows for fragment in offer.fragments for rows in note_each_step(source.read(fragment))
+                    ]
             except SourceFailed as error:
                 self.stalls(name, error)
                 continue

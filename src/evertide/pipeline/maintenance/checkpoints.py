@@ -24,9 +24,9 @@ from collections.abc import Callable, Set
 import msgspec
 
 from evertide.checkpoint.draft import Draft
-from evertide.checkpoint.garbage import Collected
+from evertide.checkpoint.garbage import CheckpointGarbage
 from evertide.checkpoint.manifest import StateFile
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.observer import CheckpointEvent, Fault
 from evertide.pipeline.definition import Definition
@@ -37,8 +37,8 @@ from evertide.problem import Problem
 from evertide.shard.shard import Shard
 from evertide.shard.state import ShardState
 from evertide.store.paths import PIPELINE, Name
-from evertide.store.retry import reading
-from evertide.threads.failures import Failing
+from evertide.store.retry import retry_read
+from evertide.threads.failures import Failures
 
 __all__ = ["COLLECTION", "HOLD", "Checkpointing"]
 
@@ -57,11 +57,11 @@ _DRAFTS_MAX = 5
 class Checkpointing:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.failing = Failing(runner.runtime, runner.settings.maintenance_interval_s)
+        self.failing = Failures(runner.runtime, runner.settings.maintenance_interval_s)
         """Garbage collection and the merging of state, while they fail."""
         self._released: set[str] = set()
         self._forgot_s: float | None = None
-        self.last: Entry | None = None
+        self.last: CatalogEntry | None = None
         self.problem: Problem | None = None
         """Why the last try made none; None after one that did."""
         self._generation = 0
@@ -83,7 +83,7 @@ class Checkpointing:
         is_newer = last is None or last.time != runner.time or self._generation != runner.definition.generation
         return is_newer or bool(self.damaged)
 
-    def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
+    def checkpoint(self, catch_up: Callable[[], object]) -> CatalogEntry:
         """Between two transactions (J5). `catch_up` takes what peers have committed, for the next draft."""
         for _ in range(_DRAFTS_MAX - 1):
             try:
@@ -93,7 +93,7 @@ class Checkpointing:
                 catch_up()
         return self._tried()
 
-    def _tried(self) -> Entry:
+    def _tried(self) -> CatalogEntry:
         runner = self._runner
         try:
             entry = self._made()
@@ -110,7 +110,7 @@ class Checkpointing:
         self.problem = None
         return entry
 
-    def _made(self) -> Entry:
+    def _made(self) -> CatalogEntry:
         runner = self._runner
         began_s = runner.runtime.monotonic_s()
         drafts: list[Draft] = []
@@ -157,7 +157,7 @@ class Checkpointing:
             if count:
                 logger.info("%d producers that have been silent for long are forgotten", count)
 
-    def collect(self) -> Collected:
+    def collect(self) -> CheckpointGarbage:
         """Delete what neither a checkpoint nor this process needs. A refusal is named in `failing` until it is over."""
         runner = self._runner
         runner.journal.drop_unbound(runner.writer)
@@ -182,7 +182,7 @@ class Checkpointing:
         states = {name: _as_of(shard, runner.time) for name, shard in runner.members.all().items()}
         state, saved = runner.machine.save(shards, tables)
         parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
-        record = reading(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
+        record = retry_read(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
         where = positions(runner, runner.time)
         return Draft(
             time=runner.time,

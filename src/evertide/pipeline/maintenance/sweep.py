@@ -59,7 +59,7 @@ def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings:
             try:
                 shard = shards.open(name)
                 shard.compact(writer)
-                found = shard.collect(writer, checkpoints.pinned)
+                found = shard.collect_garbage(writer, checkpoints.pinned)
             except EvertideError as error:
                 refused.append(error)
                 continue

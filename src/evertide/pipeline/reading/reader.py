@@ -20,12 +20,12 @@ from evertide.pipeline.status.status import Status, read_status
 from evertide.pipeline.transaction.members import Members
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
-from evertide.shard.heartbeat import Heart
+from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.shard import Shards
-from evertide.store.observed import observed
+from evertide.store.observed import observe
 from evertide.store.open import Storage, open_storage
 from evertide.store.paths import FORMAT, META_FILE
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 
 __all__ = ["Reader", "check_is_there"]
 
@@ -40,7 +40,7 @@ class Reader:
         self.shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader="reader")
         self.collections = Collections(self._members)
         self._known: Members | None = None
-        self._heart = Heart(settings, self.shards.leases).start()
+        self._heart = Heartbeat(settings, self.shards.leases).start()
 
     @classmethod
     def open(
@@ -55,13 +55,13 @@ class Reader:
         check_is_there(location)
         settings, runtime = settings or Settings(), SystemRuntime()
         opened = open_storage(location, meta, runtime=runtime, settings=settings)
-        return cls(observed(opened, observer, runtime), runtime=runtime, settings=settings)
+        return cls(observe(opened, observer, runtime), runtime=runtime, settings=settings)
 
     @property
     def definition(self) -> Definition | None:
         """None if no pipeline ever ran here."""
         meta = self.storage.meta
-        return reading(lambda: read_definition(meta), self.runtime, self.settings)[1]
+        return retry_read(lambda: read_definition(meta), self.runtime, self.settings)[1]
 
     def status(self) -> Status:
         return read_status(self.storage, self.shards, self.journal, self.checkpoints)

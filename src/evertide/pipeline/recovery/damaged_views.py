@@ -32,7 +32,7 @@ from evertide.store.paths import (
     shard_key,
     sink_key,
 )
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation
@@ -101,7 +101,7 @@ class Declared:
 
         A shard that no collection has is dropped.
         """
-        number, definition = reading(lambda: read_definition(self._meta), self._runtime, self._settings)
+        number, definition = retry_read(lambda: read_definition(self._meta), self._runtime, self._settings)
         if definition is None:
             return ()
         views = {name: view for name, view in definition.views.items() if view.shard in shards}
@@ -119,7 +119,7 @@ class Declared:
         return tuple(name for name, view in changed.items() if view != definition.views[name])
 
     def _read(self) -> Definition | None:
-        return reading(lambda: read_definition(self._meta), self._runtime, self._settings)[1]
+        return retry_read(lambda: read_definition(self._meta), self._runtime, self._settings)[1]
 
     def _shard_removals(self, shards: Collection[str]) -> Iterator[Write]:
         for name in shards:

@@ -29,7 +29,7 @@ from evertide.checkpoint.draft import Restored
 from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged, ViewFailed
 from evertide.journal.journal import Journal
 from evertide.journal.records import Input
-from evertide.journal.replay import Replay, State
+from evertide.journal.replay import check_replay, check_times
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.backfill.backfill import HOLDS, Backfill, hold_name
 from evertide.pipeline.definition import (
@@ -69,7 +69,7 @@ from evertide.shard.shard import Shards
 from evertide.sources.contract import Source
 from evertide.store.meta import Meta
 from evertide.store.paths import PIPELINE
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
 from evertide.types import Generation
@@ -104,12 +104,12 @@ class Hosts:
 
 def open_runner(hosts: Hosts) -> Runner:
     """For the process that leads."""
-    _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+    _, known = retry_read(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
     evolution = evolved(known, hosts.engine)  # refuses before anything is changed
     if known is not None and set_unreadable_views_aside(
         hosts.shards, known, hosts.writer, hosts.runtime, hosts.settings
     ):
-        _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+        _, known = retry_read(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
         evolution = evolved(known, hosts.engine)
     runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution, leads=True)
     take_lead(runner, hosts.progress)
@@ -122,7 +122,7 @@ def open_follower(hosts: Hosts, leader: str, *, is_read_only: bool) -> Runner:
     If its script is another than the one that runs, it must be read-only. It keeps the views that both have, and brings
     in its own when it takes the lead.
     """
-    _, known = reading(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+    _, known = retry_read(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
     if known is None:
         raise Conflict(where=hosts.meta.path(PIPELINE), why=f"{leader} has just begun, and has not declared anything")
     evolution = evolved(known, hosts.engine)
@@ -202,17 +202,17 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: b
         before = {name: table for name, table in tables.items() if name not in late}
         machine = _from_state(hosts, before, stable, state)
     runner = _runner(hosts, known, machine)
-    replay = Replay(restored=machine.time, committed=committed, bound=bound, path=hosts.journal.path)
+    check_times(machine.time, committed, bound, hosts.journal.path)
     began_s = told_s = hosts.runtime.monotonic_s()
     first = machine.time
     logger.info(
         "the state is as of time %d; committed are those below %d, bound those below %d", first, committed, bound
     )
-    while replay.state is State.REPLAY:
+    while machine.time < committed:
         stretch = runner.stretch(committed)
-        replay.replayed(runner.without_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
+        check_replay(runner.without_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
         runner.replayed(stretch, "replayed")
-        hosts.progress("replay", replay.progress.done, committed - stretch.upper + replay.progress.done)
+        hosts.progress("replay", stretch.upper - first, committed - first)
         if (now_s := hosts.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
             told_s = now_s
             logger.info("replayed those below %d, of %d", machine.time, committed)

@@ -27,13 +27,13 @@ from evertide.errors import (
     ViewFailed,
 )
 from evertide.journal.records import Committed
-from evertide.journal.replay import Found, Stretch, check
+from evertide.journal.replay import ReplayGroup, ReplayResult, check_replay
 from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
 from evertide.pipeline.recovery.divergence import Backoff
 from evertide.pipeline.recovery.hydration import Digests, differing_contents, hydrated_cohort
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.paths import GENERATION
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.writers import GenerationRecord, read_generation
 from evertide.types import Generation
 
@@ -50,7 +50,7 @@ class Following:
         self._backoff = Backoff(runner.settings.retry_view_s)
         self._taken = 0
         """The number of the generation whose views are those of the machine."""
-        self._stretch: Stretch | None = None
+        self._stretch: ReplayGroup | None = None
         """What is being replayed: the machine may have taken a part of it."""
         self._differs: tuple[Evolution, tuple[str, ...]]
         """In what our script is another than the one that runs: in nothing, unless we only read."""
@@ -104,7 +104,7 @@ class Following:
         runner.stop_replaying()
         self._differs = (evolved(runner.definition, runner.machine.engine), runner.definition.sources)
 
-    def _replay(self, stretch: Stretch) -> None:
+    def _replay(self, stretch: ReplayGroup) -> None:
         """What comes next. May be called again with the same if storage or Spark does not answer: see `Runner.replay`.
 
         Views join and leave before it begins.
@@ -115,7 +115,7 @@ class Following:
                 self._align(stretch.records[0].shards)
             self._stretch = stretch
             found = runner.replay(stretch, is_peers=True)
-            check(runner.without_diverged(found, stretch.recorded), stretch.recorded)
+            check_replay(runner.without_diverged(found, stretch.recorded), stretch.recorded)
         except (Unavailable, OutcomeUnknown):
             raise
         except EvertideError as error:
@@ -142,7 +142,7 @@ class Following:
 
     def _number_in_force(self) -> Generation:
         runner = self._runner
-        record = reading(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
+        record = retry_read(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
         return Generation(record.seqno if record else 0)
 
     def _in_force(self) -> tuple[Generation, GenerationRecord, Definition]:
@@ -150,8 +150,8 @@ class Following:
         runner = self._runner
         while True:
             number = self._number_in_force()
-            made = reading(lambda: read_generation(runner.meta), runner.runtime, runner.settings)
-            _, definition = reading(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
+            made = retry_read(lambda: read_generation(runner.meta), runner.runtime, runner.settings)
+            _, definition = retry_read(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
             if made and definition and self._number_in_force() == number:
                 return number, made, definition
 
@@ -228,8 +228,8 @@ class Following:
         outcome = self._runner.outcome
         if outcome is not None:
             shards = {name: outcome.stored(name) for name in recorded.shards}
-            found = Found(outcome.time, outcome.sources.all, shards)
-            check(self._runner.without_diverged(found, recorded), recorded)
+            found = ReplayResult(outcome.time, outcome.sources.all, shards)
+            check_replay(self._runner.without_diverged(found, recorded), recorded)
 
     def _recover(self) -> None:
         """Views whose state was discarded: one that leads has them computed beside the transactions, into new shards.

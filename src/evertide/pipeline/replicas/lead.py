@@ -8,8 +8,8 @@ to sinks, makes checkpoints, compacts, and completes what is bound.
 2. Whoever sees that it is not, or that its process is gone, ends its registration by compare-and-set, and takes its
    place: one commit that expects the record it read, and the old writer to be unregistered. So there are never two, and
    one that comes back finds itself fenced (I16).
-3. The leader's silence counts only while this process's own heartbeats get through (`Writer.hears`): after storage was
-   away for all, the leader beats again first, and stays.
+3. The leader's silence counts only while this process's own heartbeats get through (`Writer.is_heard`): after storage
+   was away for all, the leader beats again first, and stays.
 4. A read-only replica takes nothing by itself. `promote` names it, and ends the others that are not read-only.
 """
 
@@ -23,9 +23,9 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import LEADER, writer_key
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal
-from evertide.store.writers import Registration, Writer, registered
+from evertide.store.writers import Registration, Writer, read_registrations
 
 __all__ = ["Leading", "promote"]
 
@@ -50,7 +50,7 @@ class Leading:
 
     def look(self) -> bool:
         """Take the lead if nobody has it."""
-        number, leader = reading(lambda: read_leader(self._meta), self._runtime, self._settings)
+        number, leader = retry_read(lambda: read_leader(self._meta), self._runtime, self._settings)
         if leader is not None and leader.writer == self._writer.id:
             self.is_ours = True
         elif self._may_take:
@@ -59,18 +59,18 @@ class Leading:
 
     def leader(self) -> Registration | None:
         """Of the one that leads, if it is registered."""
-        _, leader = reading(lambda: read_leader(self._meta), self._runtime, self._settings)
-        known = reading(lambda: registered(self._meta), self._runtime, self._settings)
+        _, leader = retry_read(lambda: read_leader(self._meta), self._runtime, self._settings)
+        known = retry_read(lambda: read_registrations(self._meta), self._runtime, self._settings)
         return known.get(leader.writer) if leader is not None else None
 
     def _is_vacant(self, leader: Leader | None) -> bool:
         if leader is None:
             return True
-        known = reading(lambda: registered(self._meta), self._runtime, self._settings).get(leader.writer)
+        known = retry_read(lambda: read_registrations(self._meta), self._runtime, self._settings).get(leader.writer)
         if known is None:
             return True
         if not known.has_ended() and not (
-            self._writer.hears and is_gone(self._meta, known, self._runtime, self._settings)
+            self._writer.is_heard and is_gone(self._meta, known, self._runtime, self._settings)
         ):
             return False
         logger.warning("process %d on %s led, and is gone", known.pid, known.host)
@@ -82,7 +82,7 @@ class Leading:
             guards.append(Guard(writer_key(before.writer), 0))
         made = Leader(self._writer.id, self._runtime.wall_s(), self._runtime.new_id())
         write = Write(LEADER, number, seal(made))
-        stale = commit_settled(self._meta, [write], guards, self._runtime, self._settings)
+        stale = commit_until_known(self._meta, [write], guards, self._runtime, self._settings)
         if stale is None:
             truncate_sometimes(self._meta, LEADER, number + 1)
             return True
@@ -92,7 +92,7 @@ class Leading:
 
 def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) -> Registration:
     """Make a replica the leader: the read-only one, if no writer is named. All that could write are fenced out."""
-    known = reading(lambda: registered(meta), runtime, settings)
+    known = retry_read(lambda: read_registrations(meta), runtime, settings)
     alive = {name: one for name, one in known.items() if not one.has_ended()}
     chosen = _chosen(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
     for name, other in known.items():
@@ -100,10 +100,10 @@ def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) ->
             logger.warning("process %d on %s is fenced out", other.pid, other.host)
             while not end(meta, other, runtime, settings):
                 pass  # it said meanwhile that it lives: once more
-    number, _ = reading(lambda: read_leader(meta), runtime, settings)
+    number, _ = retry_read(lambda: read_leader(meta), runtime, settings)
     made = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())
     guards = [Guard(writer_key(chosen.writer), 1)]
-    if commit_settled(meta, [Write(LEADER, number, seal(made))], guards, runtime, settings) is not None:
+    if commit_until_known(meta, [Write(LEADER, number, seal(made))], guards, runtime, settings) is not None:
         raise Conflict(where=meta.path(LEADER), why="another process took the lead at the same time")
     return chosen
 

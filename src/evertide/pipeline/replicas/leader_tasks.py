@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from evertide.checkpoint.records import Entry
+from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import EvertideError, Fenced, GenerationMoved, NotAllowedNow
 from evertide.pipeline.backfill.scheduler import Backfills
 from evertide.pipeline.maintenance.checkpoints import Checkpointing
@@ -22,7 +22,7 @@ from evertide.pipeline.status.status import SinkStatus, sink_statuses
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.shard.maintenance import Maintenance
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 
 __all__ = ["Duties"]
 
@@ -84,7 +84,7 @@ class Duties:
         self._feeds = look
         self._telling.watch_feeds(look)
 
-    def checkpoint(self, catch_up: Callable[[], object]) -> Entry:
+    def checkpoint(self, catch_up: Callable[[], object]) -> CatalogEntry:
         """One that holds everything up to now; the last one, if nothing happened since."""
         if not self.is_begun:
             raise NotAllowedNow(
@@ -119,7 +119,7 @@ class Duties:
         if self.deliveries is not None:
             return self.deliveries.statuses(time)
         meta, runtime, settings = self._hosts.meta, self._hosts.runtime, self._hosts.settings
-        told = reading(lambda: read_source_records(meta), runtime, settings)
+        told = retry_read(lambda: read_source_records(meta), runtime, settings)
         held = live_holder(meta, runtime, settings)
         return sink_statuses(meta, told, held, time, runtime, settings)
 

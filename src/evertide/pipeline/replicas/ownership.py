@@ -15,15 +15,15 @@ import enum
 
 import msgspec
 
-from evertide.checkpoint.alone import REPAIRING
+from evertide.checkpoint.exclusive import REPAIRING
 from evertide.errors import Conflict
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import LEADER, beat_key, writer_key
-from evertide.store.retry import commit_settled, reading
+from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.sealed import unseal
-from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, registered
+from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, read_registrations
 
 __all__ = [
     "FOLLOWING",
@@ -70,7 +70,7 @@ def read_leader(meta: Meta) -> tuple[int, Leader | None]:
 
 def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
     """Register as the one that runs the pipeline. `Conflict` if somebody does."""
-    reading(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
+    retry_read(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
     for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
         if not other.has_ended():
             raise _held(meta, other)
@@ -93,7 +93,7 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
 
 def registered_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
     """`instance` is the caller's own: what an earlier try of unknown outcome registered under it is ended."""
-    for other in reading(lambda: registered(meta), runtime, settings).values():
+    for other in retry_read(lambda: read_registrations(meta), runtime, settings).values():
         if _is_same(other, instance):
             end(meta, other, runtime, settings)
     if role is Role.ALONE:
@@ -120,7 +120,7 @@ def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
 
 def holder(meta: Meta) -> Registration | None:
     """Who runs it now, as far as the storage knows: of several, the one that leads."""
-    known = registered(meta)
+    known = read_registrations(meta)
     _, leader = read_leader(meta)
     found = known.get(leader.writer) if leader is not None else None
     return found or next((other for other in known.values() if other.label == RUNNING), None)
@@ -128,7 +128,7 @@ def holder(meta: Meta) -> Registration | None:
 
 def live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registration | None:
     """`holder`, if that process lives."""
-    held = reading(lambda: holder(meta), runtime, settings)
+    held = retry_read(lambda: holder(meta), runtime, settings)
     return held if held is not None and not is_gone(meta, held, runtime, settings) else None
 
 
@@ -136,7 +136,7 @@ def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Setting
     """Whether whoever is registered does not live any more, for all that can be told: nothing is changed."""
     if other.has_ended():
         return True
-    record = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
+    record = retry_read(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if record is None:
         return True
     beat = unseal(record.data, Beat, meta.path(beat_key(other.writer)))
@@ -150,21 +150,21 @@ def _held(meta: Meta, other: Registration) -> Conflict:
 
 
 def _running(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
-    known = reading(lambda: registered(meta), runtime, settings)
-    _, leader = reading(lambda: read_leader(meta), runtime, settings)
+    known = retry_read(lambda: read_registrations(meta), runtime, settings)
+    _, leader = retry_read(lambda: read_leader(meta), runtime, settings)
     leads = leader.writer if leader is not None else ""  # one that was promoted is still labelled as read-only
     return [other for other in known.values() if other.label == RUNNING or other.writer == leads]
 
 
 def _repairing(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
-    known = reading(lambda: registered(meta), runtime, settings)
+    known = retry_read(lambda: read_registrations(meta), runtime, settings)
     return [other for other in known.values() if other.label == REPAIRING]
 
 
 def end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
     """End a registration, unless it is said meanwhile that it lives."""
-    beat = reading(lambda: meta.head(beat_key(other.writer)), runtime, settings)
+    beat = retry_read(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if beat is None:
         return True
     writes = [Write(writer_key(other.writer), 1, None), Write(beat_key(other.writer), beat.seqno, None)]
-    return commit_settled(meta, writes, (), runtime, settings) is None
+    return commit_until_known(meta, writes, (), runtime, settings) is None

@@ -24,9 +24,9 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import replica_key, writer_key
-from evertide.store.retry import commit_settled, reading
+from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.sealed import unseal
-from evertide.store.writers import registered
+from evertide.store.writers import read_registrations
 from evertide.threads.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -133,19 +133,19 @@ class ReplicaTelling(Ticker):
         """Records of which nobody needs to know."""
         prefix = replica_key("")
         try:
-            heads = reading(lambda: self._meta.heads(prefix), self._runtime, self._settings)
-            alive = reading(lambda: registered(self._meta), self._runtime, self._settings)
+            heads = retry_read(lambda: self._meta.heads(prefix), self._runtime, self._settings)
+            alive = retry_read(lambda: read_registrations(self._meta), self._runtime, self._settings)
             for key, head in heads.items():
                 if is_over(key.removeprefix(prefix), alive):
-                    commit_settled(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
+                    commit_until_known(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
         except EvertideError as error:
             logger.warning("what replicas that are gone said of themselves stays: %s", error)
 
 
 def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Settings) -> tuple[ReplicaStatus, ...]:
     """All that run now, the one that leads first. `committed` is the first time that is not."""
-    alive = reading(lambda: registered(meta), runtime, settings)
-    heads = reading(lambda: meta.heads(replica_key("")), runtime, settings)
+    alive = retry_read(lambda: read_registrations(meta), runtime, settings)
+    heads = retry_read(lambda: meta.heads(replica_key("")), runtime, settings)
     found = []
     for key, head in heads.items():
         record = unseal(head.data, ReplicaRecord, meta.path(key))

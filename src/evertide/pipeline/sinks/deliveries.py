@@ -31,7 +31,7 @@ from evertide.pipeline.transaction.members import Members
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Deliveries", "PreparedSinks"]
 
@@ -73,7 +73,7 @@ class _Lane:
     """One sink, and what is wrong with it."""
 
     delivery: Delivery
-    thread: Watched | None = None
+    thread: WatchedThread | None = None
     problem: Problem | None = None
 
 
@@ -103,7 +103,7 @@ class Deliveries:
 
     def start(self) -> Deliveries:
         for name, lane in self._lanes.items():
-            lane.thread = Watched(f"evertide-sink-{name}", self._run, lane)
+            lane.thread = WatchedThread(f"evertide-sink-{name}", self._run, lane)
             lane.thread.start()
         return self
 

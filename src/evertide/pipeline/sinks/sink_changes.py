@@ -69,7 +69,7 @@ class SinkReader:
         if self._fits(size):
             yield from self._each(shard.changes(lower, upper))
             return
-        with shard.leased(lower, upper) as found:
+        with shard.lease_changes(lower, upper) as found:
             is_addition = not any(part.retractions for part in found.parts)
             yield from self._windows(found.scan(), size, lower, upper, is_addition=is_addition)
 

@@ -23,7 +23,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import sink_key
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 
@@ -67,7 +67,7 @@ def hold_name(sink: str) -> str:
 def read_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> dict[str, Recorded]:
     """All that there ever were, by name."""
     prefix = sink_key("")
-    heads = reading(lambda: meta.heads(prefix), runtime, settings)
+    heads = retry_read(lambda: meta.heads(prefix), runtime, settings)
     return {
         key.removeprefix(prefix): Recorded(head.seqno, unseal(head.data, SinkRecord, meta.path(key)))
         for key, head in heads.items()
@@ -98,7 +98,7 @@ class SinkRecords:
         # The generation is no matter of sinks: it may move on beside them.
         guards = self.writer.guards()[:1]
         write = Write(key, number, seal(record))
-        stale = commit_settled(self.meta, [write], guards, self.runtime, self.settings)
+        stale = commit_until_known(self.meta, [write], guards, self.runtime, self.settings)
         if stale is not None:
             self.writer.check_registered()  # whichever key the answer names
             raise Conflict(where=self.meta.path(key), why="another process writes for this sink")

@@ -18,7 +18,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import HEALTH, writer_key
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
 __all__ = ["Health", "Telling", "read_health", "tell"]
@@ -48,9 +48,9 @@ def tell(
 ) -> None:
     """Make a record the newest of its key. It must be unique: it carries an id."""
     try:
-        head = reading(lambda: meta.head(key), runtime, settings)
+        head = retry_read(lambda: meta.head(key), runtime, settings)
         number = head.seqno if head else 0
-        if commit_settled(meta, [Write(key, number, seal(record))], guards, runtime, settings) is None:
+        if commit_until_known(meta, [Write(key, number, seal(record))], guards, runtime, settings) is None:
             truncate_sometimes(meta, key, number + 1)
     except EvertideError as error:
         logger.warning("the storage could not be told how the pipeline fares (%s): %s", key, error)

@@ -40,7 +40,7 @@ from evertide.sources.contract import Lag
 from evertide.store.meta import Meta
 from evertide.store.open import Storage
 from evertide.store.paths import shape_prefix
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
 from evertide.store.writers import Registration
 
@@ -176,19 +176,19 @@ def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, sett
 def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints: Checkpoints) -> Status:
     """From the storage alone: what only the process itself knows (an error that it holds) is not in it."""
     meta, runtime, settings = storage.meta, shards.runtime, shards.settings
-    _, definition = reading(lambda: read_definition(meta), runtime, settings)
+    _, definition = retry_read(lambda: read_definition(meta), runtime, settings)
     members = Members(shards, definition) if definition is not None else None
-    held = reading(lambda: holder(meta), runtime, settings)
+    held = retry_read(lambda: holder(meta), runtime, settings)
     lives = held is not None and not is_gone(meta, held, runtime, settings)
     head = journal.head()
     stalled = stall(meta, journal, members, runtime, settings) if lives and members is not None else None
-    said = _said(reading(lambda: read_health(meta), runtime, settings), held if lives else None)
+    said = _said(retry_read(lambda: read_health(meta), runtime, settings), held if lives else None)
     if held is not None and lives:
         first = stalled or said or Problem("running", "", "", "", held.registered_at_s)
     else:
         why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
         first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
-    told = reading(lambda: read_source_records(meta), runtime, settings)
+    told = retry_read(lambda: read_source_records(meta), runtime, settings)
     is_so = told is not None and held is not None and lives and told.writer == held.writer
     time = journal.committed_upper - 1
     sinks = sink_statuses(meta, told, held if lives else None, time, runtime, settings)
@@ -322,7 +322,7 @@ def collection_statuses(members: Members, *, is_fresh: bool = True) -> tuple[Col
 
 def _shapes(members: Members) -> Counter[str]:
     shards = members.shards
-    records = reading(lambda: shards.meta.heads(shape_prefix()), shards.runtime, shards.settings)
+    records = retry_read(lambda: shards.meta.heads(shape_prefix()), shards.runtime, shards.settings)
     return Counter(unseal(record.data, _Followed, shards.meta.path(key)).collection for key, record in records.items())
 
 

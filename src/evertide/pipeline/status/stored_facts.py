@@ -19,7 +19,7 @@ from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_sta
 from evertide.pipeline.status.status import CollectionStatus, SinkStatus, collection_statuses, stall
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
-from evertide.store.retry import waiting_at_most
+from evertide.store.retry import limit_retries
 
 __all__ = ["WAIT_S", "Facts", "StoredFacts"]
 
@@ -56,7 +56,7 @@ class StoredFacts:
 
     def read(self) -> Facts:
         try:
-            with waiting_at_most(WAIT_S):
+            with limit_retries(WAIT_S):
                 found = self._read()
         except EvertideError as error:
             return self.last(error)

@@ -30,9 +30,9 @@ from evertide.pipeline.transaction.table_deltas import Tables
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
-from evertide.store.retry import PatientBlob
+from evertide.store.retry import RetryingBlob
 from evertide.store.sealed import seal
-from evertide.threads.stopping import IsStopping, never
+from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["CohortState", "Machine", "MachineState", "state_store"]
 
@@ -169,11 +169,11 @@ class Machine:
         found = [key for cohort in self.cohorts for key in cohort.released()] + taken(self.store.given_up)
         return found + [key for kept in self.tables.kept() for key in taken(kept.released)]
 
-    def maintain(self, is_stopping: IsStopping = never) -> bool:
+    def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         done = [self.tables.maintain(is_stopping), *(cohort.maintain(is_stopping) for cohort in self.cohorts)]
         return any(done)
 
 
 def state_store(blob: Blob, writer: str, runtime: Runtime, settings: Settings) -> StateStore:
     """Storage that is away for a moment is waited for, as a step may have been taken by half."""
-    return StateStore(PatientBlob(blob, runtime, settings), RowGroupCache(_CACHE_BYTES), new_names(writer))
+    return StateStore(RetryingBlob(blob, runtime, settings), RowGroupCache(_CACHE_BYTES), new_names(writer))

@@ -29,7 +29,7 @@ from evertide.shard.append import Append, Changes, append_together, store_parts,
 from evertide.shard.parts.part import Part, decode_part
 from evertide.shard.shard import Shard
 from evertide.sources.contract import Rows
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 
 __all__ = ["Contents", "Outcome", "Pending", "Portions", "content_of"]
@@ -317,7 +317,7 @@ def content_of(delta: pa.Table) -> Content:
 
 def _loaded(part: Part, shard: str, members: Members) -> pa.Table:
     shards = members.shards
-    data = part.inline or reading(lambda: shards.blob.get(part.key), shards.runtime, shards.settings)
+    data = part.inline or retry_read(lambda: shards.blob.get(part.key), shards.runtime, shards.settings)
     return decode_part(part, data, members.shard(shard).schema, shards.blob.path(part.key)).drop_columns([TIME])
 
 

@@ -46,7 +46,7 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import Damaged, Diverged, EvertideError, OutcomeUnknown, StateDiverged, Unavailable, ViewFailed
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
-from evertide.journal.replay import Found, Stretch, differing
+from evertide.journal.replay import ReplayGroup, ReplayResult, find_divergences
 from evertide.journal.staging import staged_of
 from evertide.observer import NO_OBSERVER, Fault, Observer, WrittenSize
 from evertide.pipeline.definition import Away, Definition, definition_write, read_definition, tables_under
@@ -66,7 +66,7 @@ from evertide.shard.append import Append, append_together
 from evertide.shard.parts.part import Part
 from evertide.sources.contract import HasXids, Rows, Source
 from evertide.store.meta import Guard, Meta, Write
-from evertide.store.retry import reading
+from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 from evertide.types import Generation
 
@@ -196,13 +196,13 @@ class Runner:
             self.changed |= dict.fromkeys(outcome.tables, outcome.time)
             self.course.ends(outcome.time, how, given, self._by_collection(stored))
 
-    def stretch(self, upper: int) -> Stretch:
+    def stretch(self, upper: int) -> ReplayGroup:
         """Those that are replayed next, all of them below a time.
 
         A table that is not kept is made of its input, one transaction after the other.
         """
         is_several = all(table.shard for table in self.definition.tables.values() if table.is_declared)
-        return Stretch.of(self._recorded(upper), self.settings.replay_rows_max if is_several else 0)
+        return ReplayGroup.take(self._recorded(upper), self.settings.replay_rows_max if is_several else 0)
 
     def _recorded(self, upper: int) -> Iterator[tuple[Bound, Committed]]:
         for time in range(self.machine.time, upper):
@@ -211,7 +211,7 @@ class Runner:
                 raise Damaged(path=self.journal.path, why=f"what transaction {time} came to is not recorded")
             yield self.journal.read(time), recorded
 
-    def replay(self, stretch: Stretch, *, is_peers: bool = False) -> Found:
+    def replay(self, stretch: ReplayGroup, *, is_peers: bool = False) -> ReplayResult:
         """Take transactions that are in the shards already, and say what they came to, for comparison.
 
         Which views a peer's hold is told by their record, and the machine has just those.
@@ -239,7 +239,7 @@ class Runner:
         contents = {name: content_of(delta) for name, delta in found.items()}
         return self._found(stretch, contents, given, is_peers=is_peers)
 
-    def _replayed_in_portions(self, stretch: Stretch, *, is_peers: bool) -> Found:
+    def _replayed_in_portions(self, stretch: ReplayGroup, *, is_peers: bool) -> ReplayResult:
         bound = stretch.bound[0]
         if self._replaying is None or self._replaying[0].bound != bound:
             batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
@@ -319,13 +319,13 @@ class Runner:
     def lost_views(self) -> set[str]:
         return {name for one in self.lost for name in one.views}
 
-    def without_diverged(self, found: Found, recorded: Committed) -> Found:
+    def without_diverged(self, found: ReplayResult, recorded: Committed) -> ReplayResult:
         """What is left to compare when the views that differ from what is recorded have lost their state (X7).
 
         A view that cannot be computed again stays in it.
         """
         views = {shard: name for name, shard in self.stands.items()}
-        differ = differing(found, recorded)
+        differ = find_divergences(found, recorded)
         tables = self._lose_tables(differ)
         for shard, error in differ.items():
             name = views.get(shard)
@@ -355,8 +355,8 @@ class Runner:
         return {shard for shard in differ if shard in names}
 
     def _found(
-        self, stretch: Stretch, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
-    ) -> Found:
+        self, stretch: ReplayGroup, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
+    ) -> ReplayResult:
         """Of transactions of an older generation only what both know is compared."""
         bound, recorded = stretch.bound[0], stretch.records[0]
         shards: dict[str, Content | None] = dict.fromkeys(recorded.shards)
@@ -369,9 +369,9 @@ class Runner:
                 shards[shard] = content
         unkept_only = self._sources_of_unkept()
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
-        return Found(stretch.time, sources, shards, len(stretch.bound))
+        return ReplayResult(stretch.time, sources, shards, len(stretch.bound))
 
-    def replayed(self, stretch: Stretch, how: str) -> None:
+    def replayed(self, stretch: ReplayGroup, how: str) -> None:
         """They came to what is recorded."""
         tables = {name: table.shard for name, table in self.definition.tables.items() if table.shard}
         for recorded in stretch.records:
@@ -468,7 +468,7 @@ class Runner:
 
         If its outcome is unknown, `evertide.pipeline.replicas.follow` finds out, as it does with the change of a peer.
         """
-        number, _ = reading(lambda: read_definition(self.meta), self.runtime, self.settings)
+        number, _ = retry_read(lambda: read_definition(self.meta), self.runtime, self.settings)
         definition = msgspec.structs.replace(
             self.definition, generation=self.definition.generation + 1, change=self.runtime.new_id(), **changes
         )

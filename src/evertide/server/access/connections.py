@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from evertide.errors import EvertideError, OutcomeUnknown
-from evertide.json_values import plain_error
+from evertide.json_values import error_to_json
 from evertide.settings import Settings
 
 __all__ = ["Patience", "protocol_of"]
@@ -123,7 +123,7 @@ class Patience:
 def _stopping(one: _Underway) -> JSONResponse:
     if one.may_have_changed:
         error: EvertideError = OutcomeUnknown(path="request", why=_STOPPING)
-        return JSONResponse(plain_error(error), 504, {"connection": "close"})
+        return JSONResponse(error_to_json(error), 504, {"connection": "close"})
     known = {"error_code": "stopping", "message": f"The request was ended: {_STOPPING}", "remedy": _COME_AGAIN}
     return JSONResponse(known, 503, {"connection": "close", "retry-after": str(_AGAIN_S)})
 

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.json_values import plain
+from evertide.json_values import to_json_value
 from evertide.pipeline.definition import TableRecord, ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView
 from evertide.pipeline.input.pushes import PUSH
@@ -234,7 +234,7 @@ class Inventory:
         source = self._sources.get(table)
         if source is None:
             return None
-        return Feed(source.name, connector or PUSH, source.state, source.position, plain(source.lag))
+        return Feed(source.name, connector or PUSH, source.state, source.position, to_json_value(source.lag))
 
     def nodes(self, history: History) -> Iterator[Node]:
         sources, shards = history.rates()

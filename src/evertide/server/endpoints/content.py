@@ -115,7 +115,7 @@ def content_of(
 
 def changes(shard: Shard, lower: int, upper: int) -> Iterator[pa.Table]:
     """What changed at the times [lower, upper), in order of time, some thousand rows at once where it can be cut."""
-    with shard.leased(lower, upper):  # holds what the steps below read
+    with shard.lease_changes(lower, upper):  # holds what the steps below read
         while lower < upper:
             reached = min(upper, max(lower + 1, shard.log.read().state.reach(lower, _CHANGES_ROWS)))
             found = shard.changes(lower, reached).sort_by("__time")

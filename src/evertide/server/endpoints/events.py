@@ -38,7 +38,7 @@ from evertide.server.endpoints.journal import Trouble, troubles
 from evertide.server.http.answers import headed
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.store.paths import COMMITTED
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Events"]
 
@@ -62,7 +62,7 @@ class Events:
         self._runtime = history.runtime
         self._listeners: dict[Listener, asyncio.AbstractEventLoop] = {}
         self._stopping = threading.Event()
-        self._thread: Watched | None = None
+        self._thread: WatchedThread | None = None
         self._looked_s = 0.0
         self._known: _Known | None = None
         self._is_away = False
@@ -80,7 +80,7 @@ class Events:
         )
 
     def start(self) -> None:
-        self._thread = Watched("evertide-events", self._run)
+        self._thread = WatchedThread("evertide-events", self._run)
         self._thread.start()
 
     def troubles(self) -> list[Problem]:
@@ -129,7 +129,7 @@ class Events:
         assert thread is not None  # noqa: S101 - it runs this
         wait_s = self._pipeline.settings.retry_wait_s
         while not self._stopping.is_set():
-            with thread.trying():
+            with thread.retrying():
                 try:
                     record = self._meta.head(COMMITTED)
                     self._tick()

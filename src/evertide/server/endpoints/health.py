@@ -25,9 +25,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.checkpoint.summary import Kept, kept
+from evertide.checkpoint.summary import CheckpointSummary, summarize_checkpoints
 from evertide.errors import Unavailable
-from evertide.json_values import plain
+from evertide.json_values import to_json_value
 from evertide.pgexpr.restriction import restriction_in
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
@@ -75,7 +75,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class KeptCheckpoints(msgspec.Struct, frozen=True):
-    checkpoints: list[Kept]
+    checkpoints: list[CheckpointSummary]
 
 
 class Looking:
@@ -97,8 +97,8 @@ class Looking:
         ready = "Whether to give it requests."
         yield Endpoint("GET", "/v1/health/ready", area, ready, self._ready, {JSON: Health}, statuses=dead)
         yield Endpoint("GET", "/v1/status", area, "The whole status.", self._status, {JSON: StatusAnswer})
-        kept = "The checkpoints, the newest first."
-        yield Endpoint("GET", "/v1/checkpoints", area, kept, self._checkpoints, {JSON: KeptCheckpoints})
+        summary = "The checkpoints, the newest first."
+        yield Endpoint("GET", "/v1/checkpoints", area, summary, self._checkpoints, {JSON: KeptCheckpoints})
         make = "Make a checkpoint, if anything happened since the last one."
         yield Endpoint("POST", "/v1/checkpoints", area, make, self._checkpoint, {JSON: Checkpoint}, refusals=(409,))
 
@@ -125,14 +125,14 @@ class Looking:
     async def _status(self, _: Request, __: NoQuery) -> Response:
         status = await self._asked()
         numbered = [{"number": number, "time": time} for number, time in status.checkpoints]
-        return said({**plain(status), "checkpoints": numbered})
+        return said({**to_json_value(status), "checkpoints": numbered})
 
     async def _checkpoint(self, _: Request, __: NoQuery) -> Response:
         entry = await run_in_threadpool(self._pipeline.checkpoint)
         return told(Checkpoint(entry.number, entry.time, entry.made_at_s))
 
     async def _checkpoints(self, _: Request, __: NoQuery) -> Response:
-        return told(KeptCheckpoints(await run_in_threadpool(kept, self._catalog)))
+        return told(KeptCheckpoints(await run_in_threadpool(summarize_checkpoints, self._catalog)))
 
 
 def _health(status: Status, *, is_told: bool) -> Response:

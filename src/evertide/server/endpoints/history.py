@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evertide.errors import TimeCompacted
-from evertide.journal.journal import Journal, Line
+from evertide.journal.journal import Journal, TransactionSummary
 from evertide.journal.records import Committed
 from evertide.journal.staging import staged_of
 from evertide.pipeline.definition import Definition
@@ -105,7 +105,7 @@ class History:
         lines = {line.time: line for line in self._journal.describe(max(0, last - limit + 1), last) if line.committed}
         return [known.get(time) or self._recorded(lines[time]) for time in wanted if time in known or time in lines]
 
-    def _recorded(self, line: Line) -> Transaction:
+    def _recorded(self, line: TransactionSummary) -> Transaction:
         try:
             committed = self._journal.committed(line.time)
         except TimeCompacted:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.journal.journal import Journal
-from evertide.json_values import plain
+from evertide.json_values import to_json_value
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
@@ -109,7 +109,7 @@ class Journaling:
         upper = self._journal.upper
         last = (upper if query.before is None else min(query.before, upper)) - 1
         lines = self._journal.describe(max(0, last - query.limit + 1), last)
-        return told(Records([msgspec.convert(plain(line), Record) for line in reversed(lines)]))
+        return told(Records([msgspec.convert(to_json_value(line), Record) for line in reversed(lines)]))
 
     async def _errors(self, _: Request, query: ErrorsQuery) -> Response:
         return await run_in_threadpool(self._wrong, query.limit)

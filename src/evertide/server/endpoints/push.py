@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.errors import EvertideError, InvalidInput
-from evertide.json_values import plain_error
+from evertide.json_values import error_to_json
 from evertide.media import JSON
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.pipeline import Pipeline
@@ -149,7 +149,7 @@ def taken(pipeline: Pipeline, pushed: PushTransaction) -> Taken:
     except EvertideError as error:
         if pushed.time is None:
             raise
-        return Taken(pushed.time, pushed.rows, problem=plain_error(error))
+        return Taken(pushed.time, pushed.rows, problem=error_to_json(error))
     return Taken(time, pushed.rows, is_repeated=pushed.is_repeated)
 
 

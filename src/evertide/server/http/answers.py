@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evertide import errors
 from evertide.errors import EvertideError
-from evertide.json_values import plain, plain_error
+from evertide.json_values import error_to_json, to_json_value
 from evertide.media import JSON
 from evertide.runtime import Runtime
 from evertide.shapes.http.answers import first_pieces
@@ -94,7 +94,7 @@ def status_of(error: EvertideError) -> int:
 
 
 def said(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(plain(value), status, headers)
+    return JSONResponse(to_json_value(value), status, headers)
 
 
 def told(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -146,7 +146,7 @@ def refused(request: Request, error: Exception) -> Response:
     level = logging.ERROR if status >= 500 else logging.INFO
     logger.log(level, "%s %s: %d %s: %s", request.method, request.url.path, status, error.error_code, error)
     headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, errors.Unavailable) else None
-    return said(plain_error(error), status, headers)
+    return said(error_to_json(error), status, headers)
 
 
 def http_refusal(request: Request, error: Exception) -> Response:

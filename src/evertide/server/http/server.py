@@ -30,7 +30,7 @@ from evertide.problem import Problem
 from evertide.server.access.connections import Patience, protocol_of
 from evertide.server.access.listening import Listening
 from evertide.server.http.opening import opening
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["LOOPBACK", "Server"]
 
@@ -51,7 +51,7 @@ class Server:
         host, port = _parsed(listen)
         self._socket = _bound(listen, host, port)
         self._uvicorn: _Uvicorn | None = None
-        self._thread: Watched | None = None
+        self._thread: WatchedThread | None = None
         self._front = _Front()
         self._drain: Callable[[], None] | None = None
         """Ends what an app streams without an end: it has one as `state.drain`."""
@@ -77,7 +77,7 @@ class Server:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(error)) from error
         patience = self._listening.wrapped(self._front, self.host)
         self._uvicorn = _Uvicorn(self._config(patience), patience)
-        self._thread = Watched("evertide-http", self._uvicorn.run_until_stopped, self._socket)
+        self._thread = WatchedThread("evertide-http", self._uvicorn.run_until_stopped, self._socket)
         self._thread.start()
         self._uvicorn.is_settled.wait()
         if self._uvicorn.error is not None:

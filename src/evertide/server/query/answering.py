@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from evertide.errors import EvertideError, LimitExceeded
-from evertide.json_values import plain_error
+from evertide.json_values import error_to_json
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.reading.reader import Reader
 from evertide.server.query.duck import Duck, NotUnderstood
@@ -31,7 +31,7 @@ from evertide.server.query.duck_query import Given, as_now, ask
 from evertide.server.query.isolation import Isolation
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Engine", "answer_questions"]
 
@@ -98,7 +98,7 @@ class _Questions:
         """The number of the question that is being answered."""
         self._at = at
         self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        Watched("evertide-questions", self._listen, died=lambda _: _end_all()).start()
+        WatchedThread("evertide-questions", self._listen, died=lambda _: _end_all()).start()
 
     def next(self, within_s: float) -> dict[str, Any] | None:
         """None if none comes in time."""
@@ -130,7 +130,7 @@ def answer_questions(opening: Mapping[str, Any], isolation: Isolation, given: in
     try:
         engine = _opened(opening, settings)
     except EvertideError as error:
-        write_frame(out, {"error": plain_error(error)})
+        write_frame(out, {"error": error_to_json(error)})
         return
     questions.engine = engine
     write_frame(out, {"is_ready": True, "isolation": asdict(isolation)})
@@ -162,9 +162,9 @@ def _answered(engine: Engine, told: dict[str, Any], out: int, memory_bytes: int)
         facts: dict[str, Any] = {"time": given.time, "is_truncated": given.is_truncated}
     except (MemoryError, pa.ArrowMemoryError):
         over = LimitExceeded(where="query", why=f"it takes more than {memory_bytes} bytes of memory")
-        facts = {"error": plain_error(over)}
+        facts = {"error": error_to_json(over)}
     except EvertideError as error:
-        facts = {"error": plain_error(error), "is_declined": isinstance(error, NotUnderstood)}
+        facts = {"error": error_to_json(error), "is_declined": isinstance(error, NotUnderstood)}
     is_last = engine.is_worn()
     write_frame(out, {"number": number, "is_last": is_last, **facts}, body)
     return not is_last

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from evertide.errors import LimitExceeded, QueryEnded
-from evertide.json_values import error_of
+from evertide.json_values import error_from_json
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import Runtime
 from evertide.scratch import using_scratch
@@ -189,7 +189,9 @@ class Worker:
         self._send(self._told_first())
         found = self.next(_Patience(self, self._runtime, _START_S, is_start=True))
         if "error" in found.told:
-            raise error_of(found.told["error"]) or QueryEnded(path=self.engine.value, why=str(found.told["error"]))
+            raise error_from_json(found.told["error"]) or QueryEnded(
+                path=self.engine.value, why=str(found.told["error"])
+            )
         self._is_ready, self._ready_bytes = True, memory_bytes(belonging(self.pid))
         took_s = self._runtime.monotonic_s() - self._began_s
         logger.info("a process that answers queries is ready: %s, pid %d, %.1f s", self.engine, self.pid, took_s)

@@ -26,7 +26,7 @@ from evertide.plan.query.query import configure, query, read_stored
 from evertide.server.query.bounds import heap_bytes
 from evertide.server.query.duck_query import Given, as_now, rows_wanted, time_of
 from evertide.settings import Settings
-from evertide.shard.read import Window, listing
+from evertide.shard.read import Window, list_parts
 
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import SparkSession
@@ -117,7 +117,7 @@ def _readable_time(collections: Collections, question: Question, names: Sequence
         if at < 0:
             raise InvalidInput(where=f"collection {name!r}", why="it has no content yet")
         log = collections.members().collection(name).log
-        listing(log, log.read(), Window(0, at + 1, at))  # refuses what is not kept any more
+        list_parts(log, log.read(), Window(0, at + 1, at))  # refuses what is not kept any more
     return time
 
 

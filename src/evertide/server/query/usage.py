@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Said", "belonging", "disk_bytes", "memory_bytes"]
 
@@ -62,7 +62,7 @@ class Said:
         """As it comes, without a buffer. It is closed when there is no more."""
         self._tail = b""
         self._stream = stream
-        Watched("evertide-query-said", self._listen).start()
+        WatchedThread("evertide-query-said", self._listen).start()
 
     def __str__(self) -> str:
         lines = self._tail.decode(errors="replace").splitlines()

@@ -19,7 +19,7 @@ from typing import Self
 import pyarrow as pa
 
 from evertide.errors import InvalidInput, QueryEnded
-from evertide.json_values import error_of
+from evertide.json_values import error_from_json
 from evertide.pipeline.reading.query import Answer, Chosen, Question
 from evertide.runtime import Runtime
 from evertide.server.query.bounds import spark_bytes
@@ -149,7 +149,7 @@ class Workers:
     def _answer(self, engine: Chosen, frame: Frame, began_s: float) -> Answer:
         told = frame.told
         if "error" in told:
-            raise error_of(told["error"]) or QueryEnded(path=engine.value, why=str(told["error"]))
+            raise error_from_json(told["error"]) or QueryEnded(path=engine.value, why=str(told["error"]))
         with pa.ipc.open_stream(pa.py_buffer(frame.body)) as stream:
             rows = stream.read_all()
         took_ms = round((self._runtime.monotonic_s() - began_s) * 1000, 3)

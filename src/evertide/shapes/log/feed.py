@@ -24,7 +24,7 @@ from evertide.shapes.log.copies import Copies
 from evertide.shapes.log.definition import Subject
 from evertide.shapes.log.index import ShapeIndex
 from evertide.shapes.log.live import LiveShape, Span, cut_entries, size_of
-from evertide.shapes.log.stretch import Entry, Stretch, TxIds
+from evertide.shapes.log.stretch import ShapeEntry, Stretch, TxIds
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 from evertide.shard.shard import Shard
 
@@ -47,7 +47,7 @@ class _DerivedEntries(NamedTuple):
     handle: str
     lower: int
     upper: int
-    entries: list[Entry]
+    entries: list[ShapeEntry]
 
 
 class Feed:
@@ -127,7 +127,7 @@ class Feed:
         """The entries after an offset that lies before the shape's tail."""
         upper, tail = self.upper, shape.tail
         lower = reach = shape.first_time(after)
-        entries: list[Entry] = []
+        entries: list[ShapeEntry] = []
         size = 0
         while reach < tail.begins and size < bytes_max:
             reach, derived = self._derive_entries(shape, reach, tail.begins)
@@ -140,7 +140,7 @@ class Feed:
                 shape.prepend(lower, entries)
         return cut_entries([*entries, *tail.entries], after, upper, bytes_max)
 
-    def _derive_entries(self, shape: LiveShape, lower: int, upper: int) -> tuple[int, list[Entry]]:
+    def _derive_entries(self, shape: LiveShape, lower: int, upper: int) -> tuple[int, list[ShapeEntry]]:
         """The entries of the first times of [lower, upper), and the time after them.
 
         The last result is kept, as clients request the chunks of a long log one after the other.
@@ -216,7 +216,7 @@ class Feed:
                 changed[handle] = shape
         return changed
 
-    def _append(self, shape: LiveShape, stretch: Stretch, entries: list[Entry]) -> None:
+    def _append(self, shape: LiveShape, stretch: Stretch, entries: list[ShapeEntry]) -> None:
         self.appended += len(entries)
         size = size_of(entries)
         if size <= self._tail_bytes_max:
@@ -226,7 +226,7 @@ class Feed:
             shape.last = entries[-1].offset
             self._derived = _DerivedEntries(shape.handle, stretch.lower, stretch.upper, entries)
 
-    def _build_entries(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[Entry]:
+    def _build_entries(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[ShapeEntry]:
         return stretch.entries(shape.writer, chosen, stretch.render([chosen]), self._txids)
 
     def _select(self, shape: LiveShape, stretch: Stretch) -> Longs:
@@ -235,7 +235,7 @@ class Feed:
         return _after_snapshot(shape, stretch, rows)
 
 
-def _size(entries: Iterable[Entry]) -> int:
+def _size(entries: Iterable[ShapeEntry]) -> int:
     return sum(len(entry.data) for entry in entries)
 
 

@@ -23,7 +23,7 @@ from evertide.shapes.log.record import HOLD, ShapeRecord, log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.store.paths import COMMITTED
 from evertide.threads.ticker import Ticker
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Follower", "LimitEnforcer", "enforce_limits"]
 
@@ -97,7 +97,7 @@ class Follower:
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
         self._stopping = threading.Event()
-        self._thread = Watched("evertide-shapes", self._run)
+        self._thread = WatchedThread("evertide-shapes", self._run)
         self._enforced_s = shapes.runtime.monotonic_s()
 
     def start(self) -> Self:
@@ -129,7 +129,7 @@ class Follower:
     def _run(self) -> None:
         shapes, wait_s = self._shapes, self._shapes.settings.retry_wait_s
         while not self._stopping.is_set():
-            with self._thread.trying():
+            with self._thread.retrying():
                 try:
                     record = shapes.meta.head(COMMITTED)
                     self.tick()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.messages import MessageWriter
 from evertide.shapes.log.record import ShapeRecord
-from evertide.shapes.log.stretch import Entry
+from evertide.shapes.log.stretch import ShapeEntry
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 
 __all__ = ["LaterSnapshot", "LiveShape", "Span", "Tail", "cut_entries", "size_of"]
@@ -29,7 +29,7 @@ _ENTRY_BYTES = 200
 class Tail(NamedTuple):
     begins: int
     """The list has all entries of this time and later."""
-    entries: list[Entry]
+    entries: list[ShapeEntry]
 
 
 class LaterSnapshot(NamedTuple):
@@ -43,7 +43,7 @@ class LaterSnapshot(NamedTuple):
 class Span(NamedTuple):
     """A range of a log, as the answer to a request."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[ShapeEntry]
     end: Offset
     """The offset after the range."""
     is_all: bool
@@ -68,12 +68,12 @@ class LiveShape:
         """The offset of the last entry; None if unknown."""
         self.waiters: set[asyncio.Future[None]] = set()
 
-    def append(self, entries: list[Entry], size: int) -> None:
+    def append(self, entries: list[ShapeEntry], size: int) -> None:
         self.tail.entries.extend(entries)
         self.bytes += size
         self.last = entries[-1].offset
 
-    def prepend(self, begins: int, entries: list[Entry]) -> None:
+    def prepend(self, begins: int, entries: list[ShapeEntry]) -> None:
         """Add all entries between `begins` and the beginning of the tail."""
         self.tail = Tail(begins, [*entries, *self.tail.entries])
         self.bytes += size_of(entries)
@@ -99,7 +99,7 @@ class LiveShape:
         return BEFORE_LOG if tail.begins <= self.record.time + 1 else self.last
 
 
-def cut_entries(entries: Sequence[Entry], after: Offset, upper: int, bytes_max: int) -> Span:
+def cut_entries(entries: Sequence[ShapeEntry], after: Offset, upper: int, bytes_max: int) -> Span:
     """The entries after an offset, up to about `bytes_max` bytes."""
     start = bisect_right(entries, after, key=lambda entry: entry.offset)
     size, end = 0, start
@@ -112,6 +112,6 @@ def cut_entries(entries: Sequence[Entry], after: Offset, upper: int, bytes_max: 
     return Span(selected, place, end == stop, upper)
 
 
-def size_of(entries: Sequence[Entry]) -> int:
+def size_of(entries: Sequence[ShapeEntry]) -> int:
     """The memory of the entries."""
     return sum(len(entry.data) + _ENTRY_BYTES for entry in entries)

@@ -28,7 +28,7 @@ from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
 from evertide.store.meta import Record, Write
 from evertide.store.paths import SHAPES, shape_key, shape_prefix
-from evertide.store.retry import commit_settled, reading, truncate_sometimes
+from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
 __all__ = ["HOLD", "EndRecord", "ShapeRecord", "ShapeRecords", "log_rows"]
@@ -92,7 +92,7 @@ class ShapeRecords:
         key = _key(handle)
         if key is None:
             return None
-        record = reading(lambda: self._meta.head(key), self._runtime, self._settings)
+        record = retry_read(lambda: self._meta.head(key), self._runtime, self._settings)
         return self._record(key, record) if record is not None else None
 
     def create(self, definition: ShapeDefinition, shard: Shard) -> ShapeRecord:
@@ -132,12 +132,12 @@ class ShapeRecords:
 
     def last_end(self) -> int:
         """The number of the last record of a shape that ended."""
-        head = reading(lambda: self._meta.head(SHAPES), self._runtime, self._settings)
+        head = retry_read(lambda: self._meta.head(SHAPES), self._runtime, self._settings)
         return head.seqno if head is not None else 0
 
     def read_ended(self, after: int) -> tuple[int, list[str] | None]:
         """The number of the last end record, and the handles that ended after `after`; None if records are gone."""
-        records = reading(lambda: self._meta.scan(SHAPES, after), self._runtime, self._settings)
+        records = retry_read(lambda: self._meta.scan(SHAPES, after), self._runtime, self._settings)
         if not records:
             return after, []
         path = self._meta.path(SHAPES)
@@ -158,7 +158,7 @@ class ShapeRecords:
 
     def _commit(self, writes: list[Write]) -> bool:
         """False if a concurrent commit won."""
-        return commit_settled(self._meta, writes, (), self._runtime, self._settings) is None
+        return commit_until_known(self._meta, writes, (), self._runtime, self._settings) is None
 
     def _new_record(self, definition: ShapeDefinition, state: ShardState) -> ShapeRecord:
         made_at_s = self._runtime.wall_s()
@@ -178,7 +178,7 @@ class ShapeRecords:
         )
 
     def _read(self, prefix: str) -> list[ShapeRecord]:
-        heads = reading(lambda: self._meta.heads(prefix), self._runtime, self._settings)
+        heads = retry_read(lambda: self._meta.heads(prefix), self._runtime, self._settings)
         return [self._record(key, record) for key, record in heads.items()]
 
     def _record(self, key: str, record: Record) -> ShapeRecord:

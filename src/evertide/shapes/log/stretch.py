@@ -24,7 +24,7 @@ from evertide.shapes.log.copies import copies_before
 from evertide.shapes.log.messages import MessageWriter, RowTexts, Value
 from evertide.shapes.protocol.offsets import Offset
 
-__all__ = ["Entry", "RenderedChanges", "Stretch", "TxIds"]
+__all__ = ["RenderedChanges", "ShapeEntry", "Stretch", "TxIds"]
 
 TxIds = Callable[[int], Sequence[int]]
 """The numbers of a transaction, given its time, as its writers know them."""
@@ -33,7 +33,7 @@ _NUMBERS = 8
 """More numbers than this are sent only with a transaction's last change, where clients collect them."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class ShapeEntry(msgspec.Struct, frozen=True, gc=False):
     """An entry of a log. Not tracked by the garbage collector, as millions may be in memory."""
 
     offset: Offset
@@ -149,11 +149,13 @@ class Stretch:
         rows = every[0] if len(every) == 1 else np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
         return RenderedChanges(self, rows)
 
-    def entries(self, writer: MessageWriter, selected: Longs, rendered: RenderedChanges, txids: TxIds) -> list[Entry]:
+    def entries(
+        self, writer: MessageWriter, selected: Longs, rendered: RenderedChanges, txids: TxIds
+    ) -> list[ShapeEntry]:
         """The entries that a shape gets for the rows that are in it."""
         changes = rendered.changes(writer, selected)
         is_keyed = self.before is None
-        entries: list[Entry] = []
+        entries: list[ShapeEntry] = []
         end = 0
         while end < len(changes):
             start, time = end, changes[end].time
@@ -165,7 +167,7 @@ class Stretch:
             for number, step in enumerate(steps, 1):
                 at, is_last = Offset(time + 1, step.operation), number == len(steps)
                 message = rendered.message(writer, step, at, named if is_last else early, is_last=is_last)
-                entries.append(Entry(at, message))
+                entries.append(ShapeEntry(at, message))
         return entries
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evertide.errors import EvertideError, InvalidInput, Unavailable
-from evertide.json_values import plain_error
+from evertide.json_values import error_to_json
 
 __all__ = ["KNOWN_ERROR", "Refusal", "invalid", "must_refetch", "not_ready", "refusal_of"]
 
@@ -47,4 +47,4 @@ def must_refetch(handle: str) -> Refusal:
 def refusal_of(error: EvertideError, status: int) -> Refusal:
     """The refusal for an error of the storage or the pipeline."""
     headers = {"retry-after": str(_READY_AFTER_S), KNOWN_ERROR: "true"} if status == 503 else {}
-    return Refusal(status, plain_error(error), headers)
+    return Refusal(status, error_to_json(error), headers)

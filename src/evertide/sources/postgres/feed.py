@@ -29,7 +29,7 @@ from evertide.sources.postgres.server import Server, check_slot, find_slot
 from evertide.sources.postgres.snapshot import chunks, ensure_publication, make_slot
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Columns, Done, Transactions
-from evertide.threads.watched import Watched
+from evertide.threads.watched import WatchedThread
 
 __all__ = ["Feed"]
 
@@ -87,7 +87,7 @@ class Feed:
         self._failures = 0
         self._stuck = 0
         """The commit of a transaction that cannot be taken: only what lies beyond it ends the problem."""
-        self._thread: Watched | None = None
+        self._thread: WatchedThread | None = None
         self._busy: list[psycopg.Connection[Any]] = []
 
     @property
@@ -126,7 +126,7 @@ class Feed:
 
     def start(self) -> None:
         if self._thread is None:
-            self._thread = Watched("evertide-postgres", self._run)
+            self._thread = WatchedThread("evertide-postgres", self._run)
             self._thread.start()
 
     def stop(self) -> None:

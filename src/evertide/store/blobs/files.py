@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Entry", "Files", "SystemFiles"]
+__all__ = ["DirectoryEntry", "Files", "SystemFiles"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class DirectoryEntry:
     """One name in a directory. `bytes` is the size of a file, 0 for a directory."""
 
     name: str
@@ -78,7 +78,7 @@ class Files(Protocol):
         """Remove an empty directory; OSError if it is not empty, or there is none. Not durable yet."""
         ...
 
-    def list_directory(self, path: Path) -> list[Entry]:
+    def list_directory(self, path: Path) -> list[DirectoryEntry]:
         """The entries in no particular order; FileNotFoundError or NotADirectoryError if there is no directory."""
         ...
 
@@ -136,13 +136,13 @@ class SystemFiles:
     def remove_directory(self, path: Path) -> None:
         path.rmdir()
 
-    def list_directory(self, path: Path) -> list[Entry]:
+    def list_directory(self, path: Path) -> list[DirectoryEntry]:
         entries = []
         with os.scandir(path) as found:
             for item in found:
                 is_dir = item.is_dir(follow_symlinks=True)
                 try:
-                    entries.append(Entry(item.name, is_dir, 0 if is_dir else item.stat().st_size))
+                    entries.append(DirectoryEntry(item.name, is_dir, 0 if is_dir else item.stat().st_size))
                 except FileNotFoundError:
                     continue  # removed while we looked
         return entries

@@ -44,7 +44,7 @@ from evertide.errors import (
 from evertide.store.blob import BlobEntry
 from evertide.store.blobs.files import Files, SystemFiles
 from evertide.store.keys import TEMPORARY, check_blob_key, check_blob_prefix, check_range, is_reserved
-from evertide.store.metas.turns import Turns
+from evertide.store.metas.fifo_lock import FifoLock
 from evertide.store.paths import FORMAT
 
 __all__ = ["LocalBlob", "refusal"]
@@ -74,7 +74,7 @@ class LocalBlob:
         self._made: set[Path] = {self._root}
         self._making = threading.Lock()
         """Held from making a directory to syncing its name: no other thread relies on it in between."""
-        self._turns = Turns()
+        self._turns = FifoLock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_root": self._root, "_files": self._files}

@@ -31,7 +31,7 @@ from evertide.errors import (
 )
 from evertide.store.blob import BlobEntry
 from evertide.store.keys import check_blob_key, check_blob_prefix, check_range
-from evertide.store.metas.turns import Turns
+from evertide.store.metas.fifo_lock import FifoLock
 
 __all__ = ["S3Blob"]
 
@@ -50,7 +50,7 @@ class S3Blob:
     def __init__(self, bucket: str, prefix: str = "", **options: Any) -> None:
         self._place = f"s3://{bucket}/{check_blob_prefix(prefix.strip('/'))}"
         self._arguments = (bucket, prefix, options)
-        self._turns = Turns()
+        self._turns = FifoLock()
         self._obstore = _load()
         client = {**_CLIENT, **options.get("client_options", {})}
         self._store = importlib.import_module("obstore.store").S3Store(

@@ -11,7 +11,7 @@ by whoever comes first. Keys compare by bytes (collation "C"), as everywhere els
 3. `synchronous_commit` is set to on in each transaction, whatever the server's default is.
 4. Until COMMIT is sent an error means that nothing happened: `Unavailable`. From then on any is `OutcomeUnknown`. A
    broken connection takes the idle ones with it, and the next call connects anew.
-5. A server that stays silent is given up (`evertide.store.metas.answering`), and so is a client by the server: in a
+5. A client gives up a silent server (`evertide.store.metas.timed_connection`), and the server a silent client: in a
    transaction it ends the session after `postgres_silence_s`. Otherwise a host that vanished in a commit would keep the
    locks of its keys for as long as the server's operating system takes to notice, by default two hours.
 6. The password is in no path, message or representation.
@@ -47,7 +47,7 @@ from evertide.types import SequenceNumber
 if TYPE_CHECKING:
     import psycopg
 
-    from evertide.store.metas.answering import AnsweringConnection
+    from evertide.store.metas.timed_connection import TimedConnection
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -252,9 +252,9 @@ class PostgresMeta:
             return answer
 
     def _connect(self) -> Connection:
-        answering = importlib.import_module("evertide.store.metas.answering").AnsweringConnection
+        answering = importlib.import_module("evertide.store.metas.timed_connection").AnsweringConnection
         try:
-            connection: AnsweringConnection = answering.connect(**self._parameters, autocommit=True)
+            connection: TimedConnection = answering.connect(**self._parameters, autocommit=True)
         except self._psycopg.Error as error:
             why = self._text(error)
             kind = StorageForbidden if "authentication failed" in why else Unavailable

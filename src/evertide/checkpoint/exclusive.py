@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from evertide.checkpoint.context import Place
+from evertide.checkpoint.context import StorageContext
 from evertide.errors import Conflict, EvertideError
 from evertide.store.meta import Record, Write
 from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
@@ -24,7 +24,7 @@ from evertide.store.sealed import unseal
 from evertide.store.writers import Beat, Registration, Writer
 from evertide.threads.ticker import Ticker
 
-__all__ = ["REPAIRING", "change", "check_alone", "registered_for_repair"]
+__all__ = ["REPAIRING", "change", "check_exclusive", "register_for_repair"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,25 +48,25 @@ class _Beats(Ticker):
 
 
 @contextmanager
-def registered_for_repair(place: Place) -> Iterator[Writer]:
+def register_for_repair(place: StorageContext) -> Iterator[Writer]:
     settings = place.settings
     writer = Writer.register(place.meta, runtime=place.runtime, settings=settings, label=REPAIRING)
     try:
-        check_alone(place, writer.id)
+        check_exclusive(place, writer.id)
         with _Beats(writer, settings.beat_interval_s):
             yield writer
     finally:
         writer.unregister()
 
 
-def check_alone(place: Place, own: str = "") -> None:
+def check_exclusive(place: StorageContext, own: str = "") -> None:
     """`Conflict` if another process lives. The registrations of others are ended."""
     meta = place.meta
-    for key, record in place.reading(lambda: meta.heads(writer_key(""))).items():
+    for key, record in place.retry_read(lambda: meta.heads(writer_key(""))).items():
         writer = key.removeprefix(writer_key(""))
         if writer == own:
             continue
-        last = place.reading(lambda writer=writer: meta.head(beat_key(writer)))  # type: ignore[misc]
+        last = place.retry_read(lambda writer=writer: meta.head(beat_key(writer)))  # type: ignore[misc]
         known, beat = _read(record, Registration), _read(last, Beat)
         ttl_s = known.ttl_s if known is not None else place.settings.writer_ttl_s
         is_silent = beat is None or place.runtime.wall_s() - beat.beat_at_s > ttl_s
@@ -81,7 +81,7 @@ def check_alone(place: Place, own: str = "") -> None:
             raise Conflict(where=meta.path(key), why="this process has just said that it lives: stop it first")
 
 
-def change(place: Place, writer: Writer, writes: Sequence[Write]) -> None:
+def change(place: StorageContext, writer: Writer, writes: Sequence[Write]) -> None:
     """Commit changes of a repair. `Fenced` if its registration was ended, `Conflict` if another process was first."""
     stale = place.commit(writes, writer.guards())
     if stale is not None:

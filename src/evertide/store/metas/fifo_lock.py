@@ -1,4 +1,4 @@
-"""`Turns`: threads that want the same key go one after the other; different keys do not wait for each other."""
+"""`FifoLock`: threads that want the same key go one after the other; different keys do not wait for each other."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["Turns"]
+__all__ = ["FifoLock"]
 
 
-class Turns:
+class FifoLock:
     def __init__(self) -> None:
         self._busy: set[str] = set()
         self._free = threading.Condition()

@@ -1,4 +1,4 @@
-"""`AnsweringConnection`: a connection to PostgreSQL that is given up when the server stays silent for too long.
+"""`TimedConnection`: a connection to PostgreSQL that is given up when the server stays silent for too long.
 
 `tcp_user_timeout` and keepalives notice a network that loses packets. They do not notice a proxy, a load balancer or a
 server that hangs while its operating system still acknowledges what arrives. So each call has a limit of its own: it
@@ -15,10 +15,10 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["AnsweringConnection"]
+__all__ = ["TimedConnection"]
 
 
-class AnsweringConnection(psycopg.Connection[tuple[Any, ...]]):
+class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
     limit_s: float | None = None
     """How many seconds the server may stay silent in the middle of a call; None: for ever."""
     clock_s: Callable[[], float]

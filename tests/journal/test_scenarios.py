@@ -257,7 +257,9 @@ def test_j10_a_source_that_sends_again_after_a_crash_is_bound_once(site: Site) -
     host.journal.bind({"push": offer}, Generation(1), host.writer)
     fresh = site.successor()
     again = Input("0", "1", (fresh.stage(1),))
-    with pytest.raises(Conflict, match=r"source 'push'.*is at 1 after transaction 0, but the input starts at 0") as error:
+    with pytest.raises(
+        Conflict, match=r"source 'push'.*is at 1 after transaction 0, but the input starts at 0"
+    ) as error:
         fresh.journal.bind({"push": again}, Generation(1), fresh.writer)
     assert "but the input starts at 0" in error.value.why
     assert fresh.journal.drop([fragment for fragment in again.fragments if isinstance(fragment, Staged)], fresh.writer)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import Damaged, InvalidInput
-from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
+from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, make_accumulator
 from evertide.testing.arrow import values
 
 EXAMPLES = settings(max_examples=12, deadline=None)
@@ -49,7 +49,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mode]] = [
 
 
 def made(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulator:
-    found = accumulator(function, types, mode)
+    found = make_accumulator(function, types, mode)
     assert found is not None
     return found
 
@@ -290,7 +290,7 @@ def test_counts_that_cannot_be() -> None:
     ],
 )
 def test_others_are_left_to_recomputation(function: str, types: list[Any]) -> None:
-    assert accumulator(function, types) is None
+    assert make_accumulator(function, types) is None
 
 
 def test_side_by_side() -> None:
@@ -300,7 +300,7 @@ def test_side_by_side() -> None:
     rows = Rows(np.array([1, 2, 1]), np.array([0, 0, 1]), GROUPS)
     state = both.partial([[longs], [y, x], []], rows, [None, None, np.array([True, False, True])])
     assert state.schema.names == [f"s{at}" for at in range(state.num_columns)]
-    assert both.present(state).tolist() == [True, True, False]
+    assert both.find_present(state).tolist() == [True, True, False]
     stored = pa.table(
         [pa.chunked_array([c[:1], c[1:]]).cast(pa.large_binary()) for c in state.columns], state.schema.names
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.flow.aggregates.accumulators import Mode, Rows, accumulator
+from evertide.flow.aggregates.accumulators import Mode, Rows, make_accumulator
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import expressions, kind, nodes
 
@@ -78,7 +78,7 @@ def test_buffers_are_those_of_spark(spark: SparkSession, mode: Mode) -> None:
     functions = aggregate_functions(spark, ASKED[mode])
     assert len(functions) == len(ASKED[mode])
     for sql, function in zip(ASKED[mode], functions, strict=True):
-        acc = accumulator(kind(function), [arrow_type(arg) for arg in sequence(function.children())], mode)
+        acc = make_accumulator(kind(function), [arrow_type(arg) for arg in sequence(function.children())], mode)
         assert acc is not None, (sql, kind(function))
         wanted = [pa.field(a.name(), arrow_type(a), a.nullable()) for a in sequence(function.aggBufferAttributes())]
         assert list(acc.buffer) == wanted, sql
@@ -155,7 +155,7 @@ def test_results_are_those_of_spark(spark: SparkSession) -> None:
     wanted = spark.sql(query, of=spark.createDataFrame(table)).collect()
     delta = Rows(np.ones(rows, np.int64), groups, int(groups.max()) + 1)
     for at, (sql, (function, columns, evaluated)) in enumerate(RESULTS.items(), 1):
-        acc = accumulator(function, [TYPES[column] for column in columns])
+        acc = make_accumulator(function, [TYPES[column] for column in columns])
         assert acc is not None
         state = acc.partial([table.column(column) for column in columns], delta)
         buffer = [column.to_pylist() for column in acc.finish(state, str)]

@@ -21,7 +21,7 @@ from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.spine import ArrangementSettings
 from evertide.flow.state.state_part import write_part
-from evertide.flow.state.table_blocks import arranged
+from evertide.flow.state.table_blocks import arrange_delta
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs
 from evertide.rows.digest import RowHashes
@@ -99,7 +99,7 @@ def take_step(draw: Any, step: str, subject: Arrangement, model: Model, world: W
         if step == "apply":
             subject.apply(table)
         else:
-            found, words = arranged(table, subject.key)
+            found, words = arrange_delta(table, subject.key)
             subject.adopt([write_part(world.blob, f"state/a/{world.new_name()}", found, words, row_group_rows=3)])
     elif step == "retract":
         there = [i for i, row in enumerate(model.rows) if model.content[row]]
@@ -196,7 +196,7 @@ def test_nulls_and_the_largest_integers_share_a_word_but_no_rows() -> None:
 
 @pytest.mark.parametrize("coarse", [True, False])
 def test_words_only_propose(coarse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out once (the verification in `Wanted`): each lookup then found the rows of all names of its word."""
+    """Taken out once (the verification in `WantedKeys`): each lookup then found the rows of all names of its word."""
     schema = pa.schema([pa.field("name", pa.string()), pa.field("n", pa.int64())])
 
     def words(table: Any) -> Longs:
@@ -342,7 +342,9 @@ def test_parts_written_elsewhere_are_one_run_if_they_do_not_overlap() -> None:
     def parts(*batches: range) -> list[Any]:
         return [
             write_part(
-                world.blob, f"state/a/{world.new_name()}", *arranged(delta([(i, "n", 0.0) for i in batch]), ("id",))
+                world.blob,
+                f"state/a/{world.new_name()}",
+                *arrange_delta(delta([(i, "n", 0.0) for i in batch]), ("id",)),
             )
             for batch in batches
         ]

@@ -14,7 +14,7 @@ from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.merge import merge
 from evertide.flow.state.spine import ArrangementSettings, Runs, Spine
-from evertide.flow.state.table_blocks import table_of
+from evertide.flow.state.table_blocks import make_table
 from evertide.testing.runtime import Chance
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, keys
 from tests.store.race import together
@@ -108,7 +108,7 @@ def test_every_list_of_runs_that_a_lookup_could_see_is_the_collection(monkeypatc
             model.update(rows)
         for runs in seen[looked:]:
             blocks = merge(runs.all(), ["id", "name"], subject._shelf, has_key=True, is_consolidated=False, where="")
-            found = content(table_of(list(blocks), pa.schema([SCHEMA.field("id"), SCHEMA.field("name")])))
+            found = content(make_table(list(blocks), pa.schema([SCHEMA.field("id"), SCHEMA.field("name")])))
             assert found in (before, named(model))
     assert len(seen) > 20
 

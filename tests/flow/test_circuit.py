@@ -154,7 +154,7 @@ def test_the_ways_are_counted(spark: SparkSession, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(collection, "_KEYS_FEW", 0)
     monkeypatch.setattr(Arrangement, "rows", property(lambda _: 0))
     circuit.step({"r": row})
-    ways = explain(circuit).views[0].ways
+    ways = explain(circuit).views[0].run_counts
     assert (ways.small, ways.large, ways.recompute) == (1, 1, 1)
 
 

@@ -147,7 +147,7 @@ def test_text_is_a_tree_in_columns(explanation: Explanation) -> None:
 
 def test_json_has_stable_keys(explanation: Explanation) -> None:
     read = json.loads(explanation.json())
-    assert read == explanation.plain()
+    assert read == explanation.to_dict()
     assert list(read) == ["views", "arrangements"]
     assert {tuple(view) for view in read["views"]} == {("name", "operators", "ways")}
     ways = read["views"][0]["ways"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.flow.state.keys import SHARED_WORD, canonical, equal_keys, is_exact, key_words
+from evertide.flow.state.keys import SHARED_WORD, canonicalize, equal_keys, is_exact, key_words
 from evertide.testing.arrow import canonical_rows, reencoded, tables
 from tests.flow.arranging import grouped
 
@@ -95,7 +95,7 @@ def test_zeros_are_equal_wherever_they_lie(kind: Any) -> None:
         left, right = both(array)
         assert words(left) == words(right), array.type
         assert equal_keys([left], [right]).all()
-        assert canonical(right).equals(left)
+        assert canonicalize(right).equals(left)
 
 
 def test_nan_is_nan_and_null_is_null() -> None:

@@ -129,7 +129,7 @@ def test_v3_few_rows_that_make_many_are_shared_by_the_executors(
     drive(circuit, Reference(spark, circuit.tables), {"v": query}, given)
     if query == PAIRED:
         assert tried == ["here", "too many", "here"]  # of 120 rows it is known that 80 were too many
-        assert dict(stage.ways) == {"small": 2, "large": 2}
+        assert dict(stage.run_counts) == {"small": 2, "large": 2}
     else:
         assert "too many" in tried
-        assert stage.ways["large"] > 0
+        assert stage.run_counts["large"] > 0

@@ -101,7 +101,7 @@ def test_a_job_gives_the_same(
     spark: SparkSession, query: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = answers(spark, query)
-    monkeypatch.setattr(LocalRunner, "is_here", False)
+    monkeypatch.setattr(LocalRunner, "is_enabled", False)
     assert answers(spark, query) == here
     assert "job" in ways
 
@@ -120,8 +120,8 @@ def test_an_exchange_that_no_job_has_run_is_noticed(spark: SparkSession) -> None
         spark.range(1)._jdf.queryExecution().optimizedPlan(), 0, *lists, nil, nil, struct, 1000
     )
     for frame in (spark.range(10).repartition(2), spark.range(0, 100, 1, 4).limit(3)):
-        assert not made.isForHere(frame._jdf.queryExecution().executedPlan())
-    assert made.isForHere(spark.range(0, 100, 1, 4)._jdf.queryExecution().executedPlan())
+        assert not made.canRunInDriver(frame._jdf.queryExecution().executedPlan())
+    assert made.canRunInDriver(spark.range(0, 100, 1, 4)._jdf.queryExecution().executedPlan())
 
 
 def test_a_row_that_fails_is_told_as_a_job_tells_it(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,57 +25,57 @@ from evertide.errors import EvertideError, SparkEnded, Unavailable, ViewFailed
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 from evertide.rows.columns import Longs
 
-__all__ = ["Suspected", "culprit", "tried_again"]
+__all__ = ["SuspectedFailure", "find_culprit", "retry_step"]
 
 _PARTS_MAX = 16
 _PARTS_MANY = 4
 """Of many rows, of which each try takes long."""
-_FEW = 64
+_CULPRITS_MAX = 64
 """So many rows at most are to blame together."""
-_SAID_MAX = 3
+_DESCRIBED_MAX = 3
 
 T = TypeVar("T")
 Deltas = Mapping[str, pa.Table]
 
 
-class Suspected(Exception):
+class SuspectedFailure(Exception):
     """A part of a step failed, and it is not known whether a row is to blame. It never leaves the circuit."""
 
-    def __init__(self, views: tuple[str, ...], why: str, error: Exception, *, is_functions: bool = False) -> None:
-        """`error` is what the step raises if no row is to blame; `is_functions`: a function of the user raised it."""
+    def __init__(self, views: tuple[str, ...], why: str, error: Exception, *, is_from_function: bool = False) -> None:
+        """`error` is raised by the step if no row is to blame. `is_from_function`: a Python function raised it."""
         super().__init__(views, why, error)
         self.views = views
         self.why = why
         self.error = error
-        self.is_functions = is_functions
+        self.is_from_function = is_from_function
 
 
-def tried_again(
-    suspected: Suspected, compute: Callable[[Deltas], T], check_spark: Callable[[], None], deltas: Deltas
+def retry_step(
+    suspected: SuspectedFailure, compute: Callable[[Deltas], T], check_spark: Callable[[], None], deltas: Deltas
 ) -> T:
     """The result of the step, if it succeeds now; otherwise `ViewFailed`, or the error that it failed with.
 
-    `compute` computes a step over these deltas or a part of them, and raises `Suspected` or `ViewFailed`.
+    `compute` computes a step over these deltas or a part of them, and raises `SuspectedFailure` or `ViewFailed`.
     """
     check_spark()
     try:
         return compute(deltas)
-    except Suspected as again:
+    except SuspectedFailure as again:
         if again.views != suspected.views:  # it is not the same each time
             raise suspected.error from again
     total = sum(delta.num_rows for delta in deltas.values())
-    rows = _reduced(lambda part: _fails(compute, part, suspected.views), deltas, np.arange(total), _PARTS_MAX)
+    rows = _reduce(lambda part: _fails(compute, part, suspected.views), deltas, np.arange(total), _PARTS_MAX)
     check_spark()
-    if len(rows) > _FEW and not suspected.is_functions:
+    if len(rows) > _CULPRITS_MAX and not suspected.is_from_function:
         raise suspected.error
-    why = f"{suspected.why}; because of {_said(deltas, rows)}" if len(rows) else suspected.why
+    why = f"{suspected.why}; because of {_describe_rows(deltas, rows)}" if len(rows) else suspected.why
     raise ViewFailed(views=suspected.views, time=-1, why=why) from suspected.error
 
 
 def _fails(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...]) -> bool:
     try:
         compute(part)
-    except (Suspected, ViewFailed) as error:
+    except (SuspectedFailure, ViewFailed) as error:
         return error.views == views
     except (Unavailable, SparkEnded):
         raise
@@ -84,16 +84,16 @@ def _fails(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...])
     return False
 
 
-def culprit(fails: Callable[[Deltas], bool], deltas: Deltas) -> str:
+def find_culprit(fails: Callable[[Deltas], bool], deltas: Deltas) -> str:
     """The row that makes a step fail, found by halves; empty if no single one does."""
     if not fails(deltas):
         return ""
     total = sum(delta.num_rows for delta in deltas.values())
-    rows = _reduced(fails, deltas, np.arange(total), 2)
-    return _said(deltas, rows) if len(rows) == 1 and fails(_chosen(deltas, rows)) else ""
+    rows = _reduce(fails, deltas, np.arange(total), 2)
+    return _describe_rows(deltas, rows) if len(rows) == 1 and fails(_select(deltas, rows)) else ""
 
 
-def _reduced(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_max: int) -> Longs:
+def _reduce(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_max: int) -> Longs:
     """Some of these rows that fail, of which none of so many parts can be left out. All of them must fail.
 
     A part is tried by itself first, then all but a part: by halves, quarters, and so on.
@@ -103,7 +103,7 @@ def _reduced(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts
         most = min(parts_max, _PARTS_MANY if len(rows) > ROWS_SMALL_MAX else _PARTS_MAX)
         parts = np.array_split(rows, min(count, len(rows)))
         others = [np.setdiff1d(rows, part) for part in parts] if len(parts) > 2 else []
-        found = next((part for part in (*parts, *others) if fails(_chosen(deltas, part))), None)
+        found = next((part for part in (*parts, *others) if fails(_select(deltas, part))), None)
         if found is not None:
             rows, count = found, 2 if len(found) <= len(parts[0]) else count
         elif count < min(most, len(rows)):
@@ -113,7 +113,7 @@ def _reduced(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts
     return rows
 
 
-def _chosen(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
+def _select(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
     """The rows with these numbers, all deltas being counted through."""
     found, before = {}, 0
     for name, delta in deltas.items():
@@ -124,8 +124,8 @@ def _chosen(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
     return found
 
 
-def _said(deltas: Deltas, rows: Longs) -> str:
-    chosen = _chosen(deltas, rows[:_SAID_MAX])
+def _describe_rows(deltas: Deltas, rows: Longs) -> str:
+    chosen = _select(deltas, rows[:_DESCRIBED_MAX])
     said = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in delta.to_pylist()]
-    more = [f"{len(rows) - _SAID_MAX} more"] if len(rows) > _SAID_MAX else []
+    more = [f"{len(rows) - _DESCRIBED_MAX} more"] if len(rows) > _DESCRIBED_MAX else []
     return " and ".join([*said, *more])

@@ -34,14 +34,14 @@ from pyspark.sql import SparkSession
 from evertide.errors import Damaged, EvertideError, InvalidInput, SparkAway, ViewFailed
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
-from evertide.flow.blame import Suspected, tried_again
+from evertide.flow.blame import SuspectedFailure, retry_step
 from evertide.flow.collection import Collection, Leaf
-from evertide.flow.leaf_rows import settled
-from evertide.flow.stage import Stage, demands
+from evertide.flow.leaf_rows import cancel_out
+from evertide.flow.stage import Stage, find_lookups
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.row_groups import RowGroupCache
-from evertide.flow.trace import cut_plan, shared_nodes
+from evertide.flow.trace import cut_plan, find_shared
 from evertide.plan.algebra.nodes import Aggregate, Attribute, Node, Scan, TopK
 from evertide.plan.catalyst.columns import arrow_schema
 from evertide.plan.catalyst.failure import check_spark, classify_error, describe_error, silence_traces
@@ -105,13 +105,13 @@ class Circuit:
         self.order: list[Stage | Top | Totals] = []
         self._is_first = state is None or state.is_first
         for name, columns in self.program.tables.items():
-            self._collections[name] = self._collection(name, columns)
+            self._collections[name] = self._make_collection(name, columns)
         self.tables = {name: _user_schema(columns) for name, columns in self.program.tables.items()}
         chosen = self.program.views if only is None else set(only)
         needed = self.program.find_needed(chosen)
         for name, plan in self.program.views.items():
             if name in needed:
-                self._shared = shared_nodes(plan)
+                self._shared = find_shared(plan)
                 self._collections[name] = self._build(plan, name)
         self.views = {name: _user_schema(plan.output) for name, plan in self.program.views.items() if name in chosen}
 
@@ -121,20 +121,20 @@ class Circuit:
             why = f"a transaction was taken in by half, as {self._failed!r} came in between"
             raise Damaged(path="state of the circuit", why=why) from self._failed
         try:
-            found = self._computed(deltas)
-        except Suspected as error:
+            found = self._compute(deltas)
+        except SuspectedFailure as error:
             logger.warning("the views %s could not be computed, and are tried again: %s", error.views, error.why)
-            found = tried_again(error, self._tried, self._check_spark, deltas)
+            found = retry_step(error, self._retry, self._check_spark, deltas)
         self._settle()
         return found
 
     def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
         """Whether Spark says that a row of this transaction would make a view fail; nothing is taken in."""
         try:
-            self._computed(deltas)
+            self._compute(deltas)
         except ViewFailed:
             return True
-        except Suspected:
+        except SuspectedFailure:
             return False
         self._forget()
         return False
@@ -145,9 +145,9 @@ class Circuit:
         needed = self.program.find_needed(self.views)
         names = [*self.tables, *(name for name in self.program.views if name in needed)]
         self._collections = {name: self._collections[name] for name in names}
-        kept = {id(each) for each in self._reached(self._collections.values())}
-        self.order = [each for each in self.order if id(_output(each)) in kept]
-        owned = {id(one) for each in self._all() for one in each.kept()}
+        kept = {id(each) for each in self._find_reached(self._collections.values())}
+        self.order = [each for each in self.order if id(_output_of(each)) in kept]
+        owned = {id(one) for each in self._list_collections() for one in each.list_arrangements()}
         self.arrangements = {name: one for name, one in self.arrangements.items() if id(one) in owned}
 
     def save(self) -> CircuitState:
@@ -163,22 +163,22 @@ class Circuit:
         for kept in self.arrangements.values():
             kept.compact()
 
-    def _tried(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    def _retry(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         self._forget()  # what a try before has left
-        return self._computed(deltas)
+        return self._compute(deltas)
 
     def _check_spark(self) -> None:
         check_spark(self._context)
 
-    def _computed(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    def _compute(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         try:
             for name, delta in deltas.items():
                 table = self._table(name)
-                table.delta = self._taken(name, delta)
+                table.delta = self._check_delta(name, delta)
             with silence_traces():
                 for each in self.order:
                     self._run(each)
-            return {name: self._given(name) for name in self.views}
+            return {name: self._make_view_delta(name) for name in self.views}
         except BaseException:
             self._forget()
             raise
@@ -189,47 +189,51 @@ class Circuit:
             note_step()
         except PythonException as error:  # a function may fail because of a row, or of what it reaches
             away = SparkAway(path=str(self._context.master), why=describe_error(error))
-            raise Suspected(self._views_on(_output(part)), describe_error(error), away, is_functions=True) from error
+            raise SuspectedFailure(
+                self._find_views_on(_output_of(part)), describe_error(error), away, is_from_function=True
+            ) from error
         except (PySparkException, InvalidInput) as error:
-            raise ViewFailed(views=self._views_on(_output(part)), time=-1, why=describe_error(error)) from error
+            raise ViewFailed(views=self._find_views_on(_output_of(part)), time=-1, why=describe_error(error)) from error
         except EvertideError:
             raise
         except Exception as error:  # of any class: a row may be to blame, or Spark
             told = classify_error(self._context, error)
             if told is None or isinstance(told, SparkAway):
-                raise Suspected(self._views_on(_output(part)), describe_error(error), told or error) from error
+                raise SuspectedFailure(
+                    self._find_views_on(_output_of(part)), describe_error(error), told or error
+                ) from error
             raise told from error
 
-    def _views_on(self, collection: Collection) -> tuple[str, ...]:
+    def _find_views_on(self, collection: Collection) -> tuple[str, ...]:
         """The views that are made of a collection, directly or not."""
-        return tuple(name for name in self.views if collection in self._reached([self._collections[name]]))
+        return tuple(name for name in self.views if collection in self._find_reached([self._collections[name]]))
 
-    def _reached(self, collections: Iterable[Collection]) -> list[Collection]:
+    def _find_reached(self, collections: Iterable[Collection]) -> list[Collection]:
         """These, and all that they are made of."""
-        producers = {id(_output(each)): each for each in self.order}
+        producers = {id(_output_of(each)): each for each in self.order}
         found: dict[int, Collection] = {}
         waiting = list(collections)
         while waiting:
             collection = waiting.pop()
             if id(collection) not in found:
                 found[id(collection)] = collection
-                waiting += _inputs(producers.get(id(collection)))
+                waiting += _inputs_of(producers.get(id(collection)))
         return list(found.values())
 
     def _settle(self) -> None:
         try:
-            for collection in self._all():
+            for collection in self._list_collections():
                 collection.settle()
         except BaseException as error:
             self._failed = error
             raise
         self._is_first = False
 
-    def _all(self) -> list[Collection]:
-        return [*(self._collections[name] for name in self.tables), *map(_output, self.order)]
+    def _list_collections(self) -> list[Collection]:
+        return [*(self._collections[name] for name in self.tables), *map(_output_of, self.order)]
 
     def _forget(self) -> None:
-        for collection in self._all():
+        for collection in self._list_collections():
             collection.forget()
 
     def _table(self, name: str) -> Collection:
@@ -237,20 +241,20 @@ class Circuit:
             raise InvalidInput(where=f"delta of {name!r}", why=f"is no table of the pipeline; it has {[*self.tables]}")
         return self._collections[name]
 
-    def _taken(self, name: str, delta: pa.Table) -> pa.Table:
+    def _check_delta(self, name: str, delta: pa.Table) -> pa.Table:
         schema = self.tables[name]
         if delta.schema.names != [*schema.names, DIFF]:
             why = f"has the columns {delta.schema.names}, but the table has {[*schema.names, DIFF]}"
             raise InvalidInput(where=f"delta of {name!r}", why=why)
         fields = [*schema, _DIFF_FIELD]
         columns = [check_column(delta.column(at), field, f"delta of {name!r}") for at, field in enumerate(fields)]
-        return settled(pa.Table.from_arrays(columns, schema=self._collections[name].nothing.schema), name)
+        return cancel_out(pa.Table.from_arrays(columns, schema=self._collections[name].empty.schema), name)
 
-    def _given(self, name: str) -> pa.Table:
+    def _make_view_delta(self, name: str) -> pa.Table:
         """Each row once, in an order that the content decides: the same delta is the same table, bit for bit."""
         return net(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
 
-    def _collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
+    def _make_collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
         return Collection(name, arrow_schema(columns), self._arrange)
 
     def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
@@ -259,11 +263,11 @@ class Circuit:
         if self._saved is None:
             made = Arrangement(name, schema, key, **parts)
         else:
-            made = Arrangement.restore(self._manifest(name, schema, key), **parts)
+            made = Arrangement.restore(self._find_manifest(name, schema, key), **parts)
         self.arrangements[name] = made
         return made
 
-    def _manifest(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Manifest:
+    def _find_manifest(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Manifest:
         saved = self._saved.arrangements if self._saved is not None else {}
         found = saved.get(name)
         if found is None:
@@ -289,20 +293,20 @@ class Circuit:
             made = Top(name, node, fragment, inputs, self._arrange)
             self.order.append(made)
         else:
-            made = self._stage(node, name)
+            made = self._build_stage(node, name)
         self._by_node[id(node)] = made
         return made
 
-    def _stage(self, node: Node, name: str) -> Collection:
+    def _build_stage(self, node: Node, name: str) -> Collection:
         cut = cut_plan(node, self._shared)
         inputs = [self._build(leaf, f"{name}.{at}") for at, leaf in enumerate(cut.leaves)]
-        keys = {attribute for _, attributes in demands(cut) for attribute in attributes}
+        keys = {attribute for _, attributes in find_lookups(cut) for attribute in attributes}
         fragment = Fragment(self.program.catalyst, node, cut.leaves, keys)
         leaves = [
             Leaf(collection, leaf, read)
             for collection, leaf, read in zip(inputs, cut.leaves, fragment.reads, strict=True)
         ]
-        output = self._collection(name, node.output)
+        output = self._make_collection(name, node.output)
         self.order.append(Stage(cut, fragment, leaves, output))
         return output
 
@@ -313,11 +317,11 @@ def new_names(writer: str) -> Callable[[], Name]:
     return lambda: Name(writer, next(numbers), "parquet")
 
 
-def _output(part: Stage | Top | Totals) -> Collection:
+def _output_of(part: Stage | Top | Totals) -> Collection:
     return part.output if isinstance(part, Stage) else part
 
 
-def _inputs(part: Stage | Top | Totals | None) -> Iterator[Collection]:
+def _inputs_of(part: Stage | Top | Totals | None) -> Iterator[Collection]:
     if isinstance(part, Stage):
         yield from (leaf.collection for leaf in part.leaves)
     elif part is not None:

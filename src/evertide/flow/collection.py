@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.flow.aggregates.groups import group_rows
-from evertide.flow.leaf_rows import settled
+from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import Attribute, Node
 from evertide.plan.catalyst.columns import column_name
@@ -35,8 +35,8 @@ class Collection:
         self._arrange = arrange
         self.arrangements: dict[tuple[tuple[str, ...], tuple[str, ...]], Arrangement] = {}
         """By key and columns."""
-        self.nothing = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
-        self.delta = self.nothing
+        self.empty = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
+        self.delta = self.empty
         self.is_counted = False
         """Whether many rows of a delta are alike, and whoever reads it only counts them."""
 
@@ -44,9 +44,9 @@ class Collection:
         """Somebody will look up these columns by this key, or scan them, if the key is empty."""
         if (key, columns) not in self.arrangements:
             kept = pa.schema([self.schema.field(column) for column in columns])
-            self.arrangements[key, columns] = self._arrange(self._name_of(key, columns), kept, key)
+            self.arrangements[key, columns] = self._arrange(self._name_arrangement(key, columns), kept, key)
 
-    def _name_of(self, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    def _name_arrangement(self, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         """What is arranged: the same in every process, and whatever else is arranged."""
         kept = "all" if len(columns) == len(self.schema) else "-".join(columns)
         if len(kept) > _NAME_MAX:
@@ -65,7 +65,7 @@ class Collection:
         found = next(kept for (_, having), kept in self.arrangements.items() if having == columns)
         return found.scan()
 
-    def kept(self) -> Iterator[Arrangement]:
+    def list_arrangements(self) -> Iterator[Arrangement]:
         """All arrangements that take in the delta."""
         yield from self.arrangements.values()
 
@@ -77,7 +77,7 @@ class Collection:
 
     def forget(self) -> None:
         """Drop the delta: the transaction failed, or is settled."""
-        self.delta = self.nothing
+        self.delta = self.empty
 
 
 class Leaf:
@@ -89,16 +89,16 @@ class Leaf:
         for at, attribute in enumerate(node.output):
             self._columns.setdefault(attribute.id, column_name(at))  # a column that is handed up twice is read once
         self.columns = tuple(self._columns[attribute.id] for attribute in read)
-        self.delta = collection.nothing.select([*self.columns, DIFF])
-        self.took_all = False
+        self.delta = collection.empty.select([*self.columns, DIFF])
+        self.was_scanned = False
         """Whether all rows were taken in this transaction, where look-ups would have cost more."""
 
     def begin(self) -> None:
         """Take the transaction's delta."""
-        self.took_all = False
+        self.was_scanned = False
         delta = self.collection.delta.select([*self.columns, DIFF])
         is_whole = len(self.columns) == len(self.collection.schema)
-        self.delta = delta if is_whole else settled(delta, self.collection.name)
+        self.delta = delta if is_whole else cancel_out(delta, self.collection.name)
 
     def column(self, attribute: int) -> str:
         return self._columns[attribute]
@@ -116,15 +116,15 @@ class Leaf:
             if not self.collection.schema.field(column).nullable and keys.column(column).null_count:
                 keys = keys.filter(pc.is_valid(keys.column(column)))
         if self.collection.is_scan_cheaper(columns, keys.num_rows, self.columns):
-            self.took_all = True
-            return _with_keys(self.scan(), columns, keys)
+            self.was_scanned = True
+            return _filter_by_keys(self.scan(), columns, keys)
         return self.collection.lookup(columns, keys, self.columns)
 
     def scan(self) -> pa.Table:
         return self.collection.scan(self.columns)
 
 
-def _with_keys(rows: pa.Table, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
+def _filter_by_keys(rows: pa.Table, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
     """Those that have one of the keys. Others would do no harm here, but all their partners would be fetched, too."""
     schema = pa.schema([pa.field(column, keys.schema.field(column).type) for column in columns])
     both = [pa.Table.from_arrays(each.select(list(columns)).columns, schema=schema) for each in (keys, rows)]

@@ -61,86 +61,90 @@ class Cone:
         self.rounds = 0
 
     def reach(self) -> None:
-        self._touched(self._cut.root)
+        self._find_touched(self._cut.root)
 
-    def _touched(self, node: Node) -> Touched:
+    def _find_touched(self, node: Node) -> Touched:
         """A node that occurs twice is walked once."""
         if id(node) not in self._known:
-            self._known[id(node)] = self._touched_by(node)
+            self._known[id(node)] = self._compute_touched(node)
         return self._known[id(node)]
 
-    def _touched_by(self, node: Node) -> Touched:
+    def _compute_touched(self, node: Node) -> Touched:
         if self._cut.is_leaf(node):
             at = self._cut.leaf_number(node)
             delta = self._leaves[at].delta
             return {at: [delta.drop_columns([DIFF])]} if delta.num_rows else {}
         if isinstance(node, Join):
-            return self._touched_join(node)
+            return self._compute_touched_join(node)
         found: Touched = {}
         for child in node.children:
-            found = _both(found, self._touched(child))
+            found = _merge(found, self._find_touched(child))
         if found and isinstance(node, Aggregate | Window | TopK):
             [child] = node.children
             keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()
-            everything = self._matching(child, keys, self._keys(child, keys, found, None))
-            return _both(found, everything)
+            everything = self._find_matching(child, keys, self._collect_keys(child, keys, found, None))
+            return _merge(found, everything)
         return found
 
-    def _touched_join(self, node: Join) -> Touched:
+    def _compute_touched_join(self, node: Join) -> Touched:
         left, right = node.children
         by = self._cut.joins[id(node)]
-        a, b = self._touched(left), self._touched(right)
+        a, b = self._find_touched(left), self._find_touched(right)
         if not a and not b:
             return {}
         if node.join == "Inner":
-            partners = _both(self._partners(left, right, by, a), self._partners_back(left, right, by, b))
-            return _both(_both(a, b), partners)
+            partners = _merge(
+                self._find_right_partners(left, right, by, a), self._find_left_partners(left, right, by, b)
+            )
+            return _merge(_merge(a, b), partners)
         # Constants are in no leaf, and yet there: what they meet under a touched key must be there as a whole, and
         # stands for them, so that whoever is above knows that they are touched.
         stands: Touched = {}
         if has_constant(self._cut, left):
-            b = _both(b, self._alike(right, by.right, by, b))
-            stands = _both(stands, b)
+            b = _merge(b, self._find_alike(right, by.right, by, b))
+            stands = _merge(stands, b)
         if has_constant(self._cut, right):
-            a = _both(a, self._alike(left, by.left, by, a))
-            stands = _both(stands, a)
-        return _both(stands, self._touched_outer(node, a, b))
+            a = _merge(a, self._find_alike(left, by.left, by, a))
+            stands = _merge(stands, a)
+        return _merge(stands, self._compute_touched_outer(node, a, b))
 
-    def _touched_outer(self, node: Join, a: Touched, b: Touched) -> Touched:
+    def _compute_touched_outer(self, node: Join, a: Touched, b: Touched) -> Touched:
         left, right = node.children
         by = self._cut.joins[id(node)]
         if node.join == "RightOuter":
-            rights = _both(b, self._partners(left, right, by, a))
-            return _both(rights, self._partners_back(left, right, by, rights))
-        lefts = _both(a, self._partners_back(left, right, by, b))
+            rights = _merge(b, self._find_right_partners(left, right, by, a))
+            return _merge(rights, self._find_left_partners(left, right, by, rights))
+        lefts = _merge(a, self._find_left_partners(left, right, by, b))
         if node.join == "FullOuter":
-            rights = _both(b, self._partners(left, right, by, lefts))
-            return _both(rights, _both(lefts, self._partners_back(left, right, by, rights)))
-        return _both(lefts, self._partners(left, right, by, lefts))
+            rights = _merge(b, self._find_right_partners(left, right, by, lefts))
+            return _merge(rights, _merge(lefts, self._find_left_partners(left, right, by, rights)))
+        return _merge(lefts, self._find_right_partners(left, right, by, lefts))
 
-    def _alike(self, side: Node, attributes: tuple[int, ...], by: JoinKeys, touched: Touched) -> Touched:
+    def _find_alike(self, side: Node, attributes: tuple[int, ...], by: JoinKeys, touched: Touched) -> Touched:
         """All rows of a side that have a key in common with the touched ones."""
         return (
-            self._matching(side, attributes, self._keys(side, attributes, touched, by.is_null_safe)) if touched else {}
+            self._find_matching(side, attributes, self._collect_keys(side, attributes, touched, by.is_null_safe))
+            if touched
+            else {}
         )
 
-    def _partners(self, left: Node, right: Node, by: JoinKeys, lefts: Touched) -> Touched:
+    def _find_right_partners(self, left: Node, right: Node, by: JoinKeys, lefts: Touched) -> Touched:
         if not lefts:
             return {}
-        return self._matching(right, by.right, self._keys(left, by.left, lefts, by.is_null_safe))
+        return self._find_matching(right, by.right, self._collect_keys(left, by.left, lefts, by.is_null_safe))
 
-    def _partners_back(self, left: Node, right: Node, by: JoinKeys, rights: Touched) -> Touched:
+    def _find_left_partners(self, left: Node, right: Node, by: JoinKeys, rights: Touched) -> Touched:
         if not rights:
             return {}
-        return self._matching(left, by.left, self._keys(right, by.right, rights, by.is_null_safe))
+        return self._find_matching(left, by.left, self._collect_keys(right, by.right, rights, by.is_null_safe))
 
-    def _keys(
+    def _collect_keys(
         self, node: Node, attributes: tuple[int, ...], touched: Touched, null_safe: tuple[bool, ...] | None
     ) -> pa.Table | None:
         """The values that the touched rows have there, named by position; None: no keys, so that everything matches."""
         if not attributes:
             return None
-        found = self._values(node, attributes, touched)
+        found = self._collect_values(node, attributes, touched)
         keys = pa.concat_tables(found) if found else None
         if keys is None:
             return pa.table({})
@@ -149,7 +153,7 @@ class Cone:
                 keys = keys.filter(pc.is_valid(keys.column(column)))
         return keys
 
-    def _values(self, node: Node, attributes: tuple[int, ...], touched: Touched) -> list[pa.Table]:
+    def _collect_values(self, node: Node, attributes: tuple[int, ...], touched: Touched) -> list[pa.Table]:
         if self._cut.is_leaf(node):
             at = self._cut.leaf_number(node)
             columns = [self._leaves[at].column(attribute) for attribute in attributes]
@@ -160,14 +164,14 @@ class Cone:
             return [
                 rows
                 for child in node.children
-                for rows in self._values(child, tuple(child.ids[place] for place in places), touched)
+                for rows in self._collect_values(child, tuple(child.ids[place] for place in places), touched)
             ]
         if isinstance(node, Join):
             side = next(child for child in node.children if attributes[0] in child.ids)
-            return self._values(side, attributes, touched)
-        return self._values(node.children[0], tuple(node.passed[at] for at in attributes), touched)
+            return self._collect_values(side, attributes, touched)
+        return self._collect_values(node.children[0], tuple(node.passed[at] for at in attributes), touched)
 
-    def _matching(self, node: Node, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
+    def _find_matching(self, node: Node, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
         """All rows that make up the rows of `node` with one of the keys there; with any, if keys is None."""
         if keys is not None and keys.num_rows == 0:
             return {}
@@ -179,23 +183,23 @@ class Cone:
             places = [node.ids.index(attribute) for attribute in attributes]
             found: Touched = {}
             for child in node.children:
-                found = _both(found, self._matching(child, tuple(child.ids[place] for place in places), keys))
+                found = _merge(found, self._find_matching(child, tuple(child.ids[place] for place in places), keys))
             return found
         if isinstance(node, Join):
-            return self._matching_join(node, attributes, keys)
+            return self._find_matching_join(node, attributes, keys)
         [child] = node.children
-        return self._matching(child, tuple(node.passed[at] for at in attributes), keys)
+        return self._find_matching(child, tuple(node.passed[at] for at in attributes), keys)
 
-    def _matching_join(self, node: Join, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
+    def _find_matching_join(self, node: Join, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
         left, right = node.children
         by = self._cut.joins[id(node)]
         if keys is None:
-            return _both(self._matching(left, (), None), self._matching(right, (), None))
+            return _merge(self._find_matching(left, (), None), self._find_matching(right, (), None))
         if attributes[0] in left.ids:
-            lefts = self._matching(left, attributes, keys)
-            return _both(lefts, self._partners(left, right, by, lefts))
-        rights = self._matching(right, attributes, keys)
-        return _both(rights, self._partners_back(left, right, by, rights))
+            lefts = self._find_matching(left, attributes, keys)
+            return _merge(lefts, self._find_right_partners(left, right, by, lefts))
+        rights = self._find_matching(right, attributes, keys)
+        return _merge(rights, self._find_left_partners(left, right, by, rights))
 
     def _fetch(self, at: int, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
         leaf = self._leaves[at]
@@ -213,7 +217,7 @@ class Cone:
         return {at: found} if found else {}
 
 
-def _both(a: Touched, b: Touched) -> Touched:
+def _merge(a: Touched, b: Touched) -> Touched:
     if not a or not b:
         return a or b
     joined = dict(a)

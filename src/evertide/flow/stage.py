@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
-from evertide.flow.leaf_rows import before_and_after, settled
+from evertide.flow.leaf_rows import cancel_out, split_before_after
 from evertide.flow.trace import Cut, has_constant, has_leaf, trace
 from evertide.plan.algebra.nodes import Aggregate, Constant, Expand, Generate, Join, Node, TopK, Union, Window
 from evertide.plan.fragment.fragment import Fragment
 from evertide.rows.changes import DIFF
 
-__all__ = ["Stage", "demands", "own_demands"]
+__all__ = ["Stage", "find_lookups", "find_own_lookups"]
 
 
 class Stage:
@@ -24,27 +24,27 @@ class Stage:
         self.fragment = fragment
         self.leaves = tuple(leaves)
         self.output = output
-        self.ways: Counter[str] = Counter()
+        self.run_counts: Counter[str] = Counter()
         """How many runs were small, large, or a recomputation with a diff."""
-        self._multiplies = any(isinstance(node, Expand | Generate) for node in _own(cut, cut.root))
-        for at, attributes in sorted(demands(cut)):
+        self._is_multiplying = any(isinstance(node, Expand | Generate) for node in _list_own_nodes(cut, cut.root))
+        for at, attributes in sorted(find_lookups(cut)):
             self.leaves[at].need(attributes)
 
     def run(self, *, is_first: bool) -> None:
         """Set the delta of the output. The first time, what is there without any input is new."""
         for leaf in self.leaves:
             leaf.begin()
-        self.output.delta = settled(self._delta(is_first=is_first), self.output.name)
+        self.output.delta = cancel_out(self._compute_delta(is_first=is_first), self.output.name)
 
-    def _delta(self, *, is_first: bool) -> pa.Table:
+    def _compute_delta(self, *, is_first: bool) -> pa.Table:
         if not is_first and not any(leaf.delta.num_rows for leaf in self.leaves):
-            return self.output.nothing
+            return self.output.empty
         if self.fragment.is_moves_only and len(self.leaves) == 1:
-            return self._moved()
+            return self._move_columns()
         cone = Cone(self.cut, self.leaves)
         cone.reach()
         bags = [
-            before_and_after(leaf.delta, fetched, self.output.name)
+            split_before_after(leaf.delta, fetched, self.output.name)
             for leaf, fetched in zip(self.leaves, cone.fetched, strict=True)
         ]
         olds, news = [old for old, _ in bags], [new for _, new in bags]
@@ -52,21 +52,21 @@ class Stage:
         if not self._is_empty(self.cut.root, news):
             terms.append((1, news))
         if not terms:
-            return self.output.nothing
-        found = self.fragment.run(terms, is_counted=self.output.is_counted and self._multiplies)
+            return self.output.empty
+        found = self.fragment.run(terms, is_counted=self.output.is_counted and self._is_multiplying)
         is_large = self.fragment.is_large(terms)  # the run may have found that out
-        took_all = is_large and any(leaf.took_all for leaf in self.leaves)
-        self.ways["recompute" if took_all else "large" if is_large else "small"] += 1
+        took_all = is_large and any(leaf.was_scanned for leaf in self.leaves)
+        self.run_counts["recompute" if took_all else "large" if is_large else "small"] += 1
         return found
 
-    def _moved(self) -> pa.Table:
+    def _move_columns(self) -> pa.Table:
         """Columns only change places: no need to ask Spark."""
         [leaf] = self.leaves
         root = self.cut.root
         columns = [leaf.column(trace(self.cut, root, attribute.id)) for attribute in root.output]
-        self.ways["small"] += 1
+        self.run_counts["small"] += 1
         moved = [leaf.delta.column(column) for column in (*columns, DIFF)]
-        return pa.Table.from_arrays(moved, schema=self.output.nothing.schema)
+        return pa.Table.from_arrays(moved, schema=self.output.empty.schema)
 
     def _is_empty(self, node: Node, rows: Sequence[pa.Table]) -> bool:
         """Whether the node has no rows for sure, given those of the leaves."""
@@ -82,43 +82,43 @@ class Stage:
         return all(found)
 
 
-def demands(cut: Cut) -> set[tuple[int, tuple[int, ...]]]:
+def find_lookups(cut: Cut) -> set[tuple[int, tuple[int, ...]]]:
     """All look-ups that a cone of this stage may do: the leaf and its attributes, none for a scan."""
-    return set(_demands_of(cut, cut.root))
+    return set(_find_lookups_below(cut, cut.root))
 
 
-def _demands_of(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _find_lookups_below(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
     if cut.is_leaf(node):
         return
     for child in node.children:
-        yield from _demands_of(cut, child)
-    yield from own_demands(cut, node)
+        yield from _find_lookups_below(cut, child)
+    yield from find_own_lookups(cut, node)
 
 
-def own_demands(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+def find_own_lookups(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The look-ups that are for this operator."""
     if isinstance(node, Join):
         left, right = node.children
         by = cut.joins[id(node)]
         is_outer = node.join != "Inner"
         if has_leaf(cut, right) or (is_outer and has_constant(cut, right)):
-            yield from _matched(cut, left, by.left)
+            yield from _find_matched(cut, left, by.left)
         if has_leaf(cut, left) or (is_outer and has_constant(cut, left)):
-            yield from _matched(cut, right, by.right)
+            yield from _find_matched(cut, right, by.right)
     elif isinstance(node, Aggregate | Window | TopK):
         keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()
-        yield from _matched(cut, node.children[0], keys)
+        yield from _find_matched(cut, node.children[0], keys)
 
 
-def _own(cut: Cut, node: Node) -> Iterator[Node]:
+def _list_own_nodes(cut: Cut, node: Node) -> Iterator[Node]:
     """The nodes of the stage, without its leaves."""
     if not cut.is_leaf(node):
         yield node
         for child in node.children:
-            yield from _own(cut, child)
+            yield from _list_own_nodes(cut, child)
 
 
-def _matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _find_matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """As `Cone` walks."""
     if not has_leaf(cut, node):
         return
@@ -128,18 +128,18 @@ def _matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tupl
     elif isinstance(node, Union):
         places = [node.ids.index(attribute) for attribute in attributes]
         for child in node.children:
-            yield from _matched(cut, child, tuple(child.ids[place] for place in places))
+            yield from _find_matched(cut, child, tuple(child.ids[place] for place in places))
     elif isinstance(node, Join):
         left, right = node.children
         by = cut.joins[id(node)]
         if not attributes:
-            yield from _matched(cut, left, ())
-            yield from _matched(cut, right, ())
+            yield from _find_matched(cut, left, ())
+            yield from _find_matched(cut, right, ())
         elif attributes[0] in left.ids:
-            yield from _matched(cut, left, attributes)
-            yield from _matched(cut, right, by.right)
+            yield from _find_matched(cut, left, attributes)
+            yield from _find_matched(cut, right, by.right)
         else:
-            yield from _matched(cut, right, attributes)
-            yield from _matched(cut, left, by.left)
+            yield from _find_matched(cut, right, attributes)
+            yield from _find_matched(cut, left, by.left)
     else:
-        yield from _matched(cut, node.children[0], tuple(node.passed[at] for at in attributes))
+        yield from _find_matched(cut, node.children[0], tuple(node.passed[at] for at in attributes))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from evertide.plan.algebra.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
 
-__all__ = ["Cut", "JoinKeys", "cut_plan", "has_constant", "has_leaf", "shared_nodes", "trace"]
+__all__ = ["Cut", "JoinKeys", "cut_plan", "find_shared", "has_constant", "has_leaf", "trace"]
 
 _LEFT_ONLY = frozenset(("LeftSemi", "LeftAnti", "LeftOuter", "Existence", "LeftSingle"))
 
@@ -43,7 +43,7 @@ class Cut:
     def leaf_number(self, node: Node) -> int:
         return next(at for at, leaf in enumerate(self.leaves) if leaf is node)
 
-    def source(self, node: Node, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:  # noqa: PLR0911 - per kind
+    def find_source(self, node: Node, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:  # noqa: PLR0911 - per kind
         """The leaves (one, or one per branch of a Union) whose column the attribute is; None if it is computed.
 
         `for_match`: whether all rows of the node with a value there can be found by looking it up in the leaf.
@@ -52,12 +52,12 @@ class Cut:
             return (self.leaf_number(node),) if attribute in node.ids else None
         if isinstance(node, Union):
             at = node.ids.index(attribute)
-            found = [self.source(child, child.ids[at], for_match=for_match) for child in node.children]
+            found = [self.find_source(child, child.ids[at], for_match=for_match) for child in node.children]
             if any(part is None for part in found):
                 return None
             return tuple(leaf for part in found if part is not None for leaf in part)
         if isinstance(node, Join):
-            return self._source_in_join(node, attribute, for_match=for_match)
+            return self._find_source_in_join(node, attribute, for_match=for_match)
         if isinstance(node, TopK) and for_match:
             return None
         if isinstance(node, Constant) or attribute not in node.passed:
@@ -65,17 +65,17 @@ class Cut:
         below = node.passed[attribute]
         if isinstance(node, Window) and for_match and below not in node.partition:
             return None
-        return self.source(node.children[0], below, for_match=for_match)
+        return self.find_source(node.children[0], below, for_match=for_match)
 
-    def _source_in_join(self, node: Join, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:
+    def _find_source_in_join(self, node: Join, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:
         left, right = node.children
         if attribute in left.ids:
             if for_match and node.join in ("RightOuter", "FullOuter"):
                 return None
-            return self.source(left, attribute, for_match=for_match)
+            return self.find_source(left, attribute, for_match=for_match)
         if attribute not in right.ids or (for_match and (node.join in _LEFT_ONLY or node.join == "FullOuter")):
             return None
-        return self.source(right, attribute, for_match=for_match)
+        return self.find_source(right, attribute, for_match=for_match)
 
 
 def cut_plan(root: Node, shared: Set[int] = frozenset()) -> Cut:
@@ -85,11 +85,11 @@ def cut_plan(root: Node, shared: Set[int] = frozenset()) -> Cut:
     """
     cut = Cut(root, shared=shared)
     _cut(cut, root)
-    cut.leaves = _in_order(root, cut)
+    cut.leaves = _list_reached_leaves(root, cut)
     return cut
 
 
-def shared_nodes(plan: Node) -> Set[int]:
+def find_shared(plan: Node) -> Set[int]:
     """What copies stand for (`evertide.plan.algebra.sharing`), by identity; without what keeps its own state
     already."""
     found: set[int] = set()
@@ -111,13 +111,13 @@ def _below_maps(node: Node) -> Node:
     return node
 
 
-def _in_order(node: Node, cut: Cut) -> list[Node]:
+def _list_reached_leaves(node: Node, cut: Cut) -> list[Node]:
     """Leaves that are still reached: a cut further up hides those below it."""
     if cut.is_leaf(node):
         return [node]
     found: list[Node] = []
     for child in node.children:
-        found += [leaf for leaf in _in_order(child, cut) if not any(leaf is other for other in found)]
+        found += [leaf for leaf in _list_reached_leaves(child, cut) if not any(leaf is other for other in found)]
     return found
 
 
@@ -144,7 +144,7 @@ def _is_own_collection(node: Node) -> bool:
 
 def _is_one_leaf(cut: Cut, node: Node, attributes: Iterable[int]) -> bool:
     """Whether all attributes come from the same leaf, so that its rows can be looked up by all of them at once."""
-    found = {cut.source(node, attribute, for_match=True) for attribute in attributes}
+    found = {cut.find_source(node, attribute, for_match=True) for attribute in attributes}
     return len(found) == 1 and None not in found
 
 
@@ -171,7 +171,7 @@ def _cut_join(cut: Cut, node: Join) -> None:
     chosen = _best_keys(cut, node)
     if not chosen:
         for child, at in ((left, 0), (right, 1)):
-            if all(cut.source(child, pair[at], for_match=True) is None for pair in node.keys):
+            if all(cut.find_source(child, pair[at], for_match=True) is None for pair in node.keys):
                 _make_leaf(cut, child)
         chosen = _best_keys(cut, node)
     if not chosen:  # each side can be traced for other pairs than the other: cut both
@@ -194,18 +194,18 @@ def _best_keys(cut: Cut, node: Join) -> list[int]:
     left, right = node.children
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for at, (a, b) in enumerate(node.keys):
-        sources = cut.source(left, a, for_match=True), cut.source(right, b, for_match=True)
+        sources = cut.find_source(left, a, for_match=True), cut.find_source(right, b, for_match=True)
         if sources[0] is not None and sources[1] is not None:
             groups.setdefault((sources[0], sources[1]), []).append(at)
     if not groups:
         return []
 
-    def merit(item: tuple[tuple[tuple[int, ...], tuple[int, ...]], list[int]]) -> tuple[bool, int]:
+    def rate(item: tuple[tuple[tuple[int, ...], tuple[int, ...]], list[int]]) -> tuple[bool, int]:
         (_, sources), pairs = item
         columns = {node.keys[at][1] for at in pairs}
         return _covers_unique(cut, right, sources, columns), len(pairs)
 
-    return max(groups.items(), key=merit)[1]
+    return max(groups.items(), key=rate)[1]
 
 
 def _covers_unique(cut: Cut, node: Node, sources: tuple[int, ...], columns: set[int]) -> bool:

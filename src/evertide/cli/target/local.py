@@ -113,7 +113,7 @@ class Near:
         found = explained(Circuit(spark, text, path=path))
         chosen = found if view is None else _only(found, view)
         if form == "json":
-            return chosen.plain()
+            return chosen.to_dict()
         if form == "text":
             return chosen.text(has_state=False)
         return mermaid(chosen) if form == "mermaid" else dot(chosen)

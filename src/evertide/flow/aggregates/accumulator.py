@@ -25,14 +25,14 @@ from evertide.rows.columns import FIXED, Bools, Longs, one_chunk, plain, validit
 __all__ = [
     "Accumulator",
     "Where",
-    "column",
-    "contributing",
-    "counts",
-    "doubles",
-    "exact_field",
-    "longs",
-    "present",
-    "words",
+    "decode_counts",
+    "find_nonzero",
+    "make_exact_field",
+    "select_contributing",
+    "to_doubles",
+    "to_longs",
+    "to_state_column",
+    "to_words",
 ]
 
 Where = Callable[[int], str]
@@ -65,24 +65,24 @@ class Accumulator(ABC):
 
     def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
         """Group by group: the state over the rows of both."""
-        return [exact.add(column(one), column(other)) for one, other in zip(left, right, strict=True)]
+        return [exact.add(to_state_column(one), to_state_column(other)) for one, other in zip(left, right, strict=True)]
 
     def zero(self, count: int) -> list[Any]:
         """The state of groups without rows."""
         return [exact.zeros(count) for _ in self.state]
 
 
-def exact_field(name: str) -> Any:
+def make_exact_field(name: str) -> Any:
     return pa.field(name, pa.binary(), nullable=False)
 
 
-def column(found: Any) -> Any:
+def to_state_column(found: Any) -> Any:
     """A state column as one array of the type that we made it, whatever Parquet or Spark made of it since."""
     found = plain(one_chunk(found))
     return found if found.type == pa.binary() else found.cast(pa.binary())
 
 
-def contributing(args: Sequence[Any], rows: Rows, mask: Bools | None) -> tuple[list[Any], Rows, Any]:
+def select_contributing(args: Sequence[Any], rows: Rows, mask: Bools | None) -> tuple[list[Any], Rows, Any]:
     """The arguments as plain arrays, the rows that count, and which those are: index for what is read of arguments."""
     arrays = [plain(one_chunk(arg)) for arg in args]
     masks = [valid for array in arrays if (valid := validity(array)) is not None]
@@ -99,32 +99,32 @@ def _values(array: Any, dtype: Any) -> Any:
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
-def longs(array: Any) -> Longs:
+def to_longs(array: Any) -> Longs:
     """Of integers, durations, and decimals of up to 18 digits: unscaled, as int64."""
     if pa.types.is_decimal128(array.type):
-        low: Longs = words(array)[:, 0].view(np.int64)  # of so few digits the upper word is nothing but the sign
+        low: Longs = to_words(array)[:, 0].view(np.int64)  # of so few digits the upper word is nothing but the sign
         return low
     found: Longs = _values(array, FIXED[array.type.id]).astype(np.int64, copy=False)
     return found
 
 
-def words(array: Any) -> Any:
+def to_words(array: Any) -> Any:
     """Of decimals, unscaled: two words each, the lower first."""
     return wide_words(array)
 
 
-def doubles(array: Any) -> Doubles:
+def to_doubles(array: Any) -> Doubles:
     """As Spark casts integers and floats to double."""
     if pa.types.is_floating(array.type):
         dtype = "<f8" if pa.types.is_float64(array.type) else "<f4"
         found: Doubles = _values(array, dtype).astype(np.float64, copy=False)
         return found
-    return longs(array).astype(np.float64)
+    return to_longs(array).astype(np.float64)
 
 
-def counts(found: Any, where: Where) -> Longs:
+def decode_counts(found: Any, where: Where) -> Longs:
     """How many values each group holds, of an encoded state column."""
-    found = column(found)
+    found = to_state_column(found)
     if exact.is_zero(found):
         return np.zeros(len(found), np.int64)
     held, fits = exact.decode(found).low_words(1)
@@ -143,7 +143,7 @@ def _refuse_count(found: Any, where: Where, group: int) -> None:
     raise InvalidInput(where=where(group), why=f"holds {count} values, which does not fit 64 bits")
 
 
-def present(found: Any) -> Bools:
+def find_nonzero(found: Any) -> Bools:
     """Which numbers of an encoded state column are not zero."""
-    lengths: Longs = np.asarray(pc.binary_length(column(found)))
+    lengths: Longs = np.asarray(pc.binary_length(to_state_column(found)))
     return np.not_equal(lengths, 0)

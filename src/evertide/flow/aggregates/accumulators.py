@@ -35,13 +35,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from evertide.flow.aggregates.accumulator import Accumulator, Where, present
+from evertide.flow.aggregates.accumulator import Accumulator, Where, find_nonzero
 from evertide.flow.aggregates.limbs import Rows
 from evertide.flow.aggregates.moments import CoMoments, Moments
 from evertide.flow.aggregates.sums import Count, ExactSum, Layout, Overflow, RealSum, RowCount, Xor
 from evertide.rows.columns import Bools
 
-__all__ = ["Accumulator", "Accumulators", "Mode", "Rows", "Where", "accumulator"]
+__all__ = ["Accumulator", "Accumulators", "Mode", "Rows", "Where", "make_accumulator"]
 
 Mode = Literal["ANSI", "TRY", "LEGACY"]
 """Catalyst's `EvalMode`: what a value does that its type cannot hold."""
@@ -65,7 +65,7 @@ _PAIRS = {
 }
 
 
-def accumulator(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulator | None:
+def make_accumulator(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulator | None:
     """For Catalyst's aggregate function by the simple name of its class, over arguments of these types as analyzed.
 
     None if it cannot be undone, or not over these types: then the groups that a delta touches are computed anew.
@@ -76,17 +76,17 @@ def accumulator(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Acc
         return Moments(function, _ORDERS[function])
     if function in _PAIRS and _are_doubles(types, 2):
         # SQL names the dependent variable first: of regr_slope(y, x), x is the second argument.
-        return CoMoments(function, _PAIRS[function], swapped=_PAIRS[function] is _REGRESSION)
+        return CoMoments(function, _PAIRS[function], is_swapped=_PAIRS[function] is _REGRESSION)
     if function == "BitXorAgg" and len(types) == 1 and pa.types.is_signed_integer(types[0]):
         return Xor(function, types[0])
-    return _sum(function, types[0], mode) if function in ("Sum", "Average") and len(types) == 1 else None
+    return _make_sum(function, types[0], mode) if function in ("Sum", "Average") and len(types) == 1 else None
 
 
 def _are_doubles(types: Sequence[Any], count: int) -> bool:
     return len(types) == count and all(pa.types.is_float64(kind) for kind in types)
 
 
-def _sum(function: str, kind: Any, mode: Mode) -> Accumulator | None:
+def _make_sum(function: str, kind: Any, mode: Mode) -> Accumulator | None:
     averages = function == "Average"
     is_long = pa.types.is_signed_integer(kind)
     if pa.types.is_float64(kind) or pa.types.is_float32(kind) or (averages and is_long):
@@ -122,11 +122,11 @@ class Accumulators:
 
     @cached_property
     def state(self) -> Any:
-        return _by_position("s", [field for each in self._all for field in each.state])
+        return _name_by_position("s", [field for each in self._all for field in each.state])
 
     @cached_property
     def buffer(self) -> Any:
-        return _by_position("b", [field for each in self._all for field in each.buffer])
+        return _name_by_position("b", [field for each in self._all for field in each.buffer])
 
     def partial(self, args: Sequence[Sequence[Any]], rows: Rows, masks: Sequence[Bools | None] | None = None) -> Any:
         """The state of each group over these rows alone, of the arguments (and mask) of each function."""
@@ -134,35 +134,35 @@ class Accumulators:
         found = RowCount().partial((), rows)
         for each, own, mask in zip(self.functions, args, filters, strict=True):
             found += each.partial(own, rows, mask)
-        return self._state(found)
+        return self._make_state(found)
 
     def merge(self, left: Any, right: Any) -> Any:
         """Group by group, of two states with the same groups in the same order."""
-        pairs = zip(self._all, self._own(left), self._own(right), strict=True)
-        return self._state([merged for each, one, other in pairs for merged in each.merge(one, other)])
+        pairs = zip(self._all, self._split_state(left), self._split_state(right), strict=True)
+        return self._make_state([merged for each, one, other in pairs for merged in each.merge(one, other)])
 
     def zero(self, count: int) -> Any:
         """The state of groups without rows."""
-        return self._state([found for each in self._all for found in each.zero(count)])
+        return self._make_state([found for each in self._all for found in each.zero(count)])
 
     def finish(self, state: Any, where: Where) -> Any:
         """The buffers of all functions, of groups that have rows, or of the one group of a view without keys."""
-        pairs = zip(self._all, self._own(state), strict=True)
+        pairs = zip(self._all, self._split_state(state), strict=True)
         found = [finished for each, own in pairs for finished in each.finish(own, where)]
         return pa.Table.from_arrays(found, schema=self.buffer)
 
-    def present(self, state: Any) -> Bools:
+    def find_present(self, state: Any) -> Bools:
         """Which groups have rows: the others do not exist, unless the view has no keys."""
-        return present(state.column(0))
+        return find_nonzero(state.column(0))
 
-    def _state(self, found: Sequence[Any]) -> Any:
+    def _make_state(self, found: Sequence[Any]) -> Any:
         return pa.Table.from_arrays(list(found), schema=self.state)
 
-    def _own(self, state: Any) -> list[list[Any]]:
+    def _split_state(self, state: Any) -> list[list[Any]]:
         """The columns of each function."""
         columns = iter(state.columns)
         return [[next(columns) for _ in each.state] for each in self._all]
 
 
-def _by_position(prefix: str, fields: Sequence[Any]) -> Any:
+def _name_by_position(prefix: str, fields: Sequence[Any]) -> Any:
     return pa.schema([field.with_name(f"{prefix}{at}") for at, field in enumerate(fields)])

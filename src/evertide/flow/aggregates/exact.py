@@ -33,12 +33,12 @@ __all__ = [
     "Numbers",
     "add",
     "decode",
+    "divide",
     "encode",
     "gather",
     "integers",
+    "is_too_large",
     "is_zero",
-    "ratio",
-    "too_large",
     "zeros",
 ]
 
@@ -83,7 +83,7 @@ class Numbers:
             fits &= self.digit(word) == sign & _MASK
         return words, fits
 
-    def rounded(self) -> Doubles:
+    def to_doubles(self) -> Doubles:
         """The nearest doubles, ties to even. Only for multiples of 2^-1074, as all sums of doubles are.
 
         Take 64 bits from the first one on, with the last one set if any further bit is: rounding those is rounding the
@@ -114,11 +114,11 @@ def zeros(count: int) -> Any:
 
 def is_zero(array: Any) -> bool:
     """Whether all numbers are."""
-    offsets, _ = _buffers(array)
+    offsets, _ = _read_buffers(array)
     return bool(offsets[0] == offsets[-1])
 
 
-def too_large(digits: int, count: int) -> bool:
+def is_too_large(digits: int, count: int) -> bool:
     """Whether so many numbers with so many digits should be split."""
     return count > 1 and digits * count > _DIGITS_MAX
 
@@ -157,12 +157,12 @@ def add(left: Any, right: Any) -> Any:
         return right
     if len(left) <= _FEW:
         return _add_few(left, right)
-    a, b = _spread(left), _spread(right)
+    a, b = _find_range(left), _find_range(right)
     base, end = min(a[0], b[0]), max(a[1], b[1]) + 1
-    if too_large(end - base, len(left)):
+    if is_too_large(end - base, len(left)):
         half = len(left) // 2
         return pa.concat_arrays([add(left[:half], right[:half]), add(left[half:], right[half:])])
-    digits = _digits(left, base, end) + _digits(right, base, end)
+    digits = _decode_digits(left, base, end) + _decode_digits(right, base, end)
     _carry(digits)
     return encode(Numbers(digits, base))
 
@@ -182,7 +182,7 @@ def _add_few(left: Any, right: Any) -> Any:
 
 
 def encode(numbers: Numbers) -> Any:
-    digits = _trimmed(numbers.digits)
+    digits = _trim(numbers.digits)
     found = np.ascontiguousarray(digits.T.astype("<u4")).view(np.uint8)
     count, width = found.shape
     sign = (digits[-1] < 0).astype(np.uint8)
@@ -204,17 +204,17 @@ def encode(numbers: Numbers) -> Any:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(framed[taken])])
 
 
-def _trimmed(digits: Longs) -> Longs:
+def _trim(digits: Longs) -> Longs:
     """Without last digits that only repeat the sign of all numbers: what follows costs as much as there are bytes."""
     end = len(digits)
     while end > 1 and np.array_equal(
-        digits[end - 1] if end == len(digits) else _signed(digits[end - 1]), _signed(digits[end - 2]) >> 31
+        digits[end - 1] if end == len(digits) else _to_signed(digits[end - 1]), _to_signed(digits[end - 2]) >> 31
     ):
         end -= 1
-    return digits if end == len(digits) else np.concatenate((digits[: end - 1], _signed(digits[end - 1])[None]))
+    return digits if end == len(digits) else np.concatenate((digits[: end - 1], _to_signed(digits[end - 1])[None]))
 
 
-def _signed(digit: Longs) -> Longs:
+def _to_signed(digit: Longs) -> Longs:
     """Of 32 bits, as the last digit has them."""
     return digit.astype(np.uint32).view(np.int32).astype(np.int64)
 
@@ -222,19 +222,19 @@ def _signed(digit: Longs) -> Longs:
 def decode(array: Any) -> Numbers:
     if is_zero(array):
         return gather((), len(array))
-    base, end = _spread(array)
-    return Numbers(_digits(array, base, end + 1), base)
+    base, end = _find_range(array)
+    return Numbers(_decode_digits(array, base, end + 1), base)
 
 
-def _buffers(array: Any) -> tuple[npt.NDArray[np.int32], Bytes]:
+def _read_buffers(array: Any) -> tuple[npt.NDArray[np.int32], Bytes]:
     _, offsets, content = array.buffers()
     found = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset)
     return found, np.frombuffer(content, np.uint8) if content else np.empty(0, np.uint8)
 
 
-def _framed(array: Any) -> tuple[Longs, Longs, Longs, Bytes]:
+def _split_frames(array: Any) -> tuple[Longs, Longs, Longs, Bytes]:
     """Which rows are not zero, and of those: exponent, bytes of the integer, and all these bytes in turn."""
-    offsets, content = _buffers(array)
+    offsets, content = _read_buffers(array)
     content, offsets = content[offsets[0] : offsets[-1]], offsets - offsets[0]
     rows = np.flatnonzero(np.diff(offsets))
     begin = offsets[rows]
@@ -245,15 +245,15 @@ def _framed(array: Any) -> tuple[Longs, Longs, Longs, Bytes]:
     return rows, exponents, offsets[rows + 1] - begin - _HEADER, content[body]
 
 
-def _spread(array: Any) -> tuple[int, int]:
+def _find_range(array: Any) -> tuple[int, int]:
     """From which digit to which the numbers reach, not all zero."""
-    _, exponents, lengths, _ = _framed(array)
+    _, exponents, lengths, _ = _split_frames(array)
     return int(exponents.min()) // 4, -(-int((exponents + lengths).max()) // 4)
 
 
-def _digits(array: Any, base: int, end: int) -> Longs:
+def _decode_digits(array: Any, base: int, end: int) -> Longs:
     """Digits from `base` up to `end`, which leaves room for a carry above all numbers."""
-    rows, exponents, lengths, content = _framed(array)
+    rows, exponents, lengths, content = _split_frames(array)
     width = 4 * (end - base)
     found = np.zeros((len(rows), width), np.uint8)
     at = np.arange(width)
@@ -279,7 +279,7 @@ def integers(array: Any) -> list[tuple[int, int]]:
     ]
 
 
-def ratio(numerator: int, denominator: int, exponent: int) -> float:
+def divide(numerator: int, denominator: int, exponent: int) -> float:
     """The double nearest to numerator / denominator * 2^exponent, ties to even; the denominator is positive."""
     if exponent >= 0:
         numerator <<= exponent

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.flow.aggregates.groups import group_rows
-from evertide.flow.leaf_rows import diffs_of, settled, with_diffs
+from evertide.flow.leaf_rows import add_diffs, cancel_out, diffs_of
 from evertide.flow.state.arrangement import Arrangement
 from evertide.rows.changes import DIFF, net
 from evertide.rows.columns import FIXED, FLOATS, Bools, Longs, bits, one_chunk
 
-__all__ = ["VALUE", "Extremes", "values_delta"]
+__all__ = ["VALUE", "Extremes", "make_values_delta"]
 
 VALUE = "value"
 _GROUP = "group"
@@ -43,8 +43,8 @@ class Extremes:
         self._schema = pa.schema([*values.schema, pa.field(DIFF, pa.int64(), nullable=False)])
         self._change: pa.Table | None = None
 
-    def after(self, groups: pa.Table, changed: pa.Table, befores: Sequence[Any]) -> list[Any]:
-        """Each extreme of each group once what `values_delta` made is applied.
+    def update(self, groups: pa.Table, changed: pa.Table, befores: Sequence[Any]) -> list[Any]:
+        """Each extreme of each group once what `make_values_delta` made is applied.
 
         `befores` are the extremes of each group so far, NULL if there was none.
         """
@@ -53,14 +53,14 @@ class Extremes:
         delta = pa.Table.from_arrays(columns, schema=self._schema)
         self._change = delta
         value, diffs = one_chunk(delta.column(VALUE)), diffs_of(delta)
-        codes = _codes([*befores, value])
+        codes = _encode_order([*befores, value])
         found = []
         for is_max, before, code in zip(self._are_max, befores, codes, strict=False):
             best = _Best(before, code, value, codes[-1], is_max=is_max)
-            stale = best.is_lost(numbers, diffs < 0)
-            extreme = best.of(np.where(diffs > 0, numbers, -1))
+            stale = best.find_lost(numbers, diffs < 0)
+            extreme = best.choose(np.where(diffs > 0, numbers, -1))
             found.append(
-                self._looked_up(groups, delta, numbers, stale, extreme, is_max=is_max) if stale.any() else extreme
+                self._look_up(groups, delta, numbers, stale, extreme, is_max=is_max) if stale.any() else extreme
             )
         return found
 
@@ -72,7 +72,7 @@ class Extremes:
     def forget(self) -> None:
         self._change = None
 
-    def _looked_up(
+    def _look_up(
         self, groups: pa.Table, delta: pa.Table, numbers: Longs, stale: Bools, best: Any, *, is_max: bool
     ) -> Any:
         wanted = np.flatnonzero(stale)
@@ -86,8 +86,8 @@ class Extremes:
         else:
             places = np.zeros(left.num_rows, np.int64)
         nothing, value = pa.nulls(len(wanted), best.type), one_chunk(left.column(VALUE))
-        had, codes = _codes([nothing, value])
-        found = _Best(nothing, had, value, codes, is_max=is_max).of(places)
+        had, codes = _encode_order([nothing, value])
+        found = _Best(nothing, had, value, codes, is_max=is_max).choose(places)
         at = np.arange(len(best))
         at[wanted] = len(best) + np.arange(len(wanted))
         return pa.concat_arrays([best, found]).take(pa.array(at))
@@ -101,12 +101,12 @@ class _Best:
         self._value = value
         self._is_there = np.asarray(before.is_valid())
         self._had = np.where(self._is_there, had if is_max else ~had, _WORST)
-        self._codes = codes if is_max else ~codes
+        self._encode_order = codes if is_max else ~codes
 
-    def of(self, numbers: Longs) -> Any:
+    def choose(self, numbers: Longs) -> Any:
         """Per group; a number of -1 is of no group. NULL where there is no value."""
         taking = np.flatnonzero(numbers >= 0)
-        numbers, codes = numbers[taking], self._codes[taking]
+        numbers, codes = numbers[taking], self._encode_order[taking]
         top = self._had.copy()
         np.maximum.at(top, numbers, codes)
         is_there = self._is_there.copy()
@@ -116,17 +116,17 @@ class _Best:
         rows[numbers[best]] = len(top) + taking[best]
         return pa.concat_arrays([self._before, self._value]).take(pa.array(rows, mask=~is_there))
 
-    def is_lost(self, numbers: Longs, is_taken: Bools) -> Bools:
+    def find_lost(self, numbers: Longs, is_taken: Bools) -> Bools:
         """Groups that lose a value equal to what they had."""
         found = np.zeros(len(self._had), np.bool_)
         rows = np.flatnonzero(is_taken)
         of = numbers[rows]
-        lost = (self._codes[rows] == self._had[of]) & self._is_there[of]
+        lost = (self._encode_order[rows] == self._had[of]) & self._is_there[of]
         found[of[lost]] = True
         return found
 
 
-def _codes(arrays: Sequence[Any]) -> list[Longs]:
+def _encode_order(arrays: Sequence[Any]) -> list[Longs]:
     """Integers in the order of the values, equal ones alike; anything for NULL."""
     if arrays[0].type.id in _INTEGERS:
         return [bits(array).astype(np.int64) if len(array) else np.empty(0, np.int64) for array in arrays]
@@ -135,14 +135,14 @@ def _codes(arrays: Sequence[Any]) -> list[Longs]:
     return np.split(ranks, ends[:-1])
 
 
-def values_delta(keys: pa.Table, value: Any, diffs: Longs, mask: Bools | None, numbers: Longs) -> pa.Table:
+def make_values_delta(keys: pa.Table, value: Any, diffs: Longs, mask: Bools | None, numbers: Longs) -> pa.Table:
     """The rows that take part, each distinct one once: keys, `VALUE`, the number of its group, diff."""
     value = one_chunk(value)
     names = [*keys.column_names, VALUE, _GROUP]
     if mask is None and not value.null_count:
         table = pa.Table.from_arrays([*keys.columns, value, pa.array(numbers)], names=names)
-        return settled(with_diffs(table, diffs), "values")
+        return cancel_out(add_diffs(table, diffs), "values")
     chosen = np.asarray(value.is_valid()) if mask is None else np.asarray(value.is_valid()) & mask
     rows = pa.array(np.flatnonzero(chosen))
     columns = [*(column.take(rows) for column in keys.columns), value.take(rows), pa.array(numbers[chosen])]
-    return settled(with_diffs(pa.Table.from_arrays(columns, names=names), diffs[chosen]), "values")
+    return cancel_out(add_diffs(pa.Table.from_arrays(columns, names=names), diffs[chosen]), "values")

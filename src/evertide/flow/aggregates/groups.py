@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.keys import canonical
+from evertide.flow.state.keys import canonicalize
 from evertide.rows.columns import FIXED, WIDE, Longs, bits, one_chunk, plain, validity
 from evertide.rows.digest import row_hashes
 from evertide.rows.equality import equal_rows
@@ -23,36 +23,36 @@ def group_rows(keys: pa.Table) -> tuple[Longs, Longs]:
     """The number of each row's group, from 0 on in order of appearance, and the first row of each group."""
     found = np.zeros(keys.num_rows, np.int64)
     for at, column in enumerate(keys.columns):
-        numbers = _numbers(plain(canonical(one_chunk(column))))
-        found = _paired(found, numbers) if at else numbers
-    return found, _first_rows(found)
+        numbers = _number_values(plain(canonicalize(one_chunk(column))))
+        found = _combine(found, numbers) if at else numbers
+    return found, _find_first_rows(found)
 
 
-def _paired(left: Longs, right: Longs) -> Longs:
+def _combine(left: Longs, right: Longs) -> Longs:
     """Both are below the number of rows, so that the pair fits 64 bits; numbering it anew keeps it so."""
-    return _numbered(pa.array(left * (right.max() + 1) + right)) if len(right) else right
+    return _number(pa.array(left * (right.max() + 1) + right)) if len(right) else right
 
 
-def _numbers(array: Any) -> Longs:
+def _number_values(array: Any) -> Longs:
     kind = array.type.id
     if kind == pa.lib.Type_NA:
         return np.zeros(len(array), np.int64)
     if pa.types.is_nested(array.type):
-        return _nested_numbers(array)
+        return _number_nested(array)
     if len(array) == 0:
         return np.empty(0, np.int64)
     if kind in FIXED:
         valid = validity(array)
-        return _numbered(pa.array(bits(array), mask=None if valid is None else ~valid))
-    return _numbered(array.view(pa.binary(8 * WIDE[kind])) if kind in WIDE else array)
+        return _number(pa.array(bits(array), mask=None if valid is None else ~valid))
+    return _number(array.view(pa.binary(8 * WIDE[kind])) if kind in WIDE else array)
 
 
-def _numbered(array: Any) -> Longs:
+def _number(array: Any) -> Longs:
     """Arrow's hash table numbers values as they appear, NULL too."""
     return np.asarray(array.dictionary_encode(null_encoding="encode").indices).astype(np.int64)
 
 
-def _first_rows(numbers: Longs) -> Longs:
+def _find_first_rows(numbers: Longs) -> Longs:
     """Where a number is larger than all before it, since groups are numbered in order of appearance."""
     if len(numbers) == 0:
         return numbers
@@ -60,16 +60,16 @@ def _first_rows(numbers: Longs) -> Longs:
     return np.flatnonzero(np.concatenate(([True], largest[1:] > largest[:-1])))
 
 
-def _nested_numbers(array: Any) -> Longs:
+def _number_nested(array: Any) -> Longs:
     """Rows with the same hash are compared with the first of them; those that differ go another round."""
     table = pa.Table.from_arrays([array], names=["key"])
     hashes = row_hashes(table).high
     alike = np.empty(len(array), np.int64)
     rest = np.arange(len(array))
     while len(rest):
-        numbers = _numbered(pa.array(hashes[rest]))
-        first = rest[_first_rows(numbers)][numbers]
+        numbers = _number(pa.array(hashes[rest]))
+        first = rest[_find_first_rows(numbers)][numbers]
         equal = equal_rows(table, first, rest)
         alike[rest[equal]] = first[equal]
         rest = rest[~equal]
-    return _numbered(pa.array(alike))
+    return _number(pa.array(alike))

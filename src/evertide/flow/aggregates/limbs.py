@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.aggregates.exact import Doubles, encode, gather, too_large
+from evertide.flow.aggregates.exact import Doubles, encode, gather, is_too_large
 from evertide.rows.columns import Longs, Words
 
 __all__ = ["Rows", "sum_longs", "sum_products", "sum_wide"]
@@ -48,7 +48,7 @@ class Rows:
         return Rows(self.diffs[rows], self.groups[rows], self.count)
 
     @cached_property
-    def ones(self) -> bool:
+    def has_only_ones(self) -> bool:
         return bool((self.diffs == 1).all())
 
     @cached_property
@@ -58,10 +58,10 @@ class Rows:
     @cached_property
     def room(self) -> int:
         """How many bits a value may have so that the sum of value * diff over all rows is exact as a double."""
-        return self.plain_room - (_bits(self.diffs) if len(self.diffs) else 0)
+        return self.unweighted_room - (_count_bits(self.diffs) if len(self.diffs) else 0)
 
     @property
-    def plain_room(self) -> int:
+    def unweighted_room(self) -> int:
         """The same, of the values alone."""
         return _EXACT - len(self.diffs).bit_length()
 
@@ -70,10 +70,10 @@ class Rows:
         """The sum of diffs per group, encoded: how many rows each got or lost."""
         terms: _Terms = []
         for block in _blocks(self):
-            if block.ones:
+            if block.has_only_ones:
                 terms.append((np.bincount(block.groups, minlength=self.count), 0))
             else:
-                terms += _totals(_cut_longs(block.diffs, block.plain_room), block, weighted=True)
+                terms += _sum_limbs(_cut_longs(block.diffs, block.unweighted_room), block, weighted=True)
         return encode(gather(terms, self.count))
 
 
@@ -89,9 +89,9 @@ class _Limbs:
 def sum_longs(values: Longs, rows: Rows) -> Any:
     """Per group the sum of value * diff, encoded."""
     terms: _Terms = []
-    for part, block in _parts(rows):
+    for part, block in _split_blocks(rows):
         limbs = _cut_longs(values[part], block.room)
-        terms += _totals(limbs, block)
+        terms += _sum_limbs(limbs, block)
     return encode(gather(terms, rows.count))
 
 
@@ -101,34 +101,34 @@ def sum_wide(words: Words, rows: Rows) -> Any:
     if np.array_equal(low.view(np.int64) >> 63, high):
         return sum_longs(low.view(np.int64), rows)
     terms: _Terms = []
-    for part, block in _parts(rows):
-        limbs = _cut_wide(low[part], high[part], _width(block.room))
-        terms += _totals(limbs, block)
+    for part, block in _split_blocks(rows):
+        limbs = _cut_wide(low[part], high[part], _choose_width(block.room))
+        terms += _sum_limbs(limbs, block)
     return encode(gather(terms, rows.count))
 
 
 def sum_products(factors: Sequence[Doubles], rows: Rows) -> Any:
     """Per group the sum of the product of the factors * diff, encoded. All factors are finite."""
-    if too_large(_digits(factors), rows.count):
-        return _by_halves(factors, rows)
+    if is_too_large(_estimate_digits(factors), rows.count):
+        return _sum_by_halves(factors, rows)
     terms: _Terms = []
-    for part, block in _parts(rows):
-        for window in _windows([factor[part] for factor in factors]):
+    for part, block in _split_blocks(rows):
+        for window in _split_windows([factor[part] for factor in factors]):
             inside = block if isinstance(window, slice) else block.take(window)
             room = inside.room if len(factors) == 1 else 0
             cut = [_cut_doubles(factor[part][window], room) for factor in factors]
-            terms += _totals(reduce(_multiply, cut), inside)
+            terms += _sum_limbs(reduce(_multiply, cut), inside)
     return encode(gather(terms, rows.count))
 
 
-def _digits(factors: Sequence[Doubles]) -> int:
+def _estimate_digits(factors: Sequence[Doubles]) -> int:
     """About how many digits of 32 bits the sums need at least; few, where no window is needed."""
-    ranges = [_range(factor) for factor in factors if len(factor)]
+    ranges = [_find_range(factor) for factor in factors if len(factor)]
     spread = sum(math.frexp(largest)[1] - math.frexp(smallest)[1] for smallest, largest in ranges)
     return spread // 32 if spread > _WINDOW * len(factors) else 0
 
 
-def _by_halves(factors: Sequence[Doubles], rows: Rows) -> Any:
+def _sum_by_halves(factors: Sequence[Doubles], rows: Rows) -> Any:
     half = rows.count // 2
     found = []
     for first, end in ((0, half), (half, rows.count)):
@@ -138,7 +138,7 @@ def _by_halves(factors: Sequence[Doubles], rows: Rows) -> Any:
     return pa.concat_arrays(found)
 
 
-def _parts(rows: Rows) -> Iterator[tuple[slice, Rows]]:
+def _split_blocks(rows: Rows) -> Iterator[tuple[slice, Rows]]:
     """Blocks of rows: a bound on memory, and on the bits that adding them up takes. None of no rows."""
     for start in range(0, len(rows.diffs), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
@@ -146,12 +146,12 @@ def _parts(rows: Rows) -> Iterator[tuple[slice, Rows]]:
 
 
 def _blocks(rows: Rows) -> Iterator[Rows]:
-    return (block for _, block in _parts(rows))
+    return (block for _, block in _split_blocks(rows))
 
 
-def _windows(factors: Sequence[Doubles]) -> Iterator[Any]:
+def _split_windows(factors: Sequence[Doubles]) -> Iterator[Any]:
     """Sets of rows in which no factor spreads over many powers of two. Rows with a factor 0 may be left out."""
-    if all(_near(factor) for factor in factors):
+    if all(_fits_window(factor) for factor in factors):
         yield slice(None)
         return
     rows = np.flatnonzero(np.logical_and.reduce([factor != 0 for factor in factors]))
@@ -162,12 +162,12 @@ def _windows(factors: Sequence[Doubles]) -> Iterator[Any]:
     yield from (rows[found] for found in np.split(order, ends[:-1]) if len(found))
 
 
-def _near(values: Doubles) -> bool:
-    smallest, largest = _range(values)
+def _fits_window(values: Doubles) -> bool:
+    smallest, largest = _find_range(values)
     return math.frexp(largest)[1] - math.frexp(smallest)[1] <= _WINDOW
 
 
-def _range(values: Doubles) -> tuple[float, float]:
+def _find_range(values: Doubles) -> tuple[float, float]:
     """The smallest and largest magnitude that are not zero, or twice 0."""
     magnitudes = np.abs(values)
     largest = float(magnitudes.max())
@@ -177,20 +177,20 @@ def _range(values: Doubles) -> tuple[float, float]:
     return smallest, largest
 
 
-def _bits(values: Longs) -> int:
+def _count_bits(values: Longs) -> int:
     """The smallest n such that no magnitude is above 2^n; not for no values."""
     return (max(int(values.max()), -int(values.min()), 1) - 1).bit_length()
 
 
-def _width(room: int) -> int:
+def _choose_width(room: int) -> int:
     return next((width for width in _WIDTHS if width <= room), _PRODUCT_WIDTH)
 
 
 def _cut_longs(values: Longs, room: int) -> _Limbs:
-    bits = _bits(values)
+    bits = _count_bits(values)
     if bits <= room:
         return _Limbs([values.astype(np.float64)], room, 0)
-    width, at, found = _width(room), 0, []
+    width, at, found = _choose_width(room), 0, []
     while bits - at > width:
         found.append(((values >> at) & ((1 << width) - 1)).astype(np.float64))
         at += width
@@ -213,7 +213,7 @@ def _cut_wide(low: Words, high: Longs, width: int) -> _Limbs:
 
 def _cut_doubles(values: Doubles, room: int) -> _Limbs:
     """As integers times a power of two, all exact: dividing by a power of two, cutting, and taking off what was cut."""
-    smallest, largest = _range(values)
+    smallest, largest = _find_range(values)
     if largest == 0.0:
         return _Limbs([np.zeros(len(values))], _PRODUCT_WIDTH, 0)
     shift = max(math.frexp(smallest)[1] - _EXACT, -1074) // 8 * 8
@@ -223,7 +223,7 @@ def _cut_doubles(values: Doubles, room: int) -> _Limbs:
     rest = np.ldexp(values, -shift) if shift else values
     if bits <= room:
         return _Limbs([rest], room, shift)
-    width, found = _width(room), []
+    width, found = _choose_width(room), []
     for at in range((bits - 1) // width, 0, -1):
         scale = 2.0 ** (width * at)
         limb = np.trunc(rest * (1.0 / scale))
@@ -246,10 +246,10 @@ def _multiply(left: _Limbs, right: _Limbs) -> _Limbs:
     return _Limbs([*found, carry], _PRODUCT_WIDTH, left.shift + right.shift)
 
 
-def _totals(limbs: _Limbs, rows: Rows, *, weighted: bool = False) -> _Terms:
+def _sum_limbs(limbs: _Limbs, rows: Rows, *, weighted: bool = False) -> _Terms:
     """Each limb, times diff unless it is in there already, added up per group."""
     weights = None
-    if not weighted and not rows.ones:
+    if not weighted and not rows.has_only_ones:
         if limbs.width <= rows.room:
             weights = rows.weights
         else:

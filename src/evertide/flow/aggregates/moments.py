@@ -24,8 +24,16 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.aggregates import exact
-from evertide.flow.aggregates.accumulator import Accumulator, Where, column, contributing, counts, doubles, exact_field
-from evertide.flow.aggregates.exact import Doubles, ratio
+from evertide.flow.aggregates.accumulator import (
+    Accumulator,
+    Where,
+    decode_counts,
+    make_exact_field,
+    select_contributing,
+    to_doubles,
+    to_state_column,
+)
+from evertide.flow.aggregates.exact import Doubles, divide
 from evertide.flow.aggregates.limbs import Rows, sum_products
 from evertide.rows.columns import Bools
 
@@ -42,7 +50,7 @@ class Moments(Accumulator):
 
     @cached_property
     def state(self) -> tuple[Any, ...]:
-        return tuple(exact_field(name) for name in ("count", "not_finite", *(f"s{at}" for at in self._powers)))
+        return tuple(make_exact_field(name) for name in ("count", "not_finite", *(f"s{at}" for at in self._powers)))
 
     @cached_property
     def buffer(self) -> tuple[Any, ...]:
@@ -53,43 +61,45 @@ class Moments(Accumulator):
         return range(1, self.order + 1)
 
     def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
-        (array,), rows, kept = contributing(args, rows, mask)
-        values, not_finite = _finite(doubles(array)[kept], rows)
+        (array,), rows, kept = select_contributing(args, rows, mask)
+        values, not_finite = _replace_non_finite(to_doubles(array)[kept], rows)
         return [rows.tally, not_finite, *(sum_products([values] * power, rows) for power in self._powers)]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        held = counts(state[0], where)
-        broken = counts(state[1], where) > 0
-        sums = [exact.integers(column(found)) for found in state[2:]]
+        held = decode_counts(state[0], where)
+        broken = decode_counts(state[1], where) > 0
+        sums = [exact.integers(to_state_column(found)) for found in state[2:]]
         found = np.zeros((self.order, len(held)))
         for group in np.flatnonzero(held):
-            found[:, group] = _NAN if broken[group] else self._central(int(held[group]), [s[group] for s in sums])
+            found[:, group] = (
+                _NAN if broken[group] else self._compute_central(int(held[group]), [s[group] for s in sums])
+            )
         return [pa.array(values) for values in (held.astype(np.float64), *found)]
 
-    def _central(self, n: int, sums: Sequence[tuple[int, int]]) -> list[float]:
+    def _compute_central(self, n: int, sums: Sequence[tuple[int, int]]) -> list[float]:
         """avg, m2, m3, m4 as far as they are wanted; all sums as integers of one unit, that of s1."""
-        unit, (s1, s2, s3, s4, *_) = _aligned([*zip(sums, self._powers, strict=True)])
-        found = [ratio(s1, n, unit), ratio(n * s2 - s1**2, n, 2 * unit)]
+        unit, (s1, s2, s3, s4, *_) = _align([*zip(sums, self._powers, strict=True)])
+        found = [divide(s1, n, unit), divide(n * s2 - s1**2, n, 2 * unit)]
         if self.order >= 3:
-            found.append(ratio(n**2 * s3 - 3 * n * s1 * s2 + 2 * s1**3, n**2, 3 * unit))
+            found.append(divide(n**2 * s3 - 3 * n * s1 * s2 + 2 * s1**3, n**2, 3 * unit))
         if self.order >= 4:
             fourth = n**3 * s4 - 4 * n**2 * s1 * s3 + 6 * n * s1**2 * s2 - 3 * s1**4
-            found.append(ratio(fourth, n**3, 4 * unit))
+            found.append(divide(fourth, n**3, 4 * unit))
         return found
 
 
 @dataclass(frozen=True)
 class CoMoments(Accumulator):
-    """Of two arguments: x and y, or y and x where `swapped`. `names` are those of the buffer."""
+    """Of two arguments: x and y, or y and x where `is_swapped`. `names` are those of the buffer."""
 
     names: tuple[str, ...]
-    swapped: bool = False
+    is_swapped: bool = False
 
     @cached_property
     def state(self) -> tuple[Any, ...]:
         squares = [name for name, held in (("sxx", self._xx), ("syy", self._yy)) if held]
         return tuple(
-            exact_field(name) for name in ("count", "x_not_finite", "y_not_finite", "sx", "sy", "sxy", *squares)
+            make_exact_field(name) for name in ("count", "x_not_finite", "y_not_finite", "sx", "sy", "sxy", *squares)
         )
 
     @cached_property
@@ -105,19 +115,19 @@ class CoMoments(Accumulator):
         return "yMk" in self.names
 
     def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
-        arrays, rows, kept = contributing(args, rows, mask)
-        first, second = (_finite(doubles(array)[kept], rows) for array in arrays)
-        (x, x_broken), (y, y_broken) = (second, first) if self.swapped else (first, second)
+        arrays, rows, kept = select_contributing(args, rows, mask)
+        first, second = (_replace_non_finite(to_doubles(array)[kept], rows) for array in arrays)
+        (x, x_broken), (y, y_broken) = (second, first) if self.is_swapped else (first, second)
         products = [[x], [y], [x, y], *([[x, x]] if self._xx else []), *([[y, y]] if self._yy else [])]
         return [rows.tally, x_broken, y_broken, *(sum_products(factors, rows) for factors in products)]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        held = counts(state[0], where)
-        x_broken, y_broken = (counts(found, where) > 0 for found in state[1:3])
-        sums = [exact.integers(column(found)) for found in state[3:]]
+        held = decode_counts(state[0], where)
+        x_broken, y_broken = (decode_counts(found, where) > 0 for found in state[1:3])
+        sums = [exact.integers(to_state_column(found)) for found in state[3:]]
         found = np.zeros((len(self.names), len(held)))
         for group in np.flatnonzero(held):
-            values = self._values(int(held[group]), [s[group] for s in sums])
+            values = self._compute_values(int(held[group]), [s[group] for s in sums])
             if x_broken[group]:
                 values |= dict.fromkeys(("xAvg", "avg", "ck", "xMk", "m2"), _NAN)
             if y_broken[group]:
@@ -125,16 +135,16 @@ class CoMoments(Accumulator):
             found[:, group] = [values[name] for name in self.names]
         return [pa.array(values) for values in found]
 
-    def _values(self, n: int, sums: Sequence[tuple[int, int]]) -> dict[str, float]:
+    def _compute_values(self, n: int, sums: Sequence[tuple[int, int]]) -> dict[str, float]:
         """By the names of buffers; of x squared there may be none, of y squared only with that."""
-        unit, (sx, sy, sxy, sxx, syy, *_) = _aligned([*zip(sums, (1, 1, 2, 2, 2), strict=False)])
-        x_spread, y_spread = ratio(n * sxx - sx**2, n, 2 * unit), ratio(n * syy - sy**2, n, 2 * unit)
-        x_average = ratio(sx, n, unit)
+        unit, (sx, sy, sxy, sxx, syy, *_) = _align([*zip(sums, (1, 1, 2, 2, 2), strict=False)])
+        x_spread, y_spread = divide(n * sxx - sx**2, n, 2 * unit), divide(n * syy - sy**2, n, 2 * unit)
+        x_average = divide(sx, n, unit)
         return {
             "n": float(n),
             "xAvg": x_average,
-            "yAvg": ratio(sy, n, unit),
-            "ck": ratio(n * sxy - sx * sy, n, 2 * unit),
+            "yAvg": divide(sy, n, unit),
+            "ck": divide(n * sxy - sx * sy, n, 2 * unit),
             "xMk": x_spread,
             "yMk": y_spread,
             "avg": x_average,
@@ -146,7 +156,7 @@ def _doubles_fields(*names: str) -> tuple[Any, ...]:
     return tuple(pa.field(name, pa.float64(), nullable=False) for name in names)
 
 
-def _finite(values: Doubles, rows: Rows) -> tuple[Doubles, Any]:
+def _replace_non_finite(values: Doubles, rows: Rows) -> tuple[Doubles, Any]:
     """The values with 0 for those that are not finite, and how many those are per group."""
     broken = ~np.isfinite(values)
     if not broken.any():
@@ -154,7 +164,7 @@ def _finite(values: Doubles, rows: Rows) -> tuple[Doubles, Any]:
     return np.where(broken, 0.0, values), rows.take(broken).tally
 
 
-def _aligned(sums: Sequence[tuple[tuple[int, int], int]]) -> tuple[int, list[int]]:
+def _align(sums: Sequence[tuple[tuple[int, int], int]]) -> tuple[int, list[int]]:
     """Numbers, each with its power, as integers times 2^(power * unit); and zeros, for those that are not kept."""
     unit = min((exponent // power for (integer, exponent), power in sums if integer), default=0)
     return unit, [

@@ -20,13 +20,13 @@ from evertide.flow.aggregates import exact
 from evertide.flow.aggregates.accumulator import (
     Accumulator,
     Where,
-    column,
-    contributing,
-    counts,
-    doubles,
-    exact_field,
-    longs,
-    words,
+    decode_counts,
+    make_exact_field,
+    select_contributing,
+    to_doubles,
+    to_longs,
+    to_state_column,
+    to_words,
 )
 from evertide.flow.aggregates.limbs import Rows, sum_longs, sum_products, sum_wide
 from evertide.rows.columns import Bools, Words, one_chunk, plain
@@ -58,7 +58,7 @@ class RowCount(Accumulator):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        return (exact_field("rows"),)
+        return (make_exact_field("rows"),)
 
     @property
     def buffer(self) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ class RowCount(Accumulator):
         return [rows.tally]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        counts(state[0], where)
+        decode_counts(state[0], where)
         return []
 
 
@@ -78,17 +78,17 @@ class Count(Accumulator):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        return (exact_field("count"),)
+        return (make_exact_field("count"),)
 
     @property
     def buffer(self) -> tuple[Any, ...]:
         return (pa.field("count", pa.int64(), nullable=False),)
 
     def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
-        return [contributing(args, rows, mask)[1].tally]
+        return [select_contributing(args, rows, mask)[1].tally]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        return [pa.array(counts(state[0], where))]
+        return [pa.array(decode_counts(state[0], where))]
 
 
 @dataclass(frozen=True)
@@ -101,34 +101,34 @@ class ExactSum(Accumulator):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        return exact_field("count"), exact_field("sum")
+        return make_exact_field("count"), make_exact_field("sum")
 
     @cached_property
     def buffer(self) -> tuple[Any, ...]:
         return _sum_buffer(self.result, self.layout)
 
     def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
-        (array,), rows, kept = contributing(args, rows, mask)
+        (array,), rows, kept = select_contributing(args, rows, mask)
         if pa.types.is_decimal128(array.type) and array.type.precision > 18:
-            return [rows.tally, sum_wide(words(array)[kept], rows)]
-        return [rows.tally, sum_longs(longs(array)[kept], rows)]
+            return [rows.tally, sum_wide(to_words(array)[kept], rows)]
+        return [rows.tally, sum_longs(to_longs(array)[kept], rows)]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        held = counts(state[0], where)
+        held = decode_counts(state[0], where)
         is_decimal = pa.types.is_decimal(self.result)
-        found, fits = exact.decode(column(state[1])).low_words(2 if is_decimal else 1)
+        found, fits = exact.decode(to_state_column(state[1])).low_words(2 if is_decimal else 1)
         if is_decimal:
-            fits &= _below_power_of_ten(found, self.result.precision)
+            fits &= _has_digits(found, self.result.precision)
         if self.overflow is Overflow.RAISES and not fits.all():
             self._refuse(state[1], where, int(np.argmin(fits)))
         valid = fits | (self.overflow is Overflow.WRAPS)
         if self.layout is Layout.SUM:
             valid = valid & (held > 0)
         total = _array(self.result, found, valid)
-        return [total] if self.layout is Layout.SUM else [total, _second(self.layout, held)]
+        return [total] if self.layout is Layout.SUM else [total, _make_second_field(self.layout, held)]
 
     def _refuse(self, sums: Any, where: Where, group: int) -> None:
-        integer, exponent = exact.integers(column(sums)[group : group + 1])[0]
+        integer, exponent = exact.integers(to_state_column(sums)[group : group + 1])[0]
         scale = f" (unscaled, of scale {self.result.scale})" if pa.types.is_decimal(self.result) else ""
         why = f"{self.function} adds up to {integer << exponent}{scale}, which does not fit {self.result}"
         raise InvalidInput(where=where(group), why=why)
@@ -142,15 +142,17 @@ class RealSum(Accumulator):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        return tuple(exact_field(name) for name in ("count", "sum", "nan", "positive_infinity", "negative_infinity"))
+        return tuple(
+            make_exact_field(name) for name in ("count", "sum", "nan", "positive_infinity", "negative_infinity")
+        )
 
     @cached_property
     def buffer(self) -> tuple[Any, ...]:
         return _sum_buffer(pa.float64(), self.layout)
 
     def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
-        (array,), rows, kept = contributing(args, rows, mask)
-        values = doubles(array)[kept]
+        (array,), rows, kept = select_contributing(args, rows, mask)
+        values = to_doubles(array)[kept]
         finite = np.isfinite(values)
         if finite.all():
             none = exact.zeros(rows.count)
@@ -160,15 +162,15 @@ class RealSum(Accumulator):
         return [rows.tally, total, *(rows.take(which).tally for which in apart)]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        held = counts(state[0], where)
-        nan, positive, negative = (counts(found, where) > 0 for found in state[2:])
-        found = exact.decode(column(state[1])).rounded()
+        held = decode_counts(state[0], where)
+        nan, positive, negative = (decode_counts(found, where) > 0 for found in state[2:])
+        found = exact.decode(to_state_column(state[1])).to_doubles()
         found[positive] = np.inf
         found[negative] = -np.inf
         found[nan | (positive & negative)] = np.nan
         if self.layout is Layout.SUM:
             return [pa.array(found, mask=held == 0)]
-        return [pa.array(found), _second(self.layout, held)]
+        return [pa.array(found), _make_second_field(self.layout, held)]
 
 
 @dataclass(frozen=True)
@@ -179,29 +181,29 @@ class Xor(Accumulator):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        return exact_field("count"), pa.field("xor", self.kind, nullable=False)
+        return make_exact_field("count"), pa.field("xor", self.kind, nullable=False)
 
     @property
     def buffer(self) -> tuple[Any, ...]:
         return (pa.field("bit_xor", self.kind),)
 
     def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
-        (array,), rows, kept = contributing(args, rows, mask)
+        (array,), rows, kept = select_contributing(args, rows, mask)
         odd = (rows.diffs & 1).astype(np.bool_)
         found = np.zeros(rows.count, np.int64)
-        np.bitwise_xor.at(found, rows.groups[odd], longs(array)[kept][odd])
+        np.bitwise_xor.at(found, rows.groups[odd], to_longs(array)[kept][odd])
         return [rows.tally, self._array(found)]
 
     def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-        one, other = (longs(plain(one_chunk(state[1]))) for state in (left, right))
+        one, other = (to_longs(plain(one_chunk(state[1]))) for state in (left, right))
         return [*super().merge(left[:1], right[:1]), self._array(one ^ other)]
 
     def zero(self, count: int) -> list[Any]:
         return [exact.zeros(count), self._array(np.zeros(count, np.int64))]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        held = counts(state[0], where)
-        return [pa.array(longs(plain(one_chunk(state[1]))), mask=held == 0).cast(self.kind)]
+        held = decode_counts(state[0], where)
+        return [pa.array(to_longs(plain(one_chunk(state[1]))), mask=held == 0).cast(self.kind)]
 
     def _array(self, found: Any) -> Any:
         return pa.array(found).cast(self.kind)
@@ -216,21 +218,21 @@ def _sum_buffer(result: Any, layout: Layout) -> tuple[Any, ...]:
     return total, pa.field("count", pa.int64())
 
 
-def _second(layout: Layout, held: Any) -> Any:
+def _make_second_field(layout: Layout, held: Any) -> Any:
     return pa.array(held == 0) if layout is Layout.SUM_IS_EMPTY else pa.array(held)
 
 
-def _below_power_of_ten(found: Words, digits: int) -> Bools:
+def _has_digits(found: Words, digits: int) -> Bools:
     """Whether integers of two words have no more than so many decimal digits."""
     bound = 10**digits
     low, high = found[:, 0], found[:, 1].view(np.int64)
 
-    def less(limit: int) -> Bools:
+    def is_less(limit: int) -> Bools:
         limit_high, limit_low = limit >> 64, np.uint64(limit & 0xFFFF_FFFF_FFFF_FFFF)
         under: Bools = (high < limit_high) | ((high == limit_high) & (low < limit_low))
         return under
 
-    return less(bound) & ~less(1 - bound)
+    return is_less(bound) & ~is_less(1 - bound)
 
 
 def _array(kind: Any, found: Words, valid: Bools) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.collection import Arrange, Collection
-from evertide.flow.leaf_rows import diffs_of, with_diffs
+from evertide.flow.leaf_rows import add_diffs, diffs_of
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import TopK
 from evertide.plan.catalyst.columns import arrow_schema
@@ -54,25 +54,25 @@ class Top(Collection):
         delta = self.inputs.delta
         if not delta.num_rows:
             return
-        before = self._before()
+        before = self._read_kept()
         self._more = int(diffs_of(delta).sum())
-        after = self._moved(before, delta)
+        after = self._update(before, delta)
         if after is None:
             return
         self._after = after
-        shown = [_signed(before, self._shown, -1), _signed(after, self._shown, 1)]
+        shown = [_add_sign(before, self._shown, -1), _add_sign(after, self._shown, 1)]
         self.delta = net(pa.concat_tables(shown), self.name)
 
-    def kept(self) -> Iterator[Arrangement]:
-        yield from super().kept()
+    def list_arrangements(self) -> Iterator[Arrangement]:
+        yield from super().list_arrangements()
         yield self.state
 
     def settle(self) -> None:
         if self._rows is not None:
             self._rows += self._more
         if self._after is not None:
-            before, after = self._before(), self._after
-            self.state.apply(pa.concat_tables([_placed(before, -1), _placed(after, 1)]))
+            before, after = self._read_kept(), self._after
+            self.state.apply(pa.concat_tables([_add_places(before, -1), _add_places(after, 1)]))
             self._kept = after
         super().settle()
 
@@ -81,48 +81,50 @@ class Top(Collection):
         self._after = None
         self._more = 0
 
-    def _before(self) -> pa.Table:
+    def _read_kept(self) -> pa.Table:
         if self._kept is None:
             found = expand(self.state.scan(), self.name)
             self._kept = found.sort_by(_PLACE).drop_columns([_PLACE])
         return self._kept
 
-    def _moved(self, before: pa.Table, delta: pa.Table) -> pa.Table | None:
+    def _update(self, before: pa.Table, delta: pa.Table) -> pa.Table | None:
         """The rows to keep from now on; None if nothing changes."""
         is_new = diffs_of(delta) > 0
         came, gone = delta.filter(pa.array(is_new)), delta.filter(pa.array(~is_new))
-        left = net(pa.concat_tables([_signed(before, slice(0, before.num_rows), 1), gone]), self.name, is_sorted=False)
+        left = net(
+            pa.concat_tables([_add_sign(before, slice(0, before.num_rows), 1), gone]), self.name, is_sorted=False
+        )
         stays = expand(left.filter(pa.array(diffs_of(left) > 0)), self.name)
         if stays.num_rows == before.num_rows and not came.num_rows:
             return None
-        after = self._first(pa.concat_tables([stays, expand(came, self.name)]))
-        if before.num_rows == self._inputs_rows():  # all rows are kept: those that came, too
+        after = self._take_first(pa.concat_tables([stays, expand(came, self.name)]))
+        if before.num_rows == self._count_input():  # all rows are kept: those that came, too
             return after
         after = after.slice(0, stays.num_rows)
-        return after if after.num_rows >= self._shown.stop else self._refilled(delta)
+        return after if after.num_rows >= self._shown.stop else self._refill(delta)
 
-    def _inputs_rows(self) -> int:
+    def _count_input(self) -> int:
         """How many rows the input has, before the transaction."""
         if self._rows is None:
             self._rows = int(diffs_of(self.inputs.scan(self._columns)).sum())
         return self._rows
 
-    def _refilled(self, delta: pa.Table) -> pa.Table:
+    def _refill(self, delta: pa.Table) -> pa.Table:
         self.refills += 1
         whole = net(pa.concat_tables([self.inputs.scan(self._columns), delta]), self.name, is_sorted=False)
-        return self._first(expand(whole, self.name))
+        return self._take_first(expand(whole, self.name))
 
-    def _first(self, rows: pa.Table) -> pa.Table:
+    def _take_first(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:
             return rows
         return self._fragment.run([(1, [rows])]).drop_columns([DIFF])
 
 
-def _signed(kept: pa.Table, shown: slice, sign: int) -> pa.Table:
+def _add_sign(kept: pa.Table, shown: slice, sign: int) -> pa.Table:
     rows = kept.slice(shown.start, shown.stop - shown.start)
-    return with_diffs(rows, np.full(rows.num_rows, sign, np.int64))
+    return add_diffs(rows, np.full(rows.num_rows, sign, np.int64))
 
 
-def _placed(kept: pa.Table, sign: int) -> pa.Table:
+def _add_places(kept: pa.Table, sign: int) -> pa.Table:
     placed = kept.append_column(pa.field(_PLACE, pa.int64(), nullable=False), pa.array(np.arange(kept.num_rows)))
-    return with_diffs(placed, np.full(kept.num_rows, sign, np.int64))
+    return add_diffs(placed, np.full(kept.num_rows, sign, np.int64))

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import InvalidInput
-from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, accumulator
-from evertide.flow.aggregates.extremes import VALUE, Extremes, values_delta
+from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, make_accumulator
+from evertide.flow.aggregates.extremes import VALUE, Extremes, make_values_delta
 from evertide.flow.aggregates.groups import group_rows
 from evertide.flow.collection import Arrange, Collection
-from evertide.flow.leaf_rows import diffs_of, settled, with_diffs
+from evertide.flow.leaf_rows import add_diffs, cancel_out, diffs_of
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import Aggregate, Function
 from evertide.plan.catalyst.columns import arrow_schema, arrow_type, column_name
@@ -44,12 +44,12 @@ class Totals(Collection):
         self._types = {attribute.id: attribute.type for attribute in child.output}
         self.keys = tuple(column_name(at) for at in range(len(node.keys)))
         self._key_schema = pa.schema([self.schema.field(key) for key in self.keys])
-        self._added_up = tuple(each for each in node.functions if each.name not in _EXTREMES)
-        self._sums = Accumulators(tuple(self._accumulator(function) for function in self._added_up))
-        self._sought = tuple(each for each in node.functions if each.name in _EXTREMES)
-        self._alike = _alike(self._sought)
-        self.extremes = tuple(self._extremes(places, arrange) for places in self._alike)
-        best = [pa.field(f"x{at}", self._argument(each)) for at, each in enumerate(self._sought)]
+        self._summed_functions = tuple(each for each in node.functions if each.name not in _EXTREMES)
+        self._sums = Accumulators(tuple(self._make_accumulator(function) for function in self._summed_functions))
+        self._extreme_functions = tuple(each for each in node.functions if each.name in _EXTREMES)
+        self._alike = _group_alike(self._extreme_functions)
+        self.extremes = tuple(self._make_extremes(places, arrange) for places in self._alike)
+        best = [pa.field(f"x{at}", self._argument_type(each)) for at, each in enumerate(self._extreme_functions)]
         self._state_schema = pa.schema([*self._sums.state, *best])
         self.state = arrange(name, pa.schema([*self._key_schema, *self._state_schema]), self.keys)
         self._change: pa.Table | None = None
@@ -57,18 +57,18 @@ class Totals(Collection):
             map(_is_countable, inputs.schema.types)
         )
 
-    def _argument(self, function: Function) -> Any:
+    def _argument_type(self, function: Function) -> Any:
         return arrow_type(self._types[function.arguments[0]])
 
-    def _extremes(self, places: Sequence[int], arrange: Arrange) -> Extremes:
-        functions = [self._sought[at] for at in places]
-        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._argument(functions[0]), nullable=False)])
+    def _make_extremes(self, places: Sequence[int], arrange: Arrange) -> Extremes:
+        functions = [self._extreme_functions[at] for at in places]
+        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._argument_type(functions[0]), nullable=False)])
         values = arrange(f"{self.name}.x{places[0]}", schema, self.keys)
         return Extremes(are_max=tuple(each.name == "Max" for each in functions), keys=self.keys, values=values)
 
-    def _accumulator(self, function: Function) -> Accumulator:
+    def _make_accumulator(self, function: Function) -> Accumulator:
         types = [arrow_type(self._types[argument]) for argument in function.arguments]
-        found = accumulator(function.name, types, _MODES[function.mode])
+        found = make_accumulator(function.name, types, _MODES[function.mode])
         if found is None:
             raise InvalidInput(where=self.name, why=f"{function.name} of {types} cannot be kept as a sum")
         return found
@@ -77,18 +77,18 @@ class Totals(Collection):
         delta = self.inputs.delta
         if delta.num_rows == 0 and not (is_first and not self.keys):
             return
-        keys, groups = self._groups(delta)
-        before, is_there = self._before(keys, groups.count)
-        after = self._after(delta, keys, groups, before, is_there)
-        stays = self._sums.present(after) if self.keys else np.ones(1, np.bool_)
+        keys, groups = self._group_delta(delta)
+        before, is_there = self._read_state(keys, groups.count)
+        after = self._update(delta, keys, groups, before, is_there)
+        stays = self._sums.find_present(after) if self.keys else np.ones(1, np.bool_)
         parts = ((before, is_there, -1), (after, stays, 1))
-        self.delta = settled(
-            pa.concat_tables([_signed(self._finished(keys, state, of), sign) for state, of, sign in parts]), self.name
+        self.delta = cancel_out(
+            pa.concat_tables([_add_sign(self._finish(keys, state, of), sign) for state, of, sign in parts]), self.name
         )
-        self._change = pa.concat_tables([_signed(_side_by_side(keys, state, of), sign) for state, of, sign in parts])
+        self._change = pa.concat_tables([_add_sign(_join_columns(keys, state, of), sign) for state, of, sign in parts])
 
-    def kept(self) -> Iterator[Arrangement]:
-        yield from super().kept()
+    def list_arrangements(self) -> Iterator[Arrangement]:
+        yield from super().list_arrangements()
         yield self.state
         yield from (extreme.values for extreme in self.extremes)
 
@@ -112,18 +112,18 @@ class Totals(Collection):
     def lookup(self, key: tuple[str, ...], keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         if set(key) != set(self.keys):
             return super().lookup(key, keys, columns)
-        return self._shown(self.state.lookup(keys.select(list(self.keys)).cast(self._key_schema)), columns)
+        return self._finish_stored(self.state.lookup(keys.select(list(self.keys)).cast(self._key_schema)), columns)
 
     def scan(self, columns: tuple[str, ...]) -> pa.Table:
-        return self._shown(self.state.scan(), columns)
+        return self._finish_stored(self.state.scan(), columns)
 
-    def _shown(self, found: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+    def _finish_stored(self, found: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         """Stored groups as rows of the collection; each is there once."""
         state = found.select(self._state_schema.names)
-        rows = self._finished(found.select(list(self.keys)), state, np.ones(found.num_rows, np.bool_))
-        return net(_signed(rows.select(list(columns)), 1), self.name, is_sorted=False)
+        rows = self._finish(found.select(list(self.keys)), state, np.ones(found.num_rows, np.bool_))
+        return net(_add_sign(rows.select(list(columns)), 1), self.name, is_sorted=False)
 
-    def _groups(self, delta: pa.Table) -> tuple[pa.Table, Rows]:
+    def _group_delta(self, delta: pa.Table) -> tuple[pa.Table, Rows]:
         """The keys of the groups that the delta touches, and which row is of which."""
         keys = delta.select(list(self.keys))
         if not self.keys:
@@ -131,20 +131,20 @@ class Totals(Collection):
         numbers, first = group_rows(keys)
         return keys.take(pa.array(first)).cast(self._key_schema), Rows(diffs_of(delta), numbers, len(first))
 
-    def _after(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table, is_there: Bools) -> pa.Table:
-        arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._added_up]
-        masks = [self._mask(delta, each.condition) for each in self._added_up]
+    def _update(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table, is_there: Bools) -> pa.Table:
+        arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._summed_functions]
+        masks = [self._read_mask(delta, each.condition) for each in self._summed_functions]
         added = self._sums.partial(arguments, rows, masks)
-        sums = self._merged(before.select(self._sums.state.names), is_there, added)
+        sums = self._merge(before.select(self._sums.state.names), is_there, added)
         best: dict[int, Any] = {}
         for places, extremes in zip(self._alike, self.extremes, strict=True):
-            values = self._values(delta, self._sought[places[0]], rows)
+            values = self._make_values(delta, self._extreme_functions[places[0]], rows)
             befores = [one_chunk(before.column(f"x{at}")) for at in places]
-            best.update(zip(places, extremes.after(keys, values, befores), strict=True))
-        found = [best[at] for at in range(len(self._sought))]
+            best.update(zip(places, extremes.update(keys, values, befores), strict=True))
+        found = [best[at] for at in range(len(self._extreme_functions))]
         return pa.Table.from_arrays([*sums.columns, *found], schema=self._state_schema)
 
-    def _merged(self, before: pa.Table, is_there: Bools, added: pa.Table) -> pa.Table:
+    def _merge(self, before: pa.Table, is_there: Bools, added: pa.Table) -> pa.Table:
         """The sums of both. To a group that was not there nothing is added: taking bytes costs less than adding."""
         there = np.flatnonzero(is_there)
         if 2 * len(there) > len(is_there):
@@ -154,18 +154,18 @@ class Totals(Collection):
         merged = self._sums.merge(before.take(chosen), added.take(chosen))
         return pa.concat_tables([added, merged]).take(pa.array(rows))
 
-    def _values(self, delta: pa.Table, function: Function, rows: Rows) -> pa.Table:
+    def _make_values(self, delta: pa.Table, function: Function, rows: Rows) -> pa.Table:
         value = delta.column(self._places[function.arguments[0]])
-        mask = self._mask(delta, function.condition)
-        return values_delta(delta.select(list(self.keys)), value, rows.diffs, mask, rows.groups)
+        mask = self._read_mask(delta, function.condition)
+        return make_values_delta(delta.select(list(self.keys)), value, rows.diffs, mask, rows.groups)
 
-    def _mask(self, delta: pa.Table, condition: int | None) -> Bools | None:
+    def _read_mask(self, delta: pa.Table, condition: int | None) -> Bools | None:
         if condition is None:
             return None
         found: Bools = delta.column(self._places[condition]).fill_null(False).to_numpy()  # noqa: FBT003
         return found.astype(np.bool_)
 
-    def _before(self, keys: pa.Table, count: int) -> tuple[pa.Table, Bools]:
+    def _read_state(self, keys: pa.Table, count: int) -> tuple[pa.Table, Bools]:
         """The state of these groups, in their order, and which are there."""
         found = self.state.lookup(keys) if self.keys else self.state.scan()
         places = np.full(count, found.num_rows, np.int64)  # the row after the last is that of no state
@@ -175,13 +175,13 @@ class Totals(Collection):
         elif found.num_rows:
             places[0] = 0
         known = found.select(self._state_schema.names).cast(self._state_schema)
-        return pa.concat_tables([known, self._zero()]).take(pa.array(places)), places < found.num_rows
+        return pa.concat_tables([known, self._make_zero()]).take(pa.array(places)), places < found.num_rows
 
-    def _zero(self) -> pa.Table:
-        best = [pa.nulls(1, self._argument(function)) for function in self._sought]
+    def _make_zero(self) -> pa.Table:
+        best = [pa.nulls(1, self._argument_type(function)) for function in self._extreme_functions]
         return pa.Table.from_arrays([*self._sums.zero(1).columns, *best], schema=self._state_schema)
 
-    def _finished(self, keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
+    def _finish(self, keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
         """Rows of the collection, for the groups that are there."""
         chosen = pa.array(np.flatnonzero(of))
         keys, state = keys.take(chosen) if self.keys else keys, state.take(chosen)
@@ -204,7 +204,7 @@ def _is_countable(kind: Any) -> bool:
     return all(_is_countable(field.type) for field in type_fields(kind))
 
 
-def _alike(functions: Sequence[Function]) -> list[list[int]]:
+def _group_alike(functions: Sequence[Function]) -> list[list[int]]:
     """Which functions look at the same values: the same argument, under the same condition."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for at, function in enumerate(functions):
@@ -212,11 +212,11 @@ def _alike(functions: Sequence[Function]) -> list[list[int]]:
     return [*found.values()]
 
 
-def _side_by_side(keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
+def _join_columns(keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
     chosen = pa.array(np.flatnonzero(of))
     columns = [column.take(chosen) for column in (*keys.columns, *state.columns)]
     return pa.Table.from_arrays(columns, schema=pa.schema([*keys.schema, *state.schema]))
 
 
-def _signed(rows: pa.Table, sign: int) -> pa.Table:
-    return with_diffs(rows, np.full(rows.num_rows, sign, np.int64))
+def _add_sign(rows: pa.Table, sign: int) -> pa.Table:
+    return add_diffs(rows, np.full(rows.num_rows, sign, np.int64))

@@ -24,14 +24,14 @@ _WORDS_MAX = 60
 def mermaid(explanation: Explanation) -> str:
     """A flowchart."""
     lines = ["flowchart BT"]
-    lines += [f'  {_id("t", name)}[("{_escaped(name)}")]' for name in _tables(explanation)]
+    lines += [f'  {_id("t", name)}[("{_escape(name)}")]' for name in _tables(explanation)]
     for view in explanation.views:
-        lines.append(f'  subgraph {_id("s", view.name)}["{_escaped(view.name)}"]')
+        lines.append(f'  subgraph {_id("s", view.name)}["{_escape(view.name)}"]')
         lines += [
             f'    {_node(view, operator)}["{_label(operator, "<br/>")}"]:::{_class(operator.cost)}'
             for operator in _inner(view)
         ]
-        lines += ["  end", f'  {_id("v", view.name)}(["{_escaped(view.name)}"])']
+        lines += ["  end", f'  {_id("v", view.name)}(["{_escape(view.name)}"])']
     lines += [f"  {below} --> {above}" for below, above in _edges(explanation)]
     lines += [f"  classDef {_class(cost)} fill:{colour},stroke:#888888" for cost, colour in _COLOURS.items()]
     return "\n".join(lines) + "\n"
@@ -40,13 +40,13 @@ def mermaid(explanation: Explanation) -> str:
 def dot(explanation: Explanation) -> str:
     """A digraph."""
     lines = ["digraph evertide {", "  rankdir=BT;", '  node [shape=box, style=filled, fillcolor="#ffffff"];']
-    lines += [f'  {_id("t", name)} [shape=cylinder, label="{_escaped(name)}"];' for name in _tables(explanation)]
+    lines += [f'  {_id("t", name)} [shape=cylinder, label="{_escape(name)}"];' for name in _tables(explanation)]
     for view in explanation.views:
-        lines += [f"  subgraph cluster_{_id('s', view.name)} {{", f'    label="{_escaped(view.name)}";']
+        lines += [f"  subgraph cluster_{_id('s', view.name)} {{", f'    label="{_escape(view.name)}";']
         for operator in _inner(view):
             label, colour = _label(operator, "\\n"), _COLOURS[operator.cost]
             lines.append(f'    {_node(view, operator)} [label="{label}", fillcolor="{colour}"];')
-        lines += ["  }", f'  {_id("v", view.name)} [shape=oval, label="{_escaped(view.name)}"];']
+        lines += ["  }", f'  {_id("v", view.name)} [shape=oval, label="{_escape(view.name)}"];']
     lines += [f"  {below} -> {above};" for below, above in _edges(explanation)]
     return "\n".join([*lines, "}"]) + "\n"
 
@@ -95,10 +95,10 @@ def _class(cost: Cost) -> str:
 
 def _label(operator: Operator, newline: str) -> str:
     words = operator.what if len(operator.what) <= _WORDS_MAX else f"{operator.what[: _WORDS_MAX - 1]}…"
-    return f"{_escaped(words)}{newline}{_escaped(operator.how)}"
+    return f"{_escape(words)}{newline}{_escape(operator.how)}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Quotes end a label in both languages; Mermaid takes angle brackets for tags, unless they are entities, which
     Graphviz knows as well."""
     return text.replace("\\", "\\\\").replace('"', "'").replace("<", "&lt;").replace(">", "&gt;")

@@ -19,8 +19,15 @@ from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
 from evertide.flow.circuit import Circuit
 from evertide.flow.collection import Collection, Leaf
-from evertide.flow.explanation.explanation import Arranged, Cost, Explanation, Operator, ViewExplanation, Ways
-from evertide.flow.stage import Stage, own_demands
+from evertide.flow.explanation.explanation import (
+    Cost,
+    ExplainedArrangement,
+    Explanation,
+    Operator,
+    RunCounts,
+    ViewExplanation,
+)
+from evertide.flow.stage import Stage, find_own_lookups
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.description import describe_node, list_column_names
 from evertide.plan.algebra.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Window
@@ -33,7 +40,7 @@ _AS_A_WHOLE: tuple[str, Cost] = ("computed again as a whole", "whole input")
 
 def explain(circuit: Circuit) -> Explanation:
     found = _Parts(circuit)
-    views = [_View(found, name, plan).explained() for name, plan in circuit.program.views.items()]
+    views = [_View(found, name, plan).explain() for name, plan in circuit.program.views.items()]
     return Explanation(tuple(views), tuple(found.arranged.values()))
 
 
@@ -42,19 +49,19 @@ class _Parts:
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
-        self.arranged: dict[str, Arranged] = {}
+        self.arranged: dict[str, ExplainedArrangement] = {}
         self.by_node: dict[int, Stage | Top | Totals] = {}
         for part in circuit.order:
-            for node in _inside(part):
+            for node in _list_nodes(part):
                 self.by_node.setdefault(id(node), part)
 
-    def keep(self, arrangement: Arrangement, of: str, key: Sequence[str]) -> str:
-        found = Arranged(arrangement.name, of, tuple(key), arrangement.rows, arrangement.bytes)
+    def add(self, arrangement: Arrangement, of: str, key: Sequence[str]) -> str:
+        found = ExplainedArrangement(arrangement.name, of, tuple(key), arrangement.rows, arrangement.bytes)
         self.arranged.setdefault(arrangement.name, found)
         return arrangement.name
 
 
-def _inside(part: Stage | Top | Totals) -> Iterator[Node]:
+def _list_nodes(part: Stage | Top | Totals) -> Iterator[Node]:
     if not isinstance(part, Stage):
         yield part.node
         return
@@ -78,17 +85,17 @@ class _View:
         self._numbers: dict[int, int] = {}
         self._operators: list[Operator] = []
 
-    def explained(self) -> ViewExplanation:
+    def explain(self) -> ViewExplanation:
         self._number(self._plan)
         self._add(self._plan)
         operators = tuple(sorted(self._operators, key=lambda operator: operator.number))
-        return ViewExplanation(self._name, operators, self._ways())
+        return ViewExplanation(self._name, operators, self._count_runs())
 
-    def _ways(self) -> Ways:
+    def _count_runs(self) -> RunCounts:
         parts = [self._parts.by_node[node] for node in self._numbers if node in self._parts.by_node]
         stages = {id(part): part for part in parts if isinstance(part, Stage)}
-        total = sum((stage.ways for stage in stages.values()), Counter[str]())
-        return Ways(total["small"], total["large"], total["recompute"])
+        total = sum((stage.run_counts for stage in stages.values()), Counter[str]())
+        return RunCounts(total["small"], total["large"], total["recompute"])
 
     def _number(self, node: Node) -> None:
         if id(node) not in self._numbers:
@@ -100,38 +107,38 @@ class _View:
         number = self._numbers[id(node)]
         if any(operator.number == number for operator in self._operators):
             return
-        how, cost = self._how(node)
+        how, cost = self._describe(node)
         part = self._parts.by_node.get(id(node))
-        name = node.collection if isinstance(node, Scan) else self._name if part is None else _collection(part).name
+        name = node.collection if isinstance(node, Scan) else self._name if part is None else _collection_of(part).name
         inputs = tuple(self._numbers[id(child)] for child in node.children)
-        state = tuple(dict.fromkeys(self._state(node, part)))
+        state = tuple(dict.fromkeys(self._list_state(node, part)))
         self._operators.append(Operator(number, node.kind, describe_node(node), how, cost, name, state, inputs))
         for child in node.children:
             self._add(child)
 
-    def _how(self, node: Node) -> tuple[str, Cost]:
+    def _describe(self, node: Node) -> tuple[str, Cost]:
         match node:
             case Scan():
                 is_view = node.collection in self._parts.circuit.views
                 found: tuple[str, Cost] = ("a view of its own" if is_view else "a table"), "delta"
             case Join():
-                found = self._how_join(node)
+                found = self._describe_join(node)
             case Aggregate():
-                found = _how_aggregate(node)
+                found = _describe_aggregate(node)
             case Window():
-                found = _how_window(node)
+                found = _describe_window(node)
             case TopK():
-                found = _how_top(node)
+                found = _describe_top(node)
             case _:
                 found = ("never changes", "none") if isinstance(node, Constant) else ("linear", "delta")
         return found
 
-    def _how_join(self, node: Join) -> tuple[str, Cost]:
+    def _describe_join(self, node: Join) -> tuple[str, Cost]:
         part = self._parts.by_node.get(id(node))
         if not isinstance(part, Stage):
             return "difference rule", "touched groups"
         left, right = node.children
-        looked_up = list(own_demands(part.cut, node))
+        looked_up = list(find_own_lookups(part.cut, node))
         if not looked_up:
             return "linear, as one side never changes", "delta"
         by = part.cut.joins[id(node)]
@@ -142,37 +149,37 @@ class _View:
         keys = f"({', '.join(list_column_names(left, by.left))}) = ({', '.join(list_column_names(right, by.right))})"
         return f"difference rule by {keys}", "delta" if node.join == "Inner" else "touched groups"
 
-    def _state(self, node: Node, part: Stage | Top | Totals | None) -> Iterator[str]:
+    def _list_state(self, node: Node, part: Stage | Top | Totals | None) -> Iterator[str]:
         match part:
             case Totals():
                 keys = list_column_names(part.node, part.node.ids[: len(part.keys)])
-                yield self._parts.keep(part.state, part.name, keys)
+                yield self._parts.add(part.state, part.name, keys)
                 for extreme in part.extremes:
-                    yield self._parts.keep(extreme.values, f"{part.name}, values", keys)
+                    yield self._parts.add(extreme.values, f"{part.name}, values", keys)
             case Top():
-                yield self._parts.keep(part.state, f"{part.name}, first rows", ())
-                yield from self._scanned(part.inputs)
+                yield self._parts.add(part.state, f"{part.name}, first rows", ())
+                yield from self._list_scanned(part.inputs)
             case Stage():
-                for at, attributes in own_demands(part.cut, node):
+                for at, attributes in find_own_lookups(part.cut, node):
                     leaf, below = part.leaves[at], part.cut.leaves[at]
-                    yield from self._looked_up(leaf, attributes, list_column_names(below, attributes))
+                    yield from self._list_looked_up(leaf, attributes, list_column_names(below, attributes))
 
-    def _looked_up(self, leaf: Leaf, attributes: tuple[int, ...], names: tuple[str, ...]) -> Iterator[str]:
+    def _list_looked_up(self, leaf: Leaf, attributes: tuple[int, ...], names: tuple[str, ...]) -> Iterator[str]:
         collection = leaf.collection
         key = tuple(map(leaf.column, attributes))
         found = collection.arrangements.get((key, leaf.columns))
         if found is not None:
-            yield self._parts.keep(found, collection.name, names)
+            yield self._parts.add(found, collection.name, names)
         elif isinstance(collection, Totals):
-            yield self._parts.keep(collection.state, collection.name, names)
+            yield self._parts.add(collection.state, collection.name, names)
 
-    def _scanned(self, collection: Collection) -> Iterator[str]:
+    def _list_scanned(self, collection: Collection) -> Iterator[str]:
         for (key, _), found in collection.arrangements.items():
             if not key:
-                yield self._parts.keep(found, collection.name, ())
+                yield self._parts.add(found, collection.name, ())
 
 
-def _collection(part: Stage | Top | Totals) -> Collection:
+def _collection_of(part: Stage | Top | Totals) -> Collection:
     return part.output if isinstance(part, Stage) else part
 
 
@@ -183,16 +190,16 @@ def _is_one_row(node: Node) -> bool:
     return isinstance(node, Aggregate) and not node.keys
 
 
-def _how_aggregate(node: Aggregate) -> tuple[str, Cost]:
+def _describe_aggregate(node: Aggregate) -> tuple[str, Cost]:
     keys = f"({', '.join(list_column_names(node.children[0], node.keys))})"
     if node.is_additive:
-        return f"{_kept(node)} {'per group ' + keys if node.keys else 'of all rows'}", "touched groups"
+        return f"{_describe_kept(node)} {'per group ' + keys if node.keys else 'of all rows'}", "touched groups"
     if not node.keys:
         return _AS_A_WHOLE
     return f"computed again per group {keys}", "touched groups"
 
 
-def _kept(node: Aggregate) -> str:
+def _describe_kept(node: Aggregate) -> str:
     names = {function.name for function in node.functions}
     if not names:
         return "counts"
@@ -200,14 +207,14 @@ def _kept(node: Aggregate) -> str:
     return " and ".join([*kinds, "extremes"] if names & _EXTREMES else kinds)
 
 
-def _how_window(node: Window) -> tuple[str, Cost]:
+def _describe_window(node: Window) -> tuple[str, Cost]:
     if not node.partition:
         return _AS_A_WHOLE
     keys = ", ".join(list_column_names(node.children[0], node.partition))
     return f"computed again per partition ({keys})", "touched groups"
 
 
-def _how_top(node: TopK) -> tuple[str, Cost]:
+def _describe_top(node: TopK) -> tuple[str, Cost]:
     if node.first is None:
         return _AS_A_WHOLE
     return "first rows and a reserve kept, a scan when it is used up", "delta"

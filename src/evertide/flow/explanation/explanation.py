@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Arranged", "Cost", "Explanation", "Operator", "ViewExplanation", "Ways"]
+__all__ = ["Cost", "ExplainedArrangement", "Explanation", "Operator", "RunCounts", "ViewExplanation"]
 
 Cost = Literal["none", "delta", "touched groups", "scan", "whole input"]
 """What a small transaction costs an operator: nothing, what it brings, all rows of the groups that it touches, all rows
@@ -19,7 +19,7 @@ _WIDTH_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class ExplainedArrangement:
     """State: a collection by a key."""
 
     name: str
@@ -53,7 +53,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class RunCounts:
     """How many runs of the view's stages went which way since the circuit was made."""
 
     small: int = 0
@@ -66,7 +66,7 @@ class ViewExplanation:
     name: str
     operators: tuple[Operator, ...]
     """The first puts out the view's rows."""
-    ways: Ways = field(default_factory=Ways)
+    run_counts: RunCounts = field(default_factory=RunCounts)
 
     def lines(self) -> Iterator[tuple[str, Operator | None]]:
         """The tree: indented words, and the operator; None where it was told before."""
@@ -89,7 +89,7 @@ class ViewExplanation:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     views: tuple[ViewExplanation, ...]
-    arrangements: tuple[Arranged, ...]
+    arrangements: tuple[ExplainedArrangement, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,14 +114,18 @@ class Explanation:
             blocks.append(self._arrangements_text())
         return "\n".join(block for block in blocks if block)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As dicts, lists, strings and numbers."""
         return {
             "views": [
                 {
                     "name": view.name,
-                    "operators": [_operator_plain(operator) for operator in view.operators],
-                    "ways": {"small": view.ways.small, "large": view.ways.large, "recompute": view.ways.recompute},
+                    "operators": [_operator_to_dict(operator) for operator in view.operators],
+                    "ways": {
+                        "small": view.run_counts.small,
+                        "large": view.run_counts.large,
+                        "recompute": view.run_counts.recompute,
+                    },
                 }
                 for view in self.views
             ],
@@ -132,24 +136,24 @@ class Explanation:
         }
 
     def json(self) -> str:
-        return json.dumps(self.plain(), indent=2, ensure_ascii=False)
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
-    def _states(self) -> dict[str, Arranged]:
+    def _states(self) -> dict[str, ExplainedArrangement]:
         return {each.name: each for each in self.arrangements}
 
     def _arrangements_text(self) -> str:
         rows = [
-            (f"  {each.name}", _by_key(each), f"{each.rows:,} rows", f"{each.bytes:,} bytes")
+            (f"  {each.name}", _describe_key(each), f"{each.rows:,} rows", f"{each.bytes:,} bytes")
             for each in self.arrangements
         ]
-        return "\n".join(["state", *_aligned(rows)]) if rows else ""
+        return "\n".join(["state", *_align(rows)]) if rows else ""
 
 
-def _by_key(each: Arranged) -> str:
+def _describe_key(each: ExplainedArrangement) -> str:
     return f"{each.of} by ({', '.join(each.key)})" if each.key else f"all of {each.of}"
 
 
-def _operator_plain(operator: Operator) -> dict[str, Any]:
+def _operator_to_dict(operator: Operator) -> dict[str, Any]:
     return {
         "number": operator.number,
         "kind": operator.kind,
@@ -162,18 +166,18 @@ def _operator_plain(operator: Operator) -> dict[str, Any]:
     }
 
 
-def _view_text(view: ViewExplanation, states: dict[str, Arranged]) -> str:
+def _view_text(view: ViewExplanation, states: dict[str, ExplainedArrangement]) -> str:
     rows: list[tuple[str, ...]] = []
     for words, operator in view.lines():
         if operator is None:
-            rows.append((_short(words), "as above"))
+            rows.append((_shorten(words), "as above"))
             continue
-        kept = [_by_key(states[name]) for name in operator.state if name in states]
-        rows.append((_short(words), operator.how, operator.cost, *([", ".join(kept)] if kept else [])))
-    return "\n".join([view.name, *_aligned(rows)])
+        kept = [_describe_key(states[name]) for name in operator.state if name in states]
+        rows.append((_shorten(words), operator.how, operator.cost, *([", ".join(kept)] if kept else [])))
+    return "\n".join([view.name, *_align(rows)])
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns below each other; the last of a row is not padded."""
     count = max((len(row) for row in rows), default=0)
     widths = [max((len(row[at]) for row in rows if len(row) > at + 1), default=0) for at in range(count)]
@@ -182,5 +186,5 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _WIDTH_MAX else f"{text[: _WIDTH_MAX - 1]}…"

@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import Damaged, InvalidInput
-from evertide.flow.state.block import Block, merged, summed
-from evertide.flow.state.lookup import Wanted
+from evertide.flow.state.block import Block, merge_blocks, sum_diffs
+from evertide.flow.state.lookup import WantedKeys
 from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.merge import merge
 from evertide.flow.state.part_reader import PartShelf
@@ -36,7 +36,7 @@ from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.runs import DeltaRun, PartRun
 from evertide.flow.state.spine import ArrangementSettings, Spine
 from evertide.flow.state.state_part import PartEntry, check_schema, verify_part
-from evertide.flow.state.table_blocks import DIFF_FIELD, block_of, check_key, columns_of, table_of
+from evertide.flow.state.table_blocks import DIFF_FIELD, check_columns, check_key, make_block, make_table
 from evertide.rows.columns import one_chunk
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
@@ -132,13 +132,13 @@ class Arrangement:
     def apply(self, delta: pa.Table) -> None:
         """Add a delta, consolidated or not. A large one is checked now, and put in order when it is needed."""
         if self._spine.is_large(delta.num_rows):
-            columns = columns_of(delta, self._changes, self._where)
+            columns = check_columns(delta, self._changes, self._where)
             self._spine.defer(DeltaRun(pa.Table.from_arrays(columns, schema=self._changes), self._block_of))
         else:
             self._spine.push(self._block_of(delta))
 
     def _block_of(self, delta: pa.Table) -> Block:
-        return block_of(delta, self.schema, self.key, self._where)
+        return make_block(delta, self.schema, self.key, self._where)
 
     def adopt(self, parts: Sequence[PartEntry]) -> None:
         """Add parts written elsewhere, each sorted and consolidated (`write_part`). Equal rows in several add up."""
@@ -150,38 +150,40 @@ class Arrangement:
 
     def lookup(self, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows under these keys: the columns wanted and `__diff`, each distinct row of them once, in any order."""
-        schema = self._chosen(columns)
-        arrays = columns_of(keys, self._key_schema, f"{self._where}, keys")
+        schema = self._select_schema(columns)
+        arrays = check_columns(keys, self._key_schema, f"{self._where}, keys")
         if keys.num_rows == 0:
-            return table_of([], schema)
+            return make_table([], schema)
         if not self.key:
             return self.scan(columns)
         names = schema.names
-        wanted = Wanted(self.key, arrays)
+        wanted = WantedKeys(self.key, arrays)
         needed = names if wanted.is_exact else [*names, *sorted(self._by.difference(names))]
         found = []
         for run in self._spine.runs.all():
             block = run.find(wanted.bounds, needed, self._shelf)
             if block is not None:
-                found.append(wanted.verified(block).select(names))
+                found.append(wanted.verify(block).select(names))
         if not found:
-            return table_of([], schema)
-        block = merged(found, has_key=self._is_keyed(names), is_consolidated=self._is_whole(names), where=self._where)
-        return self._checked([block], schema)
+            return make_table([], schema)
+        block = merge_blocks(
+            found, has_key=self._has_key(names), is_consolidated=self._is_whole(names), where=self._where
+        )
+        return self._check_counts([block], schema)
 
     def scan(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The whole content: the columns wanted and `__diff`, each distinct row of them once, in any order."""
-        schema = self._chosen(columns)
+        schema = self._select_schema(columns)
         names, runs = schema.names, self._spine.runs.all()
-        if self._is_keyed(names):
+        if self._has_key(names):
             whole = self._is_whole(names)
             blocks = merge(runs, names, self._shelf, has_key=True, is_consolidated=whole, where=self._where)
-            return self._checked(list(blocks), schema)
-        table = table_of([block for run in runs for block in run.read(names, self._shelf)], schema)
+            return self._check_counts(list(blocks), schema)
+        table = make_table([block for run in runs for block in run.read(names, self._shelf)], schema)
         *arrays, diffs = table.columns
-        rows, totals = summed(arrays, np.asarray(one_chunk(diffs)), self._where)
+        rows, totals = sum_diffs(arrays, np.asarray(one_chunk(diffs)), self._where)
         taken = {name: one_chunk(array.take(pa.array(rows))) for name, array in zip(names, arrays, strict=True)}
-        return self._checked([Block(totals, totals, taken)], schema)
+        return self._check_counts([Block(totals, totals, taken)], schema)
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """One step towards few runs, for any thread; False if there is nothing to do, or who asked for it stops."""
@@ -196,7 +198,7 @@ class Arrangement:
         runs = self._spine.save()
         return Manifest(self.name, self.schema.serialize().to_pybytes(), self.key, runs)
 
-    def _chosen(self, columns: Sequence[str] | None) -> pa.Schema:
+    def _select_schema(self, columns: Sequence[str] | None) -> pa.Schema:
         if columns is None:
             return self.schema
         unknown = [name for name in columns if name not in self.schema.names]
@@ -205,7 +207,7 @@ class Arrangement:
             raise InvalidInput(where=f"{self._where}, columns wanted", why=why)
         return pa.schema([self.schema.field(name) for name in columns])
 
-    def _is_keyed(self, names: Sequence[str]) -> bool:
+    def _has_key(self, names: Sequence[str]) -> bool:
         """Whether rows that are equal in these columns have equal words."""
         return self._by.issubset(names)
 
@@ -213,7 +215,7 @@ class Arrangement:
         """Whether a run, which holds each row once, does so for these columns too."""
         return len(names) == len(self.schema.names)
 
-    def _checked(self, blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
+    def _check_counts(self, blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
         for block in blocks:
             if block.rows and block.diffs.min() < 0:
                 at = int(np.argmin(block.diffs))
@@ -225,4 +227,4 @@ class Arrangement:
                     f"the row with {row} is there {int(block.diffs[at])} times: a delta took back what was never there"
                 )
                 raise Damaged(path=self._where, why=why)
-        return table_of([block for block in blocks if block.rows], schema)
+        return make_table([block for block in blocks if block.rows], schema)

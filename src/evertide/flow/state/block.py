@@ -6,8 +6,8 @@ plain numpy arrays, as all searching and summing is done on them.
 Equality of rows is bit-exact, as in a shard: keys may be equal where rows are not (-0.0 and 0.0).
 
 Consolidation sums the diffs of equal rows. Hashing every row would be most of its cost, so only rows that can have an
-equal are hashed (`merged`): equal rows have equal keys and so equal words, and a consolidated block holds each row
-once. A hash only proposes; rows are compared before they are merged.
+equal are hashed (`merge_blocks`): equal rows have equal keys and so equal words, and a consolidated block holds each
+row once. Rows with equal hashes are compared before they are merged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evertide.rows.columns import Bools, Longs
 from evertide.rows.digest import row_hashes
 from evertide.rows.equality import equal_rows
 
-__all__ = ["Block", "concatenated", "merged", "summed"]
+__all__ = ["Block", "concatenate_blocks", "merge_blocks", "sum_diffs"]
 
 _NO_LONGS: Longs = np.empty(0, np.int64)
 
@@ -63,7 +63,7 @@ class Block:
         return Block(self.words, self.diffs, {name: self.columns[name] for name in names})
 
 
-def concatenated(blocks: Sequence[Block]) -> Block:
+def concatenate_blocks(blocks: Sequence[Block]) -> Block:
     """The rows of all, of at least one, one block after the other."""
     if len(blocks) == 1:
         return blocks[0]
@@ -73,25 +73,25 @@ def concatenated(blocks: Sequence[Block]) -> Block:
     )
 
 
-def merged(blocks: Sequence[Block], *, has_key: bool, is_consolidated: bool, where: str) -> Block:
+def merge_blocks(blocks: Sequence[Block], *, has_key: bool, is_consolidated: bool, where: str) -> Block:
     """All rows consolidated over the columns that the blocks have, in the order of their words.
 
     `has_key`: the key is among the columns, so that equal rows have equal words. `is_consolidated`: each block already
     holds each row once, of these columns. Without the key the order is any.
     """
-    whole = concatenated(blocks)
+    whole = concatenate_blocks(blocks)
     if is_consolidated and len(blocks) == 1:
         return whole
     if not has_key:
-        rows, totals = summed(list(whole.columns.values()), whole.diffs, where)
+        rows, totals = sum_diffs(list(whole.columns.values()), whole.diffs, where)
         return whole.take(rows, totals)
     order = np.argsort(whole.words, kind="stable")
-    suspects = _suspects(whole.words[order], _origins(blocks)[order] if is_consolidated else None)
+    suspects = _find_suspects(whole.words[order], _number_origins(blocks)[order] if is_consolidated else None)
     totals = whole.diffs
     if len(suspects):
         rows = order[suspects]
         indices = pa.array(rows)
-        kept, sums = summed([array.take(indices) for array in whole.columns.values()], whole.diffs[rows], where)
+        kept, sums = sum_diffs([array.take(indices) for array in whole.columns.values()], whole.diffs[rows], where)
         totals = totals.copy()
         totals[rows] = 0
         totals[rows[kept]] = sums
@@ -100,24 +100,24 @@ def merged(blocks: Sequence[Block], *, has_key: bool, is_consolidated: bool, whe
     return whole.take(order, totals[order])
 
 
-def summed(columns: Sequence[Any], diffs: Longs, where: str) -> tuple[Longs, Longs]:
+def sum_diffs(columns: Sequence[Any], diffs: Longs, where: str) -> tuple[Longs, Longs]:
     """Of each distinct row whose diffs do not sum to 0: one occurrence, ascending, and that sum."""
     if len(diffs) == 0:
         return _NO_LONGS, diffs
-    order, starts = _groups(columns, len(diffs))
+    order, starts = _group_equal(columns, len(diffs))
     totals = diffs
     if len(starts) < len(diffs):
         totals = np.zeros(len(diffs), np.int64)
-        totals[order[starts]] = _sums(diffs[order], starts, where)
+        totals[order[starts]] = _sum_groups(diffs[order], starts, where)
     rows = np.flatnonzero(totals)
     return rows, totals[rows]
 
 
-def _origins(blocks: Sequence[Block]) -> Longs:
+def _number_origins(blocks: Sequence[Block]) -> Longs:
     return np.repeat(np.arange(len(blocks)), [block.rows for block in blocks])
 
 
-def _suspects(words: Longs, origins: Longs | None) -> Longs:
+def _find_suspects(words: Longs, origins: Longs | None) -> Longs:
     """Which rows may have an equal: of sorted words, those that occur again; in another block, if origins are given."""
     again = words[1:] == words[:-1]
     if not again.any():
@@ -129,7 +129,7 @@ def _suspects(words: Longs, origins: Longs | None) -> Longs:
     return np.flatnonzero(np.repeat(doubtful, lengths))
 
 
-def _groups(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
+def _group_equal(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
     """An order in which equal rows are neighbours, and where in it each group of them starts."""
     if not columns:
         return np.arange(rows), np.zeros(1, np.int64)
@@ -144,10 +144,10 @@ def _groups(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
     starts = np.flatnonzero(np.concatenate(([True], ~again)))
     if equal_rows(table, order[pairs], order[pairs + 1]).all():
         return order, starts
-    return _separated(table, np.split(order, starts[1:]))
+    return _separate(table, np.split(order, starts[1:]))
 
 
-def _separated(table: pa.Table, likes: list[Longs]) -> tuple[Longs, Longs]:
+def _separate(table: pa.Table, likes: list[Longs]) -> tuple[Longs, Longs]:
     """The same, where rows of like hash turned out to differ. It takes as long as it takes: it hardly ever happens."""
     groups = []
     for like in likes:
@@ -160,7 +160,7 @@ def _separated(table: pa.Table, likes: list[Longs]) -> tuple[Longs, Longs]:
     return np.concatenate(groups), np.cumsum(lengths) - lengths
 
 
-def _sums(diffs: Longs, starts: Longs, where: str) -> Longs:
+def _sum_groups(diffs: Longs, starts: Longs, where: str) -> Longs:
     """A sum that wrapped around would be a wrong count that nobody notices."""
     most = max(int(diffs.max()), -int(diffs.min()))
     if most * len(diffs) < 1 << 63:

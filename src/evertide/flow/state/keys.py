@@ -41,7 +41,7 @@ from evertide.rows.conform import type_fields
 from evertide.rows.digest import row_hashes
 from evertide.rows.equality import equal_values
 
-__all__ = ["SHARED_WORD", "canonical", "equal_keys", "is_exact", "key_words"]
+__all__ = ["SHARED_WORD", "canonicalize", "equal_keys", "is_exact", "key_words"]
 
 SHARED_WORD = (1 << 63) - 2
 """The word of NULL in a single integer-like column, and of the two largest values: so that word + 1 never wraps."""
@@ -78,37 +78,37 @@ def equal_keys(left: Sequence[Any], right: Sequence[Any]) -> Bools:
     """Row by row, of two keys as their columns."""
     equal = np.ones(len(left[0]), np.bool_)
     for one, other in zip(left, right, strict=True):
-        equal &= equal_values(canonical(one), canonical(other))
+        equal &= equal_values(canonicalize(one), canonicalize(other))
     return equal
 
 
-def canonical(array: Any) -> Any:
+def canonicalize(array: Any) -> Any:
     """The same keys, with every -0.0 as 0.0: then keys are equal if and only if they are so bit by bit."""
-    if len(array) == 0 or not _holds_floats(array.type):
+    if len(array) == 0 or not _has_floats(array.type):
         return array
     array = plain(array)
     kind = array.type
     if kind.id in FLOATS:
-        return _without_negative_zero(array)
+        return _remove_negative_zero(array)
     buffers = [_validity_buffer(array)]
     if pa.types.is_struct(kind):
-        children = [canonical(array.field(i)) for i in range(kind.num_fields)]
+        children = [canonicalize(array.field(i)) for i in range(kind.num_fields)]
     else:
         offsets, values = list_values(array)
-        children = [canonical(values)]
+        children = [canonicalize(values)]
         if kind.id != pa.lib.Type_FIXED_SIZE_LIST:
             buffers.append(pa.py_buffer(offsets.astype(np.int64 if pa.types.is_large_list(kind) else np.int32)))
     return pa.Array.from_buffers(kind, len(array), buffers, children=children)
 
 
 @lru_cache(maxsize=4096)
-def _holds_floats(kind: Any) -> bool:
+def _has_floats(kind: Any) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
-        return _holds_floats(kind.storage_type)
-    return kind.id in FLOATS or any(_holds_floats(field.type) for field in type_fields(kind))
+        return _has_floats(kind.storage_type)
+    return kind.id in FLOATS or any(_has_floats(field.type) for field in type_fields(kind))
 
 
-def _without_negative_zero(array: Any) -> Any:
+def _remove_negative_zero(array: Any) -> Any:
     dtype = np.dtype(FIXED[array.type.id])
     found = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     is_negative_zero = found == dtype.type(1 << (8 * dtype.itemsize - 1))
@@ -144,5 +144,5 @@ def _integers(array: Any) -> Longs:
 
 
 def _hashes(arrays: Sequence[Any]) -> Longs:
-    table = pa.Table.from_arrays([canonical(array) for array in arrays], names=[str(i) for i in range(len(arrays))])
+    table = pa.Table.from_arrays([canonicalize(array) for array in arrays], names=[str(i) for i in range(len(arrays))])
     return row_hashes(table).high.view(np.int64)

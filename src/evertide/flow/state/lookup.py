@@ -1,4 +1,4 @@
-"""`Wanted`: the keys of one lookup, as words to search for and as values to verify what was found.
+"""`WantedKeys`: the keys of one lookup, as words to search for and as values to verify what was found.
 
 Words propose. Where the word is the key (a single integer-like column), nothing is left to verify but `SHARED_WORD`.
 Otherwise each row found is compared with the keys that share its word: nearly always one.
@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.state.block import Block
-from evertide.flow.state.keys import SHARED_WORD, canonical, equal_keys, is_exact, key_words
+from evertide.flow.state.keys import SHARED_WORD, canonicalize, equal_keys, is_exact, key_words
 from evertide.rows.columns import Longs
 
-__all__ = ["Wanted"]
+__all__ = ["WantedKeys"]
 
 
-class Wanted:
+class WantedKeys:
     def __init__(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
         """The key's columns, of at least one row."""
         self._names = names
@@ -32,38 +32,38 @@ class Wanted:
         self.is_exact = is_exact([array.type for array in arrays]) and self._words[-1] != SHARED_WORD
         self._sorted: tuple[list[Any], Longs, Longs] | None = None
 
-    def verified(self, block: Block) -> Block:
+    def verify(self, block: Block) -> Block:
         """The rows of a block, all of words that were asked for, whose key was asked for."""
         if self.is_exact:
             return block
-        keys, starts, counts = self._by_word()
-        found = [canonical(block.columns[name]) for name in self._names]
+        keys, starts, counts = self._sort_keys()
+        found = [canonicalize(block.columns[name]) for name in self._names]
         at = np.searchsorted(self._words, block.words)
-        matches = equal_keys(found, _taken(keys, starts[at]))
+        matches = equal_keys(found, _take(keys, starts[at]))
         step = 1
         while len(rest := np.flatnonzero(~matches & (counts[at] > step))):
-            matches[rest] = equal_keys(_taken(found, rest), _taken(keys, starts[at[rest]] + step))
+            matches[rest] = equal_keys(_take(found, rest), _take(keys, starts[at[rest]] + step))
             step += 1
         return block if matches.all() else block.take(np.flatnonzero(matches))
 
-    def _by_word(self) -> tuple[list[Any], Longs, Longs]:
+    def _sort_keys(self) -> tuple[list[Any], Longs, Longs]:
         """The keys in the order of their words, and per word where they begin and how many there are."""
         if self._sorted is None:
             order = np.argsort(self._all_words, kind="stable")
-            keys = _taken([canonical(array) for array in self._arrays], order)
+            keys = _take([canonicalize(array) for array in self._arrays], order)
             words = self._all_words[order]
             if len(words) > len(self._words):
                 # A key that was asked for many times must not be compared as often with whatever shares its word.
                 firsts = np.searchsorted(words, words)
-                kept = ~equal_keys(keys, _taken(keys, firsts))
+                kept = ~equal_keys(keys, _take(keys, firsts))
                 kept[firsts] = True
                 rows = np.flatnonzero(kept)
-                keys, words = _taken(keys, rows), words[rows]
+                keys, words = _take(keys, rows), words[rows]
             starts = np.searchsorted(words, self._words)
             self._sorted = keys, starts, np.diff(np.append(starts, len(words)))
         return self._sorted
 
 
-def _taken(arrays: Sequence[Any], rows: Longs) -> list[Any]:
+def _take(arrays: Sequence[Any], rows: Longs) -> list[Any]:
     indices = pa.array(rows)
     return [array.take(indices) for array in arrays]

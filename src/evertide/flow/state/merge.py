@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.block import Block, concatenated, merged
+from evertide.flow.state.block import Block, concatenate_blocks, merge_blocks
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.runs import PartRun, Run
 from evertide.flow.state.state_part import PartEntry, PartWriter
@@ -34,7 +34,7 @@ class _Cursor:
         if block is None:
             self.is_over = True
         else:
-            self.pending = block if self.pending is None else concatenated([self.pending, block])
+            self.pending = block if self.pending is None else concatenate_blocks([self.pending, block])
 
     def cut(self, bound: int | None) -> Block | None:
         """What lies below the bound, or all."""
@@ -51,7 +51,7 @@ class _Cursor:
 def merge(
     runs: Iterable[Run], names: Sequence[str], shelf: PartShelf, *, has_key: bool, is_consolidated: bool, where: str
 ) -> Iterator[Block]:
-    """The sum of the runs in blocks, whose words ascend, also from one to the next (`block.merged` has the flags).
+    """The sum of the runs as blocks whose words ascend, also across blocks. For the flags see `block.merge_blocks`.
 
     1. A run that is not over may hold more of the last word that was read of it, so that only words below the least
        of these last words, over all runs, are complete.
@@ -73,7 +73,7 @@ def merge(
                 if not cursor.is_over and _last(cursor) == bound:
                     cursor.extend()
             continue
-        block = merged(blocks, has_key=has_key, is_consolidated=is_consolidated, where=where)
+        block = merge_blocks(blocks, has_key=has_key, is_consolidated=is_consolidated, where=where)
         if block.rows:
             yield block
 
@@ -99,7 +99,7 @@ def write_run(
         rows = sum(block.rows for block in waiting)
         while rows >= row_group_rows:
             writer = PartWriter(schema, row_group_rows) if writer is None else writer
-            whole = concatenated(waiting)
+            whole = concatenate_blocks(waiting)
             full = min(rows // row_group_rows * row_group_rows, _round_up(part_rows_max - writer.rows, row_group_rows))
             writer.add(whole.slice(0, full))
             waiting = [whole.slice(full, rows)] if full < rows else []
@@ -109,7 +109,7 @@ def write_run(
                 writer = None
     if waiting:
         writer = PartWriter(schema, row_group_rows) if writer is None else writer
-        writer.add(concatenated(waiting))
+        writer.add(concatenate_blocks(waiting))
     if writer is not None:
         entries.append(put(writer))
     return PartRun(tuple(entries)) if entries else None

@@ -80,18 +80,18 @@ class PartReader:
         _, _, self._offsets, self._lengths, self._checksums = entry.columns()
         self._window = _Window(entry.bytes)
         try:
-            metadata = pq.read_metadata(pa.BufferReader(self._footer()))
+            metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
             self._file = pq.ParquetFile(self._window, metadata=metadata, pre_buffer=False)
             self._check_schema(schema)
         except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
             raise BlobDamaged(path=self._path, why=f"its footer cannot be read: {error}") from error
         self.bytes = entry.footer_bytes * _OPEN_RATIO
-        self._leaves = _leaves(self._file.schema_arrow)
+        self._leaf_ranges = _leaf_ranges(self._file.schema_arrow)
 
     def read(self, first: int, last: int, names: Sequence[str]) -> list[dict[str, Any]]:
         """Per row group in [first, last): the columns asked for, `__diff` and `__key` among them or not."""
-        names = sorted(names, key=self._leaves.__getitem__)
-        leaves = [leaf for name in names for leaf in range(*self._leaves[name])]
+        names = sorted(names, key=self._leaf_ranges.__getitem__)
+        leaves = [leaf for name in names for leaf in range(*self._leaf_ranges[name])]
         with self._lock:
             self._fetch(first, last)
             try:
@@ -103,31 +103,31 @@ class PartReader:
                 raise BlobDamaged(path=self._path, why=f"row groups cannot be read: {error}") from error
             finally:
                 self._window.fetched = b""
-        return [self._declared(table, names) for table in tables]
+        return [self._to_declared_types(table, names) for table in tables]
 
     def _fetch(self, first: int, last: int) -> None:
         offset, end = int(self._offsets[first]), int(self._offsets[last - 1] + self._lengths[last - 1])
         data = self._blob.get_range(self.entry.key, offset, end - offset)
         if len(data) != end - offset:
-            raise self._damaged("bytes of row groups", end - offset, len(data))
+            raise self._make_damage("bytes of row groups", end - offset, len(data))
         view = memoryview(data)
         for number in range(first, last):
             start = int(self._offsets[number]) - offset
             found = xxhash.xxh3_64_intdigest(view[start : start + int(self._lengths[number])])
             expected = int(self._checksums[number]) % (1 << 64)
             if found != expected:
-                raise self._damaged(f"checksum of row group {number}", f"{expected:016x}", f"{found:016x}")
+                raise self._make_damage(f"checksum of row group {number}", f"{expected:016x}", f"{found:016x}")
         self._window.offset, self._window.fetched = offset, data
 
-    def _footer(self) -> bytes:
+    def _read_footer(self) -> bytes:
         entry = self.entry
         footer = self._blob.get_range(entry.key, entry.bytes - entry.footer_bytes, entry.footer_bytes + 1)
         if len(footer) != entry.footer_bytes:
             found = f"{entry.bytes - entry.footer_bytes + len(footer)} or another"
-            raise self._damaged("length in bytes", entry.bytes, found)
+            raise self._make_damage("length in bytes", entry.bytes, found)
         found = xxhash.xxh3_64_hexdigest(footer)
         if found != entry.footer_checksum:
-            raise self._damaged("checksum of its footer", entry.footer_checksum, found)
+            raise self._make_damage("checksum of its footer", entry.footer_checksum, found)
         return footer
 
     def _check_schema(self, schema: pa.Schema) -> None:
@@ -137,12 +137,12 @@ class PartReader:
             number = int(version) if version.isdigit() else 0
             raise UnsupportedFormat(path=self._path, found=number, supported=FORMAT_VERSION)
         if not state_schema(pa.schema([*found][:-2])).equals(expected):  # older ones have NOT NULL inside structs, too
-            raise self._damaged("columns", expected.remove_metadata(), found.remove_metadata())
+            raise self._make_damage("columns", expected.remove_metadata(), found.remove_metadata())
 
-    def _damaged(self, why: str, expected: object, found: object) -> BlobDamaged:
+    def _make_damage(self, why: str, expected: object, found: object) -> BlobDamaged:
         return BlobDamaged(path=self._path, why=why, expected=str(expected), found=str(found))
 
-    def _declared(self, table: pa.Table, names: Sequence[str]) -> dict[str, Any]:
+    def _to_declared_types(self, table: pa.Table, names: Sequence[str]) -> dict[str, Any]:
         columns = {name: one_chunk(table.column(i)) for i, name in enumerate(names)}
         for name in self._retyped.intersection(names):
             columns[name] = reinterpret(columns[name], self._schema.field(name).type)
@@ -188,7 +188,7 @@ def _block(columns: dict[str, Any]) -> Block:
     return Block(words, diffs, columns)
 
 
-def _leaves(schema: pa.Schema) -> dict[str, tuple[int, int]]:
+def _leaf_ranges(schema: pa.Schema) -> dict[str, tuple[int, int]]:
     """Where the columns of a file lie among Parquet's own, which has one per leaf of a nested type."""
     found, at = {}, 0
     for field in schema:

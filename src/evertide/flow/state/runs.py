@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.block import Block, concatenated
+from evertide.flow.state.block import Block, concatenate_blocks
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.state_part import PartEntry
 from evertide.rows.columns import Longs
@@ -53,7 +53,7 @@ class MemoryRun:
         return self.block.bytes
 
     def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
-        return _hits(self.block, bounds, names)
+        return _find_rows(self.block, bounds, names)
 
     def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
         if self.block.rows:  # what is summed up to be saved may cancel out
@@ -81,7 +81,7 @@ class DeltaRun:
             return self._block
 
     def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
-        return _hits(self.block, bounds, names)
+        return _find_rows(self.block, bounds, names)
 
     def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
         if self.block.rows:  # a delta may cancel out
@@ -117,26 +117,28 @@ class PartRun:
             return None
         found: list[Block] = []
         pieces: list[Piece] = []
-        for group, low, high in _spans(firsts[hit], ends[hit]):
+        for group, low, high in _find_spans(firsts[hit], ends[hit]):
             block = shelf.block(*places[group], names)
-            pieces += _pieces(block, bounds[2 * hit[low] : 2 * hit[high - 1] + 2], names)
+            pieces += _find_pieces(block, bounds[2 * hit[low] : 2 * hit[high - 1] + 2], names)
             if len(pieces) >= _PIECES_HELD:
-                found.append(_gathered(pieces, names))
+                found.append(_gather(pieces, names))
                 pieces = []
         if pieces:
-            found.append(_gathered(pieces, names))
-        return concatenated(found) if found else None
+            found.append(_gather(pieces, names))
+        return concatenate_blocks(found) if found else None
 
     def read(self, names: Sequence[str], shelf: PartShelf) -> Iterator[Block]:
         for entry in self.entries:
             for first in range(0, entry.row_groups, _GROUPS_AT_ONCE):
-                yield concatenated(shelf.blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups), names))
+                yield concatenate_blocks(
+                    shelf.blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups), names)
+                )
 
 
 Run = MemoryRun | DeltaRun | PartRun
 
 
-def _spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
+def _find_spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
     """Per row group that may hold any of the words: its number, and which of the (ascending) words, as a range.
 
     Word i lies in row groups [firsts[i], ends[i]), and both ascend: so a row group's words are neighbours.
@@ -151,16 +153,16 @@ def _spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
     yield from zip(groups.tolist(), lows.tolist(), highs.tolist(), strict=True)
 
 
-def _pieces(block: Block, bounds: Longs, names: Sequence[str]) -> list[Piece]:
+def _find_pieces(block: Block, bounds: Longs, names: Sequence[str]) -> list[Piece]:
     """Where in a row group the words lie that bounds hold, in pairs with the word after each."""
     if len(bounds) > _SLICES_MAX:
-        hits = _hits(block, bounds, names)
+        hits = _find_rows(block, bounds, names)
         return [] if hits is None else [(hits, 0, hits.rows)]
     found = block.words.searchsorted(bounds).tolist()
     return [(block, start, end) for start, end in zip(found[::2], found[1::2], strict=True) if start < end]
 
 
-def _gathered(pieces: Sequence[Piece], names: Sequence[str]) -> Block:
+def _gather(pieces: Sequence[Piece], names: Sequence[str]) -> Block:
     columns = {}
     for name in names:
         slices = [block.columns[name].slice(start, end - start) for block, start, end in pieces]
@@ -169,7 +171,7 @@ def _gathered(pieces: Sequence[Piece], names: Sequence[str]) -> Block:
     return Block(words, np.concatenate([block.diffs[start:end] for block, start, end in pieces]), columns)
 
 
-def _hits(block: Block, bounds: Longs, names: Sequence[str]) -> Block | None:
+def _find_rows(block: Block, bounds: Longs, names: Sequence[str]) -> Block | None:
     """The rows of a block whose words bounds hold, in pairs with the word after each."""
     found = block.words.searchsorted(bounds)
     starts, ends = found[::2], found[1::2]

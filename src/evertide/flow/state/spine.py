@@ -29,7 +29,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from evertide.errors import InvalidInput, OutcomeUnknown, Unavailable
-from evertide.flow.state.block import Block, merged
+from evertide.flow.state.block import Block, merge_blocks
 from evertide.flow.state.merge import merge, write_run
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.runs import DeltaRun, MemoryRun, PartRun, Run
@@ -107,10 +107,10 @@ class Spine:
         """Add a consolidated block, in the order of its words."""
         if block.rows == 0:
             return
-        self._stop_back()
+        self._bound_memory()
         with self._lock:
             memory, joined = [*self.runs.memory], []
-            while len(memory) > self._held and self._are_tiny(memory[-1].rows, block.rows):
+            while len(memory) > self._held and self._is_joinable(memory[-1].rows, block.rows):
                 joined.append(memory.pop())
                 block = self._sum([joined[-1].block, block])
             fresh = [MemoryRun(block)] if block.rows else []
@@ -118,7 +118,7 @@ class Spine:
 
     def defer(self, run: DeltaRun) -> None:
         """Add a large delta, whose block is made when it is needed."""
-        self._stop_back()
+        self._bound_memory()
         with self._lock:
             self._swap((), memory=(*self.runs.memory, run))
 
@@ -136,7 +136,7 @@ class Spine:
             self.write_memory()
             return True
         with self._merging:
-            runs = self._of_like_size()
+            runs = self._find_mergeable()
             try:
                 if runs:
                     self._replace(runs, is_stopping)
@@ -145,19 +145,19 @@ class Spine:
             return bool(runs)
 
     def write_memory(self) -> None:
-        with self._holding() as memory:
+        with self._hold_memory() as memory:
             if memory:
                 self._replace(memory)
 
     def compact(self) -> None:
-        with self._holding() as memory, self._merging:
+        with self._hold_memory() as memory, self._merging:
             runs: list[Run] = [*self.runs.parts, *memory]
             if memory or len(runs) > 1:
                 self._replace(runs)
 
     def save(self) -> tuple[tuple[PartEntry, ...], ...]:
         """The parts of all runs, per run; those in memory are written too, and stay there all the same."""
-        with self._holding() as memory:
+        with self._hold_memory() as memory:
             unsaved = [run for run in memory if not run.entries]
             saved = [run for run in memory if run.entries]
             if unsaved:
@@ -171,7 +171,7 @@ class Spine:
                 return tuple(run.entries for run in runs)
 
     @contextmanager
-    def _holding(self) -> Iterator[tuple[MemoryRun | DeltaRun, ...]]:
+    def _hold_memory(self) -> Iterator[tuple[MemoryRun | DeltaRun, ...]]:
         """The runs in memory as they are now: until the end nobody replaces them, and new ones come after them."""
         with self._writing:
             with self._lock:
@@ -231,9 +231,9 @@ class Spine:
             raise
 
     def _sum(self, blocks: Sequence[Block]) -> Block:
-        return merged(blocks, has_key=True, is_consolidated=True, where=self._where)
+        return merge_blocks(blocks, has_key=True, is_consolidated=True, where=self._where)
 
-    def _stop_back(self) -> None:
+    def _bound_memory(self) -> None:
         """Bound what is in memory. If storage is away, the commit of the transaction waits for it, so no more comes."""
         if self._is_full(self.runs.memory[:-1], _BACKSTOP):
             try:
@@ -248,10 +248,10 @@ class Spine:
             or sum(run.bytes for run in memory) > limits.memory_bytes_max * times
         )
 
-    def _are_tiny(self, last_rows: int, rows: int) -> bool:
+    def _is_joinable(self, last_rows: int, rows: int) -> bool:
         return last_rows < 2 * rows and last_rows + rows <= self._settings.inline_rows_max
 
-    def _of_like_size(self) -> list[PartRun]:
+    def _find_mergeable(self) -> list[PartRun]:
         """Enough runs of one size to be merged, the smallest such."""
         by_level: dict[int, list[PartRun]] = {}
         for run in self.runs.parts:

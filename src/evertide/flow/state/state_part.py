@@ -174,8 +174,8 @@ def write_part(
 ) -> PartEntry:
     """Put consolidated rows, sorted by their words, as one part. The table: the collection's columns, then `__diff`.
 
-    For executors: it needs nothing of the arrangement. `evertide.flow.state.arrangement.arranged` puts rows into this
-    form.
+    For executors: it needs nothing of the arrangement. `evertide.flow.state.table_blocks.arrange_delta` brings rows
+    into this form.
     """
     if len(words) != table.num_rows or len(words) == 0 or (words[1:] < words[:-1]).any():
         why = f"{table.num_rows} rows with {len(words)} words: one per row is needed, ascending, and at least one"

@@ -13,46 +13,46 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import InvalidInput
-from evertide.flow.state.block import Block, merged
+from evertide.flow.state.block import Block, merge_blocks
 from evertide.flow.state.keys import key_words
 from evertide.flow.state.state_part import check_schema
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs, one_chunk
 from evertide.rows.conform import alike, conform
 
-__all__ = ["DIFF_FIELD", "arranged", "block_of", "check_key", "columns_of", "table_of"]
+__all__ = ["DIFF_FIELD", "arrange_delta", "check_columns", "check_key", "make_block", "make_table"]
 
 DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 
-def arranged(table: pa.Table, key: Sequence[str], where: str = "delta") -> tuple[pa.Table, Longs]:
+def arrange_delta(table: pa.Table, key: Sequence[str], where: str = "delta") -> tuple[pa.Table, Longs]:
     """A delta consolidated and in the order of its words, with these: what `state_part.write_part` takes."""
     schema = pa.schema([*table.schema][:-1])
     check_schema(schema, where)
     check_key(schema, key, where)
-    block = block_of(table, schema, key, where)
-    return table_of([block], schema), block.words
+    block = make_block(table, schema, key, where)
+    return make_table([block], schema), block.words
 
 
-def block_of(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: str) -> Block:
+def make_block(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: str) -> Block:
     """A delta as a consolidated block in the order of its words."""
-    arrays = columns_of(delta, pa.schema([*schema, DIFF_FIELD]), where)
+    arrays = check_columns(delta, pa.schema([*schema, DIFF_FIELD]), where)
     columns = dict(zip(schema.names, arrays, strict=False))
     # There is one key only if it has no columns, so that any order will do: the one that keeps a merge's memory small.
     names = key or schema.names
     words = key_words(pa.Table.from_arrays([columns[name] for name in names], names=list(names)))
     block = Block(words, np.asarray(arrays[-1]), columns)
-    return merged([block], has_key=True, is_consolidated=False, where=where)
+    return merge_blocks([block], has_key=True, is_consolidated=False, where=where)
 
 
-def columns_of(table: pa.Table, schema: pa.Schema, where: str) -> list[Any]:
+def check_columns(table: pa.Table, schema: pa.Schema, where: str) -> list[Any]:
     """The columns of a table, each one array of exactly the type that the schema says."""
     if table.schema.names != schema.names:
         raise InvalidInput(where=where, why=f"has the columns {table.schema.names}, and not {schema.names}")
-    return [_column(column, field, where) for column, field in zip(table.columns, schema, strict=True)]
+    return [_check_column(column, field, where) for column, field in zip(table.columns, schema, strict=True)]
 
 
-def _column(column: Any, field: Any, where: str) -> Any:
+def _check_column(column: Any, field: Any, where: str) -> Any:
     place = f"{where}, column {field.name!r}"
     array = one_chunk(column)
     if not array.type.equals(field.type, check_metadata=True):
@@ -70,7 +70,7 @@ def check_key(schema: pa.Schema, key: Sequence[str], where: str) -> None:
         raise InvalidInput(where=where, why=f"the key {key!r} names each of its columns once, out of {schema.names}")
 
 
-def table_of(blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
+def make_table(blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
     """Rows as a table with these columns and `__diff`; one chunk per block."""
     whole = pa.schema([*schema, DIFF_FIELD])
     tables = [

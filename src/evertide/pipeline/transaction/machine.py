@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import Damaged, StateDiverged, ViewFailed
-from evertide.flow.blame import culprit
+from evertide.flow.blame import find_culprit
 from evertide.flow.circuit import new_names
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.manifest import Manifest
@@ -115,7 +115,7 @@ class Machine:
                     raise
                 self._failed.append(self._lost(cohort, str(error)))
             except ViewFailed as error:
-                row = culprit(cohort.fails, deltas)
+                row = find_culprit(cohort.fails, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
                 self._failed.append(ViewFailed(views=error.views, time=self.time, why=why))
                 cohort.drop(error.views)

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.keys import canonical
+from evertide.flow.state.keys import canonicalize
 from evertide.flow.state.manifest import Manifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
@@ -224,7 +224,7 @@ def _letters(table: DeclaredTable, letters: Sequence[Letter]) -> pa.Table:
 
 def _key_texts(keys: pa.Table) -> list[str]:
     """Equal keys have equal texts, whatever other keys are there: so a good row finds the letters of its key."""
-    columns = [canonical(one_chunk(column)) for column in keys.columns]
+    columns = [canonicalize(one_chunk(column)) for column in keys.columns]
     return json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 
 

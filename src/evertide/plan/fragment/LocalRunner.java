@@ -60,19 +60,20 @@ import scala.reflect.ClassTag;
 import scala.reflect.ClassTag$;
 
 /**
- * A fragment over few rows, from Arrow to Arrow in one call: see evertide.plan.fragment.local_runner, which compiles this with the
- * compiler that Spark has for its own generated code. That compiler knows no lambdas and no generics: hence the casts.
+ * Runs a fragment over few rows in one call, from Arrow to Arrow. evertide.plan.fragment.local_runner says why, and
+ * compiles this class with Spark's compiler for generated code. That compiler supports neither lambdas nor generics,
+ * hence the casts.
  */
 public final class LocalRunner {
-    /** Numbers that no task of Spark has. */
+    /** Task attempt ids, above those of Spark's own tasks. */
     private static final AtomicLong ATTEMPTS = new AtomicLong(1L << 40);
-    /** Parts of the names of operators that do not stay in one partition of one process. */
+    /** Name parts of operators that need other partitions, tasks or processes. */
     private static final String[] OTHERS = {"Exchange", "Broadcast", "Adaptive", "Python", "Pandas", "InMemory"};
     private static final ClassTag TAG = ClassTag$.MODULE$.apply(InternalRow.class);
     private static final String ZONE = "UTC";
     private static final long ALL = 1L << 31;
-    /** What the error says that ends a run in which a join makes too many rows. */
-    private static final String TOO_MANY = "evertide: a join makes more rows than one thread should";
+    /** The message of the error that aborts a run when a join produces too many rows. */
+    private static final String TOO_MANY = "evertide: a join produces more rows than one thread should process";
 
     private final SparkSession session;
     private final LogicalPlan tree;
@@ -84,12 +85,12 @@ public final class LocalRunner {
     private final Seq minus;
     private final Seq plus;
     private final StructType struct;
-    private final long rowsMadeMax;
-    /** Of few rows: apart from that of tasks, whose class needs libraries that may be missing. */
+    private final long rowsJoinedMax;
+    /** A separate manager: the class of the tasks' own one needs libraries that may be missing. */
     private final MemoryManager memory;
     private final Map known = new HashMap();
 
-    /** Of each leaf: the id of the RDD that marks it in the tree, its attributes, and its type. */
+    /** `marks`, `outputs` and `structs` have one entry per leaf: the id of its RDD in the tree, its attributes, its type. */
     public LocalRunner(
             SparkSession session,
             LogicalPlan tree,
@@ -100,7 +101,7 @@ public final class LocalRunner {
             Seq minus,
             Seq plus,
             StructType struct,
-            long rowsMadeMax) {
+            long rowsJoinedMax) {
         this.session = session;
         this.tree = tree;
         this.height = height;
@@ -110,7 +111,7 @@ public final class LocalRunner {
         this.minus = minus;
         this.plus = plus;
         this.struct = struct;
-        this.rowsMadeMax = rowsMadeMax;
+        this.rowsJoinedMax = rowsJoinedMax;
         this.memory = UnifiedMemoryManager.apply(session.sparkContext().conf(), 1);
         for (int at = 0; at < structs.size(); at++) {
             this.projections.add(UnsafeProjection$.MODULE$.create((StructType) structs.get(at)));
@@ -118,14 +119,14 @@ public final class LocalRunner {
     }
 
     /**
-     * Computes the terms of one file into another one, and says how: in place, here, or by a job; or that there are too
-     * many rows for either.
+     * Reads terms from one file and writes their rows to another. Returns how they were computed: "place", "here" (in
+     * this thread) or "job"; or "too many" if a join produces too many rows, and nothing was written.
      */
-    public synchronized String run(String from, String to, boolean isRowWise, boolean isHere) throws Exception {
+    public synchronized String run(String from, String to, boolean isRowWise, boolean isEnabled) throws Exception {
         Option before = SparkSession.getActiveSession();
         SparkSession.setActiveSession(this.session);
         try {
-            return this.computed(from, to, isRowWise, isHere);
+            return this.compute(from, to, isRowWise, isEnabled);
         } finally {
             if (before.isDefined()) {
                 SparkSession.setActiveSession((SparkSession) before.get());
@@ -135,18 +136,18 @@ public final class LocalRunner {
         }
     }
 
-    private String computed(String from, String to, boolean isRowWise, boolean isHere) throws Exception {
+    private String compute(String from, String to, boolean isRowWise, boolean isEnabled) throws Exception {
         List signs = new ArrayList();
         List terms = this.read(from, signs);
         if (isRowWise) {
-            List found = this.inPlace(signs, terms);
+            List found = this.runInPlace(signs, terms);
             if (found != null) {
                 this.write(to, found);
                 return "place";
             }
         }
         try {
-            return this.joined(to, terms, signs, isHere);
+            return this.runPlan(to, terms, signs, isEnabled);
         } catch (Exception error) {
             if (isTooMany(error)) {
                 return "too many";
@@ -155,26 +156,26 @@ public final class LocalRunner {
         }
     }
 
-    private String joined(String to, List terms, List signs, boolean isHere) throws Exception {
-        if (isHere) {
-            Prepared prepared = this.prepared(signs);
+    private String runPlan(String to, List terms, List signs, boolean isEnabled) throws Exception {
+        if (isEnabled) {
+            Prepared prepared = this.prepare(signs);
             if (prepared.rdd != null) {
                 try {
                     prepared.hold(terms);
-                    this.writeHere(to, prepared.rdd);
+                    this.writeInDriver(to, prepared.rdd);
                     return "here";
                 } catch (Exception error) {
                     if (isTooMany(error)) {
                         throw error;
                     }
-                    this.known.remove(signs); // a job tells it better; and what failed is not used again
+                    this.known.remove(signs); // do not reuse a failed plan; the job reports the better error
                 } finally {
                     prepared.hold(null);
                 }
             }
         }
         List all = new ArrayList();
-        all.add(this.planned(this.locals(terms), signs).executeCollectIterator()._2());
+        all.add(this.plan(this.makeRelations(terms), signs).executeCollectIterator()._2());
         this.write(to, all);
         return "job";
     }
@@ -199,7 +200,7 @@ public final class LocalRunner {
                 signs.add(Integer.valueOf(in.readInt()));
                 List leaves = new ArrayList();
                 for (int at = 0; at < this.marks.size(); at++) {
-                    leaves.add(this.leaf(in, at));
+                    leaves.add(this.readLeaf(in, at));
                 }
                 terms.add(leaves);
             }
@@ -209,7 +210,7 @@ public final class LocalRunner {
         return terms;
     }
 
-    private Object[] leaf(DataInputStream in, int at) throws Exception {
+    private Object[] readLeaf(DataInputStream in, int at) throws Exception {
         List batches = new ArrayList();
         int count = in.readInt();
         for (int number = 0; number < count; number++) {
@@ -228,8 +229,8 @@ public final class LocalRunner {
         return held.toArray();
     }
 
-    /** The rows of all terms as relations of their own. */
-    private List locals(List terms) {
+    /** The rows of each term as local relations. */
+    private List makeRelations(List terms) {
         List found = new ArrayList();
         for (int number = 0; number < terms.size(); number++) {
             List leaves = new ArrayList();
@@ -242,12 +243,12 @@ public final class LocalRunner {
         return found;
     }
 
-    /** A relation in one partition whose rows are those of the moment: a plan over it is made once, and runs often. */
-    private static final class Held extends RDD {
+    /** An RDD of one partition whose rows are set before each run, so that a plan over it is reused. */
+    private static final class HeldRows extends RDD {
         private final Partition[] partitions;
         private Object[] rows = new Object[0];
 
-        Held(SparkContext spark, ClassTag tag) {
+        HeldRows(SparkContext spark, ClassTag tag) {
             super(spark, (Seq) Nil$.MODULE$, tag);
             this.partitions = new Partition[] {new ParallelCollectionPartition(0L, 0, (Seq) Nil$.MODULE$, tag)};
         }
@@ -261,7 +262,7 @@ public final class LocalRunner {
         }
     }
 
-    /** A plan that is ready to run here; without an RDD if it is one for a job. */
+    /** A plan that this thread can run; its RDD is null if the plan needs a job. */
     private static final class Prepared {
         private final List held = new ArrayList();
         private RDD rdd;
@@ -270,30 +271,30 @@ public final class LocalRunner {
             for (int number = 0; number < this.held.size(); number++) {
                 List leaves = (List) this.held.get(number);
                 for (int at = 0; at < leaves.size(); at++) {
-                    ((Held) leaves.get(at)).rows =
+                    ((HeldRows) leaves.get(at)).rows =
                             terms == null ? new Object[0] : (Object[]) ((List) terms.get(number)).get(at);
                 }
             }
         }
     }
 
-    private Prepared prepared(List signs) {
+    private Prepared prepare(List signs) {
         Prepared found = (Prepared) this.known.get(signs);
         if (found == null) {
-            found = this.made(signs);
+            found = this.makePrepared(signs);
             this.known.put(signs, found);
         }
         return found;
     }
 
-    private Prepared made(List signs) {
+    private Prepared makePrepared(List signs) {
         Prepared made = new Prepared();
         List relations = new ArrayList();
         for (int number = 0; number < signs.size(); number++) {
             List leaves = new ArrayList();
             List held = new ArrayList();
             for (int at = 0; at < this.marks.size(); at++) {
-                Held rows = new Held(this.session.sparkContext(), TAG);
+                HeldRows rows = new HeldRows(this.session.sparkContext(), TAG);
                 held.add(rows);
                 Seq output = (Seq) this.outputs.get(at);
                 LocalRelation few = new LocalRelation(output, (Seq) Nil$.MODULE$, false, Option.empty());
@@ -304,64 +305,64 @@ public final class LocalRunner {
             made.held.add(held);
             relations.add(leaves);
         }
-        SparkPlan plan = this.planned(relations, signs);
-        made.rdd = this.isForHere(plan) ? plan.execute() : null;
+        SparkPlan plan = this.plan(relations, signs);
+        made.rdd = this.canRunInDriver(plan) ? plan.execute() : null;
         return made;
     }
 
     // Plans.
 
     /**
-     * With rows in the leaves' places, all in one partition: so that no exchange is left to plan. Of a union, and of a
-     * join below a join, Spark does not see that it is, unless it is told.
+     * Puts relations in the places of the leaves, all in one partition, so that Spark plans no exchange. For a union,
+     * and for a join below a join, Spark needs a Repartition node to know that there is one partition.
      */
-    private LogicalPlan bound(LogicalPlan tree, List leaves, boolean isPlanned, boolean isBelowJoin) {
+    private LogicalPlan bind(LogicalPlan tree, List leaves, boolean isForPlan, boolean isBelowJoin) {
         if (tree instanceof LogicalRDD) {
             int at = this.marks.indexOf(Integer.valueOf(((LogicalRDD) tree).rdd().id()));
             if (at >= 0) {
                 LogicalPlan leaf = (LogicalPlan) leaves.get(at);
-                return isPlanned && leaf instanceof LocalRelation ? new Repartition(1, false, leaf) : leaf;
+                return isForPlan && leaf instanceof LocalRelation ? new Repartition(1, false, leaf) : leaf;
             }
         }
         List below = new ArrayList();
         scala.collection.Iterator children = ((Seq) tree.children()).iterator();
         while (children.hasNext()) {
-            below.add(this.bound(
-                    (LogicalPlan) children.next(), leaves, isPlanned, isBelowJoin || tree instanceof Join));
+            below.add(this.bind(
+                    (LogicalPlan) children.next(), leaves, isForPlan, isBelowJoin || tree instanceof Join));
         }
-        if (below.isEmpty()) { // constants, which Spark would spread over partitions
-            return isPlanned ? new Repartition(1, false, tree) : tree;
+        if (below.isEmpty()) { // constants: Spark would distribute them over partitions
+            return isForPlan ? new Repartition(1, false, tree) : tree;
         }
         if (tree instanceof RepartitionByExpression) {
             return (LogicalPlan) below.get(0);
         }
         LogicalPlan made = (LogicalPlan) tree.withNewChildren(sequence(below));
-        if (isPlanned && tree instanceof Join) {
-            made = this.counted(made);
+        if (isForPlan && tree instanceof Join) {
+            made = this.limitRows(made);
         }
         boolean isUnseen = tree instanceof Union || (isBelowJoin && tree instanceof Join);
-        return isPlanned && isUnseen ? new Repartition(1, false, made) : made;
+        return isForPlan && isUnseen ? new Repartition(1, false, made) : made;
     }
 
-    /** Few rows may make very many: the rows of a join are numbered, and the first number that is too high is an error. */
-    private LogicalPlan counted(LogicalPlan join) {
+    /** Numbers the rows of a join, and raises TOO_MANY at the first number above the limit. */
+    private LogicalPlan limitRows(LogicalPlan join) {
         Expression isWithin = new LessThan(
-                new MonotonicallyIncreasingID(), Literal$.MODULE$.apply(Long.valueOf(this.rowsMadeMax)));
+                new MonotonicallyIncreasingID(), Literal$.MODULE$.apply(Long.valueOf(this.rowsJoinedMax)));
         Expression fails = new IsNotNull(new RaiseError(Literal$.MODULE$.apply(TOO_MANY)));
         return new Filter(new Or(isWithin, fails), join);
     }
 
-    private LogicalPlan signed(Object sign, List leaves, boolean isPlanned) {
+    private LogicalPlan addSign(Object sign, List leaves, boolean isForPlan) {
         Seq columns = ((Integer) sign).intValue() < 0 ? this.minus : this.plus;
-        return new Project(columns, this.bound(this.tree, leaves, isPlanned, false));
+        return new Project(columns, this.bind(this.tree, leaves, isForPlan, false));
     }
 
-    /** Catalyst computes maps and filters of local rows by itself, an operator at a time; null if there is more. */
-    private List inPlace(List signs, List terms) {
+    /** Computes maps and filters without a plan, by a rule of the optimizer; null if the tree has other operators. */
+    private List runInPlace(List signs, List terms) {
         List found = new ArrayList();
-        List relations = this.locals(terms);
+        List relations = this.makeRelations(terms);
         for (int number = 0; number < terms.size(); number++) {
-            LogicalPlan plan = this.signed(signs.get(number), (List) relations.get(number), false);
+            LogicalPlan plan = this.addSign(signs.get(number), (List) relations.get(number), false);
             for (int step = 0; step <= this.height; step++) {
                 plan = (LogicalPlan) ConvertToLocalRelation$.MODULE$.apply(plan);
             }
@@ -373,10 +374,10 @@ public final class LocalRunner {
         return found;
     }
 
-    private SparkPlan planned(List relations, List signs) {
+    private SparkPlan plan(List relations, List signs) {
         List trees = new ArrayList();
         for (int number = 0; number < signs.size(); number++) {
-            trees.add(this.signed(signs.get(number), (List) relations.get(number), true));
+            trees.add(this.addSign(signs.get(number), (List) relations.get(number), true));
         }
         LogicalPlan whole = trees.size() == 1 ? (LogicalPlan) trees.get(0) : new Union(sequence(trees), false, false);
         return QueryExecution$.MODULE$.prepareExecutedPlan(this.session, whole);
@@ -386,10 +387,10 @@ public final class LocalRunner {
         return ArraySeq$.MODULE$.unsafeWrapArray(values.toArray());
     }
 
-    // Where it runs.
+    // Execution.
 
-    /** Behind an exchange that no job has run Spark finds no rows, and says nothing: so this is looked at first. */
-    public boolean isForHere(SparkPlan plan) {
+    /** An exchange that no job has run yields no rows and no error, so such plans must be found before they run. */
+    public boolean canRunInDriver(SparkPlan plan) {
         if (needsTasks(plan) || ((Seq) plan.subqueriesAll()).nonEmpty()) {
             return false;
         }
@@ -412,7 +413,7 @@ public final class LocalRunner {
         return false;
     }
 
-    /** Some operators have an exchange that their name does not tell: their rows change partitions. */
+    /** Some operators contain an exchange although their name does not say so: the RDD's lineage shows it. */
     private static boolean isNarrow(RDD rdd) {
         scala.collection.Iterator dependencies = ((Seq) rdd.dependencies()).iterator();
         while (dependencies.hasNext()) {
@@ -424,8 +425,8 @@ public final class LocalRunner {
         return true;
     }
 
-    /** As a task would do it, with a task's context for as long as it takes. */
-    private void writeHere(String to, RDD rdd) throws Exception {
+    /** Computes the rows as a task would, with a task context that lasts as long as the computation. */
+    private void writeInDriver(String to, RDD rdd) throws Exception {
         Partition[] partitions = rdd.partitions();
         DataOutputStream out = output(to);
         try {
@@ -457,12 +458,12 @@ public final class LocalRunner {
         }
     }
 
-    /** What runs hold: nothing, when none is under way. */
+    /** Execution memory in use: 0 while no run is in progress. */
     public long memoryUsed() {
         return this.memory.executionMemoryUsed();
     }
 
-    // Rows out: each batch with its length before it.
+    // Rows out: each batch is preceded by its length.
 
     private void write(String to, List several) throws Exception {
         DataOutputStream out = output(to);

@@ -67,7 +67,7 @@ class LocalRunner:
         self._jvm = made
         self._schemas = schemas
         self.last_path = ""
-        """How the last run went: in `place`, `here`, by a `job`, or not at all, as there were `too many` rows."""
+        """How the last run was computed: `place`, `here`, `job`, or `too many`."""
 
     def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table] | None:
         """The rows that come of the terms, each with its sign; None if a join makes too many for one thread."""

@@ -59,7 +59,7 @@ class Explaining:
         media = chosen(request, query.format, (JSON, TEXT, MERMAID, DOT))
         found = await run_in_threadpool(self._explained, request.path_params["name"])
         if media == JSON:
-            return said(found.plain())
+            return said(found.to_dict())
         text = found.text() if media == TEXT else mermaid(found) if media == MERMAID else dot(found)
         return Response(text, media_type=media)
 

@@ -23,7 +23,7 @@ from evertide.errors import EvertideError
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 
 __all__ = ["LARGE", "SCRIPT", "Shop", "digests", "settings"]
 
@@ -48,7 +48,7 @@ class Shop:
     """The same transactions in every process: each kind is made from how many orders there are."""
 
     def __init__(self) -> None:
-        self._chance = Chance(5)
+        self._chance = RandomStream(5)
         self._orders = 0
 
     def transaction(self, kind: str) -> Iterator[tuple[str, list[dict[str, Any]], list[int]]]:

@@ -20,7 +20,7 @@ from evertide.rows.changes import DIFF, net
 from evertide.testing.compare import compare
 from evertide.testing.ledger import Transaction, delta_of
 from evertide.testing.oracle import Content
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 from tests.flow.checked import TABLES, transactions_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def net_times(delta: pa.Table, factor: int) -> pa.Table:
     return delta.set_column(at, delta.schema.field(at), pa.array(np.asarray(delta.column(DIFF)) * factor))
 
 
-def shuffled(deltas: Transaction, chance: Chance) -> Transaction:
+def shuffled(deltas: Transaction, chance: RandomStream) -> Transaction:
     made = {}
     for name, delta in deltas.items():
         order = sorted(range(delta.num_rows), key=lambda _: chance.bits())
@@ -179,7 +179,7 @@ def test_a_transaction_and_its_inverse_leave_no_trace(spark: SparkSession, trans
 def test_the_order_of_rows_does_not_matter(
     spark: SparkSession, transactions: list[Transaction], baseline: Baseline
 ) -> None:
-    mixed = [shuffled(deltas, Chance(number)) for number, deltas in enumerate(transactions)]
+    mixed = [shuffled(deltas, RandomStream(number)) for number, deltas in enumerate(transactions)]
     assert_told(told(Circuit(spark, SCRIPT), mixed), baseline.told)
 
 

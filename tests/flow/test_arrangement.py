@@ -26,7 +26,7 @@ from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs
 from evertide.rows.digest import RowHashes
 from evertide.testing.arrow import canonical_rows, reencoded, schemas, tables
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, grouped, keys
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -294,7 +294,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_runs_stay_few() -> None:
     """Of each size fewer than are merged, whatever the number of deltas; and each row is written once per size."""
-    world, chance = World(), Chance(5)
+    world, chance = World(), RandomStream(5)
     limits = ArrangementSettings(
         memory_rows_max=64, inline_rows_max=32, row_group_rows=16, part_rows_max=256, merge_fan_in=4
     )

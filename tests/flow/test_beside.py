@@ -15,7 +15,7 @@ from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.merge import merge
 from evertide.flow.state.spine import ArrangementSettings, Runs, Spine
 from evertide.flow.state.table_blocks import make_table
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, keys
 from tests.store.race import together
 
@@ -34,7 +34,7 @@ def test_maintain_compact_and_save_beside_apply_and_lookup() -> None:
     applied: list[Content] = [Counter()]
 
     def transactions() -> None:
-        chance = Chance(11)
+        chance = RandomStream(11)
         model: Content = Counter()
         for _ in range(TRANSACTIONS):
             rows = [(chance.below(60), f"n{chance.below(3)}", 0.0) for _ in range(1 + chance.below(8))]

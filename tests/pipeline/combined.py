@@ -34,7 +34,7 @@ from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage
@@ -120,7 +120,7 @@ class CombinedRun:
     did: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.chance = Chance(self.seed)
+        self.chance = RandomStream(self.seed)
         self.key = self.key or sorted(KEYS)[self.chance.below(len(KEYS))]
         self.rate = 0.0
         self.fault_chance = self.chance.fork(1)

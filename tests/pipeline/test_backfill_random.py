@@ -18,7 +18,7 @@ from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.transaction.members import Members
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallEngine, SmallView
@@ -51,7 +51,7 @@ ALL = {**VIEWS, "picky": SmallView("picky", pa.schema([("n", pa.int64())]), ("or
 
 @dataclass
 class Run:
-    chance: Chance
+    chance: RandomStream
     below: Storage = field(default_factory=shared)
     percent: int = 0
     orders: dict[int, Row] = field(default_factory=dict)
@@ -218,7 +218,7 @@ def survive(seed: int, steps: int) -> Run:
             runs[0].beside()
 
     with pytest.MonkeyPatch.context() as patched:
-        run = Run(Chance(seed))
+        run = Run(RandomStream(seed))
         runs.append(run)
         patched.setattr(Backfill, "_compute", computed)
         for _ in range(steps):

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.sinks.sink_record import read_sinks
 from evertide.runtime import SystemRuntime
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.open import open_storage
 from tests.pipeline.everything import QUERIES, SETTINGS, World, open_world
 from tests.pipeline.kit import rows_of
@@ -123,7 +123,9 @@ def settle(p: Pipeline, db: Database, runtime: SystemRuntime) -> dict[str, list[
     return wanted
 
 
-def survive(world: World, db: Database, broker: KafkaBroker, chance: Chance, *, kills: int, rate: int = 40) -> str:
+def survive(
+    world: World, db: Database, broker: KafkaBroker, chance: RandomStream, *, kills: int, rate: int = 40
+) -> str:
     runtime = SystemRuntime()
     stood = [0]
     with load(db, Path(world.storage).parent, rate):
@@ -156,4 +158,4 @@ def test_pgbench_and_all_sinks_while_the_pipeline_is_killed_again_and_again(
     with database("everything") as db:
         topic = new_topic(kafka_broker, 2)
         world = World("small", str(tmp_path / "s"), db.dsn, db.slot, kafka_broker.brokers, topic)
-        survive(world, db, kafka_broker, Chance(7), kills=5)
+        survive(world, db, kafka_broker, RandomStream(7), kills=5)

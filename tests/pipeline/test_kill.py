@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import rows_of
 from tests.pipeline.worker import DEFAULT, SMALL, open_worker
@@ -37,7 +37,7 @@ def check(storage: Path, kind: str, at_least: int, views: str = DEFAULT) -> None
 
 
 def cycles(storage: Path, kind: str, count: int, seed: int) -> None:
-    chance = Chance(seed)
+    chance = RandomStream(seed)
     used: list[int] = []
     for _ in range(count):
         began, acknowledged = run_and_kill(storage, kind, chance.below(12))

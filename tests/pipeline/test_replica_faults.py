@@ -16,7 +16,7 @@ import pytest
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import Role
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, rows_of, storage
@@ -50,7 +50,7 @@ class Two:
 
     kinds: Sequence[Fault]
     percent: int
-    chance: Chance
+    chance: RandomStream
     below: Storage = field(default_factory=storage)
     faults: list[Faults] = field(default_factory=list)
     several: list[Pipeline] = field(default_factory=list)
@@ -122,7 +122,7 @@ def patiently(call: Callable[[], object]) -> Pipeline:
 
 @contextmanager
 def two(kinds: Sequence[Fault], percent: int, seed: int) -> Iterator[Two]:
-    made = Two(kinds, percent, Chance(seed))
+    made = Two(kinds, percent, RandomStream(seed))
     for at in range(2):
         made.start(at)
     try:

@@ -21,7 +21,7 @@ import pytest
 
 from evertide.pipeline.replicas.ownership import Role
 from evertide.runtime import SystemRuntime
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.process import Origin, this_process
 from tests.pipeline.kit import rows_of
 from tests.pipeline.replica import open_replica
@@ -120,7 +120,7 @@ def check(place: Path, at_least: int, meta: str | None = None, storage: str = ""
 
 def killed_again_and_again(start: Callable[[], Replica], rounds: int, seed: int) -> int:
     """A random one each time; the other goes on, and the one that died comes back. How far they came."""
-    chance = Chance(seed)
+    chance = RandomStream(seed)
     with replicas(2, start) as several:
         wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
         for _ in range(rounds):

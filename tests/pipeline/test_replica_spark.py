@@ -22,7 +22,7 @@ from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime
 from evertide.shard.maintenance import Maintenance
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.store.writers import read_registrations
@@ -58,7 +58,7 @@ class Replicas:
     """Two of them, and what they must hold in the end."""
 
     spark: SparkSession
-    chance: Chance
+    chance: RandomStream
     percent: int = 4
     """Of the storage calls that fail."""
     killed: int = 0
@@ -194,7 +194,7 @@ def views_of(orders: Sequence[Row], notes: Sequence[str]) -> dict[str, list[tupl
 
 @contextmanager
 def replicas(spark: SparkSession, seed: int) -> Iterator[Replicas]:
-    made = Replicas(spark, Chance(seed))
+    made = Replicas(spark, RandomStream(seed))
     for at in range(2):
         made.start(at)
     try:

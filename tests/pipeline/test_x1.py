@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 import evertide as et
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ GROUPS = 8
 class Model:
     """What the tables must hold, by transaction."""
 
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: RandomStream) -> None:
         self.chance = chance
         self.rows: dict[int, tuple[str, int]] = {}
         self.names: dict[str, str] = {}
@@ -106,7 +106,7 @@ def compare(p: et.Pipeline, model: Model, views: dict[str, str], since: int) -> 
 
 def churn(spark: SparkSession, storage: Path, *, seed: int, rounds: int, rows: int) -> int:
     """How many transactions ran beside a backfill."""
-    model, beside = Model(Chance(seed)), 0
+    model, beside = Model(RandomStream(seed)), 0
     settings = et.Settings(portion_rows_max=max(100, rows // 8), retry_view_s=0.001)
     for number in range(rounds):
         views = {**STAYING, **SCRIPTS[number % len(SCRIPTS)]}

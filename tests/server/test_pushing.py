@@ -20,7 +20,7 @@ from evertide.pipeline.input.offers import Intake
 from evertide.pipeline.transaction.runner import Runner
 from evertide.server.bodies.bodies import whole_json
 from evertide.settings import Settings
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from tests.pipeline.kit import crash, open_pipeline, rows_of, storage
 from tests.server.kit import Client, numbered, order, served, shop
 
@@ -222,7 +222,7 @@ def test_twenty_producers_at_once_that_repeat_themselves_end_exact() -> None:
 
 
 def producer_of(client: Client, producer: int) -> list[int]:
-    chance, times = Chance(producer), []
+    chance, times = RandomStream(producer), []
     for sequence in range(6):
         rows, headers = [{"text": f"{producer}-{sequence}"}], numbered(f"till-{producer}", sequence)
         answers = [client.post("/v1/tables/notes/rows", rows, headers) for _ in range(1 + chance.below(2))]

@@ -21,7 +21,7 @@ from evertide.errors import EvertideError, InvalidInput
 from evertide.server.access import Access, Listening, Role, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.server import LOOPBACK, Server
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from tests.cli.kit import open_small
 from tests.pipeline.kit import open_pipeline, rows_of, storage
 from tests.server.kit import Client, numbered, order, served
@@ -237,7 +237,7 @@ def worker(path: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
 def test_j10_killed_in_the_middle_of_pushes_each_is_taken_once_in_the_end(tmp_path: Path) -> None:
     """Clients repeat what was not answered, as they must. Fails if the number of a request is not bound with its rows:
     a push that was bound, and whose answer the kill cut off, is there twice."""
-    chance, clients = Chance(3), 4
+    chance, clients = RandomStream(3), 4
     answered: dict[int, dict[int, int]] = {client: {} for client in range(clients)}
 
     def pushing(client: Client, producer: int) -> None:

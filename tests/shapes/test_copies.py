@@ -12,7 +12,7 @@ from evertide.rows.changes import DIFF
 from evertide.rows.digest import row_hashes
 from evertide.shapes.log import copies as module
 from evertide.shapes.log.copies import Copies, copies_before
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 
 SCHEMA = pa.schema([("a", pa.int64()), (DIFF, pa.int64())])
 
@@ -29,7 +29,7 @@ def hashes(rows: list[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint64]]
 @pytest.mark.parametrize("seed", range(5))
 def test_counts_follow_and_are_taken_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FOLD_ROWS", 5)
-    chance = Chance(seed)
+    chance = RandomStream(seed)
     counts = Counter({number: 1 + chance.below(3) for number in range(20) if chance.below(2)})
     copies = Copies(table(dict(counts)))
     rows: list[int] = []

@@ -11,7 +11,7 @@ import pytest
 from evertide.settings import Settings
 from evertide.shapes.log import registry
 from evertide.shapes.protocol.offsets import INF, Offset, SnapshotChunk, parse_offset
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from tests.pipeline.kit import SETTINGS, rows_of, storage
 from tests.shapes.kit import OPTIONS, Follower, Shop, order, shop
 
@@ -23,7 +23,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FRESH_CHANGES", 20)
 
 
-def busy(s: Shop, transactions: int, chance: Chance | None = None) -> None:
+def busy(s: Shop, transactions: int, chance: RandomStream | None = None) -> None:
     """Write the same few rows repeatedly."""
     for number in range(transactions):
         customer = "ann" if chance is None else f"c{chance.below(3)}"
@@ -73,7 +73,7 @@ def test_a_short_log_is_told_and_a_large_collection_is_not_read_again() -> None:
 def test_chunks_of_a_later_snapshot_go_on_in_another_process_and_beside_changes(table: str) -> None:
     """Fails if a chunk depends on one process's memory, or the log begins at another offset than the snapshot.
     `buyers` has no key, so its rows are counted."""
-    chance, store = Chance(7), storage()
+    chance, store = RandomStream(7), storage()
     columns = {"orders": ORDERS, "revenue": ("customer", "amount"), "buyers": ("customer",)}[table]
     clients: list[Follower] = []
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
 from evertide.shapes.options import ShapeOptions
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.testing.small_engine import SmallEngine
 from tests.shapes.kit import Follower, Shop, order, shop
 
@@ -71,7 +71,7 @@ def raw(s: Shop, request: bytes) -> bytes:
         return found
 
 
-def given(chance: Chance) -> str:
+def given(chance: RandomStream) -> str:
     kind = chance.below(3)
     if kind == 0:
         return "".join(string.printable[chance.below(len(string.printable))] for _ in range(chance.below(12)))
@@ -79,7 +79,7 @@ def given(chance: Chance) -> str:
 
 
 def test_whatever_is_asked_is_answered_with_a_reason_and_never_with_5xx() -> None:
-    chance = Chance(1)
+    chance = RandomStream(1)
     options = ShapeOptions(long_poll_s=0.01, sse_s=0.01, keep_alive_s=0.01, ready_s=0.01, deletion=True)
     found: dict[int, int] = {}
     with shop(options=options) as s:

@@ -10,7 +10,7 @@ import pytest
 
 from evertide.runtime import SystemRuntime
 from evertide.shapes.log.follower import enforce_limits
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage
 from tests.pipeline.kit import crash
@@ -74,7 +74,7 @@ class Watched:
     """As it was earlier: it may lose what it got since, and come back from there."""
     checked: int = 0
 
-    def step(self, s: Shop, chance: Chance, *, may_wait: bool = True) -> None:
+    def step(self, s: Shop, chance: RandomStream, *, may_wait: bool = True) -> None:
         self.client.shop = s
         kind = chance.below(10)
         if kind == 0 and self.before:
@@ -120,7 +120,7 @@ class Watched:
             self.client = Follower(s, self.wanted.query)
 
 
-def transaction(s: Shop, chance: Chance) -> None:
+def transaction(s: Shop, chance: RandomStream) -> None:
     rows = [
         {"id": chance.below(12), "customer": NAMES[chance.below(4)], "amount": chance.below(9)}
         for _ in range(chance.below(6))
@@ -131,7 +131,7 @@ def transaction(s: Shop, chance: Chance) -> None:
     s.pipeline.commit()
 
 
-def beside(s: Shop, chance: Chance) -> None:
+def beside(s: Shop, chance: RandomStream) -> None:
     """Background work that a process may do at any moment."""
     kind = chance.below(6)
     if kind == 0:
@@ -150,7 +150,7 @@ def beside(s: Shop, chance: Chance) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_client_holds_what_its_query_says_at_each_up_to_date(seed: int) -> None:
-    chance = Chance(seed)
+    chance = RandomStream(seed)
     blob, meta = MemoryBlob(), MemoryMeta(SystemRuntime())
     watched: list[Watched] = []
     for round_ in range(3):

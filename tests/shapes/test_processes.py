@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evertide.runtime import SystemRuntime
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.open import open_storage
 from tests.cli.kit import evertide, one_error, spawned
 from tests.pipeline.kit import SETTINGS, open_pipeline
@@ -36,7 +36,7 @@ def serving(path: Path, pipeline: Any, *options: str) -> Iterator[tuple[subproce
 
 
 def test_killed_at_any_moment_clients_go_on_with_the_next_process(tmp_path: Path) -> None:
-    chance = Chance(5)
+    chance = RandomStream(5)
     store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
     with open_pipeline(store, engine()) as pipeline:
         pipeline.push("orders", [order(1)])

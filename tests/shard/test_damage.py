@@ -28,7 +28,7 @@ from evertide.shard.parts.part import Part
 from evertide.shard.shard import Shard
 from evertide.store import LocalBlob, Storage, Write, open_storage
 from evertide.store.paths import beat_key, hold_key, lease_key, writer_key
-from evertide.testing import Chance, ManualRuntime, SimulatedDisk
+from evertide.testing import ManualRuntime, RandomStream, SimulatedDisk
 from evertide.types import Time
 from tests.shard.test_log import SETTINGS, HookedBlob, HookedMeta, Host, Memory, changes, content_of
 
@@ -106,7 +106,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 def noise(length: int) -> bytes:
-    chance = Chance(5)
+    chance = RandomStream(5)
     return b"".join(chance.bits().to_bytes(8, "big") for _ in range(length // 8 + 1))[:length]
 
 

@@ -16,7 +16,7 @@ from evertide.shard.shard import Shard, Shards
 from evertide.shard.source import Delivered, Progressed, Restarted, ShardSource
 from evertide.store import Blob
 from evertide.store.writers import Writer
-from evertide.testing import Chance, ManualRuntime
+from evertide.testing import ManualRuntime, RandomStream
 from evertide.types import Time
 from tests.shard.conftest import Storage
 from tests.shard.kit import SCHEMA, PassingBlob, Row, changes, joined, make_shards, make_writer, rows_at
@@ -44,7 +44,7 @@ class History:
     """What each transaction changes, and what the content is after it: known beforehand, from the seed."""
 
     def __init__(self, seed: int) -> None:
-        chance = Chance(seed).fork(1)
+        chance = RandomStream(seed).fork(1)
         content: Counter[Row] = Counter()
         self.deltas: list[Counter[Row]] = []
         self.contents: list[Counter[Row]] = []
@@ -63,7 +63,7 @@ class History:
 class Driver:
     """Appends the history, and does to the shard whatever else can be done to it, as the seed says."""
 
-    def __init__(self, shards: Shards, history: History, chance: Chance) -> None:
+    def __init__(self, shards: Shards, history: History, chance: RandomStream) -> None:
         self.shards = shards
         self.history = history
         self.chance = chance
@@ -144,7 +144,7 @@ class Consumer:
         self.content = Counter({row: count for row, count in self.content.items() if count})
 
 
-def open_source(shard: Shard, history: History, chance: Chance, upper: int) -> tuple[ShardSource, Counter[Row]]:
+def open_source(shard: Shard, history: History, chance: RandomStream, upper: int) -> tuple[ShardSource, Counter[Row]]:
     """Subscribe to, or listen after, a time that is there already or will be."""
     as_of = chance.below(upper + 5)
     if chance.below(2):
@@ -161,8 +161,8 @@ def test_f_subscribe_equals_snapshot(storage: Storage, seed: int) -> None:
     waiting for parts (it moved when they were listed).
     """
     history = History(seed)
-    chance = Chance(seed).fork(2)
-    driver = Driver(storage.open(SETTINGS), history, Chance(seed).fork(3))
+    chance = RandomStream(seed).fork(2)
+    driver = Driver(storage.open(SETTINGS), history, RandomStream(seed).fork(3))
     for _ in range(10):
         driver.append()
     reader = storage.open(SETTINGS).open("t")
@@ -202,7 +202,7 @@ def compare_with_snapshot(shard: Shard, consumer: Consumer) -> None:
 class SlowBlob(PassingBlob):
     """So slow that a collector is often faster."""
 
-    def __init__(self, inner: Blob, chance: Chance) -> None:
+    def __init__(self, inner: Blob, chance: RandomStream) -> None:
         super().__init__(inner)
         self._chance = chance
         self._lock = threading.Lock()
@@ -241,10 +241,10 @@ def test_f_subscribe_equals_snapshot_while_leases_are_lost(seed: int) -> None:
 
     Taken out once (asking for the lease that the part was listed under): frozen with a missing part."""
     history = History(seed)
-    chance = Chance(seed).fork(2)
+    chance = RandomStream(seed).fork(2)
     shards = make_shards(runtime=ManualRuntime(seed), settings=ALL_BLOBS)
-    driver = JumpingDriver(shards, history, Chance(seed).fork(3))
-    slow = SlowBlob(shards.blob, Chance(seed).fork(4))
+    driver = JumpingDriver(shards, history, RandomStream(seed).fork(3))
+    slow = SlowBlob(shards.blob, RandomStream(seed).fork(4))
     reader = make_shards(slow, shards.meta, runtime=shards.runtime, settings=ALL_BLOBS).open("t")
     for _ in range(10):
         driver.append()

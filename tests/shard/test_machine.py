@@ -57,7 +57,7 @@ from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Guard, MemoryB
 from evertide.store.paths import GENERATION, beat_key, lease_key, lease_prefix, shard_key, writer_key
 from evertide.store.sealed import unseal
 from evertide.store.writers import Writer, read_registrations
-from evertide.testing import Chance, ManualRuntime
+from evertide.testing import ManualRuntime, RandomStream
 from evertide.types import Time
 from tests.shard.kit import BLOBS, HookMeta, PassingBlob, PassingMeta, make_shards, make_writer, rows_at
 from tests.shard.model import SCHEMA, Change, Model, Row, scripted, summed, to_changes, to_rows, to_table
@@ -111,11 +111,11 @@ class Line:
         self.late_calls = 0
         self.deletes = 0
         self._rate = 0.0
-        self._chance = Chance(0)
+        self._chance = RandomStream(0)
         self._before: tuple[int, Callable[[], None]] | None = None
 
     def begin(self, rate: float, seed: int, before: tuple[int, Callable[[], None]] | None) -> None:
-        self._rate, self._chance, self._before, self.injected = rate, Chance(seed), before, 0
+        self._rate, self._chance, self._before, self.injected = rate, RandomStream(seed), before, 0
 
     def end(self) -> None:
         self._rate, self._before = 0.0, None

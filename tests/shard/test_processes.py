@@ -26,7 +26,7 @@ from evertide.shard.shard import Shard, Shards
 from evertide.store import LocalBlob
 from evertide.store.paths import lease_prefix, shard_key
 from evertide.store.writers import Writer, read_registrations
-from evertide.testing import Chance
+from evertide.testing import RandomStream
 from tests.shard import worker
 from tests.shard.model import SCHEMA, Model, to_rows
 from tests.shard.worker import PAIR, SETTINGS, SOLO, open_shards, script
@@ -128,7 +128,7 @@ def visitor(root: Path) -> Iterator[tuple[Shards, Writer]]:
         shards.meta.close()
 
 
-def disturb(crowd: Crowd, chance: Chance) -> None:
+def disturb(crowd: Crowd, chance: RandomStream) -> None:
     """Kill somebody, stop somebody, or let somebody go on who was stopped, perhaps for longer than writers live."""
     stopped = [one for one in crowd.workers if one.stopped]
     running = [one for one in crowd.workers if not one.stopped]
@@ -179,7 +179,7 @@ def check_nothing_is_left(shards: Shards, writer: Writer) -> None:
 
 def run_processes(directory: Path, seconds: float, seed: int) -> str:
     """One crowd for so long; returns a line about what happened."""
-    chance = Chance(seed)
+    chance = RandomStream(seed)
     with crowd_at(directory, seed * 100_000) as crowd:
         with visitor(crowd.root) as (shards, writer):
             for name in NAMES:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from evertide.runtime import SystemRuntime
 from evertide.shard.append import Outcome
-from evertide.testing import Chance
+from evertide.testing import RandomStream
 from tests.shard.conftest import Storage
 from tests.shard.kit import INLINE, SCHEMA, Row, changes, joined, make_writer, rows_at, updates_of
 
@@ -33,7 +33,7 @@ def test_u2_two_writers_race_every_append(storage: Storage) -> None:
     start = threading.Barrier(2)
 
     def write(number: int) -> None:
-        chance = Chance(2).fork(number)
+        chance = RandomStream(2).fork(number)
         try:
             shards = storage.open()
             writer, shard = make_writer(shards), shards.open("t")

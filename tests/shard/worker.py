@@ -21,7 +21,7 @@ from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.shard import Shard, Shards
 from evertide.store import Blob, LocalBlob, SqliteMeta
 from evertide.store.writers import Writer
-from evertide.testing import Chance
+from evertide.testing import RandomStream
 from tests.shard.kit import PassingBlob
 from tests.shard.model import SCHEMA, Change, Model, scripted, to_rows, to_table
 
@@ -82,7 +82,7 @@ class Worker:
     def __init__(self, root: Path, told: Path, seed: int) -> None:
         self.blob = StoppingBlob(LocalBlob(root))
         self.shards = open_shards(root, lambda _: self.blob)
-        self.chance = Chance(seed)
+        self.chance = RandomStream(seed)
         self.told = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.writer = Writer.register(self.shards.meta, runtime=self.shards.runtime, settings=SETTINGS)
         self.heart = Heartbeat(SETTINGS, self.shards.leases, self.writer).start()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from tests.pipeline.everything import World
 from tests.pipeline.test_everything import database, survive
 from tests.servers.kafka import KafkaBroker
@@ -25,7 +25,7 @@ def test_everything_that_is_killed(tmp_path: Path, soak: Soak, kafka_broker: Kaf
 
     def run_round(seed: int) -> str:
         kind, kills, rate = ("spark", 3, 100) if seed % 2 else ("small", 12, 60)
-        chance = Chance(seed)
+        chance = RandomStream(seed)
         directory = tmp_path / str(seed)
         directory.mkdir()
         with database(f"everything{seed}") as db:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.faulty import Fault
 from tests.pipeline.test_doubt import CALLS, Outage, calls_of
 from tests.pipeline.test_kill import check, run_and_kill
@@ -29,7 +29,7 @@ SCRIPTS = ("both,total", "both-2,total", "total", "total,highest", "both,total,h
 
 
 def one_round(storage: Path, kind: str, kills: int, seed: int) -> str:
-    chance = Chance(seed)
+    chance = RandomStream(seed)
     last, views = 0, SCRIPTS[0]
     for _ in range(kills):
         views = SCRIPTS[chance.below(len(SCRIPTS))]
@@ -104,7 +104,7 @@ def test_replicas_on_spark(soak: Soak, spark: SparkSession) -> None:
 @pytest.mark.timeout(0)
 def test_storage_in_doubt(soak: Soak) -> None:
     def run_round(seed: int) -> str:
-        chance = Chance(seed)
+        chance = RandomStream(seed)
         fault = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED)[chance.below(3)]
         at, count = 1 + chance.below(CALLS), 1 + chance.below(6)
         try:

@@ -14,7 +14,7 @@ from evertide.errors import InvalidInput, OutcomeUnknown, StorageFull
 from evertide.store.blobs.files import Files, SystemFiles
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
-from evertide.testing import Chance, ManualRuntime, PowerCut, SimulatedDisk, Survivors
+from evertide.testing import ManualRuntime, PowerCut, RandomStream, SimulatedDisk, Survivors
 from evertide.types import SequenceNumber
 
 DATA = b"0123456789" * 10
@@ -218,7 +218,7 @@ def test_a_truncation_may_be_undone_until_the_next_commit() -> None:
 
 def test_meta_answers_as_the_model_does() -> None:
     """Random commits, removals, guards and truncations, with reboots in between that undo no truncation."""
-    chance = Chance(11)
+    chance = RandomStream(11)
     disk, model = SimulatedDisk(), MemoryMeta(ManualRuntime())
     for step in range(600):
         key, other, below = f"k{chance.below(4)}", f"k{chance.below(4)}", chance.below(6)
@@ -438,7 +438,7 @@ def test_every_operation_is_in_the_log() -> None:
 
 def test_files_answer_as_the_operating_system_does(tmp_path: Path) -> None:
     """Random calls on both, errors included: the simulation must not be kinder than the machine."""
-    chance = Chance(5)
+    chance = RandomStream(5)
     disk = SimulatedDisk()
     seen = set()
     for step in range(3000):
@@ -463,7 +463,7 @@ _OPS = (
 )
 
 
-def _random_path(chance: Chance) -> Path:
+def _random_path(chance: RandomStream) -> Path:
     names = ("a", "b", "c", "d")
     return Path(*(names[chance.below(len(names))] for _ in range(1 + chance.below(3))))
 

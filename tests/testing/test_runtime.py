@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from evertide.runtime import Runtime
-from evertide.testing import Chance, ManualRuntime
+from evertide.testing import ManualRuntime, RandomStream
 
 
 def test_the_clock_stands_still_until_it_is_moved() -> None:
@@ -56,7 +56,7 @@ def test_one_more_random_number_does_not_change_the_ids() -> None:
 
 def test_the_generator_is_splitmix64() -> None:
     """Known answers: what a seed found must still be found by it years later."""
-    chance = Chance(1234567)
+    chance = RandomStream(1234567)
     assert [chance.bits() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 

@@ -5,14 +5,14 @@ They need no test framework, and run the production code unchanged.
 
 from evertide.testing.cuts import CutsFailed, every_cut, one_cut
 from evertide.testing.disk import Operation, PowerCut, SimulatedDisk, SimulatedFiles, SimulatedMeta, Survivors
-from evertide.testing.runtime import Chance, ManualRuntime
+from evertide.testing.runtime import ManualRuntime, RandomStream
 
 __all__ = [
-    "Chance",
     "CutsFailed",
     "ManualRuntime",
     "Operation",
     "PowerCut",
+    "RandomStream",
     "SimulatedDisk",
     "SimulatedFiles",
     "SimulatedMeta",

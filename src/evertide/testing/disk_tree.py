@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["Directory", "Fate", "File", "Node", "Survivors"]
 
@@ -18,7 +18,7 @@ class Fate:
 
     def __init__(self, survivors: Survivors, operations: int) -> None:
         self._survivors = survivors
-        self._chance = Chance(survivors if isinstance(survivors, int) else 0).fork(operations)
+        self._chance = RandomStream(survivors if isinstance(survivors, int) else 0).fork(operations)
 
     def keeps(self) -> bool:
         if isinstance(self._survivors, int):

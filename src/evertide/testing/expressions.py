@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["Column", "Expressions"]
 
@@ -91,7 +91,7 @@ class Column:
 
 
 class Expressions:
-    def __init__(self, chance: Chance, *, is_open: bool = False) -> None:
+    def __init__(self, chance: RandomStream, *, is_open: bool = False) -> None:
         self._chance = chance
         self._is_open = is_open
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.rows.changes import DIFF
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["Ledger", "Transaction", "changed", "delta_of", "delta_schema", "sample"]
 
@@ -46,7 +46,7 @@ def changed(rows: pa.Table, **values: Any) -> pa.Table:
     return rows
 
 
-def sample(chance: Chance, size: int, count: int) -> list[int]:
+def sample(chance: RandomStream, size: int, count: int) -> list[int]:
     """Up to `count` different numbers below `size`."""
     chosen: dict[int, None] = {}
     while len(chosen) < min(count, size):

@@ -35,7 +35,7 @@ import pyarrow as pa
 from evertide.testing.expressions import Column
 from evertide.testing.rare_relations import RareRelations
 from evertide.testing.relations import Relation, exact, pairs_of, where_of
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["random_queries"]
 
@@ -59,7 +59,7 @@ def random_queries(
     `folded` are columns, as "table.column", whose texts have a collation. Spark refuses some subqueries by where they
     stand; a query that `accepts` says no to is left out, and another one is made.
     """
-    queries = _Queries(schemas, Chance(seed), is_open=is_open, folded=folded)
+    queries = _Queries(schemas, RandomStream(seed), is_open=is_open, folded=folded)
     made: list[str] = []
     while len(made) < count:
         query = queries.relation(1 + queries.chance.below(depth)).sql

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.testing.expressions import Column, Expressions
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["Relation", "Relations", "exact", "pairs_of", "where_of"]
 
@@ -43,7 +43,7 @@ _CONSTANTS = tuple(
 
 class Relations(ABC):
     def __init__(
-        self, schemas: Mapping[str, pa.Schema], chance: Chance, *, is_open: bool, folded: Container[str]
+        self, schemas: Mapping[str, pa.Schema], chance: RandomStream, *, is_open: bool, folded: Container[str]
     ) -> None:
         self.chance = chance
         self._schemas = dict(schemas)

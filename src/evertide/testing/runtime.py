@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 
-__all__ = ["Chance", "ManualRuntime"]
+__all__ = ["ManualRuntime", "RandomStream"]
 
 _REAL_WAIT_S = 0.001
 _START_S = 1_700_000_000.0
@@ -30,8 +30,8 @@ class ManualRuntime:
         self._passed_s = 0.0
         self._jumped_s = 0.0
         self._slept_s: list[float] = []
-        self._ids = Chance(seed).fork(1)
-        self._chance = Chance(seed).fork(2)
+        self._ids = RandomStream(seed).fork(1)
+        self._chance = RandomStream(seed).fork(2)
 
     @property
     def slept_s(self) -> tuple[float, ...]:

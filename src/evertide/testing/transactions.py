@@ -33,7 +33,7 @@ import pyarrow.types as kinds
 
 from evertide.errors import InvalidInput
 from evertide.testing.ledger import Ledger, Transaction, sample
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["KINDS", "pool_of", "random_transactions"]
 
@@ -54,7 +54,7 @@ def random_transactions(
     rows_huge: int = 300,
 ) -> Iterator[Transaction]:
     """As many transactions as asked for. `keys` are columns by table, `pools` values by "column" or "table.column"."""
-    tables = _Tables(schemas, Chance(seed), keys, pools, rows_huge)
+    tables = _Tables(schemas, RandomStream(seed), keys, pools, rows_huge)
     to_come: list[str] = ["insert"]
     was_huge = False
     for number in range(count):
@@ -71,7 +71,7 @@ class _Tables:
     def __init__(
         self,
         schemas: Mapping[str, pa.Schema],
-        chance: Chance,
+        chance: RandomStream,
         keys: Mapping[str, Sequence[str]],
         pools: Mapping[str, Sequence[Any]],
         rows_huge: int,

@@ -18,7 +18,7 @@ from evertide.errors import SourceChanged
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.sinks.kafka.sink import KafkaSink
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from tests.pipeline.kit import crash, rows_of
 from tests.processes import running
 from tests.servers.kafka import KafkaBroker
@@ -39,7 +39,7 @@ def producing(broker: KafkaBroker, topic: str) -> Iterator[dict[int, dict[str, A
     """Upserts and deletes without end, into two partitions by key. Given is what they come to."""
     state: dict[int, dict[str, Any]] = {}
     stopping = threading.Event()
-    chance = Chance(3)
+    chance = RandomStream(3)
 
     def run() -> None:
         producer = Producer({"bootstrap.servers": broker.brokers, "log_level": 0, "linger.ms": 5})
@@ -99,7 +99,7 @@ def test_j1_killed_again_and_again_with_kafka_on_both_sides(kafka_broker: KafkaB
     """Without the number in Kafka's own transaction, a death between commit and record would write one twice; without
     fencing, the dead one's transaction would hold readers up."""
     given, taken = new_topic(kafka_broker, 2), new_topic(kafka_broker, 2)
-    chance, used = Chance(5), [-1]
+    chance, used = RandomStream(5), [-1]
     with producing(kafka_broker, given) as state:
         for _ in range(5):
             began, told = run_and_kill(tmp_path / "s", kafka_broker, given, taken, 2 + chance.below(20))

@@ -10,7 +10,7 @@ import pytest
 from evertide.journal.journal import Journal
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.sources.generated.seeded import Chance
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store.open import open_storage
 from tests.pipeline.kit import rows_of
 from tests.sources.postgres.kit import bound_lsn, check_confirmed, worker
@@ -84,7 +84,7 @@ def test_pgbench_runs_while_the_pipeline_is_killed_again_and_again(
     tmp_path: Path, db: Database, runtime: SystemRuntime
 ) -> None:
     """In the end every table equals its source. The slot never passed what is durable, and never stopped."""
-    storage, chance = tmp_path / "s", Chance(5)
+    storage, chance = tmp_path / "s", RandomStream(5)
     assert db.server.pgbench(db.name, "-i", "-s", "1", "-q").wait(60) == 0
     db.run("ALTER TABLE pgbench_history REPLICA IDENTITY FULL", "DELETE FROM pgbench_accounts WHERE aid > 3000")
     load = db.server.pgbench(db.name, "-c", "2", "-T", "9", "-R", "150")

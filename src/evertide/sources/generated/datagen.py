@@ -1,24 +1,23 @@
-"""The connector `datagen`: rows of any table, made from a seed.
+"""The connector `datagen`: generates rows for any table from a seed.
 
     CREATE TABLE t (id BIGINT NOT NULL, ..., PRIMARY KEY (id)) USING datagen OPTIONS (rows '1000000', updates '0.2')
 
 | option | meaning |
 |---|---|
-| rows | how many in all; endless if it is empty |
-| rows_per_transaction | at most so many become one transaction; 1000 |
-| rate | rows a second by the clock, 0: as fast as they are asked for; 0 |
-| seed | the same seed is the same rows; 0 |
-| updates, deletes | the share of rows that change or delete one that came before, by its key; 0 |
+| rows | the total number of rows; endless if empty |
+| rows_per_transaction | the maximum number of rows of a transaction; 1000 |
+| rate | rows per second; 0, the default, for no limit |
+| seed | the same seed gives the same rows; 0 |
+| updates, deletes | the share of rows that update or delete an earlier row, by its key; 0 |
 | columns.<name>.min, .max | the range of values |
-| columns.<name>.distinct | about so many different values at most |
-| columns.<name>.values | the values themselves, separated by commas |
+| columns.<name>.distinct | the approximate maximum number of different values |
+| columns.<name>.values | the possible values, separated by commas |
 | columns.<name>.nulls | the share of NULL; 0 |
-| columns.<name>.length | of texts and BINARY: 8; of lists and mappings, at most: 3 |
-| columns.<name>.kind | sequence or random; the first column of a key is a sequence, all others are random |
+| columns.<name>.length | of texts and BINARY: 8; the maximum of lists and mappings: 3 |
+| columns.<name>.kind | sequence or random; the first column of the key is a sequence, all others are random |
 
-Row n is a function of (seed, n) (`evertide.sources.generated.values`). An update has the key of an earlier row and
-values of its own, a delete has the key only. A position is the number of the next row, a fragment is a range of
-numbers.
+Row n is a function of (seed, n) (`evertide.sources.generated.values`). An update has the key of an earlier row and new
+values, a delete has only the key. A position is the number of the next row, a fragment is a range of numbers.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from evertide.journal.records import Fragment
 from evertide.options import Options
 from evertide.runtime import Runtime
 from evertide.sources.contract import DELETE, UPSERT, Limit, Offer, Rows, TableDeclaration
-from evertide.sources.generated.seeded import Chance, Longs, hashed
-from evertide.sources.generated.series import Range, Series
-from evertide.sources.generated.values import Recipe, is_makeable, made, range_of, units
+from evertide.sources.generated.seeded import Longs, RandomStream, hash_numbers
+from evertide.sources.generated.series import RowRange, Series
+from evertide.sources.generated.values import Recipe, default_range, is_makeable, make_values, to_units
 from evertide.sources.values.fit import Ops, rows_schema
 from evertide.sources.values.kinds import sql_name
 from evertide.sources.values.values import Misfit, parse_value
@@ -68,47 +67,43 @@ class DatagenSource:
     def start(self) -> str:
         return self.series.start
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return ()
-
     def offer(self, position: str, limit: Limit) -> Offer | None:
         return self.series.offer(position, limit)
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
-        for part in self.series.range_of(fragment).parts(_BATCH_ROWS):
+        for part in self.series.decode_range(fragment).split(_BATCH_ROWS):
             yield Rows(self.declaration.name, self._rows(part))
 
-    def _rows(self, part: Range) -> pa.Table:
+    def _rows(self, part: RowRange) -> pa.Table:
         numbers = np.arange(part.first, part.first + part.count, dtype=np.int64)
-        ops, keyed = self._changes(numbers)
-        is_gone = pa.array(ops == DELETE)
+        ops, key_numbers = self._draw_changes(numbers)
+        is_delete = pa.array(ops == DELETE)
         arrays = []
         for recipe in self.recipes:
             if recipe.name in self.declaration.key:
-                arrays.append(made(recipe, keyed))
+                arrays.append(make_values(recipe, key_numbers))
             else:
-                array = made(recipe, numbers)
-                arrays.append(pc.if_else(is_gone, pa.scalar(None, array.type), array) if self.deletes else array)
+                array = make_values(recipe, numbers)
+                arrays.append(pc.if_else(is_delete, pa.scalar(None, array.type), array) if self.deletes else array)
         return pa.Table.from_arrays([*arrays, pa.array(ops)], schema=rows_schema(self.declaration))
 
-    def _changes(self, numbers: Longs) -> tuple[Ops, Longs]:
-        """What each row does, and the number of the row whose key it has: its own, or an earlier one's."""
-        share = (hashed(numbers, _stream(self.seed, _OPS)) >> np.uint64(11)) * 2.0**-53
-        earlier = hashed(numbers, _stream(self.seed, _EARLIER)) % np.maximum(numbers, 1).view(np.uint64)
+    def _draw_changes(self, numbers: Longs) -> tuple[Ops, Longs]:
+        """The operation of each row, and the number of the row whose key it has: itself, or an earlier row."""
+        share = (hash_numbers(numbers, _stream(self.seed, _OPS)) >> np.uint64(11)) * 2.0**-53
+        earlier = hash_numbers(numbers, _stream(self.seed, _EARLIER)) % np.maximum(numbers, 1).view(np.uint64)
         is_change = (share < self.deletes + self.updates) & (numbers > 0)
         ops = np.where((share < self.deletes) & is_change, DELETE, UPSERT).astype(np.int8)
         return ops, np.where(is_change, earlier.view(np.int64), numbers)
 
     def acknowledge(self, position: str) -> None:
-        """Nothing to tell: rows can be made again."""
+        """Nothing to do: rows can be generated again."""
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 def _stream(seed: int, stream: int) -> int:
-    return Chance(seed).fork(stream).bits()
+    return RandomStream(seed).fork(stream).bits()
 
 
 def open_datagen(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, _base: Path) -> DatagenSource:
@@ -126,7 +121,7 @@ def open_datagen(name: str, tables: Sequence[TableDeclaration], runtime: Runtime
     if (updates or deletes) and not declaration.key:
         raise options.refusal("updates" if updates else "deletes", "needs a table with a PRIMARY KEY")
     if updates + deletes > 1:
-        raise options.refusal("updates", "and 'deletes' are more than 1 together")
+        raise options.refusal("updates", "and the option 'deletes' add up to more than 1")
     recipes = tuple(_recipe(options, declaration, at, seed) for at in range(len(declaration.schema)))
     options.end()
     return DatagenSource(name, declaration, recipes, series, seed, updates, deletes)
@@ -136,14 +131,14 @@ def _recipe(options: Options, declaration: TableDeclaration, at: int, seed: int)
     field = declaration.schema.field(at)
     prefix = f"columns.{field.name}."
     if not is_makeable(field.type):
-        why = f"no values of type {sql_name(field.type)} can be made, as the column {field.name!r} has it"
+        why = f"column {field.name!r} is {sql_name(field.type)}, a type that datagen cannot generate"
         raise InvalidInput(where=options.where, why=why)
     is_key = field.name in declaration.key
     usual = "sequence" if declaration.key[:1] == (field.name,) else "random"
     low, high = _bounds(options, prefix, field.type)
     nulls = options.number(prefix + "nulls", 0, most=1)
     if nulls and (is_key or not field.nullable):
-        raise options.refusal(prefix + "nulls", "is more than 0, but the column is NOT NULL")
+        raise options.refusal(prefix + "nulls", "is greater than 0, but the column is NOT NULL")
     return Recipe(
         name=field.name,
         kind=field.type,
@@ -159,7 +154,7 @@ def _recipe(options: Options, declaration: TableDeclaration, at: int, seed: int)
 
 
 def _bounds(options: Options, prefix: str, kind: Any) -> tuple[float, float]:
-    usual = range_of(kind)
+    usual = default_range(kind)
     low, high = (_bound(options, prefix + end, kind, usual) for end in ("min", "max"))
     found_low, found_high = usual or (0, 0)
     found_low = found_low if low is None else low
@@ -167,7 +162,7 @@ def _bounds(options: Options, prefix: str, kind: Any) -> tuple[float, float]:
     if high is not None and low is None:
         found_low = min(found_low, found_high)
     if found_low > found_high:
-        raise options.refusal(prefix + "min", "is more than the largest value")
+        raise options.refusal(prefix + "min", f"is greater than '{prefix}max'")
     return found_low, found_high
 
 
@@ -176,10 +171,10 @@ def _bound(options: Options, name: str, kind: Any, usual: tuple[float, float] | 
     if not text:
         return None
     if usual is None:
-        raise options.refusal(name, f"means nothing for {sql_name(kind)}: its values have no range")
-    found = units(_value(options, name, text, kind), kind)
+        raise options.refusal(name, f"is not allowed: values of type {sql_name(kind)} have no range")
+    found = to_units(_value(options, name, text, kind), kind)
     if not pa.types.is_floating(kind) and not -(1 << 63) <= found < 1 << 63:
-        raise options.refusal(name, f"is {text!r}: datagen counts with 64 bits only")
+        raise options.refusal(name, f"is {text!r}: datagen generates values of at most 64 bits")
     return found
 
 
@@ -187,7 +182,7 @@ def _value(options: Options, name: str, text: str, kind: Any) -> Any:
     try:
         return parse_value(text, kind)
     except Misfit as error:
-        raise options.refusal(name, f"does not fit its column: {error}") from error
+        raise options.refusal(name, f"does not fit the column: {error}") from error
 
 
 def _pool(options: Options, name: str, kind: Any) -> Any:

@@ -1,20 +1,19 @@
-"""The connector `nexmark`: persons, auctions and bids of an auction house, made as they are asked for.
+"""The connector `nexmark`: generates persons, auctions and bids of an auction house.
 
     CREATE TABLE bid (...) USING nexmark                                    or  OPTIONS (stream 'bid') for another name
 
 | option | meaning |
 |---|---|
-| stream | person, auction or bid; the table's own name, if it is one of them |
-| seed | the same seed is the same events; 0 |
-| events | how many there are in all; endless if it is empty |
-| events_per_transaction | at most so many become one transaction; 10000 |
-| rate | events a second by the clock, 0: as fast as they are asked for; 0 |
+| stream | person, auction or bid; by default the table's name |
+| seed | the same seed gives the same events; 0 |
+| events | the total number of events; endless if empty |
+| events_per_transaction | the maximum number of events of a transaction; 10000 |
+| rate | events per second; 0, the default, for no limit |
 
-All tables of a script with the same seed are one source, so that a transaction cuts their streams at the same event.
-Options but `stream` are those of the source: they may be given at any of its tables, and must not contradict.
-
-A position is the number of the next event, a fragment is a range of numbers;
-`evertide.sources.generated.nexmark_events` makes the events of any range.
+1. All tables of a script with the same seed are one source: a transaction ends at the same event in all streams.
+2. All options except `stream` belong to the source: any of its tables may set them, without contradiction.
+3. A position is the number of the next event, a fragment is a range of numbers.
+   `evertide.sources.generated.nexmark_events` generates the events of a range.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from evertide.journal.records import Fragment
 from evertide.runtime import Runtime
 from evertide.sources.contract import OP, Limit, Offer, Rows, TableDeclaration
 from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
-from evertide.sources.generated.series import Range, Series
+from evertide.sources.generated.series import RowRange, Series
 from evertide.sources.values.fit import rows_schema, upserts
 from evertide.sources.values.kinds import sql_name
 
@@ -59,18 +58,14 @@ class NexmarkSource:
     def start(self) -> str:
         return self.series.start
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return ()
-
     def offer(self, position: str, limit: Limit) -> Offer | None:
         return self.series.offer(position, limit)
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
-        for part in self.series.range_of(fragment).parts(_BATCH_EVENTS):
+        for part in self.series.decode_range(fragment).split(_BATCH_EVENTS):
             yield from self._rows(part)
 
-    def _rows(self, part: Range) -> Iterator[Rows]:
+    def _rows(self, part: RowRange) -> Iterator[Rows]:
         events = self.generator.events(part.first, part.count)
         for table, declaration in self.declarations.items():
             stream: pa.Table = getattr(events, self.streams[table])
@@ -80,21 +75,21 @@ class NexmarkSource:
                 yield Rows(table, pa.Table.from_arrays([*made, ops], schema=rows_schema(declaration)))
 
     def acknowledge(self, position: str) -> None:
-        """Nothing to tell: events can be made again."""
+        """Nothing to do: events can be generated again."""
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 def nexmark_name(declaration: TableDeclaration) -> str:
-    """Of the source that a table belongs to: it follows from the seed alone."""
+    """The name of a table's source, determined by the seed alone."""
     seed = declaration.read_options().integer("seed", 0)
     return f"nexmark-{seed}" if seed else "nexmark"
 
 
 def open_nexmark(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, _base: Path) -> NexmarkSource:
     streams = {declaration.name: _stream(declaration) for declaration in tables}
-    options = _together(tables).read_options()
+    options = _merge_options(tables).read_options()
     generator = Nexmark(seed=options.integer("seed", 0))
     series = Series(
         source=name,
@@ -106,15 +101,15 @@ def open_nexmark(name: str, tables: Sequence[TableDeclaration], runtime: Runtime
     return NexmarkSource(name, generator, {table.name: table for table in tables}, streams, series)
 
 
-def _together(tables: Sequence[TableDeclaration]) -> TableDeclaration:
-    """One declaration with the options of all."""
+def _merge_options(tables: Sequence[TableDeclaration]) -> TableDeclaration:
+    """One declaration with the options of all tables."""
     given: dict[str, str] = {}
     for declaration in tables:
         for option, value in declaration.options.items():
             if option.lower() != "stream" and given.setdefault(option.lower(), value) != value:
                 where = declaration.place
                 other = given[option.lower()]
-                why = f"the option {option!r} is {value!r} here and {other!r} at another table of the same source"
+                why = f"the option {option!r} is {value!r}, but {other!r} in another table of the same source"
                 raise InvalidInput(where=where, why=why)
     return replace(tables[0], options=given)
 
@@ -137,10 +132,10 @@ def _check_columns(declaration: TableDeclaration, stream: pa.Schema, where: str)
         name = _own_name(field.name, stream)
         if not name or field.name == OP:
             listed = ", ".join(f"{own.name} {sql_name(own.type)}" for own in stream)
-            raise InvalidInput(where=where, why=f"{field.name!r} is no column of this stream; its columns are {listed}")
+            raise InvalidInput(where=where, why=f"the stream has no column {field.name!r}; it has {listed}")
         own = stream.field(name)
         if own.type != field.type:
-            why = f"the column {field.name!r} is {sql_name(field.type)}, expected {sql_name(own.type)}"
+            why = f"column {field.name!r} is {sql_name(field.type)}, expected {sql_name(own.type)}"
             raise InvalidInput(where=where, why=why)
 
 

@@ -1,21 +1,21 @@
-"""Nexmark's events, by number: the same seed and number is the same event, in whatever batch it is asked for.
+"""Generate the events of the Nexmark benchmark by number: a seed and a number determine an event, in any batch.
 
 Of every 50 events the first is a person, the next three are auctions, the other 46 are bids. An event is a function of
-(seed, number): a hash gives it its own random bits, and whatever it refers to follows from how many persons and
-auctions came before. So a hundred million events can be made in any order, in pieces, on several machines, and nothing
-is kept. As in the benchmark's own generator:
+(seed, number): a hash gives its random bits, and its references follow from the number of persons and auctions before
+it. So any range of events can be generated on any machine, and nothing is stored. As in the benchmark's own generator:
 
 1. Ids count up from 1000. Time advances evenly, by `events_per_s`, in whole milliseconds.
-2. Every second bid goes to the hot auction, the first of the last hundred; the others to one of the last hundred, or to
-   one of the next ten, which are not there yet.
-3. Three of four bids come from the hot bidder, the second of the last hundred persons; three of four auctions from
-   the hot seller, the first of them; the others from the last thousand persons or the next ten.
-4. Prices are spread evenly over their logarithm, from 100 to 100 million.
-5. An auction is open for about as long as it takes until a hundred more have come, at most twice that.
-6. Every second bid comes through one of four channels, the others through one of ten thousand; nine of ten of these
-   have an id in their address.
+2. Every second bid is for the hot auction, the first of the last hundred; the others are for one of the last hundred,
+   or for one of the next ten, which do not exist yet.
+3. Three of four bids are by the hot bidder, the second of the last hundred persons; three of four auctions are by the
+   hot seller, the first of them; the others are by one of the last thousand persons or the next ten.
+4. The logarithm of prices is distributed evenly, from 100 to 100 million.
+5. An auction is open for about the time in which a hundred more arrive, at most twice that.
+6. Every second bid has one of four channels, the others one of ten thousand, of which nine in ten have an id in their
+   address.
 
-Texts are shorter than the benchmark's, and drawn from pools: what is measured are views, not copying."""
+Texts are shorter than the benchmark's, and chosen from pools: views are measured, not copying.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.sources.generated.seeded import Chance, Longs, hashed
+from evertide.sources.generated.seeded import Longs, RandomStream, hash_numbers
 
 __all__ = ["SCHEMAS", "Events", "Nexmark"]
 
@@ -84,12 +84,12 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "side_input": _schema([("key", pa.int64())], ["value"], ["key", "value"]),
 }
-"""The columns of the benchmark's tables, as Arrow has them."""
+"""The columns of the benchmark's tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """New rows, by table."""
+    """The new rows of each table."""
 
     person: pa.Table
     auction: pa.Table
@@ -98,7 +98,7 @@ class Events:
 
 @dataclass(frozen=True)
 class Nexmark:
-    """The event stream of a seed. Making it is cheap, but for the pools of texts, a tenth of a second once."""
+    """The event stream of a seed. The first use generates the pools of texts, which takes about 0.1 s."""
 
     seed: int = 0
     events_per_s: int = 10_000
@@ -115,12 +115,12 @@ class Nexmark:
         )
 
     def side_input(self, rows: int = 10_000) -> pa.Table:
-        """Keys from 0 on. q13 finds a bid's key in the last four digits of its auction."""
+        """Keys from 0. q13 joins them with the last four digits of a bid's auction."""
         keys = pa.array(np.arange(rows, dtype=np.int64))
         return pa.Table.from_arrays([keys, keys.cast(pa.string())], schema=SCHEMAS["side_input"])
 
     def _persons(self, numbers: Longs) -> pa.Table:
-        chance, more = self._chance(numbers, 0), self._chance(numbers, 1)
+        chance, more = self._draws(numbers, 0), self._draws(numbers, 1)
         name = pc.binary_join_element_wise(_FIRST_NAMES.take(chance(8, 11)), _LAST_NAMES.take(chance(8, 9)), " ")
         city, state = _CITIES.take(chance(8, 10)), _STATES.take(chance(8, 6))
         extra = self._extras.take(chance(12, len(self._extras)))
@@ -131,10 +131,10 @@ class Nexmark:
         return pa.Table.from_arrays(columns, schema=SCHEMAS["person"])
 
     def _auctions(self, numbers: Longs) -> pa.Table:
-        chance, more = self._chance(numbers, 2), self._chance(numbers, 3)
+        chance, more = self._draws(numbers, 2), self._draws(numbers, 3)
         persons, ids = numbers // _CYCLE, numbers // _CYCLE * _AUCTIONS + numbers % _CYCLE - 1
         hot = persons // _HOT_EVERY * _HOT_EVERY
-        seller = np.where(chance(2, 4) > 0, hot, self._active(persons, chance))
+        seller = np.where(chance(2, 4) > 0, hot, self._draw_active(persons, chance))
         first_bid = _PRICES.take(chance(_PRICE_BITS, len(_PRICES)))
         reserve = first_bid + _PRICES.take(more(_PRICE_BITS, len(_PRICES)))
         horizon_ms = _IN_FLIGHT * _CYCLE * 1000 // (_AUCTIONS * self.events_per_s)
@@ -154,14 +154,14 @@ class Nexmark:
         return pa.Table.from_arrays(columns, schema=SCHEMAS["auction"])
 
     def _bids(self, numbers: Longs) -> pa.Table:
-        chance, more = self._chance(numbers, 4), self._chance(numbers, 5)
+        chance, more = self._draws(numbers, 4), self._draws(numbers, 5)
         persons = numbers // _CYCLE
         last = persons * _AUCTIONS + _AUCTIONS - 1
         lowest = np.maximum(last - _IN_FLIGHT, 0)
         any_auction = lowest + chance(20, last - lowest + 1 + _LEAD)
         auction = np.where(chance(1, 2) > 0, last // _HOT_EVERY * _HOT_EVERY, any_auction)
         hot = persons // _HOT_EVERY * _HOT_EVERY + 1
-        bidder = np.where(chance(2, 4) > 0, hot, self._active(persons, chance))
+        bidder = np.where(chance(2, 4) > 0, hot, self._draw_active(persons, chance))
         channels, urls = self._channels
         some_channel = 4 + more(16, len(channels) - 4)
         channel = pa.array(np.where(chance(1, 2) > 0, more(2, 4), some_channel))
@@ -176,8 +176,8 @@ class Nexmark:
         ]
         return pa.Table.from_arrays(columns, schema=SCHEMAS["bid"])
 
-    def _active(self, persons: Longs, chance: Callable[[int, int | Longs], Longs]) -> Longs:
-        """One of the last persons, or of the next."""
+    def _draw_active(self, persons: Longs, chance: Callable[[int, int | Longs], Longs]) -> Longs:
+        """One of the last thousand persons, or of the next ten."""
         active = np.minimum(persons + 1, _ACTIVE)
         found: Longs = persons + 1 - active + chance(20, active + _LEAD)
         return found
@@ -186,9 +186,9 @@ class Nexmark:
         milliseconds = _START_MS + numbers * 1000 // self.events_per_s + later_ms
         return pa.array(milliseconds * 1000).cast(pa.timestamp("us")).cast(_TIME)
 
-    def _chance(self, numbers: Longs, stream: int) -> Callable[[int, int | Longs], Longs]:
-        """Draws for each number: `chance(bits, limit)` is in [0, limit), and uses up that many of 64 random bits."""
-        words = hashed(numbers, Chance(self.seed).fork(stream).bits())
+    def _draws(self, numbers: Longs, stream: int) -> Callable[[int, int | Longs], Longs]:
+        """The returned `draw(bits, limit)` is in [0, limit) for each number, and consumes that many of 64 bits."""
+        words = hash_numbers(numbers, RandomStream(self.seed).fork(stream).bits())
         used = 0
 
         def draw(bits: int, limit: int | Longs) -> Longs:
@@ -196,23 +196,23 @@ class Nexmark:
             taken = (words >> np.uint64(used)) & np.uint64((1 << bits) - 1)
             used += bits
             if used > 64:
-                raise AssertionError("an event draws more bits than its hash has")
+                raise AssertionError("an event consumes more bits than its hash has")
             return (taken.view(np.int64) * limit) >> bits
 
         return draw
 
     @cached_property
     def _extras(self) -> pa.Array:
-        return _texts(Chance(self.seed).fork(10), 4096, 10)
+        return _texts(RandomStream(self.seed).fork(10), 4096, 10)
 
     @cached_property
     def _descriptions(self) -> pa.Array:
-        return _texts(Chance(self.seed).fork(11), 4096, 20)
+        return _texts(RandomStream(self.seed).fork(11), 4096, 20)
 
     @cached_property
     def _channels(self) -> tuple[pa.Array, pa.Array]:
-        """Names and addresses: the four hot channels, then ten thousand others."""
-        chance = Chance(self.seed).fork(12)
+        """Names and addresses of the four hot channels, and then of ten thousand others."""
+        chance = RandomStream(self.seed).fork(12)
         names = ["Google", "Facebook", "Baidu", "Apple", *(f"channel-{number}" for number in range(10_000))]
         folders = _texts(chance, 3 * len(names), 5).to_pylist()
         urls = ["https://nexmark.example/" + "/".join(folders[3 * i : 3 * i + 3]) for i in range(len(names))]
@@ -223,15 +223,15 @@ class Nexmark:
         return pa.array(names), pa.array([f"{url}/{end}" for url, end in zip(urls, ends, strict=True)])
 
 
-def _texts(chance: Chance, count: int, length_max: int) -> pa.Array:
-    """Of lower-case letters, at least half as long as the longest."""
+def _texts(chance: RandomStream, count: int, length_max: int) -> pa.Array:
+    """Texts of lower-case letters, with lengths from `length_max` / 2 to `length_max`."""
     half = length_max // 2
     lengths = [half + chance.below(length_max - half + 1) for _ in range(count)]
     return pa.array(["".join(_letters(chance, length)) for length in lengths])
 
 
-def _letters(chance: Chance, length: int) -> list[str]:
-    """Twelve from each draw: 26 to the power of 12 is below 2^57."""
+def _letters(chance: RandomStream, length: int) -> list[str]:
+    """Each 64 bits give twelve letters, as 26^12 is below 2^57."""
     letters: list[str] = []
     while len(letters) < length:
         bits = chance.bits()
@@ -244,7 +244,7 @@ def _letters(chance: Chance, length: int) -> list[str]:
 _PRICES: Longs = np.array(
     [round(100 * 10 ** (6 * step / (1 << _PRICE_BITS))) for step in range(1 << _PRICE_BITS)], np.int64
 )
-"""A table, as powers of floats may differ between machines."""
+"""A precomputed table, as powers of floats may differ between machines."""
 _FIRST_NAMES = pa.array(
     ["Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter"]
 )

@@ -1,22 +1,22 @@
-"""So many rows a second, for sources that could make any number of them at once."""
+"""Limit the rows per second of sources that could generate any number of rows at once."""
 
 from __future__ import annotations
 
 from evertide.runtime import Runtime
 
-__all__ = ["Pace"]
+__all__ = ["RateLimit"]
 
 
-class Pace:
-    """Counts from the first question on, so that a pause before a start is not caught up with. 0: as fast as asked."""
+class RateLimit:
+    """Counts from the first call, so that a pause before it is not caught up. A rate of 0 means no limit."""
 
     def __init__(self, per_s: float, runtime: Runtime) -> None:
         self._per_s = per_s
         self._runtime = runtime
         self._from: tuple[float, int] | None = None
 
-    def room(self, position: int, wanted: int) -> int:
-        """How many of the rows wanted from a position on are due."""
+    def count_due(self, position: int, wanted: int) -> int:
+        """How many of the `wanted` rows after a position are due."""
         if not self._per_s:
             return wanted
         now_s = self._runtime.monotonic_s()

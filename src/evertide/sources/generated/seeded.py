@@ -1,7 +1,7 @@
-"""Numbers that look random and follow from a seed: the same on every machine, in every version (splitmix64).
+"""Pseudo-random numbers that a seed determines: the same on every machine and in every version (splitmix64).
 
-`Chance` is a stream of them; `hashed` gives each of many numbers its own 64 random bits, so that the row with a number
-can be made without those before it.
+`RandomStream` is a stream of numbers. `hash_numbers` gives each of many numbers its own 64 random bits, so that a row
+can be generated from its number alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Chance", "Longs", "Words", "hashed"]
+__all__ = ["Longs", "RandomStream", "Words", "hash_numbers"]
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -22,13 +22,13 @@ _GOLDEN = 0x9E37_79B9_7F4A_7C15
 
 
 @dataclass(slots=True)
-class Chance:
-    """A stream of numbers that follows from its seed (splitmix64: small, and the same on every Python)."""
+class RandomStream:
+    """A stream of pseudo-random numbers (splitmix64: small, and the same in every version of Python)."""
 
     state: int
 
     def bits(self) -> int:
-        """64 of them. The function is one to one, so the stream repeats only after 2^64 numbers."""
+        """64 random bits. The mixing function is bijective, so the stream repeats only after 2^64 numbers."""
         self.state = (self.state + _GOLDEN) & _MASK
         mixed = self.state
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
@@ -43,13 +43,13 @@ class Chance:
         """In [0, 1)."""
         return (self.bits() >> 11) / (1 << 53)
 
-    def fork(self, stream: int) -> Chance:
-        """Another stream that follows from this one's seed and a number."""
-        return Chance(Chance(self.state ^ Chance(stream & _MASK).bits()).bits())
+    def fork(self, stream: int) -> RandomStream:
+        """Another stream, determined by this one's state and a number."""
+        return RandomStream(RandomStream(self.state ^ RandomStream(stream & _MASK).bits()).bits())
 
 
-def hashed(numbers: Longs | Words, seed: int) -> Words:
-    """splitmix64, as `Chance` has it, for many at once."""
+def hash_numbers(numbers: Longs | Words, seed: int) -> Words:
+    """splitmix64, as in `RandomStream`, of many numbers at once."""
     words = numbers.view(np.uint64) * np.uint64(_GOLDEN)
     words += np.uint64(seed)
     words ^= words >> np.uint64(30)

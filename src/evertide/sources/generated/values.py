@@ -1,13 +1,13 @@
-"""Values made from numbers: a column of any type, as a function of a seed and the numbers of its rows.
+"""Generate a column of any type, as a function of a seed and the numbers of its rows.
 
-A number gives 64 random bits (`evertide.sources.generated.seeded`), and these give a value. So a value does not depend
-on the rows beside it, nor on the batch in which it is made.
+The number of a row determines 64 random bits (`evertide.sources.generated.seeded`), and these determine the value. So a
+value does not depend on other rows or on the batch in which it is generated.
 
-1. Integers, decimals, dates and times have a range of whole units, [low, high]; a sequence counts through it and starts
-   again after its end.
-2. FLOAT and DOUBLE are spread evenly over [low, high); a sequence counts from low on.
-3. Texts are `length` small letters; those of a sequence are `name-0`, `name-1`, and so on. BINARY is random bytes.
-4. Lists have up to `length` elements, mappings as many entries; structs have all their fields.
+1. Integers, decimals, dates and times have a range of whole units, [low, high]. A sequence counts through the range and
+   then starts again.
+2. FLOAT and DOUBLE are distributed evenly over [low, high); a sequence counts up from low.
+3. Texts are `length` lower-case letters; a sequence is `name-0`, `name-1`, and so on. BINARY is random bytes.
+4. Lists and mappings have up to `length` elements; structs have all their fields.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from evertide.sources.generated.seeded import Chance, Longs, Words, hashed
+from evertide.sources.generated.seeded import Longs, RandomStream, Words, hash_numbers
 from evertide.sources.values.kinds import INTEGERS, is_variant
 
-__all__ = ["Recipe", "is_makeable", "made", "range_of", "units"]
+__all__ = ["Recipe", "default_range", "is_makeable", "make_values", "to_units"]
 
 _MASK = (1 << 64) - 1
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only differences of naive times are taken
 _DAY = 86_400_000_000
 _YEAR_2026 = (20_454, 20_818)
-"""In days since 1970."""
+"""The first and last day of 2026, in days since 1970."""
 
 _NULLS, _DISTINCT, _CHILD, _LENGTH = 1, 2, 3, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a column is made. `low` and `high` are in the type's own units (`units`)."""
+    """How a column is generated. `low` and `high` are in the type's units (`to_units`)."""
 
     name: str
     kind: Any
@@ -46,11 +46,11 @@ class Recipe:
     high: float = 0
     is_sequence: bool = False
     distinct: int = 0
-    """So many values at most; 0: no limit."""
+    """The maximum number of different values; 0 for no limit."""
     nulls: float = 0
     length: int = 8
     pool: Any = None
-    """An array to take values from, instead of making them."""
+    """The values to choose from, instead of generated ones."""
 
 
 def is_makeable(kind: Any) -> bool:
@@ -63,11 +63,11 @@ def is_makeable(kind: Any) -> bool:
     if kinds.is_struct(kind):
         return all(is_makeable(field.type) for field in kind)
     flat = (kinds.is_floating, kinds.is_boolean, kinds.is_string, kinds.is_binary)
-    return range_of(kind) is not None or any(is_kind(kind) for is_kind in flat)
+    return default_range(kind) is not None or any(is_kind(kind) for is_kind in flat)
 
 
-def range_of(kind: Any) -> tuple[float, float] | None:
-    """Lowest and highest value in units, unless something else is asked for; None for types without an order."""
+def default_range(kind: Any) -> tuple[float, float] | None:
+    """The range of values, in units, if no option sets another; None for types without a range."""
     if kind in INTEGERS:
         return 0, min(999_999, INTEGERS[kind][1])
     if kinds.is_floating(kind):
@@ -81,8 +81,8 @@ def range_of(kind: Any) -> tuple[float, float] | None:
     return (0, _DAY - 1) if kinds.is_time(kind) or kinds.is_duration(kind) else None
 
 
-def units(value: Any, kind: Any) -> float:
-    """A value in units: days, microseconds, or the last digit of a decimal. `value` fits the type."""
+def to_units(value: Any, kind: Any) -> float:
+    """Convert a value of the type to units: days, microseconds, or the last digit of a decimal."""
     if isinstance(value, datetime):
         return (value.replace(tzinfo=None) - _EPOCH) // timedelta(microseconds=1)
     if isinstance(value, date):
@@ -96,21 +96,21 @@ def units(value: Any, kind: Any) -> float:
     return float(value) if kinds.is_floating(kind) else int(value)
 
 
-def made(recipe: Recipe, numbers: Longs) -> Any:
-    """The column's values for these rows."""
-    words = hashed(numbers, _stream(recipe.seed, 0))
+def make_values(recipe: Recipe, numbers: Longs) -> Any:
+    """Generate the column's values for these rows."""
+    words = hash_numbers(numbers, _stream(recipe.seed, 0))
     if recipe.distinct:
-        words = hashed((words % np.uint64(recipe.distinct)), _stream(recipe.seed, _DISTINCT))
+        words = hash_numbers((words % np.uint64(recipe.distinct)), _stream(recipe.seed, _DISTINCT))
     array = recipe.pool.take(pa.array(words % len(recipe.pool))) if recipe.pool is not None else None
     array = _values(recipe, numbers, words) if array is None else array
     if not recipe.nulls:
         return array
-    share = (hashed(numbers, _stream(recipe.seed, _NULLS)) >> np.uint64(11)) * 2.0**-53
+    share = (hash_numbers(numbers, _stream(recipe.seed, _NULLS)) >> np.uint64(11)) * 2.0**-53
     return pc.if_else(pa.array(share >= recipe.nulls), array, pa.scalar(None, array.type))
 
 
 def _stream(seed: int, stream: int) -> int:
-    return Chance(seed & _MASK).fork(stream).bits()
+    return RandomStream(seed & _MASK).fork(stream).bits()
 
 
 def _values(recipe: Recipe, numbers: Longs, words: Words) -> Any:
@@ -127,11 +127,11 @@ def _values(recipe: Recipe, numbers: Longs, words: Words) -> Any:
         share = (words >> np.uint64(11)) * 2.0**-53
         found = recipe.low + (numbers if recipe.is_sequence else share * (recipe.high - recipe.low))
         return pa.array(found).cast(kind)
-    return _of_units(kind, _in_range(recipe, numbers, words))
+    return _from_units(kind, _in_range(recipe, numbers, words))
 
 
 def _in_range(recipe: Recipe, numbers: Longs, words: Words) -> Longs:
-    """Counted in 64 bits without a sign, so that the widest range does not overflow."""
+    """Computed in unsigned 64 bits, so that the widest range does not overflow."""
     low, span = int(recipe.low), int(recipe.high) - int(recipe.low) + 1
     picked = numbers.view(np.uint64) * np.uint64(_step(recipe.kind)) if recipe.is_sequence else words
     if span <= _MASK:
@@ -140,13 +140,13 @@ def _in_range(recipe: Recipe, numbers: Longs, words: Words) -> Longs:
 
 
 def _step(kind: Any) -> int:
-    """Times advance by seconds, decimals by one, and everything else by its unit."""
+    """The step of a sequence: seconds for times, one for decimals, and otherwise one unit."""
     if kinds.is_timestamp(kind) or kinds.is_time(kind) or kinds.is_duration(kind):
         return 1_000_000
     return int(10**kind.scale) if kinds.is_decimal(kind) and kind.scale < 18 else 1
 
 
-def _of_units(kind: Any, found: Longs) -> Any:
+def _from_units(kind: Any, found: Longs) -> Any:
     if kinds.is_decimal(kind):
         wide = np.stack([found, found >> 63], axis=1)
         return pa.Array.from_buffers(kind, len(found), [None, pa.py_buffer(wide.astype("<i8").tobytes())])
@@ -158,13 +158,13 @@ def _of_units(kind: Any, found: Longs) -> Any:
 
 
 def _bytes(recipe: Recipe, words: Words) -> Any:
-    """Twelve letters, or eight bytes, from each draw."""
+    """Each 64-bit word gives twelve letters, or eight bytes."""
     is_text = kinds.is_string(recipe.kind)
     each, base = (12, 26) if is_text else (8, 256)
     columns = []
     for at in range(recipe.length):
         if at % each == 0:
-            left = hashed(words, _stream(recipe.seed, _LENGTH + at // each))
+            left = hash_numbers(words, _stream(recipe.seed, _LENGTH + at // each))
         columns.append((left % np.uint64(base)).astype(np.uint8) + (ord("a") if is_text else 0))
         left = left // np.uint64(base)
     content = np.stack(columns, axis=1).astype(np.uint8).tobytes() if columns else b""
@@ -176,24 +176,24 @@ def _nested(recipe: Recipe, numbers: Longs, words: Words) -> Any:
     kind = recipe.kind
     inner = words.view(np.int64)
     if kinds.is_struct(kind):
-        fields = [_child(recipe, at, field.type, field.name) for at, field in enumerate(kind)]
-        children = [made(child, inner) for child in fields]
+        fields = [_child_recipe(recipe, at, field.type, field.name) for at, field in enumerate(kind)]
+        children = [make_values(child, inner) for child in fields]
         return pa.Array.from_buffers(kind, len(numbers), [None], children=children)
     lengths = (words % np.uint64(recipe.length + 1)).astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    elements = hashed(np.repeat(inner, lengths) + position, _stream(recipe.seed, _CHILD)).view(np.int64)
+    elements = hash_numbers(np.repeat(inner, lengths) + position, _stream(recipe.seed, _CHILD)).view(np.int64)
     buffers = [None, pa.py_buffer(offsets.astype("<i4").tobytes())]
     if not kinds.is_map(kind):
-        child = made(_child(recipe, 0, kind.value_type, recipe.name), elements)
+        child = make_values(_child_recipe(recipe, 0, kind.value_type, recipe.name), elements)
         return pa.Array.from_buffers(kind, len(numbers), buffers, children=[child])
-    keys = made(replace(_child(recipe, 0, kind.key_type, "key"), is_sequence=True), position)
-    items = made(_child(recipe, 1, kind.item_type, recipe.name), elements)
+    keys = make_values(replace(_child_recipe(recipe, 0, kind.key_type, "key"), is_sequence=True), position)
+    items = make_values(_child_recipe(recipe, 1, kind.item_type, recipe.name), elements)
     entries = pa.StructArray.from_arrays([keys, items], fields=[kind.key_field, kind.item_field])
     return pa.Array.from_buffers(kind, len(numbers), buffers, children=[entries])
 
 
-def _child(recipe: Recipe, at: int, kind: Any, name: str) -> Recipe:
-    low, high = range_of(kind) or (0, 0)
+def _child_recipe(recipe: Recipe, at: int, kind: Any, name: str) -> Recipe:
+    low, high = default_range(kind) or (0, 0)
     length = 3 if kinds.is_nested(kind) else 8
     return Recipe(name, kind, _stream(recipe.seed, _CHILD + 1 + at), low, high, length=length)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
 from evertide.testing.ledger import Ledger, Transaction, changed, sample
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["transactions"]
 
@@ -36,7 +36,7 @@ def transactions(
 class _House:
     def __init__(self, generator: Nexmark, seed: int, events_each: int, first: int) -> None:
         self._generator = generator
-        self._chance = Chance(seed)
+        self._chance = RandomStream(seed)
         self._events_each = events_each
         self._next = first
         self._ledger = Ledger(SCHEMAS)

@@ -18,7 +18,7 @@ from itertools import count, cycle, islice
 import pyarrow as pa
 
 from evertide.testing.ledger import Ledger, Transaction, changed, delta_of, sample
-from evertide.testing.runtime import Chance
+from evertide.testing.runtime import RandomStream
 
 __all__ = ["refreshes"]
 
@@ -38,7 +38,7 @@ def refreshes(
 class _Refresh:
     def __init__(self, tables: Mapping[str, pa.Table], seed: int, orders_each: int) -> None:
         self._tables = tables
-        self._chance = Chance(seed)
+        self._chance = RandomStream(seed)
         self._orders_each = orders_each
         self._ledger = Ledger({name: table.schema for name, table in tables.items()})
         self._held_back = tables["orders"].schema.empty_table()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -133,16 +135,43 @@ def test_state_that_took_half_a_transaction_is_not_used_again(
     circuit = Circuit(spark, SCRIPT)
     kept = list(circuit.arrangements.values())[-1]
 
-    def fails(_: pa.Table) -> None:
+    def fails() -> None:
         raise StorageFull(path="here", why="no room")
 
-    monkeypatch.setattr(kept, "apply", fails)
+    monkeypatch.setattr(kept, "prepare", lambda _: fails)
     first, second = list(transactions(circuit, 3, 2))
     with pytest.raises(StorageFull):
         circuit.step(first)
     monkeypatch.undo()
     with pytest.raises(Damaged, match="by half"):
         circuit.step(second)
+
+
+def test_a_transaction_that_the_system_refuses_to_take_in_is_taken_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At another arrangement each time. Fails if those before it have taken the transaction already."""
+    circuit, other = Circuit(spark, SCRIPT), Circuit(spark, SCRIPT)
+    prepare, left, refused = Arrangement.prepare, [-1], 0
+
+    def prepared(self: Arrangement, change: pa.Table) -> Callable[[], None]:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return prepare(self, change)
+
+    monkeypatch.setattr(Arrangement, "prepare", prepared)
+    for at, transaction in enumerate(transactions(circuit, 3, 8), 1):
+        left[0] = -1
+        expected = other.step(transaction)
+        left[0] = at
+        try:
+            found = circuit.step(transaction)
+        except OSError:
+            refused += 1
+            found = circuit.step(transaction)
+        assert all(found[view].equals(expected[view]) for view in QUERIES)
+    assert refused > 4
 
 
 def test_the_ways_are_counted(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

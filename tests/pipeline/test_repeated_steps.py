@@ -7,15 +7,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import BlobMissing, OutcomeUnknown, SparkAway, SystemRefused, Unavailable
+from evertide.flow.state.arrangement import Arrangement
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.lead import promote
 from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.transaction.machine import Machine
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.testing.small_engine import SmallCohort
@@ -200,7 +204,7 @@ def test_x23_storage_does_not_answer_while_another_script_is_promoted(fault: Fau
     assert at > 5
 
 
-def refusing(number: int, left: list[int]) -> Callable[[SmallCohort, Mapping[str, pa.Table]], None]:
+def refusing(number: int, left: list[int]) -> Callable[..., None]:
     def before(*_: object) -> None:
         if left[0]:
             left[0] -= 1
@@ -228,6 +232,89 @@ def test_x12_the_system_refuses_a_call_of_a_transaction(number: int) -> None:
         assert p.time == 2
         check(p, "revenue", "share")
         assert p.status().state == "running"
+
+
+@contextmanager
+def refused_in_tables(at: int) -> Iterator[list[int]]:
+    """The n-th time that the state of a table is to take a delta in, the system refuses a call."""
+    prepare, calls = Arrangement.prepare, [0]
+
+    def prepared(self: Arrangement, delta: pa.Table) -> Callable[[], None]:
+        if ".keyed" in self.name:
+            calls[0] += 1
+            if calls[0] == at:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return prepare(self, delta)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Arrangement, "prepare", prepared)
+        yield calls
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_x12_the_system_refuses_what_the_state_of_tables_needs(at: int) -> None:
+    """Fails if a table has taken the transaction when another one is refused: the pipeline ended, `left by half`."""
+    tables = (ORDERS, EXTRA, NOTES)
+    with open_pipeline(storage(), engine("revenue", "share", tables=tables)) as p:
+        p.push("orders", [order(1)])
+        p.push("extra", [{"id": 1, "v": 1}])
+        p.commit()
+        with refused_in_tables(at) as calls:
+            with p.transaction() as pushed:
+                pushed.push("orders", [order(1, 30), order(2)])
+                pushed.push("extra", [{"id": 1, "v": 2}])
+            with pytest.raises(SystemRefused, match=os.strerror(errno.EMFILE)):
+                p.take(pushed)
+            assert p.status().state == "running", "whoever asked was told; the loop waits"
+            p.advance()
+            assert calls[0] == at + 2, "both took it, once"
+        assert (p.time, pushed.time) == (2, 2)
+        check(p, "revenue", "share")
+        assert rows_of(p, "extra") == [(1, 2)]
+        p.push("orders", deletes=[{"id": 1}])
+        p.commit()
+        check(p, "revenue", "share")
+
+
+def test_x12_the_system_refuses_a_call_of_a_checkpoint() -> None:
+    """Fails if only storage may refuse: the loop ended with the system's own error."""
+    with open_pipeline(storage()) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Machine, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
+            p.try_checkpoint()
+            [found] = [one for one in p.status().problems if one.error_code == "system_refused"]
+            assert (found.state, p.status().state) == ("warning", "running")
+            with pytest.raises(SystemRefused):
+                p.checkpoint()
+        p.push("orders", [order(2)])
+        p.commit()
+        assert p.checkpoint().time == 3
+        assert not p.status().problems
+
+
+def test_x12_the_system_refuses_a_call_while_a_pipeline_opens() -> None:
+    """Fails if opening ends with it: a process that was started again met the same, and again."""
+    kept = shared()
+    with open_pipeline(kept) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+        p.close(checkpoint=False)
+    left, restore = [2], Checkpoints.restore
+
+    def refused(*given: Any) -> Any:
+        refuse(given)
+        return restore(*given)
+
+    refuse = refusing(errno.EMFILE, left)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Checkpoints, "restore", refused)
+        p = open_pipeline(kept)
+    with p:
+        assert left == [0]
+        assert p.status().state == "running"
+        check(p, "revenue", "counts")
 
 
 def test_x12_the_system_refuses_a_call_of_a_replay() -> None:

@@ -221,9 +221,15 @@ class Circuit:
         return list(found.values())
 
     def _settle(self) -> None:
+        """If storage or the system refuses something, nothing is taken in, and the step may be made again."""
         try:
-            for collection in self._list_collections():
-                collection.settle()
+            calls = [call for collection in self._list_collections() for call in collection.prepare()]
+        except BaseException:
+            self._forget()
+            raise
+        try:
+            for call in calls:
+                call()
         except BaseException as error:
             self._failed = error
             raise

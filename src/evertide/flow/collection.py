@@ -1,7 +1,7 @@
 """Collections inside a circuit: tables, groups, outputs of stages; with the arrangements that others look into.
 
 Columns are named by position. During a transaction a collection has its delta; look-ups give the rows before it. At the
-end of the transaction (`settle`) the arrangements take the delta in."""
+end of the transaction (`prepare`) the arrangements take the delta in."""
 
 from __future__ import annotations
 
@@ -69,11 +69,13 @@ class Collection:
         """All arrangements that take in the delta."""
         yield from self.arrangements.values()
 
-    def settle(self) -> None:
+    def prepare(self) -> list[Callable[[], None]]:
+        """Do all of taking the delta in that can fail; the calls that are returned take it in, and forget it."""
+        calls: list[Callable[[], None]] = []
         if self.delta.num_rows:
             for (_, columns), arrangement in self.arrangements.items():
-                arrangement.apply(self.delta.select([*columns, DIFF]))
-        self.forget()
+                calls.append(arrangement.prepare(self.delta.select([*columns, DIFF])))
+        return [*calls, self.forget]
 
     def forget(self) -> None:
         """Drop the delta: the transaction failed, or is settled."""

@@ -11,7 +11,7 @@ to Spark: plans make them one before they come here.) NULL, and rows that a FILT
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,10 @@ class Extremes:
             )
         return found
 
-    def settle(self) -> None:
-        if self._change is not None:
-            self.values.apply(self._change)
-        self.forget()
+    def prepare(self) -> list[Callable[[], None]]:
+        """As of a collection."""
+        calls = [] if self._change is None else [self.values.prepare(self._change)]
+        return [*calls, self.forget]
 
     def forget(self) -> None:
         self._change = None

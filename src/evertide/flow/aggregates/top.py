@@ -10,7 +10,7 @@ Which row comes first is Spark's to say: one small job sorts what is kept togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -67,14 +67,18 @@ class Top(Collection):
         yield from super().list_arrangements()
         yield self.state
 
-    def settle(self) -> None:
+    def prepare(self) -> list[Callable[[], None]]:
+        calls = [self._move]
+        if self._after is not None:
+            change = pa.concat_tables([_add_places(self._read_kept(), -1), _add_places(self._after, 1)])
+            calls.append(self.state.prepare(change))
+        return [*calls, *super().prepare()]
+
+    def _move(self) -> None:
         if self._rows is not None:
             self._rows += self._more
         if self._after is not None:
-            before, after = self._read_kept(), self._after
-            self.state.apply(pa.concat_tables([_add_places(before, -1), _add_places(after, 1)]))
-            self._kept = after
-        super().settle()
+            self._kept = self._after
 
     def forget(self) -> None:
         super().forget()

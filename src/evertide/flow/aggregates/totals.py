@@ -9,7 +9,7 @@ MAX, which have no inverse, stand beside the sums (`evertide.flow.aggregates.ext
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,12 +92,10 @@ class Totals(Collection):
         yield self.state
         yield from (extreme.values for extreme in self.extremes)
 
-    def settle(self) -> None:
-        if self._change is not None:
-            self.state.apply(self._change)
-        for extreme in self.extremes:
-            extreme.settle()
-        super().settle()
+    def prepare(self) -> list[Callable[[], None]]:
+        calls = [] if self._change is None else [self.state.prepare(self._change)]
+        calls += [call for extreme in self.extremes for call in extreme.prepare()]
+        return [*calls, *super().prepare()]
 
     def forget(self) -> None:
         super().forget()

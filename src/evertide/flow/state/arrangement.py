@@ -21,6 +21,7 @@ What the owner has to know:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -131,11 +132,22 @@ class Arrangement:
 
     def apply(self, delta: pa.Table) -> None:
         """Add a delta, consolidated or not. A large one is checked now, and put in order when it is needed."""
-        if self._spine.is_large(delta.num_rows):
+        self.prepare(delta)()
+
+    def prepare(self, delta: pa.Table) -> Callable[[], None]:
+        """Do all of `apply` that storage, the system or the delta can make fail; the call that is returned adds it.
+
+        So several arrangements take a transaction in together: all are prepared before the first one changes.
+        """
+        spine = self._spine
+        if spine.is_large(delta.num_rows):
             columns = check_columns(delta, self._changes, self._where)
-            self._spine.defer(DeltaRun(pa.Table.from_arrays(columns, schema=self._changes), self._block_of))
-        else:
-            self._spine.push(self._block_of(delta))
+            run = DeltaRun(pa.Table.from_arrays(columns, schema=self._changes), self._block_of)
+            spine.bound_memory()
+            return partial(spine.defer, run)
+        block = self._block_of(delta)
+        spine.bound_memory()
+        return partial(spine.push, block)
 
     def _block_of(self, delta: pa.Table) -> Block:
         return make_block(delta, self.schema, self.key, self._where)

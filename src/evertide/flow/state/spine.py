@@ -107,7 +107,6 @@ class Spine:
         """Add a consolidated block, in the order of its words."""
         if block.rows == 0:
             return
-        self._bound_memory()
         with self._lock:
             memory, joined = [*self.runs.memory], []
             while len(memory) > self._held and self._is_joinable(memory[-1].rows, block.rows):
@@ -118,7 +117,6 @@ class Spine:
 
     def defer(self, run: DeltaRun) -> None:
         """Add a large delta, whose block is made when it is needed."""
-        self._bound_memory()
         with self._lock:
             self._swap((), memory=(*self.runs.memory, run))
 
@@ -233,12 +231,13 @@ class Spine:
     def _sum(self, blocks: Sequence[Block]) -> Block:
         return merge_blocks(blocks, has_key=True, is_consolidated=True, where=self._where)
 
-    def _bound_memory(self) -> None:
-        """Bound what is in memory. If storage is away, the commit of the transaction waits for it, so no more comes."""
+    def bound_memory(self) -> None:
+        """Bound what is in memory, before a delta is added. If storage is away, the commit of the transaction waits for
+        it, so no more comes."""
         if self._is_full(self.runs.memory[:-1], _BACKSTOP):
             try:
                 self.write_memory()
-            except (Unavailable, OutcomeUnknown) as error:
+            except (Unavailable, OutcomeUnknown, OSError) as error:
                 logger.warning("%s keeps more in memory than it should: %s", self._where, error)
 
     def _is_full(self, memory: Sequence[Run], times: int) -> bool:

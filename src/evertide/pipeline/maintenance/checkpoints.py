@@ -34,6 +34,7 @@ from evertide.pipeline.input.pushes import PUSH, whole_position
 from evertide.pipeline.recovery.opening import positions
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
+from evertide.scratch import using_system
 from evertide.shard.shard import Shard
 from evertide.shard.state import ShardState
 from evertide.store.paths import PIPELINE, Name
@@ -96,7 +97,8 @@ class Checkpointing:
     def _tried(self) -> CatalogEntry:
         runner = self._runner
         try:
-            entry = self._made()
+            with using_system("the checkpoint"):
+                entry = self._made()
         except EvertideError as error:
             runner.observer.on_fault(Fault("checkpoint", "", error.error_code))
             since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()

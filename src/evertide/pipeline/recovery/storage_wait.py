@@ -1,6 +1,7 @@
 """Opening a pipeline while storage is away, or does not say what became of a write: it waits, and goes on by itself.
 
-What is asked again reads what is there first, so that nothing is done twice (I14). A full disk, or one that may not be
+What is asked again reads what is there first, so that nothing is done twice (I14). So it does if the operating system
+refuses a call. A full disk, or one that may not be
 written, does not heal by itself: that reaches the caller at once.
 """
 
@@ -15,6 +16,7 @@ from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, Sto
 from evertide.pipeline.replicas.ownership import Role, registered_as
 from evertide.pipeline.status.process_state import Condition
 from evertide.runtime import Runtime
+from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.writers import Writer
@@ -57,7 +59,8 @@ def _until_answered(
     """`waits` is told what is wrong, each time before another try."""
     while True:
         try:
-            return call()
+            with using_system("opening the pipeline"):
+                return call()
         except (StorageFull, StorageForbidden):
             raise
         except (Unavailable, OutcomeUnknown) as error:

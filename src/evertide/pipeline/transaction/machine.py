@@ -79,8 +79,10 @@ class Machine:
         for cohort in self.cohorts:
             if id(cohort) not in self._given:
                 self._given[id(cohort)] = (cohort, self._taken(cohort, deltas))
+        calls = self.tables.prepare(deltas, errors)  # if this fails, the step is made again
         try:
-            self.tables.settle(deltas, errors)
+            for call in calls:
+                call()
         except BaseException as error:
             self.broken = error
             raise

@@ -137,11 +137,19 @@ class Tables:
         return self._tables[name]
 
     def settle(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> None:
-        for name, delta in deltas.items():
-            if name in self._by_key and delta.num_rows:
-                self._by_key[name].apply(delta)
+        for call in self.prepare(deltas, errors):
+            call()
+
+    def prepare(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> list[Callable[[], None]]:
+        """Do all of `settle` that can fail; the calls that are returned take the deltas in."""
+        calls = [
+            self._by_key[name].prepare(delta)
+            for name, delta in deltas.items()
+            if name in self._by_key and delta.num_rows
+        ]
         if errors is not None and errors.num_rows:
-            self._errors.apply(errors)
+            calls.append(self._errors.prepare(errors))
+        return calls
 
     def save(self) -> dict[str, Manifest]:
         return {kept.name: kept.save() for kept in self.kept()}

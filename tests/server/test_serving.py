@@ -18,12 +18,14 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from evertide.errors import EvertideError, InvalidInput
+from evertide.pipeline.replicas.liveness import noticing_hang
 from evertide.server.access import Access, Listening, Role, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.server import LOOPBACK, Server
 from evertide.sources.generated.seeded import RandomStream
+from evertide.testing import ManualRuntime
 from tests.cli.kit import open_small
-from tests.pipeline.kit import open_pipeline, rows_of, storage
+from tests.pipeline.kit import SETTINGS, open_pipeline, rows_of, storage
 from tests.server.kit import Client, numbered, order, served
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +132,18 @@ def test_while_the_pipeline_is_opened_whoever_asks_is_told_so() -> None:
         assert kept.getresponse().status == 200
         kept.close()
         assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
+
+
+def test_opening_that_hangs_is_not_alive() -> None:
+    """Fails if a server that has no pipeline yet answers for it: nobody would start the process again."""
+    runtime = ManualRuntime()
+    with Server().begin() as server, noticing_hang("starting Spark", runtime, SETTINGS):
+        client = Client(server.host, server.port)
+        assert client.get("/v1/health/live").status == 200
+        runtime.advance_s(SETTINGS.hang_after_s + 1)
+        live = client.get("/v1/health/live")
+        assert (live.status, live.body["status"]) == (503, "hangs")
+        assert "starting Spark" in live.body["why"]
 
 
 def test_an_app_that_cannot_begin_is_no_app() -> None:

@@ -22,12 +22,10 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Closed, EvertideError, Fenced, InvalidInput, NotAllowedNow, OutcomeUnknown, Unavailable
 from evertide.flow.state.arrangement import Arrangement
-from evertide.journal.journal import Journal
 from evertide.journal.xids import own_number
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.definition import Definition, read_definition, spelling
@@ -37,11 +35,11 @@ from evertide.pipeline.input.open_sources import open_feeds
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.state_merging import Upkeep
 from evertide.pipeline.reading.collections import Collections, View
-from evertide.pipeline.recovery.opening import Hosts, OnProgress
+from evertide.pipeline.recovery.opening import Hosts, OnProgress, Stores
 from evertide.pipeline.recovery.storage_wait import Waiting, register_patiently
 from evertide.pipeline.replicas.lead import Leading
 from evertide.pipeline.replicas.leader_tasks import Duties
-from evertide.pipeline.replicas.liveness import Pulse, Withholding
+from evertide.pipeline.replicas.liveness import HangLog, Pulse, Withholding, noticing_hang, opening
 from evertide.pipeline.replicas.ownership import Role
 from evertide.pipeline.replicas.replica_record import ReplicaTelling
 from evertide.pipeline.script import read_script
@@ -54,7 +52,7 @@ from evertide.pipeline.status.status import Status
 from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.pipeline.transaction.advance import Advancing, opened
 from evertide.pipeline.transaction.loop import Loop
-from evertide.pipeline.transaction.machine import state_store
+from evertide.pipeline.transaction.phases import Doing, Phase
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session
 from evertide.plan.program.view_function import ViewFunction
@@ -64,7 +62,6 @@ from evertide.runtime import Runtime, SystemRuntime
 from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.shard.heartbeat import Heartbeat
-from evertide.shard.shard import Shards
 from evertide.sources.executors import SparkExecutors
 from evertide.store.observed import observe
 from evertide.store.open import Storage, open_storage
@@ -99,7 +96,7 @@ class Pipeline:
         self._runtime = runtime
         self._turn = threading.RLock()
         self._stopping = threading.Event()
-        self._is_closed = False
+        self._is_open = self._is_closed = False
         self._threads: list[Any] = []
         self._watched: list[Callable[[], Iterable[Problem]]] = [
             lambda: (one for thread in [*self._threads] for one in thread.troubles())
@@ -107,12 +104,17 @@ class Pipeline:
         self._pushed: PushTransaction
         self._heart: Heartbeat | None = None
         self._role = role
-        self._writer = register_patiently(role, storage.meta, self._stopping, runtime=runtime, settings=settings)
+        with noticing_hang("registering with the storage", runtime, settings):
+            self._writer = register_patiently(role, storage.meta, self._stopping, runtime=runtime, settings=settings)
         self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
         self._condition = Condition(storage.meta, self._writer, self._leading, runtime, settings)
         self._until_answered = Waiting(self._condition, self._check_heart, self._stopping, settings)
+        activity = engine.activity if isinstance(engine, SparkEngine) else lambda: None
+        self._doing = Doing(Phase.OPEN, -1, runtime.monotonic_s(), "opening the pipeline")
+        self.pulse = Pulse(self._does, self._ended, runtime, settings.hang_after_s, activity)
         try:
-            self._start(base, progress or (lambda *_: None), observer, threads=threads)
+            with opening(self.pulse):
+                self._start(base, progress or (lambda *_: None), observer, threads=threads)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the registration ends
             found: BaseException = error
             if isinstance(error, EvertideError):
@@ -121,6 +123,7 @@ class Pipeline:
                 self._fail(unexpected_error("opening the pipeline", error))
             self._give_up()
             raise found from found.__cause__
+        self._is_open = True
         self._condition.tell()
         logger.info("open at time %d, as %r, storage %s", self.time, role.value, storage.root)
 
@@ -147,11 +150,13 @@ class Pipeline:
         """
         text, path, base = read_script(script)
         settings, runtime = settings or Settings(), SystemRuntime()
-        opened = open_storage(storage, meta, runtime=runtime, settings=settings)
+        with noticing_hang("opening the storage", runtime, settings):
+            opened = open_storage(storage, meta, runtime=runtime, settings=settings)
         try:
-            session = open_session(spark, master)
-            find_exposure = session.find_exposure()
-            engine = SparkEngine(session, text, path, functions)
+            with noticing_hang("starting Spark, and analyzing the script", runtime, settings):
+                session = open_session(spark, master)
+                find_exposure = session.find_exposure()
+                engine = SparkEngine(session, text, path, functions)
             try:
                 made = cls(
                     engine,
@@ -357,43 +362,30 @@ class Pipeline:
 
     def _start(self, base: Path, progress: OnProgress, observer: Observer, *, threads: bool) -> None:
         storage, runtime, settings, writer = self.storage, self._runtime, self.settings, self._writer
-        shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader=writer.id)
-        journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
-        checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
+        stores = Stores.of(storage, writer.id, runtime, settings)
+        self._condition.watch_stall(lambda: self.pulse.stall(settings.stall_after_s))
+        writer.beat_unless(Withholding(self.pulse, lambda: self._leading.is_ours))
         if threads:
-            self._heart = Heartbeat(settings, shards.leases, writer).start()
-            self._threads.append(self._heart)
+            self._heart = Heartbeat(settings, stores.shards.leases, writer).start()
+            self._threads += [self._heart, HangLog(self.pulse, settings).start()]
         _, known = self._until_answered(lambda: read_definition(storage.meta))
         self.engine.spell(spelling(known))
         records = SinkRecords(storage.meta, writer, runtime, settings)
         sinks = self._until_answered(lambda: PreparedSinks(self.engine, records, base))
         executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
-        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
-        told = ReplicaTelling(lambda: self._leading.role, storage.meta, writer.id, runtime, settings)
-        told.stands = lambda: (self._condition.foremost().state, -1)
-        self._threads.append(told.start() if threads else told)
-        self._hosts = Hosts(
-            meta=storage.meta,
-            shards=shards,
-            journal=journal,
-            checkpoints=checkpoints,
-            writer=writer,
-            runtime=runtime,
-            settings=settings,
-            engine=self.engine,
-            store=state_store(storage.blob, writer.id, runtime, settings),
-            sources=sources,
-            progress=told.noting(progress),
-            observer=observer,
+        self._pushes, sources = open_feeds(
+            self.engine.tables, stores.journal, writer, base, runtime, settings, executors
         )
+        told = ReplicaTelling(lambda: self._leading.role, storage.meta, writer.id, runtime, settings)
+        told.stands = self._stands
+        self._threads.append(told.start() if threads else told)
+        noted = told.noting(progress)
+        self._hosts = Hosts.of(stores, writer, self.engine, sources, noted, observer, runtime, settings)
         self._until_answered(self._leading.look)
         self._condition.tell_begun()
         self._runner = self._until_answered(lambda: opened(self._hosts, self._leading, self._stopping, self._role))
         self._intake = Intake(self._runner)
-        activity = self.engine.activity if isinstance(self.engine, SparkEngine) else lambda: None
-        self.pulse = Pulse(lambda: self._runner.course.doing, self._ended, runtime, settings.hang_after_s, activity)
-        self._condition.watch(self._intake, lambda: self.pulse.stall(settings.stall_after_s))
-        writer.beat_unless(Withholding(self.pulse, lambda: self._leading.is_ours))
+        self._condition.watch(self._intake)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: self._runner.members, lambda rows: make_frame(self.spark, rows))
         telling = SourceTelling(self._intake.records, storage.meta, writer.id, runtime, settings)
@@ -405,7 +397,6 @@ class Pipeline:
         self._advancing = Advancing(hosts, runner, self._intake, self._duties, self._leading, role=self._role)
         pause = self._condition.pause
         self._loop = Loop(self, self._intake, self._duties, pause, self.pulse, self._stopping, runtime, settings)
-        told.stands = self._stands
         self._threads.append(self._duties)
         if self._leading.is_ours:
             self._until_answered(self._duties.begin)
@@ -459,8 +450,14 @@ class Pipeline:
 
     def _stands(self) -> tuple[str, int]:
         """Asked by a thread of its own: a hang of the one that makes transactions is told to storage from here."""
+        if not self._is_open:
+            self._condition.tell_begun()
+            return self._condition.foremost().state, -1
         self._condition.tell()
         return self._condition.foremost().state, self.time
+
+    def _does(self) -> Doing:
+        return self._runner.course.doing if self._is_open else self._doing
 
     def _ended(self) -> list[str]:
         return [] if self._is_closed else [name for thread in self._threads for name in thread.ended()]

@@ -56,7 +56,7 @@ from evertide.pipeline.recovery.hydration import (
 )
 from evertide.pipeline.replicas.follow import Following
 from evertide.pipeline.sinks.sink_record import held_by_sinks
-from evertide.pipeline.transaction.machine import Machine, MachineState
+from evertide.pipeline.transaction.machine import Machine, MachineState, state_store
 from evertide.pipeline.transaction.members import Members
 from evertide.pipeline.transaction.portions import Pending
 from evertide.pipeline.transaction.runner import Runner
@@ -68,13 +68,14 @@ from evertide.settings import Settings
 from evertide.shard.shard import Shards
 from evertide.sources.contract import Source
 from evertide.store.meta import Meta
+from evertide.store.open import Storage
 from evertide.store.paths import PIPELINE
 from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
 from evertide.types import Generation
 
-__all__ = ["Hosts", "OnProgress", "open_follower", "open_runner", "positions", "take_lead"]
+__all__ = ["Hosts", "OnProgress", "Stores", "open_follower", "open_runner", "positions", "take_lead"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,27 @@ _TOLD_EVERY_S = 10.0
 
 OnProgress = Callable[[str, int, int], None]
 """What is done, how much of it, out of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What a process reads and writes a storage by."""
+
+    storage: Storage
+    shards: Shards
+    journal: Journal
+    checkpoints: Checkpoints
+
+    @classmethod
+    def of(cls, storage: Storage, reader: str, runtime: Runtime, settings: Settings) -> Stores:
+        """`reader` is the name under which it takes leases."""
+        blob, meta = storage.blob, storage.meta
+        return cls(
+            storage,
+            Shards(blob, meta, runtime=runtime, settings=settings, reader=reader),
+            Journal(blob, meta, runtime=runtime, settings=settings),
+            Checkpoints(blob, meta, runtime=runtime, settings=settings),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +122,33 @@ class Hosts:
     sources: Mapping[str, Source]
     progress: OnProgress
     observer: Observer = NO_OBSERVER
+
+    @classmethod
+    def of(  # noqa: PLR0917
+        cls,
+        stores: Stores,
+        writer: Writer,
+        engine: Engine,
+        sources: Mapping[str, Source],
+        progress: OnProgress,
+        observer: Observer,
+        runtime: Runtime,
+        settings: Settings,
+    ) -> Hosts:
+        return cls(
+            meta=stores.storage.meta,
+            shards=stores.shards,
+            journal=stores.journal,
+            checkpoints=stores.checkpoints,
+            writer=writer,
+            runtime=runtime,
+            settings=settings,
+            engine=engine,
+            store=state_store(stores.storage.blob, writer.id, runtime, settings),
+            sources=sources,
+            progress=progress,
+            observer=observer,
+        )
 
 
 def open_runner(hosts: Hosts) -> Runner:

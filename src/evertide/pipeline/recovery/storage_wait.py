@@ -20,6 +20,7 @@ from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.writers import Writer
+from evertide.threads.steps import note_step
 
 __all__ = ["Waiting", "register_patiently"]
 
@@ -66,6 +67,7 @@ def _until_answered(
         except (Unavailable, OutcomeUnknown) as error:
             logger.warning("opening waits for storage: %s", error)
             waits(error)
+            note_step()  # to wait is not to hang
             stopping.wait(settings.retry_wait_max_s)
 
 

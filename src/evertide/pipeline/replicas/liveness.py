@@ -5,21 +5,35 @@ Alive is a process whose threads all run, and which gets on: its loop comes roun
 pause to end. While Spark computes one stage for long, tasks that it finished count as steps. It reads nothing but
 memory (and asks Spark, if nothing moved for half of that time), so that it can be asked while storage is away.
 
-A leader that hangs stops its heartbeat, and so loses the lead to another replica (decision 15).
+A leader that hangs stops its heartbeat, and so loses the lead to another replica (decision 15). That holds from the
+registration on, while the pipeline opens; what comes before it (storage, Spark, the script) only shows in the log and
+in the liveness of the process (`noticing_hang`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from evertide.pipeline.transaction.phases import Doing, Phase
 from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.threads.steps import watch_steps
+from evertide.threads.ticker import Ticker
 
-__all__ = ["Beat", "Pulse", "Withholding"]
+__all__ = ["Beat", "HangLog", "Pulse", "Withholding", "noticing_hang", "opening", "why_opening_hangs"]
 
 logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 5.0
+
+_OPENING: list[Pulse] = []
+"""Of the pipelines that this process opens just now. A server answers before there is a pipeline, and asks here."""
+
+_OPENING_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +42,7 @@ class Beat:
     why: str
     """What is wrong; empty if nothing is."""
     phase: str
-    """What it is at: `wait`, `read`, `bind`, `compute`, `commit` or `replay`."""
+    """What it is at: `open`, `wait`, `read`, `bind`, `compute`, `commit` or `replay`."""
     transaction: int
     since_s: float
     """For how long."""
@@ -80,13 +94,21 @@ class Pulse:
         still_s, doing = self._still_s(), self._doing()
         if still_s <= self._hang_after_s:
             return ""
+        if doing.phase is Phase.OPEN:
+            return f"{doing.what} has made no step for {still_s:.0f} s"
         if doing.phase is not Phase.WAIT:
             return f"transaction {doing.time} is in phase {doing.phase.value!r} for {still_s:.0f} s without a step"
         return f"the loop has not come round for {still_s:.0f} s"
 
     def stall(self, after_s: float) -> tuple[str, float] | None:
-        """Why there is no next transaction, although none is bound, and for how long: S1, before the bind."""
+        """Why there is no next transaction, although none is bound, and for how long: S1, before the bind.
+
+        Opening makes long steps (Spark analyzes views), so it is stalled only once it hangs.
+        """
         doing, still_s = self._doing(), self._still_s()
+        if doing.phase is Phase.OPEN:
+            why = self.hang()
+            return (why, still_s) if why else None
         if doing.phase not in (Phase.READ, Phase.BIND) or still_s <= after_s:
             return None
         what = "its sources are read" if doing.phase is Phase.READ else "it is bound"
@@ -116,3 +138,50 @@ class Withholding:
             logger.error("no heartbeat, so that another replica can take the lead: %s", why)
         self._is_on = bool(why)
         return why
+
+
+class HangLog(Ticker):
+    """Logs once that a process hangs, and that it gets on again. It asks no storage, which may be what hangs."""
+
+    def __init__(self, pulse: Pulse, settings: Settings) -> None:
+        super().__init__("evertide-hang", min(_LOOK_EVERY_S, settings.hang_after_s / 4))
+        self._pulse = pulse
+        self._is_told = False
+
+    def tick(self) -> bool:
+        why = self._pulse.hang()
+        if why and not self._is_told:
+            logger.error("this process hangs: %s (hang_after_s); a call to storage or to Spark may not return", why)
+        elif self._is_told and not why:
+            logger.warning("this process makes steps again")
+        self._is_told = bool(why)
+        return True
+
+
+@contextmanager
+def opening(pulse: Pulse) -> Iterator[None]:
+    """Within the block, steps of this thread count for the pulse, and the process is as alive as the pulse says."""
+    with _OPENING_LOCK:
+        _OPENING.append(pulse)
+    try:
+        with watch_steps(pulse.moves):
+            yield
+    finally:
+        with _OPENING_LOCK:
+            _OPENING.remove(pulse)
+
+
+@contextmanager
+def noticing_hang(what: str, runtime: Runtime, settings: Settings) -> Iterator[None]:
+    """Notice if the block, which comes before the registration of this process, makes no step for `hang_after_s`."""
+    doing = Doing(Phase.OPEN, -1, runtime.monotonic_s(), what)
+    pulse = Pulse(lambda: doing, tuple, runtime, settings.hang_after_s)
+    with HangLog(pulse, settings), opening(pulse):
+        yield
+
+
+def why_opening_hangs() -> str:
+    """Why what this process opens hangs; empty if it does not, or opens nothing."""
+    with _OPENING_LOCK:
+        pulses = [*_OPENING]
+    return next((why for pulse in pulses if (why := pulse.hang())), "")

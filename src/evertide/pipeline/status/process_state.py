@@ -43,10 +43,13 @@ class Condition:
         self._runtime = runtime
         self._opened_s = runtime.wall_s()
 
-    def watch(self, intake: Intake, stall: Callable[[], tuple[str, float] | None]) -> None:
-        """What stalls there counts from now on; `stall` says why and for how long the next transaction does."""
-        self._stalled = intake.stalled
+    def watch_stall(self, stall: Callable[[], tuple[str, float] | None]) -> None:
+        """`stall` says why and for how long opening, or the next transaction, does not get on."""
         self._stall = stall
+
+    def watch(self, intake: Intake) -> None:
+        """What stalls there counts from now on."""
+        self._stalled = intake.stalled
 
     def fail(self, error: EvertideError) -> EvertideError:
         """The pipeline cannot go on. An error of a process that was fenced meanwhile follows from that: it is told."""
@@ -68,7 +71,9 @@ class Condition:
         self._tell(self.foremost())
 
     def tell_begun(self) -> None:
-        self._tell(Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s))
+        """That it opens, or why that does not get on."""
+        begun = Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s)
+        self._tell(next(iter(self.problems()), begun))
 
     def waits(self, error: EvertideError) -> None:
         """Storage does not answer while the pipeline opens."""

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class Phase(enum.Enum):
+    OPEN = "open"
+    """Before there is a runner."""
     WAIT = "wait"
     READ = "read"
     BIND = "bind"
@@ -39,6 +41,8 @@ class Doing:
     phase: Phase
     time: int
     since_s: float
+    what: str = ""
+    """Of what is opened: the part that it is at."""
 
 
 class Course:

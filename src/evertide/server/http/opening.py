@@ -1,6 +1,6 @@
 """What a server says until there is a pipeline behind it: that it is being opened.
 
-    /v1/health/live   200: the process gets on, and to start it again would only make it begin anew
+    /v1/health/live   200: the process gets on, and to start it again would only make it begin anew; 503 if it hangs
     all others        503 with Retry-After, `"status": "starting"` for those who look at health, and as an error
 
 Opening may take a while: Spark, the newest checkpoint, the transactions since. Nobody is asked for a token meanwhile:
@@ -9,9 +9,11 @@ nothing is told but this.
 
 from __future__ import annotations
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from evertide.pipeline.replicas.liveness import why_opening_hangs
 from evertide.server.http.answers import said
 
 __all__ = ["opening"]
@@ -32,7 +34,14 @@ async def opening(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         return
     if Request(scope).url.path == _LIVE and scope["method"] in ("GET", "HEAD"):
-        answer = said({"status": "alive", "why": _WHY, "remedy": "", "views": []}, 200, _HEADERS)
+        hang = await anyio.to_thread.run_sync(why_opening_hangs)  # it may ask Spark
+        known: dict[str, object] = {
+            "status": "hangs" if hang else "alive",
+            "why": hang or _WHY,
+            "remedy": "",
+            "views": [],
+        }
+        answer = said(known, 503 if hang else 200, _HEADERS)
     else:
         answer = said(_STARTING, 503, _HEADERS)
     await answer(scope, receive, send)

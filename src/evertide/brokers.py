@@ -1,11 +1,11 @@
-"""The way to Kafka's brokers, which source and sink share: address, properties of the client, and what it says.
+"""Connect to Kafka brokers, for the source and the sink: address, client properties, error texts.
 
     brokers 'host:port,host:port'                   required
-    `kafka.sasl.password` '${ENV:KAFKA_PASSWORD}'   any property of librdkafka, behind `kafka.`
+    `kafka.sasl.password` '${ENV:KAFKA_PASSWORD}'   any property of librdkafka, with the prefix `kafka.`
 
-1. What exactly-once rests on (isolation, offsets, ids) is not for options to change: those properties are refused.
-2. A secret stands in the environment or in a file, never in the script: a password written out is refused.
-3. Whatever a client says goes through `Brokers.said`, which hides secrets.
+1. Properties that exactly-once delivery depends on (isolation, offsets, ids) are refused.
+2. A secret is in the environment or in a file, never in the script: a literal password is refused.
+3. Every error of a client is rendered by `Brokers.explain`, which hides secrets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ANSWER_LIMIT_S", "AWAY", "Brokers", "Topic", "cause", "describe", "r
 
 PREFIX = "kafka."
 ANSWER_LIMIT_S = 2.0
-"""How long one question may take while a pipeline runs."""
+"""How long one request may take while a pipeline runs."""
 
 AWAY = (
     KafkaError._TIMED_OUT,  # noqa: SLF001 - its name, as are those below
@@ -41,13 +41,13 @@ AWAY = (
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
-"""Codes of errors that say that nobody answered, or that those who answer are just agreeing on who leads."""
+"""Codes of errors that waiting can end: no broker answers, or a partition has no leader at the moment."""
 
 _REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)  # noqa: SLF001 - its names
 _PROBES = 3
 _PROBE_LIMIT_S = 1.5
-_AFTER = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
-"""Makes two errors of the same kind different, so that each would be news."""
+_ELAPSED = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
+"""A detail that would make repeated errors look different."""
 
 _OURS = {
     "acks",
@@ -63,10 +63,10 @@ _OURS = {
     "transactional.id",
 }
 _SECRET = re.compile(r"password|secret|token|key\.pem|keystore|oauthbearer\.config", re.IGNORECASE)
-_PLACE = re.compile(r"\$\{(ENV|FILE):", re.IGNORECASE)
-_NO_SECRET = {"ssl.keystore.location", "sasl.oauthbearer.token.endpoint.url"}
+_REFERENCE = re.compile(r"\$\{(ENV|FILE):", re.IGNORECASE)
+_NOT_SECRET = {"ssl.keystore.location", "sasl.oauthbearer.token.endpoint.url"}
 _QUIET: Mapping[str, Any] = {
-    "log_level": 2,  # what matters reaches us as errors; each failed try to connect would be a line
+    "log_level": 2,  # errors reach `error_cb`; otherwise each failed attempt to connect would be a line in the log
     "reconnect.backoff.ms": 100,
     "reconnect.backoff.max.ms": 2000,
     "socket.connection.setup.timeout.ms": 5000,
@@ -78,7 +78,7 @@ class Brokers:
     address: str
     secrets: Secrets = field(repr=False)
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    heard: deque[KafkaError] = field(default_factory=lambda: deque(maxlen=8), repr=False)
+    recent_errors: deque[KafkaError] = field(default_factory=lambda: deque(maxlen=8), repr=False)
 
     def config(self, **more: Any) -> dict[str, Any]:
         """`more` has `_` where librdkafka has a dot."""
@@ -86,36 +86,36 @@ class Brokers:
         return {**_QUIET, **self.properties, **ours, "bootstrap.servers": self.address}
 
     def admin(self) -> AdminClient:
-        return AdminClient(self.config(error_cb=self._hear))
+        return AdminClient(self.config(error_cb=self._record_error))
 
     def consumer(self, **more: Any) -> Consumer:
-        return Consumer(self.config(error_cb=self._hear, **more))
+        return Consumer(self.config(error_cb=self._record_error, **more))
 
     def producer(self, **more: Any) -> Producer:
-        return Producer(self.config(error_cb=self._hear, **more))
+        return Producer(self.config(error_cb=self._record_error, **more))
 
-    def _hear(self, error: KafkaError) -> None:
-        """What clients say of connections, which the error of a question that timed out does not."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.heard:  # noqa: SLF001 - its name
-            self.heard.append(error)
+    def _record_error(self, error: KafkaError) -> None:
+        """Remember connection errors, as the error of a request that timed out does not name the cause."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.recent_errors:  # noqa: SLF001 - its name
+            self.recent_errors.append(error)
 
-    def said(self, error: KafkaError | KafkaException | str) -> str:
-        """In words for people, without secrets."""
+    def explain(self, error: KafkaError | KafkaException | str) -> str:
+        """The text of an error, without secrets."""
         known = error if isinstance(error, str) else cause(error)
         text = known if isinstance(known, str) else f"{known.str()} ({known.name()})"
         if not isinstance(known, str) and known.code() in AWAY:
-            last = next((each for each in self.heard if each.code() in _REFUSED), None)
-            last = last or (self.heard[-1] if self.heard else known)
+            last = next((each for each in self.recent_errors if each.code() in _REFUSED), None)
+            last = last or (self.recent_errors[-1] if self.recent_errors else known)
             text = f"no broker answers: {last.str()} ({last.name()})"
-        return self.secrets.hide(_AFTER.sub("", text))
+        return self.secrets.hide(_ELAPSED.sub("", text))
 
     def are_away(self, error: KafkaException) -> bool:
-        """Whether waiting ends it: nobody answers, and nobody refuses us."""
-        is_refused = any(each.code() in _REFUSED for each in list(self.heard))
+        """Whether the brokers are unreachable, rather than refusing the client."""
+        is_refused = any(each.code() in _REFUSED for each in list(self.recent_errors))
         return cause(error).code() in AWAY and not is_refused
 
     def probe(self, topic: str, where: str) -> Topic:
-        """Whether brokers answer, let us in, and have the topic. `InvalidInput` if not."""
+        """Check that the brokers answer, accept the client and have the topic; raise `InvalidInput` if not."""
         admin = self.admin()
         for left in reversed(range(_PROBES)):
             try:
@@ -123,21 +123,19 @@ class Brokers:
             except KafkaException as error:
                 code = cause(error).code()
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART and not left:
-                    why = (
-                        f"there is no topic {topic!r} at {self.address}: create it first, or correct the option 'topic'"
-                    )
+                    why = f"{self.address} has no topic {topic!r}; create the topic, or correct the option 'topic'"
                     raise InvalidInput(where=where, why=why) from error
-                is_refused = any(each.code() in _REFUSED for each in self.heard)
+                is_refused = any(each.code() in _REFUSED for each in self.recent_errors)
                 if code not in (*AWAY, KafkaError.UNKNOWN_TOPIC_OR_PART) or is_refused or not left:
-                    why = f"{self.said(error)}; check the option 'brokers', which is {self.address!r}, and kafka.*"
+                    why = f"{self.explain(error)}; check the options 'brokers' ({self.address!r}) and 'kafka.*'"
                     raise InvalidInput(where=where, why=why) from error
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
     id: str
-    """Unique for ever: a topic that was deleted and made again has another."""
+    """Never reused: a topic that was deleted and created again has another id."""
     partitions: int
 
 
@@ -153,30 +151,29 @@ def describe(admin: AdminClient, topic: str, limit_s: float = ANSWER_LIMIT_S) ->
     try:
         found = admin.describe_topics(TopicCollection([topic]), request_timeout=limit_s)[topic].result()
     except KafkaException:
-        admin.poll(0)  # what it heard meanwhile
+        admin.poll(0)  # calls `error_cb` for connection errors
         raise
     return Topic(str(found.topic_id), len(found.partitions))
 
 
 def read_brokers(options: Options, given: Mapping[str, str], secrets: Secrets) -> Brokers:
-    """From the options of a table or a sink; `given` are the same as the script has them."""
+    """Read the options of a table or sink; `given` has their texts before secrets are resolved."""
     address = options.required("brokers", "localhost:9092")
     for one in address.split(","):
         host, colon, port = one.strip().rpartition(":")
         if not host or not colon or not port.isdigit():
-            raise options.refusal("brokers", f"is {address!r}: expected host:port, with commas if there are several")
+            raise options.refusal("brokers", f"is {address!r}: expected host:port, or several separated by commas")
     for name, value in given.items():
-        plain = name.lower().removeprefix(PREFIX)
-        if plain != name.lower() and plain not in _NO_SECRET and _SECRET.search(plain) and not _PLACE.search(value):
-            why = "is a secret: write ${ENV:NAME} or ${FILE:path} instead, as scripts are kept and copied"
-            raise options.refusal(name, why)
-    properties = options.others(PREFIX)
+        bare = name.lower().removeprefix(PREFIX)
+        if bare != name.lower() and bare not in _NOT_SECRET and _SECRET.search(bare) and not _REFERENCE.search(value):
+            raise options.refusal(name, "is a secret; use ${ENV:NAME} or ${FILE:path}, as scripts are stored")
+    properties = options.read_prefixed(PREFIX)
     for name in properties:
         if name in _OURS:
-            raise options.refusal(f"{PREFIX}{name}", "cannot be set: Evertide sets it itself")
+            raise options.refusal(f"{PREFIX}{name}", "cannot be set: Evertide sets this property")
     brokers = Brokers(address.replace(" ", ""), secrets, properties)
     try:
         brokers.admin()
     except KafkaException as error:
-        raise InvalidInput(where=options.where, why=f"{brokers.said(error)}; see the options kafka.*") from error
+        raise InvalidInput(where=options.where, why=f"{brokers.explain(error)}; check the options 'kafka.*'") from error
     return brokers

@@ -11,7 +11,7 @@ __all__ = ["Options"]
 
 
 class Options:
-    """Names are case-insensitive. `end` refuses options that were never read, so that a misspelt option is noticed."""
+    """Names are case-insensitive. `check_unknown` refuses options that were never read, such as misspelt ones."""
 
     def __init__(self, given: Mapping[str, str], *, connector: str, where: str, secrets: Secrets | None = None) -> None:
         """With `secrets`, values may refer to them; they are resolved when read, and hidden in messages."""
@@ -29,7 +29,7 @@ class Options:
     def required(self, name: str, example: str) -> str:
         value = self.text(name)
         if not value:
-            raise self.refusal(name, f"is missing: expected, say, {example!r}")
+            raise self.refusal(name, f"is missing; set it, for example to {example!r}")
         return value
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:
@@ -48,7 +48,7 @@ class Options:
         except ValueError:
             number = least - 1
         if number < least:
-            raise self.refusal(name, f"is {value!r}: expected a whole number from {least} on")
+            raise self.refusal(name, f"is {value!r}: expected a whole number of at least {least}")
         return number
 
     def number(self, name: str, default: float, *, most: float | None = None) -> float:
@@ -59,12 +59,12 @@ class Options:
         except ValueError:
             number = -1.0
         if not 0 <= number < float("inf") or (most is not None and number > most):
-            upto = " on" if most is None else f" to {most:g}"
-            raise self.refusal(name, f"is {value!r}: expected a number from 0{upto}")
+            expected = "of at least 0" if most is None else f"from 0 to {most:g}"
+            raise self.refusal(name, f"is {value!r}: expected a number {expected}")
         return number
 
-    def others(self, prefix: str) -> dict[str, str]:
-        """The options that start with a prefix, without it: a connector passes them on unchanged."""
+    def read_prefixed(self, prefix: str) -> dict[str, str]:
+        """The options that start with a prefix, under their names without it."""
         named = [name for name in self._given if name.startswith(prefix.lower())]
         return {name[len(prefix) :]: self.text(name) for name in named}
 
@@ -72,10 +72,10 @@ class Options:
         hidden = why if self._secrets is None else self._secrets.hide(why)
         return InvalidInput(where=self.where, why=f"the option {name!r} {hidden}")
 
-    def end(self) -> None:
+    def check_unknown(self) -> None:
         known = {name.lower() for name in self._known}
         for name in self._given:
             if name not in known:
                 listed = ", ".join(sorted(set(self._known)))
-                why = f"{name!r} is no option of the connector {self._connector!r}; its options are {listed}"
+                why = f"connector {self._connector!r} has no option {name!r}; it has {listed}"
                 raise InvalidInput(where=self.where, why=why)

@@ -1,11 +1,11 @@
-"""The way to a PostgreSQL server, which source and sink share: options, address, names of tables, and what it says.
+"""Connect to a PostgreSQL server, for the source and the sink: options, address, table names, error texts.
 
-    url 'postgresql://user@host:port/database'    or instead of it, or beside it, libpq's own: host, port, dbname,
-    password '${ENV:PGPASSWORD}'                  user, password, sslmode, sslrootcert, sslcert, sslkey
+    url 'postgresql://user@host:port/database'    instead or in addition: libpq's host, port, dbname, user,
+    password '${ENV:PGPASSWORD}'                  password, sslmode, sslrootcert, sslcert, sslkey
 
-1. Whatever a server says goes through `Address.said`, which hides secrets, and passwords that are written out.
-2. Every session writes values alike, whatever the server's settings: dates as ISO, times in UTC, floats in full, bytes
-   as hex; and row security is off, so that a policy that would hide rows is an error.
+1. Every error of a server is rendered by `Address.explain`, which hides secrets and literal passwords.
+2. Every session has the same output format, whatever the server's settings: ISO dates, times in UTC, exact floats, hex
+   bytes. Row security is off, so that a policy that would hide rows is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SESSION = (
     "-c row_security=off -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
 )
 _DEFAULTS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
-"""So that a server that has vanished is noticed."""
+"""These detect a server that has vanished."""
 _NAME = re.compile(r'\s*(?:("(?:[^"]|"")+"|[^".\s]+)\s*\.\s*)?("(?:[^"]|"")+"|[^".\s]+)\s*')
 _INDEXES = """
 SELECT i.indisprimary, i.indisreplident, ARRAY(
@@ -57,7 +57,7 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> TableName | None:
-        """As in SQL: what is not in quotes is in small letters, and without a schema it is in `public`."""
+        """As in SQL: an unquoted name is lower-cased, and the default schema is `public`."""
         found = _NAME.fullmatch(text)
         if found is None:
             return None
@@ -76,48 +76,48 @@ def _unquoted(text: str) -> str:
 
 
 def read_address(options: Options) -> dict[str, str]:
-    """Those of the address that are given."""
+    """The options that give the server's address."""
     return {part: value for part in _LIBPQ if (value := options.text(part))}
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How the server is reached. Nothing here is ever shown as it is: `conninfo` may hold a password."""
+    """A server's address. `conninfo` may contain a password, and is never shown."""
 
     conninfo: str = field(repr=False)
     hide: Callable[[str], str] = field(repr=False)
-    """Takes secrets out of a text."""
+    """Removes secrets from a text."""
     name: str
-    """Of the source or the sink."""
+    """The name of the source or sink."""
     where: str
-    """For messages: the server and its database, without secrets."""
+    """The server and its database, without secrets, for messages."""
 
     @classmethod
     def of(cls, parts: Mapping[str, str], hide: Callable[[str], str], name: str, where: str, session: str = "") -> Self:
-        """`parts` are libpq's own; under `url` one that has several of them. `session` has further settings of it."""
+        """`parts` are libpq's parameters, and `url`. `session` has further settings of the session."""
         try:
             known: dict[str, Any] = dict(conninfo_to_dict(parts.get("url", "")))
             known |= {part: value for part, value in parts.items() if part != "url" and value}
-            hidden = _hider(hide, [str(known[part]) for part in ("password", "sslpassword") if known.get(part)])
+            hidden = _make_hider(hide, [str(known[part]) for part in ("password", "sslpassword") if known.get(part)])
             for part, value in _DEFAULTS.items():
                 known.setdefault(part, value)
             known.setdefault("application_name", f"evertide {name}")
             options = f"{known.pop('options', None) or ''} {_SESSION} {session}".strip()
             conninfo = make_conninfo(**known, options=options, client_encoding="UTF8")
-        except psycopg.Error:  # what libpq says of it may hold a part of a password
-            why = "expected, say, 'postgresql://user@host:5432/database', with special characters written as in a URL"
-            raise InvalidInput(where=where, why=f"the address of the server cannot be read: {why}") from None
+        except psycopg.Error:  # libpq's message may contain a part of a password
+            why = "the server's address is invalid: expected, for example, 'postgresql://user@host:5432/database', with"
+            raise InvalidInput(where=where, why=f"{why} special characters percent-encoded") from None
         if not re.fullmatch(r"(\d*)(,\d*)*", str(known.get("port") or "")):
-            raise InvalidInput(where=where, why="the address of the server has an invalid port: expected a number")
+            raise InvalidInput(where=where, why="the port in the server's address is not a number")
         place = f"{known.get('host') or 'localhost'}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
         return cls(conninfo, hidden, name, f"PostgreSQL {hidden(place)}")
 
-    def said(self, error: psycopg.Error) -> str:
-        """What the server, or the way there, said."""
+    def explain(self, error: psycopg.Error) -> str:
+        """The first line of the error, without secrets."""
         return self.hide(_first_line(error))
 
 
-def _hider(hide: Callable[[str], str], more: list[str]) -> Callable[[str], str]:
+def _make_hider(hide: Callable[[str], str], more: list[str]) -> Callable[[str], str]:
     def hidden(text: str) -> str:
         for secret in more:
             if secret:
@@ -139,25 +139,25 @@ class Server:
         return psycopg.connect(self.address.conninfo, autocommit=True)
 
     def answers(self) -> bool:
-        """Whether it is there at all. If so, a connection that fails does so for a reason that waiting does not end."""
+        """Whether the server is up. If so, a connection fails for a reason that waiting does not end."""
         return pq.PGconn.ping(self.address.conninfo.encode()) in (pq.Ping.OK, pq.Ping.NO_ATTEMPT)
 
 
 class UniqueIndex(NamedTuple):
     is_primary: bool
     is_identity: bool
-    """Of the replica."""
+    """Whether the index is the table's replica identity."""
     columns: list[str]
 
 
 def find_unique_indexes(connection: psycopg.Connection[Any], table: int) -> list[UniqueIndex]:
-    """Those of a table, by its oid, that tell its rows apart: whole, valid and checked at once."""
+    """The indexes that identify rows of the table with this oid: complete, valid, and not deferrable."""
     return [UniqueIndex(*row) for row in connection.execute(_INDEXES, (table,)).fetchall()]
 
 
-def match_name(name: str, there: Mapping[str, Any]) -> str | None:
-    """A column as the server spells it: its own name, or the only one that differs in case alone."""
-    if name in there:
+def match_name(name: str, columns: Mapping[str, Any]) -> str | None:
+    """The server's spelling of a column: the same name, or the only one that differs just in case."""
+    if name in columns:
         return name
-    alike = [other for other in there if other.lower() == name.lower()]
+    alike = [other for other in columns if other.lower() == name.lower()]
     return alike[0] if len(alike) == 1 else None

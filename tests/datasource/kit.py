@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.datasource.planning import Task, pin, plan
+from evertide.datasource.planning import ReadTask, pin, plan
 from evertide.datasource.request import Request
 from evertide.datasource.task import read
 from evertide.pipeline.engine import DeclaredTable
@@ -190,7 +190,7 @@ def asked(storage: str | Path, collection: str, **options: Any) -> Request:
     )
 
 
-def rows_of(request: Request, tasks: Sequence[Task] | None = None) -> list[Row]:
+def rows_of(request: Request, tasks: Sequence[ReadTask] | None = None) -> list[Row]:
     """All rows of all tasks, as executors read them."""
     tasks = plan(request, pin(request)) if tasks is None else tasks
     return [row for task in tasks for batch in read(request, task) for row in batch.to_pylist()]

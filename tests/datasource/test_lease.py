@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.datasource.planning import Task, pin, plan
+from evertide.datasource.planning import ReadTask, pin, plan
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, InvalidInput, LeaseLost, TimeCompacted
 from evertide.settings import Settings
@@ -27,7 +27,7 @@ def disturbed(history: History) -> int:
     return history.collect()
 
 
-def planned(history: History, **options: object) -> tuple[Request, list[Task]]:
+def planned(history: History, **options: object) -> tuple[Request, list[ReadTask]]:
     request = asked(history.root, "things", **options)
     return request, plan(request, pin(request))
 

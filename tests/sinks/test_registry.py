@@ -89,7 +89,7 @@ def test_connector_key_and_name_are_checked(tmp_path: Path) -> None:
         prepare_sinks([files, replace(files, collection="others")])
     with pytest.raises(InvalidInput, match=r"'key' is 'id, nme': expected some of 'id', 'name'"):
         prepare_sinks([replace(files, options={"path": "x", "key": "id, nme"})])
-    with pytest.raises(InvalidInput, match="'paht' is no option of the connector 'files'; its options are path"):
+    with pytest.raises(InvalidInput, match="connector 'files' has no option 'paht'; it has path"):
         prepare_sinks([replace(files, options={"path": "x", "paht": "y"})])
     with pytest.raises(InvalidInput, match="'path' is missing"):
         prepare_sinks([replace(files, options={"key": "ID, name"})])

@@ -262,8 +262,8 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         ({"delimiter": ";;"}, "the option 'delimiter' is ';;'"),
         ({"delimiter": '"'}, "not a quote or line end"),
         ({"header": "maybe"}, "expected one of 'true', 'false'"),
-        ({"settle_ms": "-1"}, "expected a whole number from 0 on"),
-        ({"heder": "true"}, "'heder' is no option of the connector 'csv'; its options are delimiter, header"),
+        ({"settle_ms": "-1"}, "expected a whole number of at least 0"),
+        ({"heder": "true"}, "connector 'csv' has no option 'heder'; it has delimiter, header"),
         ({"path": "s3://bucket/x"}, "expected a local directory or file"),
         ({"path": ""}, "the option 'path' is missing"),
     ):

@@ -30,7 +30,7 @@ from evertide.shard.read import Window, list_parts
 from evertide.shard.shard import Shard
 from evertide.types import Time
 
-__all__ = ["Pin", "Task", "columns_of", "pin", "plan"]
+__all__ = ["Pin", "ReadTask", "pin", "plan", "select_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ReadTask:
     """What one executor reads; self-contained, as it is sent there."""
 
     pin: Pin
@@ -61,7 +61,7 @@ class Task:
     group: Group
 
 
-def columns_of(request: Request, pinned: Pin) -> pa.Schema:
+def select_columns(request: Request, pinned: Pin) -> pa.Schema:
     """The columns of the DataFrame."""
     schema = changes_schema(pinned.arrow)
     known = [name for name in schema.names if name not in (TIME, DIFF)]
@@ -78,17 +78,17 @@ def pin(request: Request) -> Pin:
         time = view.time if request.as_of is None else view.as_of(request.as_of).time
         after = request.changes_after
         if after is not None and after > time:
-            why = f"nothing changed after {after} yet; the last time is {time}"
+            why = f"{after} is later than the last time, which is {time}"
             raise InvalidInput(where=f"collection {view.name!r}, option 'changes_after'", why=why)
         pinned = Pin(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
-        columns_of(request, pinned)
+        select_columns(request, pinned)
         parse(request.where, shard.schema)
         with _hold_lease(reader, shard, pinned, _window(request, time)) as lease:
             return replace(pinned, lease=lease)
 
 
-def plan(request: Request, pinned: Pin) -> list[Task]:
-    columns = tuple(name for name in columns_of(request, pinned).names if name not in (TIME, DIFF))
+def plan(request: Request, pinned: Pin) -> list[ReadTask]:
+    columns = tuple(name for name in select_columns(request, pinned).names if name not in (TIME, DIFF))
     conditions = parse(request.where, pinned.arrow)
     window = _window(request, pinned.time)
     with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
@@ -99,7 +99,7 @@ def plan(request: Request, pinned: Pin) -> list[Task]:
             groups = _groups(shard, request, window, conditions)
             if lease and not any(part.key for group in groups for part in group.parts):
                 end_lease(shard.log, lease)
-            return [Task(pinned, window, columns, conditions, now_s, group) for group in groups]
+            return [ReadTask(pinned, window, columns, conditions, now_s, group) for group in groups]
 
 
 def _window(request: Request, time: int) -> Window:

@@ -40,21 +40,21 @@ class Request:
         options = Options(given, connector=FORMAT, where=_WHERE, secrets=Secrets(Path()))
         path, named = options.text("path"), options.text("collection")
         if path and named and path != named:
-            raise options.refusal("collection", f"is {named!r}, and load() was given {path!r}")
+            raise options.refusal("collection", f"is {named!r}, but the argument of load() is {path!r}")
         request = cls(
             storage=_absolute(options.required("storage", "./shop.evertide")),
             collection=path or options.required("collection", "revenue"),
             meta=options.text("meta") or None,
             as_of=options.integer("as_of", 0) if options.text("as_of") else None,
             changes_after=options.integer("changes_after", 0, least=-1) if options.text("changes_after") else None,
-            columns=_names(options),
+            columns=_parse_columns(options),
             where=options.text("where").strip(),
             lease_s=options.integer("lease_s", _LEASE_S, least=1),
             partition_bytes=options.integer("partition_bytes", _PARTITION_BYTES, least=1),
         )
-        options.end()
+        options.check_unknown()
         if request.changes_after is not None and request.as_of is not None and request.changes_after > request.as_of:
-            raise options.refusal("changes_after", f"is {request.changes_after}, later than as_of {request.as_of}")
+            raise options.refusal("changes_after", f"is {request.changes_after}, but 'as_of' is {request.as_of}")
         return request
 
     @property
@@ -68,11 +68,11 @@ def _absolute(location: str) -> str:
     return location if "://" in location else str(Path(location).absolute())
 
 
-def _names(options: Options) -> tuple[str, ...]:
+def _parse_columns(options: Options) -> tuple[str, ...]:
     names = tuple(name.strip().strip("`") for name in options.text("columns").split(",") if name.strip())
     repeated = sorted({name for name in names if [one.lower() for one in names].count(name.lower()) > 1})
     if repeated:
-        raise options.refusal("columns", f"names {repeated} more than once")
+        raise options.refusal("columns", f"repeats {', '.join(map(repr, repeated))}")
     return names
 
 
@@ -81,5 +81,6 @@ def resolve_names(names: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
     spelled = {name.lower(): name for name in known}
     unknown = [name for name in names if name.lower() not in spelled]
     if unknown:
-        raise InvalidInput(where=f"{_WHERE}, option 'columns'", why=f"no column {unknown}; there are {known}")
+        why = f"the collection has no column {unknown[0]!r}; it has {', '.join(known)}"
+        raise InvalidInput(where=f"{_WHERE}, option 'columns'", why=why)
     return tuple(spelled[name.lower()] for name in names) if names else tuple(known)

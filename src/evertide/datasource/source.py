@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from evertide.datasource.planning import Pin, Task, columns_of, pin, plan
+from evertide.datasource.planning import Pin, ReadTask, pin, plan, select_columns
 from evertide.datasource.request import FORMAT, Request
 from evertide.datasource.task import read
 from evertide.errors import EvertideError, InvalidInput
@@ -39,24 +39,24 @@ class EvertideSource(DataSource):  # type: ignore[misc]
         with _CleanTraceback():
             request = Request.of(self.options)
             self._pinned = pin(request)
-            return from_arrow_schema(columns_of(request, self._pinned))
+            return from_arrow_schema(select_columns(request, self._pinned))
 
     def reader(self, schema: StructType) -> EvertideReader:
         with _CleanTraceback():
             request = Request.of(self.options)
             pinned = self._pinned or pin(request)
-            columns = from_arrow_schema(columns_of(request, pinned))
+            columns = from_arrow_schema(select_columns(request, pinned))
             if columns.names != schema.names or any(
                 own.dataType != other.dataType for own, other in zip(columns, schema, strict=True)
             ):
-                why = f"it has the columns {columns.simpleString()}; leave out schema(), or use the option 'columns'"
+                why = f"the columns are {columns.simpleString()}; omit schema(), or use the option 'columns'"
                 raise InvalidInput(where=f"collection {pinned.name!r}", why=why)
             return EvertideReader(request, pinned, to_arrow_schema(schema, timezone="UTC"))
 
 
 @dataclass(frozen=True)
 class _TaskPartition(InputPartition):  # type: ignore[misc]
-    task: Task
+    task: ReadTask
 
 
 class EvertideReader(DataSourceReader):  # type: ignore[misc]

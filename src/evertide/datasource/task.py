@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from evertide.datasource.condition import mask
-from evertide.datasource.planning import Task, columns_of
+from evertide.datasource.planning import ReadTask, select_columns
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, LeaseLost
 from evertide.pipeline.reading.reader import check_is_there
@@ -35,7 +35,7 @@ _BEATS = 4
 """A task renews the lease after 1/_BEATS of its lifetime."""
 
 
-def read(request: Request, task: Task) -> Iterator[pa.RecordBatch]:
+def read(request: Request, task: ReadTask) -> Iterator[pa.RecordBatch]:
     """The task's rows, each as often as it occurs; or its changes, with time and diff."""
     if not task.group.parts:
         return
@@ -44,7 +44,7 @@ def read(request: Request, task: Task) -> Iterator[pa.RecordBatch]:
     storage = open_storage(request.storage, request.meta, runtime=runtime, settings=settings)
     try:
         log = ShardLog(task.pin.shard, storage.blob, storage.meta, runtime, settings)
-        names = columns_of(request, task.pin).names
+        names = select_columns(request, task.pin).names
         for rows in _TaskReader(log, task, request.lease_s).rows():
             yield from _batches(rows.select(names))
     finally:
@@ -52,7 +52,7 @@ def read(request: Request, task: Task) -> Iterator[pa.RecordBatch]:
 
 
 class _TaskReader:
-    def __init__(self, log: ShardLog, task: Task, lease_s: float) -> None:
+    def __init__(self, log: ShardLog, task: ReadTask, lease_s: float) -> None:
         self._log = log
         self._task = task
         self._group = task.group

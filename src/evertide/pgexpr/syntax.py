@@ -75,8 +75,9 @@ class Node:
     depth: int = field(default=1, compare=False)
 
 
-def parse_clause(text: str) -> Node:
-    return _Parser(tokenize_clause(text)).whole()
+def parse_clause(text: str, *, name_quote: str = '"') -> Node:
+    """`name_quote` is the character around quoted names: Spark's is a backtick."""
+    return _Parser(tokenize_clause(text, name_quote)).whole()
 
 
 class _Parser:

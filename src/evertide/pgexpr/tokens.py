@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, NoReturn
 
 from evertide.errors import InvalidInput
@@ -21,25 +22,27 @@ TEXT_MAX: Final = 50_000
 _SHOWN_MAX = 40
 _DIGITS_MAX = 1000
 
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t\n\r\f\v]+)
+_GRAMMAR = r"""(?P<space>[ \t\n\r\f\v]+)
     | (?P<comment>--|/\*)
     | (?P<string>'(?:[^']|'')*')
     | (?P<prefixed>(?:[eEbBxX]|[uU]&)['"]|\$[A-Za-z_\x80-\U0010ffff]*\$)
-    | (?P<quoted>"(?:[^"]|"")*")
+    | (?P<quoted>{q}(?:[^{q}]|{q}{q})*{q})
     | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     | (?P<param>\$[0-9]+)
     | (?P<name>[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_$\x80-\U0010ffff]*)
     | (?P<mark>::|[(),.\[\]])
-    | (?P<operator>[-+*/<>=~!@#%^&|`?]+)""",
-    re.VERBOSE,
-)
+    | (?P<operator>[-+*/<>=~!@#%^&|`?]+)"""
 _JUNK = re.compile(r"[A-Za-z0-9_\x80-\U0010ffff]")
 _SIGNED = re.compile(r"[~!@#%^&|`?]")
 _REASONS = {
     "comment": "comments are not supported",
     "prefixed": "only plain texts in single quotes are supported, and plain names in double quotes",
 }
+
+
+@cache
+def _pattern(name_quote: str) -> re.Pattern[str]:
+    return re.compile(_GRAMMAR.replace("{q}", name_quote), re.VERBOSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +64,18 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
 
 
-def tokenize_clause(text: str) -> list[Token]:
+def tokenize_clause(text: str, name_quote: str = '"') -> list[Token]:
     """The tokens of a clause; the last one is of kind `end`."""
     if len(text) > TEXT_MAX:
         refuse(TEXT_MAX, f"the clause has {len(text)} characters, and {TEXT_MAX} are the most")
     unfit = next((at for at, char in enumerate(text) if char == "\0" or "\ud800" <= char <= "\udfff"), None)
     if unfit is not None:
         refuse(unfit, f"{text[unfit]!r} is no character that a text can have")
+    pattern = _pattern(name_quote)
     tokens: list[Token] = []
     at = 0
     while at < len(text):
-        match = _TOKEN.match(text, at)
+        match = pattern.match(text, at)
         if match is None:
             refuse(at, f"{shorten(text[at])} is not understood{' (it is not closed)' if text[at] in _QUOTES else ''}")
         kind, piece = str(match.lastgroup), match[0]

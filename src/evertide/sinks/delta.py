@@ -68,8 +68,8 @@ def prepare_delta(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
     options = declaration.read_options(secrets)
     place = options.required("path", "./lake/orders")
-    client = options.others("option.")
-    options.end()
+    client = options.read_prefixed("option.")
+    options.check_unknown()
     for field in declaration.schema:
         if any(each in field.name for each in _UNUSABLE):
             why = f"the column {field.name!r} has a name that a Delta table cannot have: give it another by AS"

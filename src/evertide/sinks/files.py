@@ -53,7 +53,7 @@ class _Mark(msgspec.Struct, frozen=True):
 def prepare_files(declaration: SinkDeclaration) -> Prepared:
     options = declaration.read_options(Secrets(declaration.base))
     place = options.required("path", "./changes")
-    options.end()
+    options.check_unknown()
     target = _Target(declaration, place)
     return Prepared(target.open, target.probe)
 

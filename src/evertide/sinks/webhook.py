@@ -52,8 +52,8 @@ def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
         raise options.refusal("url", "has a user in it: say who calls by the option 'header.authorization'")
     timeout_s = options.number("timeout_s", 30.0)
     rows = options.integer("rows", 10_000, least=1)
-    headers = options.others("header.")
-    options.end()
+    headers = options.read_prefixed("header.")
+    options.check_unknown()
     for name, value in headers.items():
         if not name.isascii() or not value.isprintable():
             raise options.refusal(f"header.{name}", "cannot be sent: a header is one line of text")

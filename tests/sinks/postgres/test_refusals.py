@@ -23,10 +23,10 @@ TWO = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
         ({"table": ""}, "'table' is missing"),
         ({"table": "a.b.c"}, r"'table' is 'a.b.c': expected, say, 'public.revenue'"),
         ({"table": "public.evertide_sinks"}, "'table' is 'public.evertide_sinks'"),
-        ({"tabel": "x"}, "'tabel' is no option of the connector 'postgres'"),
+        ({"tabel": "x"}, "connector 'postgres' has no option 'tabel'"),
         ({"create": "maybe"}, "'create' is 'maybe'"),
-        ({"url": "postgresql://u:p%zz@h/d"}, "the address of the server cannot be read"),
-        ({"port": "many"}, "invalid port"),
+        ({"url": "postgresql://u:p%zz@h/d"}, "the server's address is invalid"),
+        ({"port": "many"}, "the port in the server's address is not a number"),
         ({"password": "${ENV:GONE}"}, "the environment has no variable 'GONE'"),
     ],
 )

@@ -44,8 +44,8 @@ from tests.sources.kafka.kit import all_rows, first, new_topic, opened, order, p
         ({"start": "offsets:{}x"}, "expected .*earliest"),
         ({"start": 'offsets:{"0": -1}'}, "expected .*earliest"),
         ({"on_expired": "forget"}, "expected one of 'stall'"),
-        ({"tpoic": "x"}, "'tpoic' is no option of the connector 'kafka'; its options are"),
-        ({"kafka.group.id": "x"}, "Evertide sets it itself"),
+        ({"tpoic": "x"}, "connector 'kafka' has no option 'tpoic'; it has"),
+        ({"kafka.group.id": "x"}, "Evertide sets this property"),
         ({"kafka.nonsense": "x"}, "No such configuration property"),
         ({"kafka.fetch.max.bytes": "many"}, "(?i)invalid value"),
         ({"kafka.sasl.password": "hunter2"}, r"\$\{ENV:NAME\} or \$\{FILE:path\}"),
@@ -69,7 +69,7 @@ def test_a_wrong_address_a_missing_topic_and_a_wrong_password(
     monkeypatch.setattr("evertide.brokers._PROBE_LIMIT_S", 0.7)
     with pytest.raises(InvalidInput, match=r"no broker answers.*refused.*'127\.0\.0\.1:1'"):
         opened(table(kafka_broker, "t", brokers="127.0.0.1:1"))
-    with pytest.raises(InvalidInput, match=r"there is no topic 'nowhere'.*create it first"):
+    with pytest.raises(InvalidInput, match=r"has no topic 'nowhere'; create the topic"):
         opened(table(kafka_broker, "nowhere"))
     topic = new_topic(kafka_broker)
     login = {

@@ -59,7 +59,7 @@ def prepare_kafka(declaration: SinkDeclaration) -> Prepared:
     topic = options.required("topic", "revenue")
     envelope = options.choice("envelope", _ENVELOPES, "upsert" if declaration.key else "append")
     options.choice("format", ("json",), "json")
-    options.end()
+    options.check_unknown()
     if envelope == "upsert" and not declaration.key:
         why = f"is 'upsert', and {declaration.collection!r} has no key: name its columns as the option 'key'"
         raise options.refusal("envelope", why)
@@ -169,7 +169,7 @@ class KafkaSink:
 
     def _failed(self, error: KafkaException) -> SinkFailed:
         known = cause(error)
-        why = self._brokers.said(known)
+        why = self._brokers.explain(known)
         if known.fatal():
             why = f"{why}: somebody else writes for this sink now, or what it wrote cannot be kept"
         elif known.code() in AWAY:

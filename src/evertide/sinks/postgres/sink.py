@@ -71,7 +71,7 @@ def prepare_postgres(declaration: SinkDeclaration) -> Prepared:
     parts = read_address(options)
     text = options.required("table", "public.revenue")
     may_create = options.boolean("create", default=True)
-    options.end()
+    options.check_unknown()
     name = TableName.parse(text)
     if name is None or name.table == MARKS:
         raise options.refusal("table", f"is {text!r}: expected, say, 'public.revenue'")
@@ -104,7 +104,7 @@ def _probe(server: Server, target: Target, where: str) -> None:
     except Misfit as misfit:
         raise InvalidInput(where=place, why=server.address.hide(str(misfit))) from None
     except psycopg.Error as error:
-        raise InvalidInput(where=place, why=server.address.said(error)) from None
+        raise InvalidInput(where=place, why=server.address.explain(error)) from None
 
 
 class PostgresSink:
@@ -230,7 +230,7 @@ class PostgresSink:
             raise self._failed(f"a value cannot be written: {type(error).__name__}: {error}") from error
 
     def _meant(self, error: psycopg.Error) -> str:
-        said = self._address.said(error)
+        said = self._address.explain(error)
         if isinstance(error, errors.CheckViolation) and error.diag.constraint_name == LACKING:
             return "rows that are to be removed or changed are not in the table: somebody else changed it"
         if isinstance(error, errors.UniqueViolation) and self._target.key:

@@ -178,7 +178,7 @@ def open_files(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, 
     pattern = options.text("pattern", "*")
     settle_s = options.integer("settle_ms", 500) / 1000
     reader = _reader(kind, table, options)
-    options.end()
+    options.check_unknown()
     return FilesSource(name, declaration.name, Directory(base, path, pattern, settle_s, runtime), reader)
 
 

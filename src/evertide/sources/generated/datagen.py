@@ -123,7 +123,7 @@ def open_datagen(name: str, tables: Sequence[TableDeclaration], runtime: Runtime
     if updates + deletes > 1:
         raise options.refusal("updates", "and the option 'deletes' add up to more than 1")
     recipes = tuple(_recipe(options, declaration, at, seed) for at in range(len(declaration.schema)))
-    options.end()
+    options.check_unknown()
     return DatagenSource(name, declaration, recipes, series, seed, updates, deletes)
 
 

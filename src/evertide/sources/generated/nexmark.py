@@ -122,7 +122,7 @@ def _stream(declaration: TableDeclaration) -> str:
         raise options.refusal("stream", f"is missing: expected one of {', '.join(map(repr, _STREAMS))}")
     for option in _SHARED:
         options.text(option)
-    options.end()
+    options.check_unknown()
     _check_columns(declaration, SCHEMAS[stream], options.where)
     return stream
 

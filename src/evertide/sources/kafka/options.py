@@ -67,7 +67,7 @@ def read_options(declaration: TableDeclaration, base: Path) -> Asked:
     executors = options.choice("executors", ("auto", "always", "never"), "never")
     registry = _registry(options)
     decoder = _decoder(declaration, options, registry, topic)
-    options.end()
+    options.check_unknown()
     return Asked(where, brokers, topic, group, start, decoder, registry, is_skipping, executors)
 
 

@@ -110,7 +110,7 @@ class KafkaSource:
         except KafkaException as error:
             raise self._is_away(error) from error
         self._away = None
-        self._brokers.heard.clear()
+        self._brokers.recent_errors.clear()
         return offer
 
     def _offered(self, position: str, limit: Limit) -> Offer | None:
@@ -162,7 +162,7 @@ class KafkaSource:
             outcomes = spread(self._executors, self._brokers, self._asked.topic, self._decoder, ranges, bytes_max)
         except WorkFailed as error:
             where = f"topic {self._asked.topic}, read by Spark's executors"
-            raise SourceFailed(source=self.name, where=where, why=self._brokers.said(str(error))) from error
+            raise SourceFailed(source=self.name, where=where, why=self._brokers.explain(str(error))) from error
         return [
             self._told(one.partition, partial(found_of, outcome)) for one, outcome in zip(ranges, outcomes, strict=True)
         ]
@@ -254,7 +254,7 @@ class KafkaSource:
             return decode()
         except RegistryAway as error:
             where = "the schema registry"
-            raise SourceFailed(source=self.name, where=where, why=self._brokers.said(str(error))) from error
+            raise SourceFailed(source=self.name, where=where, why=self._brokers.explain(str(error))) from error
         except Truncated as error:
             why = (
                 "the table was truncated upstream, which a change of single rows cannot say: delete its rows upstream, "
@@ -317,7 +317,7 @@ class KafkaSource:
         wait_s = min(before.wait_s * 2, _AWAY_MAX_S) if before is not None else _AWAY_FIRST_S
         where = f"topic {self._asked.topic} at {self._brokers.address}"
         kind = SourceAway if self._brokers.are_away(error) else SourceFailed
-        why: SourceFailed = kind(source=self.name, where=where, why=self._brokers.said(error))
+        why: SourceFailed = kind(source=self.name, where=where, why=self._brokers.explain(error))
         if cause(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             why = self._changed(self._asked.topic, "expected it, found no such topic: it was deleted")
         since_s = before.since_s if before is not None and type(before.why) is type(why) else self._runtime.wall_s()
@@ -334,6 +334,6 @@ def open_kafka(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, 
         try:
             asked.registry.probe()
         except RegistryAway as error:
-            why = f"the option 'schema_registry': {asked.brokers.said(str(error))}"
+            why = f"the option 'schema_registry': {asked.brokers.explain(str(error))}"
             raise InvalidInput(where=asked.where, why=why) from error
     return KafkaSource(name, declaration, asked, runtime)

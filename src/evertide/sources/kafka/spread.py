@@ -79,7 +79,11 @@ def spread(  # noqa: PLR0917
     executors: Executors, brokers: Brokers, topic: str, decoder: Decoder, ranges: Sequence[Range], bytes_max: int
 ) -> list[Found | Trouble]:
     """The driver keeps the secrets to itself, but for those that a client needs."""
-    plain = replace(brokers, secrets=Secrets(Path(), {}), heard=type(brokers.heard)(maxlen=brokers.heard.maxlen))
+    plain = replace(
+        brokers,
+        secrets=Secrets(Path(), {}),
+        recent_errors=type(brokers.recent_errors)(maxlen=brokers.recent_errors.maxlen),
+    )
     share = max(1, bytes_max // max(1, len(ranges)))
     return executors.map(read_range, [Task(plain, topic, decoder, one, share) for one in ranges])
 

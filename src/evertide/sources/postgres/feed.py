@@ -150,7 +150,7 @@ class Feed:
         except psycopg.Error as error:
             if not self._server.refuses(error):
                 raise
-            why = f"the server allows no replication: {self._server.address.said(error)}"
+            why = f"the server allows no replication: {self._server.address.explain(error)}"
             raise InvalidInput(where=where, why=f"{why}. ALTER USER ... REPLICATION lets a user do so") from None
         return found
 

@@ -53,7 +53,7 @@ class Server(postgres.Server):
 
     def failed(self, error: psycopg.Error, *, was_connected: bool) -> SourceFailed:
         """Whether waiting ends it. A connection that a server refuses that is there waits for somebody."""
-        why = f"it does not go on: {self.address.said(error)}"
+        why = f"it does not go on: {self.address.explain(error)}"
         if error.sqlstate is not None:
             is_away = error.sqlstate.startswith(_ENDED) or error.sqlstate in _IN_USE
         else:

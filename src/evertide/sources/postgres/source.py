@@ -118,7 +118,7 @@ def open_source(  # noqa: PLR0917
         keeps_partitions=options.choice("partitions", ("check", "keep"), "check") == "keep",
     )
     options.text("table")
-    options.end()
+    options.check_unknown()
     address = Address.of(parts, secrets.hide, name, options.where)
     named = [(declaration, _table_name(declaration, text)) for declaration, text in tables.values()]
     queue = Queue(staging, runtime, rows_max=_QUEUE_ROWS, bytes_max=_QUEUE_BYTES)
@@ -126,7 +126,7 @@ def open_source(  # noqa: PLR0917
     try:
         feed.check()
     except psycopg.Error as error:
-        said = address.said(error)
+        said = address.explain(error)
         if Server(address).refuses(error):
             raise InvalidInput(where=f"{options.where}, {address.where}", why=said) from None
         feed.troubled(address.away(said))

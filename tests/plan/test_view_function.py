@@ -71,7 +71,7 @@ def test_a_function_without_parameters_finds_the_active_session(spark: SparkSess
     before = SparkSession.getActiveSession()
 
     def v() -> DataFrame:
-        return SparkSession.activate().table("bid")
+        return SparkSession.active().table("bid")
 
     assert declared(spark, v).views["v"].kind == "Scan"
     after = SparkSession.getActiveSession()

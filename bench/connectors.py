@@ -88,7 +88,7 @@ class Reader:
             watcher = threading.Thread(target=self._watch, args=(opened, wanted, is_over), daemon=True)
             watcher.start()
             try:
-                opened.run(told=told)
+                opened.run(on_transaction=told)
             finally:
                 is_over.set()
                 watcher.join()

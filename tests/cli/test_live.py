@@ -20,7 +20,7 @@ def test_a_transaction_that_is_no_longer_recorded_is_not_told_of(tmp_path: Path)
             p.commit()
             p.checkpoint()
         with pytest.raises(TimeCompacted):
-            p._hosts.journal.committed(1)
+            p._context.journal.committed(1)
         watch = Watch(p, Output(is_json=True), is_quiet=True)
         watch.told(1, 0.1)
         watch.told(p.time, 0.1)

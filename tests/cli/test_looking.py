@@ -184,7 +184,7 @@ def test_status_tells_how_sources_fare_as_they_said_it_themselves(tmp_path: Path
     with with_sources(source), open_small(tmp_path / "s") as p:
         p.advance()
         source.lag, source.problems = Lag(bytes=3_000_000, seconds=75.5), (AWAY, RISK)
-        p._duties._telling.once()
+        p._leader_tasks._reporter.once()
         found = document(evertide("status", "--storage", tmp_path / "s", "--json"))["sources"]
         told = next(one for one in found if one["name"] == "shop")
         assert (told["state"], told["tables"]) == ("reconnecting", ["orders"])

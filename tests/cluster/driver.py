@@ -80,7 +80,7 @@ def push(p: Pipeline, shop: Shop, kind: str) -> None:
 
 def digests(p: Pipeline, time: int) -> dict[str, str]:
     """Of each collection's changes in a transaction, as they were committed."""
-    found = p._hosts.journal.committed(time)
+    found = p._context.journal.committed(time)
     assert found is not None
     shards = {name: p._runner.members.record(name).shard for name in (*p.definition.tables, *p.definition.views)}
     return {name: f"{found.shards[shard].rows} {found.shards[shard].digest}" for name, shard in shards.items()}

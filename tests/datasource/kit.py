@@ -140,7 +140,7 @@ class History:
             self.shard(name).compact(self.pipeline._writer)
 
     def collect(self) -> int:
-        pinned = self.pipeline._hosts.checkpoints.pinned
+        pinned = self.pipeline._context.checkpoints.pinned
         return sum(len(self.shard(name).collect_garbage(self.pipeline._writer, pinned).parts) for name in NAMES)
 
     def forget(self, time: int) -> None:

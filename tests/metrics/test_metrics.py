@@ -19,7 +19,7 @@ from evertide.metrics.samples import Sample, TakeSample
 from evertide.observer import Lap, TransactionEvent, WrittenSize
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import Role
-from evertide.pipeline.replicas.replica_record import ReplicaTelling
+from evertide.pipeline.replicas.replica_record import ReplicaReporter
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.sources.contract import Lag
@@ -133,7 +133,7 @@ def test_lag_and_replicas_are_told_as_far_as_they_are_known() -> None:
         assert ("evertide_source_lag_rows", frozenset({("source", "shop")})) not in found
         for one in (p, other):
             for thread in one._threads:
-                if isinstance(thread, ReplicaTelling):
+                if isinstance(thread, ReplicaReporter):
                     thread.tick()
         status = p.status()
         assert [one.behind for one in status.replicas if one.role == "read-only"] == [1]

@@ -209,7 +209,7 @@ class CombinedRun:
         with self._tolerating():
             for shard in self.p._runner.members.all().values():
                 shard.compact(self.p._writer)
-                shard.collect_garbage(self.p._writer, self.p._hosts.checkpoints.pinned)
+                shard.collect_garbage(self.p._writer, self.p._context.checkpoints.pinned)
 
     def change_script(self) -> None:
         """Closed or crashed, with storage that fails or not; then another script."""

@@ -159,7 +159,7 @@ def open_world(world: World, *, threads: bool = True) -> Pipeline:
 def main(*arguments: str) -> None:
     with open_world(World(*arguments)) as p:
         print(f"running {p.time}", flush=True)
-        p.run(told=lambda t, _: print(t, flush=True))
+        p.run(on_transaction=lambda t, _: print(t, flush=True))
 
 
 if __name__ == "__main__":

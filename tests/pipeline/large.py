@@ -40,7 +40,7 @@ def main(path: str, mib: int, portion_mib: int) -> None:
             _push(p, number)
         p.commit()
         grown = _peak_mib() - before
-        outcome = p._hosts.journal.committed(p.time)
+        outcome = p._context.journal.committed(p.time)
         rows = sum(batch.rows for batch in p._runner.members.collection("log").log.read().state.batches)
         print(rows, outcome.portions if outcome else 0, grown)
 

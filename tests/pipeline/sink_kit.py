@@ -14,7 +14,7 @@ import pytest
 
 from evertide.errors import SinkFailed
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.sinks.deliveries import Deliveries
+from evertide.pipeline.sinks.delivery_threads import DeliveryThreads
 from evertide.plan.program.properties import SinkProperties
 from evertide.rows.changes import DIFF
 from evertide.settings import Settings
@@ -27,7 +27,7 @@ __all__ = [
     "Bucket",
     "Killed",
     "Points",
-    "deliveries_of",
+    "delivery_threads_of",
     "die",
     "into",
     "is_right",
@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 
-def deliveries_of(pipeline: Pipeline) -> Deliveries:
+def delivery_threads_of(pipeline: Pipeline) -> DeliveryThreads:
     """Of a process that leads."""
-    found = pipeline._duties.deliveries
+    found = pipeline._leader_tasks.delivery_threads
     assert found is not None
     return found
 
@@ -161,7 +161,7 @@ def into(**buckets: Bucket) -> Iterator[None]:
         return {one.name: Prepared(buckets[one.name].open) for one in declarations}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evertide.pipeline.sinks.deliveries.prepare_sinks", prepare)
+        patch.setattr("evertide.pipeline.sinks.delivery_threads.prepare_sinks", prepare)
         yield
 
 

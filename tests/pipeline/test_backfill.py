@@ -100,7 +100,7 @@ def failed(p: Pipeline) -> None:
     """`share` failed on a row that is corrected by now; it is computed again when it is asked for."""
     p.push("orders", [order(1, 0)])
     p.commit()
-    p._duties.backfills._tried_s["share"] = 1e18
+    p._leader_tasks.backfills._tried_s["share"] = 1e18
     p.push("orders", [order(1, 4)])
     p.commit()
     assert p.definition.away("failed") == ["share"]
@@ -127,7 +127,7 @@ def test_x2_a_backfill_joins_while_a_transaction_waits_for_its_commit(
                 given.push("orders", [order(3, 5)])
                 given.push("notes", [{"text": "x"}])
             with meta.away(shard_key(""), error, is_done=is_done), pytest.raises(error):
-                p._advancing.step()
+                p._advancer.step()
             assert p._runner.outcome is not None
 
         with once_computed(waits):
@@ -163,7 +163,7 @@ def test_x2_a_backfill_joins_between_two_portions(monkeypatch: pytest.MonkeyPatc
             with monkeypatch.context() as patched:
                 patched.setattr(p.storage.blob, "put", put)
                 with pytest.raises(Unavailable):
-                    p._advancing.step()
+                    p._advancer.step()
             assert p._runner.outcome is not None
             assert not p._runner.outcome.is_complete
 
@@ -236,7 +236,7 @@ def test_x3_a_view_fails_in_a_portion_while_storage_is_away(
             with p.transaction() as given:
                 given.push("notes", [{"text": "n"}])
         with meta.away(GENERATION, error, is_done=is_done), pytest.raises(error):
-            p._advancing.step()
+            p._advancer.step()
         p.advance()
         check(p, "revenue", "counts")
         assert rows_of(p, "share") == [(9, 2)]
@@ -262,7 +262,7 @@ def test_x3_the_last_portion_cannot_be_stored_at_first(monkeypatch: pytest.Monke
         with monkeypatch.context() as patched:
             patched.setattr(p.storage.blob, "put", put)
             with pytest.raises(Unavailable):
-                p._advancing.step()
+                p._advancer.step()
         p.advance()
         check(p, "revenue", "counts")
 
@@ -294,7 +294,7 @@ def test_x3_a_peer_moves_the_generation_while_a_view_fails_here() -> None:
                 given.push("orders", [order(number, 10)])
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Machine, "step", stepped)
-            second._advancing.step()
+            second._advancer.step()
         caught_up(first, second)
         for p in (first, second):
             assert p.definition.away("failed") == ["counts"]

@@ -91,7 +91,7 @@ class Run:
             except (Unavailable, OutcomeUnknown):
                 self.seen["faults"] += 1
                 self.percent = min(self.percent, 5)
-                if self.p._condition.error is not None:
+                if self.p._process_state.error is not None:
                     self.reopen()
             else:
                 return
@@ -133,7 +133,7 @@ class Run:
 
     def tidy(self) -> None:
         self.p.checkpoint()
-        self.p._duties.checkpointing.collect()
+        self.p._leader_tasks.checkpointer.collect()
 
     def advance(self) -> None:
         self.p.advance()

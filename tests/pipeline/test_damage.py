@@ -15,7 +15,7 @@ from evertide.checkpoint.records import read_holds
 from evertide.checkpoint.repair import RepairReport, repair
 from evertide.errors import Damaged, EvertideError
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.recovery.damaged_views import Declared
+from evertide.pipeline.recovery.damaged_views import DeclaredCollections
 from evertide.pipeline.sinks.sink_record import SinkRecord
 from evertide.pipeline.status.source_record import SourceRecords
 from evertide.runtime import SystemRuntime
@@ -93,7 +93,7 @@ def test_a_view_whose_shard_cannot_be_read_is_computed_again(kind: str) -> None:
     kept = made_storage()
     pipeline = filled(kept)
     shard = pipeline.definition.views["revenue"].shard
-    address = pipeline._hosts.shards.open(shard).log.newest_rollup()
+    address = pipeline._context.shards.open(shard).log.newest_rollup()
     assert address is not None
     crash(pipeline)
     assert isinstance(kept.meta, MemoryMeta)
@@ -122,8 +122,8 @@ def test_fsck_calls_no_file_missing_that_only_a_hold_names() -> None:
     filled(kept).close()
     pipeline = open_pipeline(kept, settings=replace(ROLLED_UP, compaction_fan_in=2))
     [(_, held)] = read_holds(kept.meta).values()
-    [restored] = [pipeline._hosts.checkpoints.read(entry) for entry in held.entries]
-    maintenance = Maintenance(pipeline._hosts.shards, pipeline._writer, pipeline._hosts.checkpoints.pinned)
+    [restored] = [pipeline._context.checkpoints.read(entry) for entry in held.entries]
+    maintenance = Maintenance(pipeline._context.shards, pipeline._writer, pipeline._context.checkpoints.pinned)
     for number in range(10, 14):
         pipeline.push("orders", [order(number)])
         pipeline.commit()
@@ -205,13 +205,13 @@ def view_shard(pipeline: Pipeline) -> str:
 
 
 def rollup_of(pipeline: Pipeline, shard: str) -> str:
-    address = pipeline._hosts.shards.open(shard).log.newest_rollup()
+    address = pipeline._context.shards.open(shard).log.newest_rollup()
     assert address is not None
     return address[1].key
 
 
 def parts_of(pipeline: Pipeline, shard: str) -> list[str]:
-    return [part.key for part in pipeline._hosts.shards.open(shard).log.read().state.parts if part.key]
+    return [part.key for part in pipeline._context.shards.open(shard).log.read().state.parts if part.key]
 
 
 def last_blob(kept: Storage, prefix: str, name: str = "") -> str:
@@ -276,11 +276,11 @@ def damaged(template: tuple[Storage, Pipeline], kind: str, way: str) -> Storage:
 
 
 def checked(kept: Storage) -> Report:
-    return check(place(kept), None, Declared(kept.meta, SystemRuntime(), SETTINGS).collections())
+    return check(place(kept), None, DeclaredCollections(kept.meta, SystemRuntime(), SETTINGS).collections())
 
 
 def mended(kept: Storage) -> RepairReport:
-    return repair(place(kept), None, Declared(kept.meta, SystemRuntime(), SETTINGS))
+    return repair(place(kept), None, DeclaredCollections(kept.meta, SystemRuntime(), SETTINGS))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -34,13 +34,15 @@ def with_two_checkpoints(kept: Storage) -> Pipeline:
 
 
 def numbers(pipeline: Pipeline) -> list[int]:
-    return [entry.number for entry in pipeline._hosts.checkpoints.entries()]
+    return [entry.number for entry in pipeline._context.checkpoints.entries()]
 
 
 def state_part(pipeline: Pipeline) -> str:
     """One that only the newest checkpoint needs."""
-    new, old = pipeline._hosts.checkpoints.entries()
-    mine, before = ({file.key for file in pipeline._hosts.checkpoints.read(entry).state_parts} for entry in (new, old))
+    new, old = pipeline._context.checkpoints.entries()
+    mine, before = (
+        {file.key for file in pipeline._context.checkpoints.read(entry).state_parts} for entry in (new, old)
+    )
     return min(mine - before)
 
 
@@ -76,7 +78,7 @@ def test_x8_an_older_checkpoint_is_used_and_a_new_one_is_due_at_once(file: str, 
     assert (problem.state, problem.error_code) == ("warning", "checkpoint_damaged")
     assert f"checkpoint {new} at time" in problem.why
     assert second.status().state == "running"
-    assert second._duties.checkpointing.collect().refused is None
+    assert second._leader_tasks.checkpointer.collect().refused is None
     second.push("orders", [order(9)])
     second.commit()
     second.close()
@@ -105,21 +107,21 @@ def test_x8_damage_that_garbage_collection_finds_is_told_and_healed() -> None:
     new, old = numbers(pipeline)
     replace_blob(kept, manifest_key(old), lambda _: b"{not valid json")
     before = {entry.key for entry in kept.blob.list("")}
-    assert pipeline._duties.checkpointing.collect().refused is not None
+    assert pipeline._leader_tasks.checkpointer.collect().refused is not None
     assert {entry.key for entry in kept.blob.list("")} == before
     told = pipeline.status().problems
     assert [problem.error_code for problem in told] == ["checkpoint_damaged", "record_damaged"]
     assert "garbage collection" in told[1].why
     assert all(problem.state == "warning" and problem.since_s > 0 for problem in told)
-    pipeline._duties._telling.once()
+    pipeline._leader_tasks._reporter.once()
     assert [problem.why for problem in seen_by_others(kept).problems] == [problem.why for problem in told]
-    assert pipeline._duties.checkpointing.is_due()
+    assert pipeline._leader_tasks.checkpointer.is_due()
     pipeline.run(until_idle=True)
     assert numbers(pipeline) == [new + 1, new], "at once, and not after the interval"
-    assert pipeline._duties.checkpointing.collect().refused is None
+    assert pipeline._leader_tasks.checkpointer.collect().refused is None
     assert [problem.error_code for problem in pipeline.status().problems] == ["checkpoint_damaged"]
     assert "a newer one has replaced it" in pipeline.status().problems[0].why
-    pipeline._duties._telling.once()
+    pipeline._leader_tasks._reporter.once()
     assert [problem.error_code for problem in seen_by_others(kept).problems] == ["checkpoint_damaged"]
     crash(pipeline)
     assert seen_by_others(kept).problems == (), "what a process that ended said is over"

@@ -22,7 +22,7 @@ from evertide.store.paths import PIPELINE
 from evertide.testing import ManualRuntime
 from evertide.testing.small_engine import SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of, storage
-from tests.pipeline.sink_kit import Bucket, deliveries_of, die, into, is_right, order, shop, sink, told, with_sink
+from tests.pipeline.sink_kit import Bucket, delivery_threads_of, die, into, is_right, order, shop, sink, told, with_sink
 
 REVENUE = with_sink(VIEWS["revenue"])
 
@@ -146,7 +146,7 @@ def test_a_changed_view_gives_new_minus_old() -> None:
         p.deliver_once()
         [status] = p.status().sinks
         assert bucket.numbers == [1]  # there is no number for it yet
-        assert "goes with the next transaction" in deliveries_of(p)._lanes["lake"].delivery.waits_for
+        assert "goes with the next transaction" in delivery_threads_of(p)._lanes["lake"].delivery.waits_for
         assert not p._runner.members.shard(old).log.read().state.finalized
         told(p)
         p.deliver_once()
@@ -267,7 +267,7 @@ def test_a_target_ahead_of_the_pipeline_is_told() -> None:
     with into(lake=bucket), shop(storage()) as p:
         told(p, [order(1)])
         p.deliver_once()
-        deliveries_of(p)._lanes["lake"].delivery._close()
+        delivery_threads_of(p)._lanes["lake"].delivery._close()
         bucket.got.append((7, bucket.got[0][1]))
         told(p, [order(2)])
         p.deliver_once()
@@ -395,8 +395,8 @@ def test_a_late_sink_is_told_with_how_long() -> None:
 def deliver_one(p: Pipeline, patch: pytest.MonkeyPatch) -> None:
     """A target that takes one transaction in the time in which others commit several."""
     patch.setattr("evertide.shard.state.ShardState.reach", lambda state, lower, _rows: min(lower + 1, state.upper))
-    for lane in deliveries_of(p)._lanes.values():
-        deliveries_of(p)._step(lane)
+    for lane in delivery_threads_of(p)._lanes.values():
+        delivery_threads_of(p)._step(lane)
 
 
 def test_a_sink_that_moves_but_falls_behind_is_lagging_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +416,9 @@ def test_a_sink_that_moves_but_falls_behind_is_lagging_by_age(monkeypatch: pytes
         assert status.problem is not None
         assert f"{status.behind} transactions behind" in status.problem.why
         since_s = status.problem.since_s
-        assert since_s == p._hosts.journal.read(deliveries_of(p)._lanes["lake"].delivery.position + 1).bound_at_s
+        assert (
+            since_s == p._context.journal.read(delivery_threads_of(p)._lanes["lake"].delivery.position + 1).bound_at_s
+        )
         monkeypatch.undo()
     with into(lake=bucket), shop(kept, runtime=runtime) as p:  # the age is durable: a restart does not make it young
         problem = p.status().sinks[0].problem
@@ -447,7 +449,7 @@ def test_the_age_of_a_transaction_that_the_journal_has_forgotten_is_that_of_the_
             told(p, [order(number)])
             p.checkpoint()
             runtime.advance_s(100)
-        journal = p._hosts.journal
+        journal = p._context.journal
         oldest = journal.describe()[0]
         assert oldest.time > bucket.numbers[-1] + 1
         [status] = p.status().sinks
@@ -487,12 +489,12 @@ def test_t3_others_ask_the_storage_alone() -> None:
         bucket.is_failing = True
         told(p, [order(2)])
         p.deliver_once()
-        found = read_status(kept, shards, p._hosts.journal, p._hosts.checkpoints)
+        found = read_status(kept, shards, p._context.journal, p._context.checkpoints)
         assert found.sinks == p.status().sinks
         assert (found.sinks[0].state, found.sinks[0].behind) == ("stalled", 1)
         assert (found.time, found.flushed) == (2, 1)
     with shop(kept, VIEWS["revenue"]) as p:
-        assert read_status(kept, shards, p._hosts.journal, p._hosts.checkpoints).sinks == ()
+        assert read_status(kept, shards, p._context.journal, p._context.checkpoints).sinks == ()
 
 
 def test_threads_deliver_by_themselves(tmp_path: Path) -> None:
@@ -544,8 +546,8 @@ def test_one_that_was_replaced_writes_no_more() -> None:
         with shop(kept) as p:
             told(p, [order(2)])
             p.deliver_once()
-            deliveries_of(old).once()
-            [status] = deliveries_of(old).statuses(2)
+            delivery_threads_of(old).once()
+            [status] = delivery_threads_of(old).statuses(2)
             assert (status.state, bucket.skipped) == ("failed", [2])
             told(p, [order(3)])
             p.deliver_once()
@@ -591,7 +593,7 @@ def test_a_record_that_somebody_else_wrote_is_a_conflict() -> None:
     with into(lake=bucket), shop(storage()) as p:
         told(p, [order(1)])
         p.deliver_once()
-        delivery = deliveries_of(p)._lanes["lake"].delivery
+        delivery = delivery_threads_of(p)._lanes["lake"].delivery
         delivery._number -= 1
         told(p, [order(2)])
         with pytest.raises(Conflict, match="another process writes"):

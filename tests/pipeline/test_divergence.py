@@ -93,7 +93,7 @@ def test_x7_status_says_so_until_the_views_are_back() -> None:
     kept = shared()
     with_wrong_checkpoints(kept)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("evertide.pipeline.backfill.scheduler.Backfills._start", lambda *_: None)
+        patched.setattr("evertide.pipeline.backfill.scheduler.BackfillScheduler._start", lambda *_: None)
         with open_pipeline(kept) as p:
             found = [one for one in p.status().problems if one.error_code == "state_diverged"]
             assert [one.state for one in found] == ["warning", "warning"]
@@ -169,10 +169,10 @@ def test_waits_double_and_start_over_after_a_quiet_time() -> None:
     assert backoff.wait_s(100.0) == 0
     waits = []
     for _ in range(9):
-        backoff.tried(100.0)
+        backoff.note_try(100.0)
         waits.append(backoff.wait_s(100.0))
     assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
-    backoff.tried(100.0 + 3600)
+    backoff.note_try(100.0 + 3600)
     assert backoff.wait_s(3700.0) == 5
 
 

@@ -74,7 +74,7 @@ def test_x7_a_circuit_whose_checkpoints_lack_a_row_is_discarded_and_computed_aga
         check(p)
         crash(p)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("evertide.pipeline.backfill.scheduler.Backfills._start", lambda *_: None)
+        patched.setattr("evertide.pipeline.backfill.scheduler.BackfillScheduler._start", lambda *_: None)
         with et.Pipeline.open(SCRIPT, kept, spark=spark) as p:
             found = [one for one in p.status().problems if one.error_code == "state_diverged"]
             assert len(found) == 2

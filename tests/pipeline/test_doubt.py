@@ -88,7 +88,7 @@ def push(p: Pipeline, rows: list[Row], note: str) -> None:
     pushed = p.transaction()
     pushed.push("orders", rows)
     pushed.push("notes", [{"text": note}])
-    patiently(lambda: p._pushes.offer_up(pushed))
+    patiently(lambda: p._pushes.offer_pushed(pushed))
     while pushed.time is None or pushed.time > p.time:
         patiently(p.advance)
 
@@ -102,14 +102,14 @@ def run(outage: Outage, bucket: Bucket) -> dict[str, list[tuple[object, ...]]]:
         patiently(p.deliver_once)
         push(p, [order(3, "a", 2)], "n3")  # and is computed again
         patiently(p.advance)
-        patiently(Maintenance(p._hosts.shards, p._writer, p._hosts.checkpoints.pinned).run_once)
+        patiently(Maintenance(p._context.shards, p._writer, p._context.checkpoints.pinned).run_once)
         p.try_checkpoint()
-        patiently(p._duties.checkpointing.collect)
+        patiently(p._leader_tasks.checkpointer.collect)
     with opened(outage, "revenue", "counts", "share") as p:
         push(p, [order(4, "c", 10)], "n4")
         while p.definition.away("failed") or p.definition.away("hydrating"):
             patiently(p.advance)
-            p._duties.backfills._due.update(p.definition.views)
+            p._leader_tasks.backfills._due.update(p.definition.views)
         while not patiently(lambda: is_right(p, bucket)):
             patiently(p.deliver_once)
         assert p.status().state == "running"
@@ -181,7 +181,7 @@ def test_x6_a_bind_in_doubt_that_arrives_late(is_last_moment: bool) -> None:
         p.commit()
     pushed = p.transaction()
     pushed.push("notes", [{"text": "later"}])
-    p._pushes.offer_up(pushed)
+    p._pushes.offer_pushed(pushed)
     bind, commit = p._runner.bind, late.commit
 
     def arrives_before_the_bind(inputs: Any) -> Any:

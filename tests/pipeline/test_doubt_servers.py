@@ -56,7 +56,7 @@ def push(p: Pipeline, number: int) -> None:
     pushed = p.transaction()
     pushed.push("orders", [row(number)])
     pushed.push("notes", [{"text": f"n{number}"}])
-    p._pushes.offer_up(pushed)
+    p._pushes.offer_pushed(pushed)
 
 
 def check(p: Pipeline, count: int) -> None:
@@ -67,7 +67,7 @@ def check(p: Pipeline, count: int) -> None:
 
 def is_told(p: Pipeline, code: str) -> bool:
     """In the status, of which all that needs no storage is looked at."""
-    found = p._condition.foremost()
+    found = p._process_state.worst()
     return (found.state, found.error_code) == ("stalled", code)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.state_part import PartEntry
-from evertide.pipeline.definition import Away, Definition, Left, TableRecord, ViewRecord
+from evertide.pipeline.definition import Away, Definition, LastPosition, TableRecord, ViewRecord
 from evertide.pipeline.replicas.ownership import Leader
 from evertide.pipeline.replicas.replica_record import LongWork, ReplicaRecord
-from evertide.pipeline.status.health_record import Health
+from evertide.pipeline.status.health_record import HealthRecord
 from evertide.pipeline.status.source_record import SinkHealth, SourceRecord, SourceRecords
 from evertide.pipeline.transaction.machine import CohortState, MachineState
 from evertide.problem import Problem
@@ -56,7 +56,7 @@ RECORDS: dict[str, msgspec.Struct] = {
                 "c.01234567",
                 is_declared=False,
                 source="clicks",
-                left=Left("clicks", "kafka", '{"0":17}'),
+                left=LastPosition("clicks", "kafka", '{"0":17}'),
             ),
             "orders": TableRecord(b"schema", ("id",), "csv", "orders.01234567", source="orders"),
         },
@@ -81,7 +81,7 @@ RECORDS: dict[str, msgspec.Struct] = {
         fingerprint="e" * 32,
         change="0123456789abcdef",
     ),
-    "health": Health("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
+    "health": HealthRecord("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
     "leader": Leader("0123456789abcdef", 1.5, "fedcba9876543210"),
     "replica": ReplicaRecord("0123456789abcdef", "read-only", "running", 2**40, 1.5, "fedcba9876543210"),
     "replica-at-work": ReplicaRecord(

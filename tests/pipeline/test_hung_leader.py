@@ -24,7 +24,7 @@ from tests.pipeline.kit import (
     rows_of,
     with_sources,
 )
-from tests.pipeline.test_replicas import leading, order, shared
+from tests.pipeline.test_replicas import leaders, order, shared
 
 QUICK = replace(
     SETTINGS,
@@ -85,7 +85,7 @@ def test_x10_a_leader_that_hangs_loses_the_lead_and_nothing_else() -> None:
     first, second = several
     with running(first) as errors, running(second) as others:
         wait_for(lambda: second.time >= 3)
-        assert leading(first, second) == [first]
+        assert leaders(first, second) == [first]
         sources[0].hangs.set()
         assert sources[0].is_asked.wait(60)
         wait_for(lambda: first.status().state == "stalled")

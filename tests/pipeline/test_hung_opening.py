@@ -14,7 +14,7 @@ import pytest
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import EvertideError, Fenced
 from evertide.journal.journal import Journal
-from evertide.pipeline.replicas.liveness import noticing_hang, why_opening_hangs
+from evertide.pipeline.replicas.liveness import find_opening_hang, watch_for_hang
 from evertide.pipeline.replicas.ownership import Role
 from evertide.pipeline.status.status import Status, read_status
 from evertide.runtime import SystemRuntime
@@ -76,7 +76,7 @@ def test_x10_a_leader_that_hangs_while_it_opens_says_so_and_loses_the_lead(
         assert entered.wait(60)
         wait_for(lambda: status_of(kept).state == "stalled")
         assert "opening the pipeline has made no step" in status_of(kept).why
-        assert "opening the pipeline has made no step" in why_opening_hangs()
+        assert "opening the pipeline has made no step" in find_opening_hang()
         wait_for(lambda: "this process hangs: opening the pipeline" in caplog.text)
         second = open_pipeline(kept, settings=QUICK, threads=True, role=Role.REPLICA)
         wait_for(lambda: second.advance() is None and second.leads)
@@ -93,14 +93,14 @@ def test_x10_a_leader_that_hangs_while_it_opens_says_so_and_loses_the_lead(
 def test_x10_long_steps_of_opening_are_no_hang() -> None:
     """Fails if the time since the beginning counts, and not that since the last step."""
     runtime = ManualRuntime()
-    with noticing_hang("starting Spark", runtime, SETTINGS):
+    with watch_for_hang("starting Spark", runtime, SETTINGS):
         for _ in range(5):
             runtime.advance_s(SETTINGS.hang_after_s * 0.9)
-            assert not why_opening_hangs()
+            assert not find_opening_hang()
             note_step()
         runtime.advance_s(SETTINGS.hang_after_s * 1.1)
-        assert "starting Spark has made no step for 660 s" in why_opening_hangs()
-    assert not why_opening_hangs(), "it is over"
+        assert "starting Spark has made no step for 660 s" in find_opening_hang()
+    assert not find_opening_hang(), "it is over"
 
 
 def test_x10_a_hang_before_the_registration_is_logged(
@@ -113,7 +113,7 @@ def test_x10_a_hang_before_the_registration_is_logged(
         assert released.wait(60)
         raise Fenced(writer="w", why="released")
 
-    monkeypatch.setattr("evertide.pipeline.recovery.storage_wait.registered_as", hang)
+    monkeypatch.setattr("evertide.pipeline.recovery.storage_wait.register_as", hang)
 
     def open_quick() -> None:
         with suppress(Fenced):

@@ -68,9 +68,9 @@ def parts_are_named(p: Pipeline) -> None:
     named = {part.key for name in shards.names() for part in shards.open(name).log.read().state.parts}
     assert {entry.key for entry in blob.list("parts/")} == named - {""}
     p.checkpoint()
-    p._duties.checkpointing.collect()
+    p._leader_tasks.checkpointer.collect()
     used = {part.key for part in p._runner.machine.parts()}
-    used |= {key for entry in p._hosts.checkpoints.entries() for key in read_manifest(blob, entry).names()}
+    used |= {key for entry in p._context.checkpoints.entries() for key in read_manifest(blob, entry).names()}
     assert {entry.key for entry in blob.list("state/")} <= used
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.testing.small_engine import SmallEngine
 from tests.pipeline.kit import NOTES, ORDERS, crash, engine, open_pipeline, rows_of
 from tests.pipeline.test_backfill import check
@@ -55,7 +55,7 @@ def test_x22_a_table_that_is_new(ended: str, without_checkpoints: pytest.MonkeyP
     p.commit()
     p.checkpoint()
     end(p, ended)
-    without_checkpoints.setattr(Duties, "try_checkpoint", lambda *_: None)
+    without_checkpoints.setattr(LeaderTasks, "try_checkpoint", lambda *_: None)
     p = open_pipeline(kept, larger())
     p.push("extra", [{"id": 7, "v": 7}])
     p.commit()
@@ -76,7 +76,7 @@ def test_x22_a_table_that_is_back(ended: str, without_checkpoints: pytest.Monkey
         p.commit()
         p.checkpoint()
     end(p, ended)
-    without_checkpoints.setattr(Duties, "try_checkpoint", lambda *_: None)
+    without_checkpoints.setattr(LeaderTasks, "try_checkpoint", lambda *_: None)
     p = open_pipeline(kept, larger())
     p.push("orders", [order(4)])
     p.commit()

@@ -51,7 +51,7 @@ def pushed(p: Pipeline, chance: np.random.Generator) -> None:
 
 
 def committed(p: Pipeline) -> Committed:
-    found = p._hosts.journal.committed(p.time)
+    found = p._context.journal.committed(p.time)
     assert found is not None
     return found
 
@@ -292,7 +292,7 @@ def test_a_portion_is_read_again_if_reading_it_fails() -> None:
             fails += 1
             continue
         is_last = portions.is_last
-        portions.done()
+        portions.finish()
         if is_last:
             break
     assert [batch for _, batch in found] == [batch for _, batch in batches]

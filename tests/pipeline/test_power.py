@@ -71,10 +71,10 @@ def work(p: Pipeline, acknowledge: Callable[[int], None] = lambda _: None) -> No
         if number in (3, 5):
             for shard in p._runner.members.all().values():
                 shard.compact(p._writer)
-                shard.collect_garbage(p._writer, p._hosts.checkpoints.pinned)
+                shard.collect_garbage(p._writer, p._context.checkpoints.pinned)
             while p._runner.machine.maintain():
                 pass
-            p._duties.checkpointing.collect()
+            p._leader_tasks.checkpointer.collect()
 
 
 def content(p: Pipeline) -> dict[str, list[tuple[object, ...]]]:
@@ -103,7 +103,7 @@ def checked(ends: list[dict[str, list[tuple[object, ...]]]]) -> Callable[[Simula
         assert content(p) in ends[done : done + 2], f"after {done} pushes that were acknowledged"
         work(p)
         assert content(p) == ends[-1]
-        numbers = [bound.time for bound in p._hosts.journal.records(p._hosts.checkpoints.entries()[-1].time)]
+        numbers = [bound.time for bound in p._context.journal.records(p._context.checkpoints.entries()[-1].time)]
         assert numbers == sorted(set(numbers))
         p.close()
 

@@ -111,8 +111,8 @@ def bound_only(kept: Storage, rows: list[Row]) -> None:
     """A process that dies between bind and commit."""
     p = open_pipeline(kept)
     p.push("orders", rows)
-    p._pushes.offer_up(p._pushed)
-    inputs, _ = p._intake.input()
+    p._pushes.offer_pushed(p._pushed)
+    inputs, _ = p._input_reader.read()
     p._runner.bind(inputs)
     crash(p)
 
@@ -136,7 +136,7 @@ def test_j3_what_was_staged_and_not_bound_is_dropped_and_said(caplog: pytest.Log
         pushed.push("orders", [order(1, 1)])
     crash(p)
     with open_pipeline(kept) as p, caplog.at_level(logging.WARNING):
-        p._duties.checkpointing.collect()
+        p._leader_tasks.checkpointer.collect()
         assert not list(kept.blob.list("journal"))
         assert p.time == 0
         assert "push" in caplog.text
@@ -160,8 +160,8 @@ def test_u4_an_append_that_happened_and_was_not_heard_of_is_not_made_again() -> 
     p.push("notes", [{"text": "once"}])
     real = p._runner.commit
     p._runner.commit = lambda: None  # type: ignore[method-assign]
-    p._pushes.offer_up(p._pushed)
-    inputs, batches = p._intake.input()
+    p._pushes.offer_pushed(p._pushed)
+    inputs, batches = p._input_reader.read()
     p._runner.complete(p._runner.bind(inputs), batches)
     real()
     crash(p)
@@ -176,7 +176,7 @@ def test_the_answer_of_a_commit_is_lost_and_it_is_read_back() -> None:
         fill(p, 1, 1)
         for number in range(2, 12):
             faults = Faults.scripted(writes=[Fault.DONE] * (number % 4) + [Fault.DONE_LOST])
-            p._runner.meta = p._hosts.journal._meta = FaultyMeta(meta, faults)
+            p._runner.meta = p._context.journal._meta = FaultyMeta(meta, faults)
             fill(p, number, 1)
         check(p)
         assert p.time == 11
@@ -191,8 +191,8 @@ def test_c5_missing_state_is_damage_and_an_older_checkpoint_is_used_loudly(caplo
         fill(p, 11, 10)
         second = p.checkpoint()
         assert second.number > first.number
-        named = {file.key for file in p._hosts.checkpoints.read(second).files}
-        named -= {file.key for file in p._hosts.checkpoints.read(first).files}
+        named = {file.key for file in p._context.checkpoints.read(second).files}
+        named -= {file.key for file in p._context.checkpoints.read(first).files}
         gone = next(key for key in named if key.startswith(state_prefix("").rstrip("/")))
         crash(p)
     kept.blob.delete(gone)
@@ -346,9 +346,9 @@ def test_c11_the_older_of_two_checkpoints_always_finds_its_journal_and_its_times
                 p.checkpoint()
                 for shard in p._runner.members.all().values():
                     shard.compact(p._writer)
-                p._duties.checkpointing.collect()
+                p._leader_tasks.checkpointer.collect()
         expected = rows_of(p, "revenue")
-        newest, older = p._hosts.checkpoints.entries()
+        newest, older = p._context.checkpoints.entries()
         files = {file.key for file in p.checkpoint_files(newest)} - {file.key for file in p.checkpoint_files(older)}
         crash(p)
     for key in files:
@@ -364,12 +364,12 @@ def test_j8_state_of_another_version_is_refused_by_its_number() -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 2)
-        state = p._duties.checkpointing._draft(p.definition).state
-        restored = p._hosts.checkpoints.restore(p._writer)
+        state = p._leader_tasks.checkpointer._draft(p.definition).state
+        restored = p._context.checkpoints.restore(p._writer)
     assert restored is not None
     assert _fitting(restored, p.definition, {}) is not None
     newer = replace(restored, state=bytes([state[0] + 1]) + state[1:])
-    with pytest.raises(UnsupportedFormat, match="found=2"):
+    with pytest.raises(UnsupportedFormat, match="has format version 2"):
         _fitting(newer, p.definition, {})
 
 

@@ -11,7 +11,7 @@ from evertide.checkpoint.exclusive import REPAIRING
 from evertide.checkpoint.repair import RepairReport, _Repair
 from evertide.errors import Conflict
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role, registered_as
+from evertide.pipeline.replicas.ownership import Role, register_as
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.store.memory import MemoryMeta
@@ -93,7 +93,7 @@ def damaged(template: tuple[Storage, Pipeline], key: str, at: int | None) -> Sto
 def outcome(kept: Storage) -> tuple[object, ...]:
     again = open_pipeline(kept, settings=ROLLED_UP)
     try:
-        last = again._hosts.journal.producers.last("till")
+        last = again._context.journal.producers.last("till")
         return rows_of(again, "orders"), rows_of(again, "counts"), last and last.number
     finally:
         again.close()
@@ -156,7 +156,7 @@ def test_x24_no_process_starts_while_a_repair_works(role: Role, monkeypatch: pyt
 
     def starting(one: _Repair) -> list[str]:
         with pytest.raises(Conflict, match=r"repairs it .* wait until it has ended"):
-            registered_as(role, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
+            register_as(role, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
         assert [each.label for each in read_registrations(kept.meta).values()] == [REPAIRING]
         rounds.append(one.writer.id)
         return round_(one)

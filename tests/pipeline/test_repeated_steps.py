@@ -17,7 +17,7 @@ from evertide.errors import BlobMissing, OutcomeUnknown, SparkAway, SystemRefuse
 from evertide.flow.state.arrangement import Arrangement
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.lead import promote
+from evertide.pipeline.replicas.leadership import promote
 from evertide.pipeline.replicas.ownership import Role
 from evertide.pipeline.transaction.machine import Machine
 from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta

@@ -102,7 +102,7 @@ class Two:
                 self.start(at)
             case 1 | 2:
                 patiently(lambda: one.leads and one.checkpoint())
-                patiently(lambda: one.leads and one._duties.checkpointing.collect())
+                patiently(lambda: one.leads and one._leader_tasks.checkpointer.collect())
             case 3:
                 patiently(one.deliver_once)
             case 4 | 5:
@@ -149,7 +149,7 @@ def test_u1_two_replicas_on_a_storage_that_fails(kinds: tuple[Fault, ...], perce
 
 
 def check(both: Two, bucket: Bucket) -> None:
-    last = max(one._hosts.journal.upper for one in both.several) - 1
+    last = max(one._context.journal.upper for one in both.several) - 1
     for _ in range(5):
         for one in both.several:
             one.advance()

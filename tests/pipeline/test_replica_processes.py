@@ -98,7 +98,7 @@ def check(place: Path, at_least: int, meta: str | None = None, storage: str = ""
         while not p.leads:
             p.advance()
         assert p.time >= at_least
-        while not p._duties.are_settled(p.time):
+        while not p._leader_tasks.has_delivered(p.time):
             RUNTIME.sleep_s(0.05)
         time = p.time
         tables = {name: p.view(name).as_of(time).to_pylist() for name in ("north", "south")}

@@ -158,7 +158,7 @@ class Replicas:
             for one in self.several.values():
                 one.advance()
         for one in self.several.values():
-            last = one._hosts.journal.committed_upper - 1
+            last = one._context.journal.committed_upper - 1
             while one.time < last or one.definition.away("failed"):
                 one.advance()
             assert one.status().state == "running"
@@ -172,8 +172,8 @@ class Replicas:
 def maintained(p: Pipeline) -> None:
     if p.leads:
         with suppress(GenerationMoved):  # by the other replica: the thread of maintenance waits for its next turn
-            Maintenance(p._hosts.shards, p._writer, p._hosts.checkpoints.pinned).run_once()
-            p._duties.checkpointing.collect()
+            Maintenance(p._context.shards, p._writer, p._context.checkpoints.pinned).run_once()
+            p._leader_tasks.checkpointer.collect()
 
 
 def views_of(orders: Sequence[Row], notes: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:

@@ -21,9 +21,9 @@ from evertide.errors import (
     Unavailable,
 )
 from evertide.pipeline.input.pushes import PushTransaction
-from evertide.pipeline.maintenance.checkpoints import Checkpointing
+from evertide.pipeline.maintenance.checkpointer import Checkpointer
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.lead import Leading, promote
+from evertide.pipeline.replicas.leadership import Leadership, promote
 from evertide.pipeline.replicas.ownership import RUNNING, Leader, Role, end
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.runner import Runner
@@ -79,12 +79,12 @@ def order(number: int, amount: int = 10) -> Row:
     return {"id": number, "customer": f"c{number % 2}", "amount": amount}
 
 
-def leading(*several: Pipeline) -> list[Pipeline]:
+def leaders(*several: Pipeline) -> list[Pipeline]:
     return [one for one in several if one.leads]
 
 
 def caught_up(*several: Pipeline) -> None:
-    last = max(one._hosts.journal.committed_upper for one in several)
+    last = max(one._context.journal.committed_upper for one in several)
     for one in several:
         while one.time < last - 1:
             assert one.advance() is not None
@@ -107,12 +107,12 @@ def test_a_replica_follows_and_takes_over() -> None:
             first.commit()
         caught_up(second)
         assert second.time == first.time
-        assert leading(first, second) == [first]
+        assert leaders(first, second) == [first]
         crash(first)
         second.push("orders", [order(7)])
         second.push("orders", deletes=[2])
         assert second.commit() == 6
-        assert second in leading(first, second)
+        assert second in leaders(first, second)
         assert rows_of(second, "counts") == [(5, 5)]
         assert rows_of(second, "revenue") == [("c0", 20), ("c1", 30)]
         second.checkpoint()
@@ -159,7 +159,7 @@ def test_two_that_compute_the_same_transaction_agree(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(Runner, "commit", commit)
         assert second.commit() == 1
         assert first.time == second.time == 1
-        recorded = first._hosts.journal.committed(1)
+        recorded = first._context.journal.committed(1)
         assert recorded is not None
         assert recorded.writer == first._writer.id
         second.push("orders", [order(2)])
@@ -258,7 +258,7 @@ def test_a_generation_that_moves_while_a_transaction_waits_for_its_commit(monkey
         first.push("orders", [order(1, 0)])
         first.commit()
         first.push("orders", [order(1, 5)])
-        first._duties.backfills._tried_s["share"] = 1e18  # not now
+        first._leader_tasks.backfills._tried_s["share"] = 1e18  # not now
         first.commit()
         caught_up(first, second)
         real = Runner.commit
@@ -267,7 +267,7 @@ def test_a_generation_that_moves_while_a_transaction_waits_for_its_commit(monkey
             if runner.outcome is None:
                 return
             monkeypatch.setattr(Runner, "commit", real)
-            first._duties.backfills.retry("share")
+            first._leader_tasks.backfills.retry("share")
             real(runner)
 
         monkeypatch.setattr(Runner, "commit", commit)
@@ -308,7 +308,7 @@ def test_a_read_only_replica_follows_and_is_promoted() -> None:
         first.commit()
     second.push("orders", [order(3)])
     second.advance()
-    assert second._duties.is_begun
+    assert second._leader_tasks.is_active
     second.commit()
     assert rows_of(second, "counts") == [(2, 0)]
     with pytest.raises(Conflict, match="runs it"):
@@ -324,7 +324,7 @@ def test_a_read_only_replica_does_not_take_over_by_itself() -> None:
     first, second = replica(kept), replica(kept, role=Role.READ_ONLY)
     crash(first)
     second.advance()
-    assert not second._duties.is_begun
+    assert not second._leader_tasks.is_active
     third = replica(kept)
     third.push("orders", [order(1)])
     third.commit()
@@ -349,9 +349,9 @@ def test_collection_by_one_leaves_what_the_other_uses() -> None:
         first.commit()
         first.checkpoint()
         first._runner.machine.maintain()
-        first._duties.checkpointing.collect()
+        first._leader_tasks.checkpointer.collect()
         second.advance()
-        second._duties.checkpointing.collect()
+        second._leader_tasks.checkpointer.collect()
     crash(first)
     second.push("orders", [order(40)])
     second.commit()
@@ -504,7 +504,7 @@ def test_a_checkpoint_is_of_its_time_though_a_peer_goes_on(monkeypatch: pytest.M
 
         monkeypatch.setattr(Machine, "save", save)
         entry = first.checkpoint()
-        manifest = first._hosts.checkpoints.read(entry)
+        manifest = first._context.checkpoints.read(entry)
         assert (entry.time, second.time) == (2, 2)
         assert "shop" not in manifest.positions["push"]
         caught_up(first, second)
@@ -525,7 +525,7 @@ def folded_while_saving(first: Pipeline, second: Pipeline, patch: pytest.MonkeyP
         for number in range(100, 106):
             second.push("orders", [order(number)])
             second.commit()
-        Maintenance(first._hosts.shards, first._writer, first._hosts.checkpoints.pinned).run_once()
+        Maintenance(first._context.shards, first._writer, first._context.checkpoints.pinned).run_once()
         return found
 
     return lambda: patch.setattr(Machine, "save", save)
@@ -541,7 +541,7 @@ def test_x5_a_follower_commits_while_the_leader_saves_its_state(monkeypatch: pyt
         folded_while_saving(first, second, monkeypatch)()
         entry = first.checkpoint()
         assert entry.time == 6
-        first._hosts.checkpoints.verify(entry, shards=True)
+        first._context.checkpoints.verify(entry, shards=True)
         first.run(until_idle=True)
         assert first.time == second.time == 11
         first.close()
@@ -557,18 +557,18 @@ def test_x5_a_draft_that_is_out_of_date_is_made_again(monkeypatch: pytest.Monkey
             first.push("orders", [order(number)])
             first.commit()
         caught_up(first, second)
-        real, tries = Checkpointing._draft, []
+        real, tries = Checkpointer._draft, []
 
-        def draft(checkpointing: Checkpointing, *args: Any) -> Any:
+        def draft(checkpointer: Checkpointer, *args: Any) -> Any:
             tries.append(1)
             if len(tries) == 1:
                 for number in range(8):
                     second.push("orders", [order(100 + number)])
                     second.commit()
-                Maintenance(first._hosts.shards, first._writer, first._hosts.checkpoints.pinned).run_once()
-            return real(checkpointing, *args)
+                Maintenance(first._context.shards, first._writer, first._context.checkpoints.pinned).run_once()
+            return real(checkpointer, *args)
 
-        monkeypatch.setattr(Checkpointing, "_draft", draft)
+        monkeypatch.setattr(Checkpointer, "_draft", draft)
         assert first.checkpoint().time == second.time + 1 == 14
         assert len(tries) == 2
         assert first.status().problems == ()
@@ -590,7 +590,7 @@ def test_x5_a_generation_that_a_follower_makes_during_a_checkpoint(monkeypatch: 
         monkeypatch.setattr(Machine, "save", save)
         entry = first.checkpoint()
         assert (entry.time, first.definition.away("failed")) == (3, ["share"])
-        assert first._hosts.checkpoints.read(entry).generation == second.definition.generation
+        assert first._context.checkpoints.read(entry).generation == second.definition.generation
 
 
 @pytest.mark.parametrize("error", [Conflict(where="shard", why="it was"), OutcomeUnknown(path="s3", why="503")])
@@ -602,14 +602,14 @@ def test_x5_a_checkpoint_that_keeps_failing_ends_nothing(error: EvertideError, m
 
     with open_pipeline(shared(), settings=replace(QUICK, checkpoint_interval_s=1e-6)) as p:
         with monkeypatch.context() as patched:
-            patched.setattr(Checkpointing, "_draft", failing)
+            patched.setattr(Checkpointer, "_draft", failing)
             for number in range(3):
-                p._pushes.offer_up(pushed_of(p, [order(number)]))
+                p._pushes.offer_pushed(pushed_of(p, [order(number)]))
                 p.run(transactions=1)
             [problem] = p.status().problems
             assert (p.status().state, problem.state, problem.error_code) == ("running", "warning", error.error_code)
             assert error.message in problem.why
-        p._pushes.offer_up(pushed_of(p, [order(9)]))
+        p._pushes.offer_pushed(pushed_of(p, [order(9)]))
         p.run(transactions=1)
         assert p.status().problems == ()
         assert rows_of(p, "counts") == [(4, 0)]
@@ -626,17 +626,17 @@ def test_storage_that_is_away_when_the_lead_is_taken_is_asked_again(monkeypatch:
     with pair(shared()) as (first, second):
         crash(first)
 
-        def away(_: Checkpointing) -> None:
+        def away(_: Checkpointer) -> None:
             raise Unavailable(path="meta", why="it is away")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Checkpointing, "look", away)
+            patched.setattr(Checkpointer, "refresh", away)
             with pytest.raises(Unavailable):
                 second.advance()
-        assert not leading(second)
+        assert not leaders(second)
         second.push("orders", [order(1)])
         second.commit()
-        assert leading(second) == [second]
+        assert leaders(second) == [second]
 
 
 def replaced(first: Pipeline, second: Pipeline) -> None:
@@ -647,7 +647,7 @@ def replaced(first: Pipeline, second: Pipeline) -> None:
         second.push("orders", [order(number)])
         second.commit()
         second.checkpoint()
-    second._duties.checkpointing.collect()
+    second._leader_tasks.checkpointer.collect()
 
 
 CALLS: dict[str, Callable[[Pipeline], object]] = {
@@ -656,7 +656,7 @@ CALLS: dict[str, Callable[[Pipeline], object]] = {
     "run": Pipeline.run,
     "checkpoint": Pipeline.checkpoint,
     "periodic checkpoint": Pipeline.try_checkpoint,
-    "retry": lambda p: p._duties.backfills._failed(TimeCompacted(where="shard", why="gone", as_of=1, since=9)),
+    "retry": lambda p: p._leader_tasks.backfills._failed(TimeCompacted(where="shard", why="gone", as_of=1, since=9)),
 }
 
 
@@ -724,7 +724,7 @@ def test_x20_containers_with_one_host_name_do_not_end_each_other(origin: dict[st
     with pytest.raises(Conflict, match="runs it"):
         open_pipeline(kept, settings=QUICK)
     writer = Writer.register(kept.meta, runtime=SystemRuntime(), settings=QUICK)
-    assert not Leading(kept.meta, writer, SystemRuntime(), QUICK, may_take=True).look()
+    assert not Leadership(kept.meta, writer, SystemRuntime(), QUICK, may_take=True).try_acquire()
     assert other.writer in read_registrations(kept.meta)
 
 
@@ -749,20 +749,20 @@ def test_x6_storage_that_was_away_for_all_costs_no_replica_its_place() -> None:
     seen = FaultyMeta(kept.meta, Faults(lambda *_: Fault.LOST if is_away else Fault.DONE, lambda *_: Fault.DONE))
     is_away = False
     second = Writer.register(seen, runtime=clock, settings=settings, label=RUNNING)
-    leading = Leading(seen, second, clock, settings, may_take=True)
-    assert Leading(kept.meta, first, clock, settings, may_take=True).look()
+    leadership = Leadership(seen, second, clock, settings, may_take=True)
+    assert Leadership(kept.meta, first, clock, settings, may_take=True).try_acquire()
     is_away = True
     clock.now_s += 25
     with pytest.raises(OutcomeUnknown):
         second.beat()
     is_away = False
-    assert not leading.look()
+    assert not leadership.try_acquire()
     second.beat()
-    assert not leading.look()
+    assert not leadership.try_acquire()
     assert end_silent_writers(kept.meta, runtime=clock, settings=settings, judge=second) == []
     clock.now_s += 11
     second.beat()
-    assert leading.look(), "it had the time to beat, and did not"
+    assert leadership.try_acquire(), "it had the time to beat, and did not"
 
 
 def test_u1_a_transaction_that_waits_below_an_upper_that_a_peer_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -789,7 +789,7 @@ def test_u1_a_transaction_that_waits_below_an_upper_that_a_peer_moved(monkeypatc
         for number in range(6, 11):
             first.push("orders", [order(number)])
             first.commit()
-        journal = first._hosts.journal
+        journal = first._context.journal
         logs = {name: shard.log.read() for name, shard in first._runner.members.all().items()}
         assert (second.advance(), second.time) == (10, 10)
         assert {name: shard.log.read() for name, shard in first._runner.members.all().items()} == logs

@@ -8,7 +8,7 @@ import pytest
 
 from evertide.errors import SourceAway, SourceFailed
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.status.source_record import SourceTelling, read_source_records
+from evertide.pipeline.status.source_record import SourceReporter, read_source_records
 from evertide.pipeline.status.status import SourceStatus, Status, read_status
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
@@ -34,14 +34,14 @@ AWAY = Problem("reconnecting", "source_away", "no route to host", "wait", 5.0, 0
 RISK = Problem("warning", "slot_at_risk", "12 bytes are left", "hurry", 6.0)
 
 
-def telling(p: Pipeline) -> SourceTelling:
-    return p._duties._telling
+def telling(p: Pipeline) -> SourceReporter:
+    return p._leader_tasks._reporter
 
 
 def there(store: Storage, p: Pipeline, runtime: Runtime | None = None) -> Status:
     """As another process sees it."""
     shards = Shards(store.blob, store.meta, runtime=runtime or SystemRuntime(), settings=SETTINGS)
-    return read_status(store, shards, p._hosts.journal, p._hosts.checkpoints)
+    return read_status(store, shards, p._context.journal, p._context.checkpoints)
 
 
 def one(status: Status, name: str = "shop") -> SourceStatus:
@@ -139,7 +139,7 @@ def test_what_a_process_said_that_is_over_is_not_so_any_more(monkeypatch: pytest
             found = one(there(store, old))
         assert (found.state, found.lag, found.problems, found.tables) == ("stopped", None, (), ("orders",))
         crash(old)
-        monkeypatch.setattr(SourceTelling, "once", lambda _: None)
+        monkeypatch.setattr(SourceReporter, "once", lambda _: None)
         with open_pipeline(store) as p:
             found = one(there(store, p))
             assert (found.state, found.lag, found.problems, found.tables) == ("", None, (), ("orders",))

@@ -142,7 +142,7 @@ def test_j4_a_source_that_the_record_names_and_the_pipeline_lacks() -> None:
     kept = storage()
     with with_sources(source):
         p = open_pipeline(kept)
-        inputs, _ = p._intake.input()
+        inputs, _ = p._input_reader.read()
         p._runner.bind(inputs)
         crash(p)
     with with_sources(), pytest.raises(SourceChanged, match="'orders'"):

@@ -195,7 +195,7 @@ def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSes
             p.push("orders", [{"id": n % 700, "customer": f"c{n % 7}", "amount": n % 90 + 1} for n in numbers])
             p.push("changes", [{"name": f"c{first // 100 % 7}", "city": f"t{first % 300}", "at": first, "gone": False}])
         t = p.commit()
-        recorded = p._hosts.journal.committed(t)
+        recorded = p._context.journal.committed(t)
         assert recorded is not None
         assert recorded.portions > 3
         again = p.query(

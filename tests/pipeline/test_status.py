@@ -24,8 +24,8 @@ def test_s1_a_transaction_that_is_bound_and_does_not_get_anywhere() -> None:
     runtime = ManualRuntime()
     with open_pipeline(storage(), runtime=runtime) as p:
         p.push("orders", [order(1)])
-        p._pushes.offer_up(p._pushed)
-        inputs, _ = p._intake.input()
+        p._pushes.offer_pushed(p._pushed)
+        inputs, _ = p._input_reader.read()
         p._runner.bind(inputs)
         assert p.status().state == "running"
         runtime.advance_s(10)
@@ -44,8 +44,8 @@ def test_what_is_committed_while_somebody_looks_does_not_wait(monkeypatch: pytes
     """Taken out once (two looks at how far it is): the transaction after the last was asked for, and is not bound."""
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
-        p._pushes.offer_up(p._pushed)
-        inputs, _ = p._intake.input()
+        p._pushes.offer_pushed(p._pushed)
+        inputs, _ = p._input_reader.read()
         p._runner.bind(inputs)
         upper = Journal.__dict__["committed_upper"]
 
@@ -104,8 +104,8 @@ def test_u1_what_lies_below_the_upper_is_computed_and_not_written() -> None:
 def test_j5_a_checkpoint_lies_between_two_transactions() -> None:
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
-        p._pushes.offer_up(p._pushed)
-        inputs, read = p._intake.input()
+        p._pushes.offer_pushed(p._pushed)
+        inputs, read = p._input_reader.read()
         bound = p._runner.bind(inputs)
         commit, p._runner.commit = p._runner.commit, lambda: None  # type: ignore[method-assign]
         p._runner.complete(bound, read)  # computed, and not yet committed
@@ -135,7 +135,7 @@ def test_s2_what_ended_a_pipeline_is_told_by_its_storage_alone() -> None:
     shards = Shards(kept.blob, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
 
     def status() -> Status:
-        return read_status(kept, shards, p._hosts.journal, p._hosts.checkpoints)
+        return read_status(kept, shards, p._context.journal, p._context.checkpoints)
 
     assert status().state == "running"
     p.push("notes", [{"text": "a"}])

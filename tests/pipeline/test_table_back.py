@@ -12,8 +12,8 @@ from evertide.errors import InvalidInput
 from evertide.pipeline.definition import read_definition
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.lead import promote
-from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.replicas.leader_tasks import LeaderTasks
+from evertide.pipeline.replicas.leadership import promote
 from evertide.pipeline.replicas.ownership import Role
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage
@@ -117,7 +117,7 @@ def test_x11_a_keyed_table_that_comes_back_after_a_crash_finds_its_rows_once(
     (tmp_path / "a.csv").write_text("id,customer,amount\n1,ann,1\n2,bob,2\n")
     run(kept, table)
     with monkeypatch.context() as patch:
-        patch.setattr(Duties, "try_checkpoint", lambda *_: None)  # the process ends before it makes one
+        patch.setattr(LeaderTasks, "try_checkpoint", lambda *_: None)  # the process ends before it makes one
         crash(open_pipeline(kept, SmallEngine((NOTES,), [])))
     (tmp_path / "b.csv").write_text("id,customer,amount\n1,ann,10\n")
     assert run(kept, table) == [(1, "ann", 10), (2, "bob", 2)]

@@ -16,7 +16,7 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, StorageFull, SystemRefused, Unavailable
 from evertide.journal.journal import Journal
-from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.transaction.runner import Runner
 from evertide.server.bodies.bodies import whole_json
 from evertide.settings import Settings
@@ -236,7 +236,7 @@ def test_an_answer_tells_the_time_that_bound_it_also_beside_a_running_pipeline()
     """Fails if the number of the last transaction is told: others are made beside."""
     with shop() as (p, client), ThreadPoolExecutor(9) as threads:
         made: list[int] = []
-        running = threads.submit(p.run, told=lambda time, _: made.append(time))
+        running = threads.submit(p.run, on_transaction=lambda time, _: made.append(time))
         answers = list(threads.map(lambda n: (n, client.post(ROWS, [order(n)]).body["time"]), range(40)))
         until(lambda: len(made) == p.time)
         p.stop()
@@ -279,7 +279,7 @@ def test_i7_what_is_bound_is_taken_also_if_its_transaction_waits(monkeypatch: py
         assert rows_of(p, "notes") == [("a",), ("b",)]
 
 
-@pytest.mark.parametrize(("place", "method"), [(Runner, "complete"), (Intake, "acknowledge")])
+@pytest.mark.parametrize(("place", "method"), [(Runner, "complete"), (InputReader, "acknowledge")])
 def test_x12_what_is_bound_is_taken_also_if_a_system_call_fails_afterwards(
     place: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +294,7 @@ def test_x12_what_is_bound_is_taken_also_if_a_system_call_fails_afterwards(
         assert rows_of(p, "notes") == [("a",), ("b",)]
 
 
-@pytest.mark.parametrize(("place", "method"), [(Runner, "complete"), (Intake, "acknowledge")])
+@pytest.mark.parametrize(("place", "method"), [(Runner, "complete"), (InputReader, "acknowledge")])
 def test_x12_rows_that_wait_in_the_process_are_bound_once_if_a_system_call_fails(
     place: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from evertide.errors import EvertideError, InvalidInput
-from evertide.pipeline.replicas.liveness import noticing_hang
+from evertide.pipeline.replicas.liveness import watch_for_hang
 from evertide.server.access import Access, Listening, Role, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.server import LOOPBACK, Server
@@ -137,7 +137,7 @@ def test_while_the_pipeline_is_opened_whoever_asks_is_told_so() -> None:
 def test_opening_that_hangs_is_not_alive() -> None:
     """Fails if a server that has no pipeline yet answers for it: nobody would start the process again."""
     runtime = ManualRuntime()
-    with Server().begin() as server, noticing_hang("starting Spark", runtime, SETTINGS):
+    with Server().begin() as server, watch_for_hang("starting Spark", runtime, SETTINGS):
         client = Client(server.host, server.port)
         assert client.get("/v1/health/live").status == 200
         runtime.advance_s(SETTINGS.hang_after_s + 1)

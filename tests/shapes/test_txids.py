@@ -67,7 +67,7 @@ def taken(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
 
 def streams(pipeline: Pipeline) -> Callable[[], bool]:
     """Whether the initial snapshot was read and changes are streamed."""
-    return lambda: '"at":"stream"' in str(pipeline._hosts.journal.positions())
+    return lambda: '"at":"stream"' in str(pipeline._context.journal.positions())
 
 
 def count(pipeline: Pipeline, rows: int) -> Callable[[], bool]:
@@ -187,7 +187,7 @@ def test_numbers_outlive_a_crash_and_checkpoints_and_are_the_same_in_every_proce
             assert told(first) == {at: [xids[at]] for at in range(2, 5)}
         xids[5] = written(db, "INSERT INTO lasting VALUES (5, 'ann', 1)")
         arrived(pipeline, "lasting")
-        inputs, read = pipeline._intake.input()
+        inputs, read = pipeline._input_reader.read()
         pipeline._runner.bind(inputs)  # bound, and not committed
         del read
         pipeline._runner.sources["lasting"].close()  # as its connection would be
@@ -198,7 +198,7 @@ def test_numbers_outlive_a_crash_and_checkpoints_and_are_the_same_in_every_proce
             xids[at] = written(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
             taken(pipeline, count(pipeline, at))
             pipeline.checkpoint()
-        assert pipeline._hosts.journal.records(pipeline.time)[0].time > 5, "the journal has let go of most"
+        assert pipeline._context.journal.records(pipeline.time)[0].time > 5, "the journal has let go of most"
         for _ in range(2):
             with serving(where, pipeline) as (_, s):
                 answer = s.get(offset="0_0", handle=begun.handle)
@@ -355,6 +355,6 @@ def test_outcomes_that_name_upstream_transactions_are_kept_for_longer(
             written(db, f"INSERT INTO kept VALUES ({at}, 'ann', 1)")
             taken(pipeline, count(pipeline, at + 1))
             pipeline.checkpoint()
-        kept = [one.value.time for one in pipeline._hosts.journal._committed.read_all()]
+        kept = [one.value.time for one in pipeline._context.journal._committed.read_all()]
         assert len(kept) == 4
-        assert kept[0] < pipeline._hosts.journal._bound.read_all()[0].value.time
+        assert kept[0] < pipeline._context.journal._bound.read_all()[0].value.time

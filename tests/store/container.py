@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from evertide.errors import Conflict, Fenced
-from evertide.pipeline.replicas.lead import Leading
-from evertide.pipeline.replicas.ownership import Role, registered_as
+from evertide.pipeline.replicas.leadership import Leadership
+from evertide.pipeline.replicas.ownership import Role, register_as
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage
@@ -41,17 +41,17 @@ def live(root: str, role: Role) -> None:
     runtime = SystemRuntime()
     storage = open_storage(root, runtime=runtime, settings=SETTINGS)
     try:
-        writer = registered_as(role, storage.meta, runtime=runtime, settings=SETTINGS)
+        writer = register_as(role, storage.meta, runtime=runtime, settings=SETTINGS)
     except Conflict as error:
         tell("refused", str(error))
         return
     tell("registered")
-    leading = Leading(storage.meta, writer, runtime, SETTINGS, may_take=True)
+    leading = Leadership(storage.meta, writer, runtime, SETTINGS, may_take=True)
     try:
         while True:
             writer.beat()
-            led = leading.is_ours
-            if leading.look() and not led:
+            led = leading.is_leader
+            if leading.try_acquire() and not led:
                 tell("leads")
             runtime.sleep_s(SETTINGS.beat_interval_s)
     except Fenced:

@@ -195,9 +195,9 @@ def test_a_pipeline_waits_and_goes_on_by_itself(name: str, faults: Faults, tmp_p
         faults.plan(0, CODES[name], LASTING, False, False)
         source.batches.append(batch(ORDERS, [order(1)]))
         running.start()
-        wait_until(lambda: pipeline._condition.foremost().state == "stalled")
+        wait_until(lambda: pipeline._process_state.worst().state == "stalled")
         faults.lift()
-        wait_until(lambda: pipeline.time == 1 and pipeline._condition.foremost().state == "running")
+        wait_until(lambda: pipeline.time == 1 and pipeline._process_state.worst().state == "running")
         assert pipeline.status().state == "running"
         assert rows_of(pipeline, "revenue") == [("ann", 5)]
         pipeline.stop()

@@ -21,7 +21,7 @@ from evertide import __version__
 from evertide.errors import EvertideError
 from evertide.metrics.catalog import ALL
 from evertide.metrics.samples import Sample, ShapesUsage, TakeSample
-from evertide.pipeline.replicas.liveness import Beat
+from evertide.pipeline.replicas.liveness import LivenessReport
 from evertide.pipeline.status.status import CollectionStatus, SinkStatus, SourceStatus, Status
 from evertide.problem import Problem
 from evertide.runtime import Runtime
@@ -111,7 +111,7 @@ class StatusCollector(Collector):
         take: TakeSample,
         runtime: Runtime,
         *,
-        pulse: Callable[[], Beat] | None = None,
+        pulse: Callable[[], LivenessReport] | None = None,
         shapes: Callable[[], ShapesUsage] | None = None,
         wait_s: float = _WAIT_S,
     ) -> None:

@@ -23,7 +23,7 @@ def watch_pipeline(
     """Sample an open pipeline. Its events are counted only if `metrics` is also its observer."""
     measure = None if shapes is None else lambda: measure_shapes(shapes.shapes)
     collector = StatusCollector(
-        pipeline_sampler(pipeline), runtime or SystemRuntime(), pulse=pipeline.pulse.beat, shapes=measure
+        pipeline_sampler(pipeline), runtime or SystemRuntime(), pulse=pipeline.liveness.report, shapes=measure
     )
     metrics.watch(collector)
     pipeline.watch(collector.troubles)

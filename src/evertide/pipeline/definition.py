@@ -1,15 +1,14 @@
-"""What a storage knows of its pipeline: its tables and views, and where each of them lies.
+"""The stored definition of a pipeline: its tables and views, and the shard that holds each of them.
 
-Where it lies: Meta key `pipeline`, version 1, written in one commit with the generation whose members it names. A name
-in a script is not a shard: a view that changes gets a new one, so that the old content is whole until it is replaced.
+Location: Meta key `pipeline`, version 1, written in one commit with the generation whose members it names.
 
-`evolved` compares it with what a script declares, and says what is to be done. Allowed are: new tables; tables with
-further columns at the end, which may be NULL; tables that are gone (their content stays, and is there again when they
-are declared again); views that are new, changed or gone. Whatever else differs would make what is stored mean something
-else, and is refused with the reason.
-
-A table that a source stops feeding records where that source stood (`Left`), so that it goes on from there when the
-table is declared again (`evertide.pipeline.input.source_positions`).
+1. A collection's name is not its shard. A changed view gets a new shard, so that the old content stays readable until
+   the new one replaces it.
+2. `compare_definition` compares the definition with a script. A script may add tables, add nullable columns at the end
+   of a table, remove tables (their content stays, and returns when they are declared again), and add, change or remove
+   views. Any other difference would change the meaning of stored rows, and is refused.
+3. When a source stops feeding a table, the table's record stores the source's position (`LastPosition`). The source
+   continues from there when the table is declared again (`evertide.pipeline.input.source_positions`).
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ __all__ = [
     "Away",
     "Definition",
     "Evolution",
-    "Left",
+    "LastPosition",
     "TableRecord",
     "ViewRecord",
+    "compare_definition",
     "definition_write",
-    "evolved",
     "read_definition",
     "shard_name",
     "spelling",
@@ -48,7 +47,7 @@ __all__ = [
 ]
 
 
-class Left(msgspec.Struct, frozen=True):
+class LastPosition(msgspec.Struct, frozen=True):
     """Where a source stood when it stopped feeding a table."""
 
     source: str
@@ -67,7 +66,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     """False once the script no longer has it."""
     source: str | msgspec.UnsetType = msgspec.UNSET
     """The source that feeds it, or fed it last; an earlier version did not store it."""
-    left: Left | msgspec.UnsetType = msgspec.UNSET
+    left: LastPosition | msgspec.UnsetType = msgspec.UNSET
     """Set once another source than that of pushes has stopped feeding it."""
 
     def arrow(self) -> pa.Schema:
@@ -175,7 +174,7 @@ def definition_write(number: int, definition: Definition) -> Write:
     return Write(PIPELINE, number, seal(definition))
 
 
-def evolved(known: Definition | None, engine: Engine) -> Evolution:
+def compare_definition(known: Definition | None, engine: Engine) -> Evolution:
     if known is None:
         return Evolution(tables_new=tuple(engine.tables), views_new=tuple(engine.views))
     changed = {name: _table_change(known.tables.get(name), table) for name, table in engine.tables.items()}

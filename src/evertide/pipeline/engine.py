@@ -22,7 +22,7 @@ from evertide.store.blob import Blob
 from evertide.store.paths import Name
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StatePart", "StateStore", "parts_of", "taken"]
+__all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StatePart", "StateStore", "drain", "parts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class StateStore:
     blob: Blob
     cache: RowGroupCache
     new_name: Callable[[], Name]
-    given_up: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
     """Keys of parts that cohorts wrote which nobody has any more; each is told once."""
 
 
@@ -79,7 +79,7 @@ def parts_of(manifests: Iterable[Manifest]) -> list[StatePart]:
     return [StatePart(entry.key, entry.bytes, entry.checksum) for manifest in manifests for entry in manifest.entries()]
 
 
-def taken(keys: list[str]) -> list[str]:
+def drain(keys: list[str]) -> list[str]:
     """What the list holds, which other threads may lengthen meanwhile; it is told once."""
     found = []
     while keys:

@@ -1,13 +1,15 @@
-"""`Pipeline`: tables and views that live.
+"""`Pipeline`: the public API to run a pipeline in this process.
 
     with Pipeline.open("shop.sql", storage="./shop.evertide") as p:
         p.push("orders", [{"id": 1, "amount": 20}])
         t = p.commit()
         p.view("revenue").to_arrow()
 
-What it rests on, a module each, is listed in docs/architecture.md.
-One thread at a time makes transactions, checkpoints and changes (`_turn`); reading needs no turn. Beside it run the
-heartbeat, the maintenance of shards, and the upkeep of state.
+1. One thread at a time makes transactions, checkpoints and changes of the definition: the one that holds `_turn`.
+   Reading needs no turn.
+2. The path of a push: `push` -> `Pushes` (staged) -> `commit` -> `Advancer.step` -> `InputReader.read` -> `Runner.bind`
+   -> `Runner.complete` -> `Runner.commit`.
+3. Threads beside it: the heartbeat, the maintenance of shards and of state, backfills, sinks and reports.
 """
 
 from __future__ import annotations
@@ -30,29 +32,29 @@ from evertide.journal.xids import own_number
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.definition import Definition, read_definition, spelling
 from evertide.pipeline.engine import Engine
-from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.input.open_sources import open_feeds
 from evertide.pipeline.input.pushes import PushTransaction
-from evertide.pipeline.maintenance.state_merging import Upkeep
+from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.reading.collections import Collections, View
-from evertide.pipeline.recovery.opening import Hosts, OnProgress, Stores
-from evertide.pipeline.recovery.storage_wait import Waiting, register_patiently
-from evertide.pipeline.replicas.lead import Leading
-from evertide.pipeline.replicas.leader_tasks import Duties
-from evertide.pipeline.replicas.liveness import HangLog, Pulse, Withholding, noticing_hang, opening
+from evertide.pipeline.recovery.opening import OnProgress, ProcessContext, Stores
+from evertide.pipeline.recovery.storage_wait import StorageWait, register_with_retry
+from evertide.pipeline.replicas.leader_tasks import LeaderTasks
+from evertide.pipeline.replicas.leadership import Leadership
+from evertide.pipeline.replicas.liveness import HangLog, HeartbeatGate, Liveness, register_opening, watch_for_hang
 from evertide.pipeline.replicas.ownership import Role
-from evertide.pipeline.replicas.replica_record import ReplicaTelling
+from evertide.pipeline.replicas.replica_record import ReplicaReporter
 from evertide.pipeline.script import read_script
-from evertide.pipeline.sinks.deliveries import PreparedSinks
+from evertide.pipeline.sinks.delivery_threads import PreparedSinks
 from evertide.pipeline.sinks.sink_record import SinkRecords
 from evertide.pipeline.spark_engine import SparkEngine
-from evertide.pipeline.status.process_state import Condition
-from evertide.pipeline.status.source_record import SourceTelling
+from evertide.pipeline.status.process_state import ProcessState
+from evertide.pipeline.status.source_record import SourceReporter
 from evertide.pipeline.status.status import Status
 from evertide.pipeline.status.stored_facts import StoredFacts
-from evertide.pipeline.transaction.advance import Advancing, opened
+from evertide.pipeline.transaction.advancer import Advancer, opened
 from evertide.pipeline.transaction.loop import Loop
-from evertide.pipeline.transaction.phases import Doing, Phase
+from evertide.pipeline.transaction.phases import CurrentPhase, Phase
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session
 from evertide.plan.program.view_function import ViewFunction
@@ -89,7 +91,7 @@ class Pipeline:
         role: Role = Role.ALONE,
         observer: Observer = NO_OBSERVER,
     ) -> None:
-        """For `open`, and for tests, which bring an engine of their own."""
+        """Use `open`; tests call this with an engine of their own."""
         self.engine = engine
         self.storage = storage = observe(storage, observer, runtime)
         self.settings = settings
@@ -104,16 +106,17 @@ class Pipeline:
         self._pushed: PushTransaction
         self._heart: Heartbeat | None = None
         self._role = role
-        with noticing_hang("registering with the storage", runtime, settings):
-            self._writer = register_patiently(role, storage.meta, self._stopping, runtime=runtime, settings=settings)
-        self._leading = Leading(storage.meta, self._writer, runtime, settings, may_take=role is not Role.READ_ONLY)
-        self._condition = Condition(storage.meta, self._writer, self._leading, runtime, settings)
-        self._until_answered = Waiting(self._condition, self._check_heart, self._stopping, settings)
+        with watch_for_hang("registering with the storage", runtime, settings):
+            self._writer = register_with_retry(role, storage.meta, self._stopping, runtime=runtime, settings=settings)
+        may_take = role is not Role.READ_ONLY
+        self._leadership = Leadership(storage.meta, self._writer, runtime, settings, may_take=may_take)
+        self._process_state = ProcessState(storage.meta, self._writer, self._leadership, runtime, settings)
+        self._until_answered = StorageWait(self._process_state, self._check_heart, self._stopping, settings)
         activity = engine.activity if isinstance(engine, SparkEngine) else lambda: None
-        self._doing = Doing(Phase.OPEN, -1, runtime.monotonic_s(), "opening the pipeline")
-        self.pulse = Pulse(self._does, self._ended, runtime, settings.hang_after_s, activity)
+        self._opening_phase = CurrentPhase(Phase.OPEN, -1, runtime.monotonic_s(), "opening the pipeline")
+        self.liveness = Liveness(self._current_phase, self._ended, runtime, settings.hang_after_s, activity)
         try:
-            with opening(self.pulse):
+            with register_opening(self.liveness):
                 self._start(base, progress or (lambda *_: None), observer, threads=threads)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the registration ends
             found: BaseException = error
@@ -121,11 +124,11 @@ class Pipeline:
                 found = self._fail(error)
             elif isinstance(error, Exception):
                 self._fail(unexpected_error("opening the pipeline", error))
-            self._give_up()
+            self._shut_down()
             raise found from found.__cause__
         self._is_open = True
-        self._condition.tell()
-        logger.info("open at time %d, as %r, storage %s", self.time, role.value, storage.root)
+        self._process_state.publish()
+        logger.info("pipeline open at time %d as %r, storage %s", self.time, role.value, storage.root)
 
     @classmethod
     def open(
@@ -142,46 +145,38 @@ class Pipeline:
         role: Role | str = Role.ALONE,
         observer: Observer = NO_OBSERVER,
     ) -> Pipeline:
-        """Open the pipeline of a script (SQL, or the path of a file) at a storage, which is made if it is not there.
+        """Open the pipeline of a script (SQL, or the path of a file). A missing storage is created.
 
-        It goes on where it was, whatever ended it. `progress` is told of long work: what, how much, of how much. As
-        `role`, 'alone' is refused if another process runs it; a 'replica' runs it together with others; one that is
-        'read-only' follows them, and writes nothing until it is promoted. `observer` is told what it does.
+        The pipeline continues from its last committed transaction. `progress` is called during long work with its name,
+        how much is done, and of how much. `role`: 'alone' is refused if another process runs the pipeline; a 'replica'
+        runs it together with others; a 'read-only' replica follows, and writes nothing until it is promoted.
         """
         text, path, base = read_script(script)
         settings, runtime = settings or Settings(), SystemRuntime()
-        with noticing_hang("opening the storage", runtime, settings):
+        with watch_for_hang("opening the storage", runtime, settings):
             opened = open_storage(storage, meta, runtime=runtime, settings=settings)
         try:
-            with noticing_hang("starting Spark, and analyzing the script", runtime, settings):
+            with watch_for_hang("starting Spark, and analyzing the script", runtime, settings):
                 session = open_session(spark, master)
-                find_exposure = session.find_exposure()
+                exposure = session.find_exposure()
                 engine = SparkEngine(session, text, path, functions)
             try:
-                made = cls(
-                    engine,
-                    opened,
-                    base=base,
-                    runtime=runtime,
-                    settings=settings,
-                    progress=progress,
-                    role=Role(role),
-                    observer=observer,
-                )
+                options: dict[str, Any] = {"progress": progress, "role": Role(role), "observer": observer}
+                pipeline = cls(engine, opened, base=base, runtime=runtime, settings=settings, **options)
             except BaseException:
                 engine.close()
                 raise
         except BaseException:
             opened.close()
             raise
-        if find_exposure is not None:
-            made._condition.warn("spark_open", find_exposure, REMEDY)
-        return made
+        if exposure is not None:
+            pipeline._process_state.warn("spark_open", exposure, REMEDY)
+        return pipeline
 
-    # Giving
+    # Input
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
-        """Rows for the next transaction: dicts, an Arrow table or a DataFrame; upsert by key, deletes by key."""
+        """Add rows to the next transaction: dicts, an Arrow table or a DataFrame; upserts and deletes by key."""
         self._check_open()
         if hasattr(rows, "toArrow"):
             rows = rows.toArrow()
@@ -189,109 +184,109 @@ class Pipeline:
             self._pushed.push(table, rows, deletes=deletes)
 
     def transaction(self, producer: str = "", sequence: int = 0) -> PushTransaction:
-        """Rows for several tables that belong together. Dropped if its block fails; `commit` takes it otherwise.
+        """A block of pushes to several tables that takes effect as a whole, with the next commit, or not at all.
 
-        A producer that numbers its transactions may repeat one: it is taken once.
+        A producer that numbers its transactions may repeat one; a repeated one takes effect once.
         """
         self._check_open()
         return PushTransaction(self._pushes, producer, sequence)
 
     def abort(self) -> None:
-        """Forget what was pushed since the last commit."""
+        """Discard the rows pushed since the last commit."""
         with self._turn:
             self._pushed.abort()
 
     def commit(self) -> int:
-        """Make a transaction of all that was pushed, and of what sources offer. Its number, or that of the last one."""
+        """Make a transaction of the pushed rows and of what sources offer; return the last transaction's number."""
         with self._turn:
-            self._check_going()
+            self._check_can_commit()
             pushed, self._pushed = self._pushed, PushTransaction(self._pushes)
-            self._pushes.offer_up(pushed)
-            return self._taken(pushed)
+            self._pushes.offer_pushed(pushed)
+            return self._commit_pushed(pushed)
 
     def take(self, pushed: PushTransaction) -> int:
-        """Commit what a block pushed: its time. If this fails, it was not taken, or `pushed.time` says otherwise."""
+        """Commit the rows of a block; return their time. After an error, `pushed.time` is set if they are committed."""
         with self._turn, self._pushes.taking(pushed):
-            self._check_going()
-            return self._taken(pushed)
+            self._check_can_commit()
+            return self._commit_pushed(pushed)
 
-    # Going on
+    # Transactions
 
     def advance(self) -> int | None:
-        """One transaction, of whatever there is. Its number; None if there is nothing."""
+        """Make one transaction of the input that there is, and return its number; None if there is no input."""
         with self._turn:
             self._check_open()
-            return self._going(self._advancing.step)
+            return self._run_guarded(self._advancer.step)
 
     def run(
         self,
         *,
         transactions: int | None = None,
         until_idle: bool = False,
-        told: Callable[[int, float], None] | None = None,
+        on_transaction: Callable[[int, float], None] | None = None,
     ) -> None:
-        """Make transactions as sources bring input, and checkpoints now and then, until `stop` is called.
+        """Make transactions as sources offer input, and periodic checkpoints, until `stop` is called.
 
-        It ends by itself after so many transactions; or, if asked to, when there is no more input, or all is taken that
-        a server had when it began, and sinks have it (`evertide.pipeline.transaction.loop`). `told` gets the number of
-        each transaction, and how many seconds it took.
+        `transactions`: end after this number. `until_idle`: end when all input that was there at the start is committed
+        and delivered (`evertide.pipeline.transaction.loop`). `on_transaction` is called with the number of each
+        transaction and its duration in seconds.
         """
-        self._loop.run(transactions, told, until_idle=until_idle)
+        self._loop.run(transactions, on_transaction, until_idle=until_idle)
 
     def stop(self) -> None:
-        """Let `run` end after the transaction that it is at."""
+        """Let `run` end after the current transaction."""
         self._stopping.set()
 
     def pause(self) -> None:
-        self._condition.pause.begin()
-        self._condition.tell()
+        self._process_state.pause.begin()
+        self._process_state.publish()
 
     def resume(self) -> None:
-        self._condition.pause.end()
-        self._condition.tell()
+        self._process_state.pause.end()
+        self._process_state.publish()
 
     def checkpoint(self) -> CatalogEntry:
-        """Waits for the end of a transaction that is under way."""
-        with self._turn, watch_steps(self.pulse.moves):
+        """Make a checkpoint, after the transaction under way."""
+        with self._turn, watch_steps(self.liveness.note_step):
             self._check_open()
-            return self._duties.checkpoint(self._settle)
+            return self._leader_tasks.checkpoint(self._settle)
 
     def try_checkpoint(self) -> None:
-        """The checkpoint that is due, if this process leads; if it fails, the status says so, and all goes on."""
-        with self._turn, watch_steps(self.pulse.moves):
+        """Make the checkpoint that is due, if this process leads; a failure is reported in `status` only."""
+        with self._turn, watch_steps(self.liveness.note_step):
             self._check_open()
             if self.leads:
-                self._duties.try_checkpoint(self._settle)
+                self._leader_tasks.try_checkpoint(self._settle)
 
     def checkpoint_files(self, entry: CatalogEntry) -> tuple[StateFile, ...]:
-        """The files that a checkpoint needs, most of which others need, too."""
-        return self._hosts.checkpoints.read(entry).files
+        """The files of a checkpoint; checkpoints share most of them."""
+        return self._context.checkpoints.read(entry).files
 
     def retry(self, view: str) -> None:
-        """Compute a view that failed once more, now."""
+        """Recompute a failed view now."""
         self._check_open()
-        self._duties.backfills.retry(view)
+        self._leader_tasks.backfills.retry(view)
 
     def hydrated(self, timeout_s: float | None = None) -> bool:
-        """Wait until views that are new are there; False if they are not in time."""
-        self._duties.backfills.wait(timeout_s)
+        """Wait until new views are hydrated; False if `timeout_s` passes first."""
+        self._leader_tasks.backfills.wait(timeout_s)
         return not self.definition.away("hydrating")
 
     def deliver_once(self) -> None:
-        """Give sinks what they have not got. Threads do so by themselves."""
-        self._duties.deliver_once()
+        """Deliver all outstanding transactions to sinks; for a pipeline without threads."""
+        self._leader_tasks.deliver_once()
 
-    # Looking
+    # State and content
 
     @property
     def time(self) -> int:
-        """The last transaction that is in all collections."""
+        """The last committed transaction."""
         return self._runner.time - 1
 
     @property
     def leads(self) -> bool:
-        """Whether this process does what need be done once: of several replicas, one."""
-        return self._duties.is_begun
+        """Whether this process is the leader."""
+        return self._leader_tasks.is_active
 
     @property
     def definition(self) -> Definition:
@@ -306,7 +301,7 @@ class Pipeline:
         return self.collections.view(name)
 
     def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
-        """The answer of any query over tables and views, all at one time."""
+        """Run a query over tables and views, all read at one time."""
         session = self._spark_engine().program.catalog.session  # with the settings of a project, too
         at = self.collections.tables_at
         return query(
@@ -323,36 +318,36 @@ class Pipeline:
         """`unread` is why storage is not asked, if it should not be: the answer is what it said last."""
         facts = self._stored.read() if unread is None else self._stored.last(unread)
         troubles = [one for troubles in [*self._watched] for one in troubles()]
-        return self._condition.status(self._runner, self._intake, self._duties, facts, troubles)
+        return self._process_state.status(self._runner, self._input_reader, self._leader_tasks, facts, troubles)
 
     def watch(self, troubles: Callable[[], Iterable[Problem]]) -> None:
-        """Show what threads that run beside this pipeline, as those of a server, died of."""
+        """Include the problems of other threads of this process, such as a server's, in the status."""
         self._watched.append(troubles)
 
     def txid_of(self, time: int) -> int:
-        """The number under which clients of live shapes can wait for a transaction that was pushed."""
+        """The number by which clients of shapes can wait for a pushed transaction."""
         return own_number(time, has_upstream=self._runner.has_upstream)
 
     def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
-        """Name in the status, from now on, why live clients are not served where they are not."""
-        self._duties.watch_feeds(look)
+        """Include the problems of feeds in the status."""
+        self._leader_tasks.watch_feeds(look)
 
-    # Ending
+    # End
 
     def close(self, *, checkpoint: bool = True) -> None:
-        """The orderly end: with a checkpoint, so that the next start is quick. May be called twice."""
+        """Close the pipeline, by default with a checkpoint, so that the next start is fast. May be called twice."""
         self._stopping.set()
-        self._duties.backfills.stop()  # before the turn is taken, which it may need
+        self._leader_tasks.backfills.stop()  # before the turn is taken, which it may need
         with self._turn:
             if self._is_closed:
                 return
             try:
-                if checkpoint and self._condition.error is None and self.leads:
+                if checkpoint and self._process_state.error is None and self.leads:
                     self.checkpoint()
-                if self._condition.error is None:
-                    self._condition.tell_ended()
+                if self._process_state.error is None:
+                    self._process_state.publish_stopped()
             finally:
-                self._give_up()
+                self._shut_down()
 
     def __enter__(self) -> Self:
         return self
@@ -363,130 +358,128 @@ class Pipeline:
     def _start(self, base: Path, progress: OnProgress, observer: Observer, *, threads: bool) -> None:
         storage, runtime, settings, writer = self.storage, self._runtime, self.settings, self._writer
         stores = Stores.of(storage, writer.id, runtime, settings)
-        self._condition.watch_stall(lambda: self.pulse.stall(settings.stall_after_s))
-        writer.beat_unless(Withholding(self.pulse, lambda: self._leading.is_ours))
+        self._process_state.watch_stall(lambda: self.liveness.find_stall(settings.stall_after_s))
+        writer.beat_unless(HeartbeatGate(self.liveness, lambda: self._leadership.is_leader))
         if threads:
             self._heart = Heartbeat(settings, stores.shards.leases, writer).start()
-            self._threads += [self._heart, HangLog(self.pulse, settings).start()]
+            self._threads += [self._heart, HangLog(self.liveness, settings).start()]
         _, known = self._until_answered(lambda: read_definition(storage.meta))
         self.engine.spell(spelling(known))
         records = SinkRecords(storage.meta, writer, runtime, settings)
         sinks = self._until_answered(lambda: PreparedSinks(self.engine, records, base))
         executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
-        self._pushes, sources = open_feeds(
-            self.engine.tables, stores.journal, writer, base, runtime, settings, executors
-        )
-        told = ReplicaTelling(lambda: self._leading.role, storage.meta, writer.id, runtime, settings)
-        told.stands = self._stands
-        self._threads.append(told.start() if threads else told)
-        noted = told.noting(progress)
-        self._hosts = Hosts.of(stores, writer, self.engine, sources, noted, observer, runtime, settings)
-        self._until_answered(self._leading.look)
-        self._condition.tell_begun()
-        self._runner = self._until_answered(lambda: opened(self._hosts, self._leading, self._stopping, self._role))
-        self._intake = Intake(self._runner)
-        self._condition.watch(self._intake)
+        journal = stores.journal
+        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
+        reporter = ReplicaReporter(lambda: self._leadership.role, storage.meta, writer.id, runtime, settings)
+        reporter.watch(self._publish_progress)
+        self._threads.append(reporter.start() if threads else reporter)
+        on_progress = reporter.noting(progress)
+        context = ProcessContext.of(stores, writer, self.engine, sources, on_progress, observer, runtime, settings)
+        self._context, turn, stopping, leadership = context, self._turn, self._stopping, self._leadership
+        self._until_answered(leadership.try_acquire)
+        self._process_state.publish_replaying()
+        self._runner = runner = self._until_answered(lambda: opened(context, leadership, stopping, self._role))
+        self._input_reader = reader = InputReader(runner)
+        self._process_state.watch(reader)
         self._pushed = PushTransaction(self._pushes)
-        self.collections = Collections(lambda: self._runner.members, lambda rows: make_frame(self.spark, rows))
-        telling = SourceTelling(self._intake.records, storage.meta, writer.id, runtime, settings)
-        hosts, runner, turn, stopping = self._hosts, self._runner, self._turn, self._stopping
-        self._duties = self._until_answered(
-            lambda: Duties(hosts, runner, turn, stopping, self._fail, telling, sinks, self._settle, threads=threads)
+        self.collections = Collections(lambda: runner.members, lambda rows: make_frame(self.spark, rows))
+        reports, settle = SourceReporter(reader.records, storage.meta, writer.id, runtime, settings), self._settle
+        self._leader_tasks = tasks = self._until_answered(
+            lambda: LeaderTasks(context, runner, turn, stopping, self._fail, reports, sinks, settle, threads=threads)
         )
-        self._stored = StoredFacts(hosts, runner, self._duties)
-        self._advancing = Advancing(hosts, runner, self._intake, self._duties, self._leading, role=self._role)
-        pause = self._condition.pause
-        self._loop = Loop(self, self._intake, self._duties, pause, self.pulse, self._stopping, runtime, settings)
-        self._threads.append(self._duties)
-        if self._leading.is_ours:
-            self._until_answered(self._duties.begin)
-            self._duties.try_checkpoint(self._settle)
+        self._stored = StoredFacts(context, runner, tasks)
+        self._advancer = Advancer(context, runner, reader, tasks, leadership, role=self._role)
+        self._loop = Loop(self, reader, tasks, self._process_state.pause, self.liveness, stopping, runtime, settings)
+        self._threads.append(tasks)
+        if leadership.is_leader:
+            self._until_answered(tasks.begin)
+            tasks.try_checkpoint(settle)
         if threads:
-            self._threads.append(Upkeep(self._runner, self._duties.checkpointing, self._turn).start())
+            self._threads.append(StateMaintenance(runner, tasks.checkpointer, turn).start())
 
     def _check_heart(self) -> None:
-        """A fenced process that has no input, or waits for storage, would not notice otherwise."""
-        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._condition.error is None:
+        """Raise if this process is fenced: without input, or while it waits for storage, it would not notice."""
+        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._process_state.error is None:
             self._fail(self._heart.error)
-        if self._condition.error is not None:
-            raise self._condition.error
+        if self._process_state.error is not None:
+            raise self._process_state.error
 
     def _settle(self) -> None:
-        self._going(self._advancing.settle)
+        self._run_guarded(self._advancer.settle)
 
-    def _going(self, call: Callable[[], _T]) -> _T:
-        """An error that the pipeline cannot go on from stays as its condition."""
+    def _run_guarded(self, call: Callable[[], _T]) -> _T:
+        """Call; an error that the pipeline cannot continue after becomes the state of the process."""
         try:
-            with watch_steps(self.pulse.moves), using_system(f"transaction {self.time + 1}"):
+            with watch_steps(self.liveness.note_step), using_system(f"transaction {self.time + 1}"):
                 return call()
         except EvertideError as error:
-            # If storage is away or in doubt, what was computed waits; the next step reads back what is there.
+            # While storage is away or in doubt, the computed result waits; the next step reads back what is stored.
             if isinstance(error, Unavailable | OutcomeUnknown) and self._runner.machine.broken is None:
                 raise
-            found = self._condition.fail(error)
+            found = self._process_state.fail(error)
             raise found from found.__cause__
-        except Exception as error:  # of any class: the state must have a name, and whoever asks must get it
-            logger.exception("transaction %d cannot go on", self.time + 1)
-            raise self._condition.fail(unexpected_error(f"transaction {self.time + 1}", error)) from error
+        except Exception as error:  # of any class: the status must name it
+            logger.exception("transaction %d cannot continue", self.time + 1)
+            raise self._process_state.fail(unexpected_error(f"transaction {self.time + 1}", error)) from error
         finally:
-            self._condition.tell()
+            self._process_state.publish()
 
     def _fail(self, error: EvertideError) -> EvertideError:
-        found = self._condition.fail(error)
-        self._condition.tell()
+        found = self._process_state.fail(error)
+        self._process_state.publish()
         return found
 
-    def _taken(self, pushed: PushTransaction) -> int:
-        """One transaction at least; and more, until it holds what was pushed."""
+    def _commit_pushed(self, pushed: PushTransaction) -> int:
+        """Make transactions, at least one, until the pushed rows are committed."""
         made = self.advance()
         while pushed.rows and (pushed.time is None or pushed.time > self.time):
-            self._check_going()
+            self._check_can_commit()
             if made is None:
-                self._stopping.wait(self.settings.poll_interval_s)  # a peer is at it
+                self._stopping.wait(self.settings.poll_interval_s)  # a peer commits them
             made = self.advance()
         if pushed.rows and pushed.time is not None:
             return pushed.time
         return self.time if made is None else made
 
-    def _stands(self) -> tuple[str, int]:
-        """Asked by a thread of its own: a hang of the one that makes transactions is told to storage from here."""
+    def _publish_progress(self) -> tuple[str, int]:
+        """Called by a thread of its own, so that storage shows a hang of the thread that makes transactions."""
         if not self._is_open:
-            self._condition.tell_begun()
-            return self._condition.foremost().state, -1
-        self._condition.tell()
-        return self._condition.foremost().state, self.time
+            self._process_state.publish_replaying()
+            return self._process_state.worst().state, -1
+        self._process_state.publish()
+        return self._process_state.worst().state, self.time
 
-    def _does(self) -> Doing:
-        return self._runner.course.doing if self._is_open else self._doing
+    def _current_phase(self) -> CurrentPhase:
+        return self._runner.phases.current if self._is_open else self._opening_phase
 
     def _ended(self) -> list[str]:
         return [] if self._is_closed else [name for thread in self._threads for name in thread.ended()]
 
     def _spark_engine(self) -> SparkEngine:
         if not isinstance(self.engine, SparkEngine):
-            raise InvalidInput(where="Spark", why="this pipeline does not run on Spark")
+            raise InvalidInput(where="the pipeline", why="this call needs the Spark engine, and another engine runs")
         return self.engine
 
-    def _check_going(self) -> None:
+    def _check_can_commit(self) -> None:
         self._check_open()
-        if self._role is Role.READ_ONLY and not self._duties.is_begun:
+        if self._role is Role.READ_ONLY and not self._leader_tasks.is_active:
             why = "this replica is read-only; send rows to the leader, or promote this replica with `evertide promote`"
             raise NotAllowedNow(where="commit", why=why)
-        self._condition.pause.check()
+        self._process_state.pause.check()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed(where="the pipeline")
         self._check_heart()
 
-    def _give_up(self) -> None:
+    def _shut_down(self) -> None:
         self._is_closed = True
         self._stopping.set()
         for thread in reversed(self._threads):
             thread.stop()
         runner = getattr(self, "_runner", None)
         if runner is not None and self._pushed.rows:
-            logger.warning("%d rows that were pushed were never committed, and are dropped", self._pushed.rows)
+            logger.warning("%d pushed rows were never committed and are discarded", self._pushed.rows)
         for source in runner.sources.values() if runner is not None else ():
             with suppress(EvertideError):
                 source.close()

@@ -12,7 +12,7 @@ from evertide.flow import Circuit, CircuitState
 from evertide.flow.explanation.explain import explain
 from evertide.flow.explanation.explanation import Explanation
 from evertide.flow.state.arrangement import Arrangement
-from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
+from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StatePart, StateStore, drain, parts_of
 from evertide.plan.algebra.fingerprint import Fingerprints
 from evertide.plan.algebra.nodes import Attribute
 from evertide.plan.catalyst.activity import activity
@@ -61,7 +61,7 @@ class SparkCohort:
         return [*self.circuit.arrangements.values()]
 
     def released(self) -> list[str]:
-        return [key for kept in self.circuit.arrangements.values() for key in taken(kept.released)]
+        return [key for kept in self.circuit.arrangements.values() for key in drain(kept.released)]
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         return self.circuit.maintain(is_stopping)

@@ -20,7 +20,7 @@ from evertide.errors import ViewFailed
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.spine import ArrangementSettings
-from evertide.pipeline.engine import DeclaredTable, DeclaredView, StatePart, StateStore, parts_of, taken
+from evertide.pipeline.engine import DeclaredTable, DeclaredView, StatePart, StateStore, drain, parts_of
 from evertide.plan.program.properties import SinkProperties
 from evertide.rows.changes import DIFF, expand, net
 from evertide.threads.stopping import IsStopping, never_stopping
@@ -129,7 +129,7 @@ class SmallCohort:
         return [*self._kept.values()]
 
     def released(self) -> list[str]:
-        return [key for kept in self._kept.values() for key in taken(kept.released)]
+        return [key for kept in self._kept.values() for key in drain(kept.released)]
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         done = [kept.maintain(is_stopping) for kept in self._kept.values()]

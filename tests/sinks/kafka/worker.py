@@ -71,7 +71,7 @@ def open_worker(
 def main(storage: str, brokers: str, given: str, taken: str) -> None:
     with open_worker(Path(storage), brokers, given, taken) as p:
         print(f"running {p.time}", flush=True)
-        p.run(told=lambda t, _: print(t, flush=True))
+        p.run(on_transaction=lambda t, _: print(t, flush=True))
 
 
 if __name__ == "__main__":

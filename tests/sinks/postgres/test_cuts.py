@@ -16,7 +16,7 @@ from evertide.errors import SinkFailed
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from tests.pipeline.kit import VIEWS, rows_of, storage
-from tests.pipeline.sink_kit import Points, deliveries_of, sink, with_sink
+from tests.pipeline.sink_kit import Points, delivery_threads_of, sink, with_sink
 from tests.pipeline.test_delivery_kill import LONG, OURS, Life
 from tests.sinks.postgres.kit import Place, items
 from tests.sources.postgres.server import running_logical
@@ -253,7 +253,7 @@ class Lives(Life):
         dead = self.p
         super().survives(act)
         if self.p is not dead:
-            deliveries_of(dead).stop()  # its connection is open until now, as that of a process that only hangs
+            delivery_threads_of(dead).stop()  # its connection is open until now, as that of a process that only hangs
 
 
 def lived(points: Points, place: Place, table: str, key: str) -> int:

@@ -110,9 +110,9 @@ def test_a_broker_that_restarts_is_told_of_and_nothing_is_lost(kafka_broker: Kaf
             return next(one for one in p.status().sources if one.name == "orders")
 
         def there() -> SourceStatus:
-            p._duties._telling.once()
+            p._leader_tasks._reporter.once()
             shards = Shards(store.blob, store.meta, runtime=RUNTIME, settings=Settings())
-            found = read_status(store, shards, p._hosts.journal, p._hosts.checkpoints)
+            found = read_status(store, shards, p._context.journal, p._context.checkpoints)
             return next(one for one in found.sources if one.name == "orders")
 
         until(p, lambda: len(p.view("orders").to_pylist()) == 20)

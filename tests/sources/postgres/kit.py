@@ -73,7 +73,7 @@ class Feeding:
 
     @property
     def position(self) -> Position:
-        return Position.of(self.pipeline._hosts.journal.positions()[self.source.name], self.source.name)
+        return Position.of(self.pipeline._context.journal.positions()[self.source.name], self.source.name)
 
     @property
     def told(self) -> SourceStatus:
@@ -114,7 +114,7 @@ class Feeding:
 
     def until_stalled(self, *words: str, state: str = "stalled") -> str:
         """Until the source stalls, with these words."""
-        self.until(lambda: self.source.name in self.pipeline._intake.stalled)
+        self.until(lambda: self.source.name in self.pipeline._input_reader.stalled)
         self.until(lambda: all(word in self.pipeline.status().why for word in words))
         status = self.pipeline.status()
         assert status.state == state

@@ -22,7 +22,7 @@ def test_connections_that_are_cut_again_and_again(db: Database) -> None:
             f.pipeline.advance()
             db.cut()
             f.pipeline.advance()
-            check_confirmed(db, bound_lsn(f.pipeline._hosts.journal, db.slot))
+            check_confirmed(db, bound_lsn(f.pipeline._context.journal, db.slot))
         f.until_equal()
         assert f.source.problems == ()
 

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evertide.pipeline.status.source_record import SourceTelling
+from evertide.pipeline.status.source_record import SourceReporter
 from evertide.pipeline.status.status import SourceStatus, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
@@ -33,12 +33,12 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def from_elsewhere(f: Feeding) -> SourceStatus:
     """What another process says, that has the storage only."""
     shards = Shards(f.store.blob, f.store.meta, runtime=f.runtime, settings=f.settings)
-    status = read_status(f.store, shards, f.pipeline._hosts.journal, f.pipeline._hosts.checkpoints)
+    status = read_status(f.store, shards, f.pipeline._context.journal, f.pipeline._context.checkpoints)
     return next(one for one in status.sources if one.name == f.source.name)
 
 
-def telling(f: Feeding) -> SourceTelling:
-    return f.pipeline._duties._telling
+def telling(f: Feeding) -> SourceReporter:
+    return f.pipeline._leader_tasks._reporter
 
 
 def is_caught_up(f: Feeding) -> bool:

@@ -108,7 +108,7 @@ def test_a_server_that_does_not_say_where_it_is_is_told_of(db: Database, monkeyp
     db.run(ORDERS_SQL)
     with Feeding(db) as f:
         ends(f)
-        assert "too many clients" in f.pipeline._intake.stalled[f.source.name].why
+        assert "too many clients" in f.pipeline._input_reader.stalled[f.source.name].why
 
 
 def test_a_replica_that_does_not_lead_leaves_the_server_to_the_one_that_does(db: Database) -> None:

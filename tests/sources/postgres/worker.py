@@ -20,7 +20,7 @@ import pyarrow as pa
 from evertide.errors import EvertideError
 from evertide.journal.records import Bound
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
@@ -69,7 +69,7 @@ class _Death:
 
 def _arm(death: _Death, dsn: str, slot: str) -> None:
     """The moments, in their order in a transaction."""
-    bind, complete, acknowledge = Runner.bind, Runner.complete, Intake.acknowledge
+    bind, complete, acknowledge = Runner.bind, Runner.complete, InputReader.acknowledge
 
     def bound(self: Runner, inputs: dict[str, object]) -> Bound:
         has_rows = any(given.fragments for given in inputs.values())  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def _arm(death: _Death, dsn: str, slot: str) -> None:
             death.at("bound")
         return made
 
-    def acknowledged(self: Intake, made: Bound, *, is_staged: bool) -> None:
+    def acknowledged(self: InputReader, made: Bound, *, is_staged: bool) -> None:
         acknowledge(self, made, is_staged=is_staged)
         if is_staged and made.inputs[slot].fragments and death.comes("acknowledged"):
             _await_confirmed(dsn, slot, Position.of(made.inputs[slot].after, slot).lsn)
@@ -93,7 +93,7 @@ def _arm(death: _Death, dsn: str, slot: str) -> None:
             death.at("committed")
 
     Runner.bind, Runner.complete = bound, completed  # type: ignore[method-assign,assignment]
-    Intake.acknowledge = acknowledged  # type: ignore[method-assign,assignment]
+    InputReader.acknowledge = acknowledged  # type: ignore[method-assign,assignment]
 
 
 def _await_confirmed(dsn: str, slot: str, lsn: str) -> None:

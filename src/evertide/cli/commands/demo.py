@@ -89,7 +89,7 @@ def demo(
         watch = _DemoWatch(pipeline, output)
         serving = served(server, pipeline, output, listening, watched, is_quiet=False)
         with stopped_by_signals(pipeline, output), serving, watch.drawn():
-            pipeline.run(transactions=transactions, told=watch.told)
+            pipeline.run(transactions=transactions, on_transaction=watch.told)
         if transactions is not None and watch.transactions >= transactions:
             _check(pipeline, output, watch)
         elif is_json:

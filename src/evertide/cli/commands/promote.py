@@ -10,7 +10,7 @@ from rich.text import Text
 from evertide.cli.options import Json, Meta, Storage
 from evertide.cli.output.output import Output, guarded
 from evertide.pipeline.reading.reader import Reader
-from evertide.pipeline.replicas.lead import promote as promoted
+from evertide.pipeline.replicas.leadership import promote as promoted
 
 __all__ = ["promote"]
 

@@ -122,7 +122,7 @@ def run(
         if server and listening:
             kept = served(server, pipeline, output, listening, watched, is_quiet=is_quiet, deletion=deletion)
         with stopped_by_signals(pipeline, output), kept, watch.drawn():
-            pipeline.run(transactions=transactions, until_idle=until_idle, told=watch.told)
+            pipeline.run(transactions=transactions, until_idle=until_idle, on_transaction=watch.told)
         stalled = [source for source in pipeline.status().sources if source.state != "running"]
         behind = [sink for sink in pipeline.status().sinks if sink.state in ("stalled", "failed")]
         entry = pipeline.checkpoint() if pipeline.leads else None

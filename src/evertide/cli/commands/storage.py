@@ -19,7 +19,7 @@ from evertide.cli.output.output import Bars, Output, bytes_text, error_plain, gu
 from evertide.errors import Damaged, InvalidInput
 from evertide.pipeline.maintenance.sweep import sweep
 from evertide.pipeline.reading.reader import Reader, check_is_there
-from evertide.pipeline.recovery.damaged_views import Declared
+from evertide.pipeline.recovery.damaged_views import DeclaredCollections
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_for_repair
@@ -49,7 +49,7 @@ def fsck(
     moved: tuple[str, ...] = ()
     try:
         place = StorageContext(opened.blob, opened.meta, runtime, settings)
-        declared = Declared(opened.meta, runtime, settings)
+        declared = DeclaredCollections(opened.meta, runtime, settings)
         with Bars(output) as bars:
 
             def told(progress: Progress) -> None:

@@ -15,7 +15,7 @@ from evertide.cli.running.spark import spark_session
 from evertide.errors import InvalidInput
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import Reader, check_is_there
-from evertide.pipeline.replicas.liveness import noticing_hang
+from evertide.pipeline.replicas.liveness import watch_for_hang
 from evertide.pipeline.replicas.ownership import Role
 from evertide.pipeline.script import read_script
 from evertide.runtime import SystemRuntime
@@ -46,11 +46,11 @@ def opened(
     settings = settings or Settings()
     read_script(script)  # says what is wrong with it in no time
     if role is Role.ALONE:
-        with noticing_hang("looking at the storage", SystemRuntime(), settings):
+        with watch_for_hang("looking at the storage", SystemRuntime(), settings):
             _check_free(storage, meta, settings, must_exist=must_exist)
     with ExitStack() as stack:
         with Bars(output) as bars:
-            with bars.working("Spark"), noticing_hang("starting Spark", SystemRuntime(), settings):
+            with bars.working("Spark"), watch_for_hang("starting Spark", SystemRuntime(), settings):
                 session = stack.enter_context(spark_session(master))
             from evertide.pipeline.pipeline import Pipeline  # noqa: PLC0415 - pyspark
 

@@ -32,7 +32,7 @@ from evertide.errors import (
 from evertide.observer import Fault
 from evertide.pipeline.definition import Away, shard_name, tables_under
 from evertide.pipeline.engine import Cohort
-from evertide.pipeline.recovery.hydration import hydrated_cohort, view_record
+from evertide.pipeline.recovery.hydration import hydrate_cohort, view_record
 from evertide.pipeline.sinks.sink_record import held_by_sinks
 from evertide.pipeline.transaction.members import Members, at_time
 from evertide.pipeline.transaction.portions import Pending
@@ -52,7 +52,7 @@ _FEW = 2
 """Transactions that may be left to catch up with while the pipeline waits."""
 
 
-class _Filling:
+class _NewShards:
     """What goes into the shards of views that are computed."""
 
     def __init__(self, runner: Runner, members: Members, time: int, is_stopping: IsStopping) -> None:
@@ -133,7 +133,7 @@ class Backfill:
                 self._compute(members, is_stopping)
             while not is_stopping():
                 try:
-                    if self._caught_up(is_stopping):
+                    if self._try_join(is_stopping):
                         break
                 except (GenerationMoved, UpperMismatch) as error:
                     logger.info("a peer moved on while the views %s were about to join: %s", self._left, error)
@@ -160,18 +160,18 @@ class Backfill:
     def _release(self) -> None:
         """A hold that storage does not let go of is moved by the next backfill, or released by the next opening."""
         for shard in self._held:
-            with reported(f"the hold on shard {shard.name} stays"):
+            with log_failure(f"the hold on shard {shard.name} stays"):
                 shard.release(hold_name(self._runner.writer))
 
     def _give_up(self) -> None:
         """What was computed for views that did not become members, unless it is not known whether they did."""
         machine = self._runner.machine
         if self._cohort is not None and not any(self._cohort is one for one in machine.cohorts):
-            machine.store.given_up.extend([*(part.key for part in self._cohort.parts()), *self._cohort.released()])
+            machine.store.abandoned.extend([*(part.key for part in self._cohort.parts()), *self._cohort.released()])
         if not self._is_joining:
             self._finalize([shard.name for shard in self._shards.values()])
 
-    def _caught_up(self, is_stopping: IsStopping) -> bool:
+    def _try_join(self, is_stopping: IsStopping) -> bool:
         """Whether the views are members."""
         runner = self._runner
         while not self._is_behind and runner.journal.committed_upper - self._time > _FEW and not is_stopping():
@@ -186,7 +186,7 @@ class Backfill:
             if self._is_joining and self._are_members():  # by the commit whose outcome was unknown
                 return True
             self._catch_up(runner.time)
-            return self._is_joined()
+            return self._join()
 
     def _are_members(self) -> bool:
         views = self._runner.definition.views
@@ -194,11 +194,11 @@ class Backfill:
         return bool(joined) and all(joined)
 
     def _compute(self, members: Members, is_stopping: IsStopping) -> None:
-        filling = _Filling(self._runner, members, self._time, is_stopping)
+        filling = _NewShards(self._runner, members, self._time, is_stopping)
         self._shards = filling.shards
         while self._left and self._cohort is None:
             try:
-                self._cohort = hydrated_cohort(self._runner.machine, members, self._left, self._time, filling)
+                self._cohort = hydrate_cohort(self._runner.machine, members, self._left, self._time, filling)
             except ViewFailed as error:
                 self._leave(error, self._time - 1)
         filling.fill(self._left)
@@ -241,7 +241,7 @@ class Backfill:
         self._away |= dict.fromkeys(error.views, away)
         self._left = [name for name in self._left if name not in error.views]
 
-    def _is_joined(self) -> bool:
+    def _join(self) -> bool:
         """Make the views members, between two transactions. False if a peer has committed another one meanwhile."""
         runner = self._runner
         before = runner.definition.views
@@ -270,7 +270,7 @@ class Backfill:
     def _finalize(self, shards: Collection[str]) -> None:
         """End shards that nothing needs any more; those that storage does not let end, end with the next opening."""
         runner = self._runner
-        with reported(f"the shards {shards} stay"):
+        with log_failure(f"the shards {shards} stay"):
             held = held_by_sinks(runner.meta, runner.runtime, runner.settings) if shards else ()
             for name in shards:
                 if name not in held:  # its sink ends it
@@ -278,7 +278,7 @@ class Backfill:
 
 
 @contextmanager
-def reported(what: str) -> Iterator[None]:
+def log_failure(what: str) -> Iterator[None]:
     """Housekeeping, whose failure must not look like that of what came before it."""
     try:
         yield

@@ -38,7 +38,7 @@ from evertide.problem import Problem
 from evertide.threads.stopping import never_stopping
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Backfills"]
+__all__ = ["BackfillScheduler"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _PASSING = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLo
 """What may be over when a backfill starts again."""
 
 
-class Backfills:
+class BackfillScheduler:
     def __init__(  # noqa: PLR0917
         self,
         runner: Runner,
@@ -83,9 +83,9 @@ class Backfills:
 
     def begin(self) -> None:
         """Those that the definition says are to be computed."""
-        self.go_on()
+        self.start_due()
 
-    def go_on(self) -> None:
+    def start_due(self) -> None:
         """Try what is due, unless one runs."""
         if self._is_running or (self._thread is not None and self._thread.is_alive()):
             return
@@ -101,7 +101,7 @@ class Backfills:
         self._due.difference_update(views)
         self._tried_s |= dict.fromkeys(views, now_s)
         for name in diverged.keys() & set(views):
-            self._backoffs.setdefault(name, Backoff(self._runner.settings.retry_view_s)).tried(now_s)
+            self._backoffs.setdefault(name, Backoff(self._runner.settings.retry_view_s)).note_try(now_s)
         self._start(views)
 
     def _wait_s(self, view: str, now_s: float) -> float:
@@ -130,7 +130,7 @@ class Backfills:
                 is_changed = any(members.is_changed_since(table, away.time) for table in tables)
                 self._seen.add(name)
             else:
-                is_changed = any(self._runner.changed.get(table, -1) > away.time for table in tables)
+                is_changed = any(self._runner.last_changed.get(table, -1) > away.time for table in tables)
             if is_changed:
                 found.append(name)
         return found
@@ -199,7 +199,7 @@ class Backfills:
             for name in views:
                 why = f"view {name!r} cannot be computed from the tables: {error.message}"
                 self._stuck[name] = Problem("warning", error.error_code, why, error.remedy, runtime.wall_s())
-                self._backoffs.setdefault(name, Backoff(settings.retry_view_s)).tried(runtime.monotonic_s())
+                self._backoffs.setdefault(name, Backoff(settings.retry_view_s)).note_try(runtime.monotonic_s())
             self._due.update(views)
 
     def _run(self, views: Collection[str]) -> None:

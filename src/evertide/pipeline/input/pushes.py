@@ -31,7 +31,7 @@ from evertide.sources.values.rows import convert_push
 from evertide.store.writers import Writer
 from evertide.types import Time
 
-__all__ = ["PUSH", "PushTransaction", "Pushes", "whole_position"]
+__all__ = ["PUSH", "PushTransaction", "Pushes", "complete_position"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Position(msgspec.Struct, frozen=True):
         return self.producers if isinstance(self.producers, dict) else None
 
 
-def whole_position(position: str, producers: Mapping[str, tuple[int, int]]) -> str:
+def complete_position(position: str, producers: Mapping[str, tuple[int, int]]) -> str:
     """A position that stands for itself. `producers` are those that the journal knew then."""
     at = msgspec.json.decode(position, type=_Position)
     return msgspec.json.encode(_Position(at.pushes, dict(producers if at.own is None else at.own))).decode()
@@ -99,7 +99,7 @@ class PushTransaction:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._pushes.offer_up(self)
+            self._pushes.offer_pushed(self)
         else:
             self.abort()
 
@@ -138,7 +138,7 @@ class Pushes:
             raise InvalidInput(where=f"table {table!r}", why=why)
         return found
 
-    def offer_up(self, pushed: PushTransaction) -> None:
+    def offer_pushed(self, pushed: PushTransaction) -> None:
         """It is complete: the next transaction takes it."""
         if pushed.rows:
             pushed.stage()

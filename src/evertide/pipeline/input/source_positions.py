@@ -1,7 +1,7 @@
 """Tables that leave their sources and come back: a source goes on where it stood when its table left.
 
 The journal's newest record says where each source of the generation stands. A source whose tables are all taken out of
-the script is not in the next record any more; so the table's own record says where it stood (`Left`).
+the script is not in the next record any more; so the table's own record says where it stood (`LastPosition`).
 
 1. A table that comes back goes on from there, if its source was away meanwhile as well.
 2. If its source went on without it, because it feeds other tables too, rows are missing that nobody can tell: refused.
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from evertide.errors import InvalidInput
-from evertide.pipeline.definition import Definition, Left, TableRecord
+from evertide.pipeline.definition import Definition, LastPosition, TableRecord
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.input.pushes import PUSH
 from evertide.sources.contract import Source
@@ -71,7 +71,7 @@ def fed_tables(
                 _check_kind(declared[name], table, fed[name])
             changes |= {"source": fed[name], "connector": declared[name].connector}
         if before not in ("", PUSH, fed.get(name)) and before in positions:
-            changes["left"] = Left(before, family(table.connector), positions[before])
+            changes["left"] = LastPosition(before, family(table.connector), positions[before])
             logger.info("source %r stops feeding the table %r, at position %s", before, name, positions[before])
         made[name] = msgspec.structs.replace(table, **changes)
         if name in declared and before != fed[name]:
@@ -90,7 +90,7 @@ def _source_before(name: str, table: TableRecord, definition: Definition) -> str
     return name if name in definition.sources else ""  # an earlier version stored no source; most are named so
 
 
-def _left(table: TableRecord) -> Left | None:
+def _left(table: TableRecord) -> LastPosition | None:
     """Where the source that feeds it now stopped feeding it before."""
     left = table.left
     if isinstance(left, msgspec.UnsetType) or not table.is_declared:

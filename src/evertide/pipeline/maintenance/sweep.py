@@ -20,11 +20,11 @@ from evertide.store.open import Storage
 if TYPE_CHECKING:  # brings in Spark
     from evertide.pipeline.recovery.opening import OnProgress
 
-__all__ = ["Swept", "sweep"]
+__all__ = ["SweepResult", "sweep"]
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """The keys of the blobs that were deleted, by kind; and what could not be judged, with the reason."""
 
     parts: tuple[str, ...]
@@ -41,7 +41,7 @@ class Swept:
         return sum(map(len, (self.parts, self.rollups, self.state, self.checkpoints, self.staged)))
 
 
-def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings: Settings) -> Swept:
+def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings: Settings) -> SweepResult:
     shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings)
     checkpoints = Checkpoints(storage.blob, storage.meta, runtime=runtime, settings=settings)
     journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
@@ -68,4 +68,4 @@ def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings:
             progress("shards", at, len(names))
     finally:
         writer.unregister()
-    return Swept(tuple(parts), tuple(rollups), collected.parts, collected.files, staged, tuple(refused))
+    return SweepResult(tuple(parts), tuple(rollups), collected.parts, collected.files, staged, tuple(refused))

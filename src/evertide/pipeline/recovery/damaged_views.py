@@ -1,4 +1,4 @@
-"""Taking damaged views out of a storage, so that a backfill computes them from the tables again (I1).
+"""Takes damaged views out of a storage, so that a backfill computes them from the tables again (I1).
 
 A view's shard holds nothing that its tables do not say. If a file or record of it is damaged, the view is set aside: in
 one commit its definition says `hydrating` without a shard, the generation moves on, and the records of the shard are
@@ -37,7 +37,7 @@ from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation
 
-__all__ = ["Declared", "set_unreadable_views_aside"]
+__all__ = ["DeclaredCollections", "set_unreadable_views_aside"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _Followed(msgspec.Struct, frozen=True):
     shard: str
 
 
-class Declared:
+class DeclaredCollections:
     """What the pipeline of a storage declares, for `evertide.checkpoint.repair`, which knows shards only."""
 
     def __init__(self, meta: Meta, runtime: Runtime, settings: Settings) -> None:
@@ -160,6 +160,6 @@ def set_unreadable_views_aside(
                 unreadable[view.shard] = str(error)
     if not unreadable:
         return ()
-    names = Declared(shards.meta, runtime, settings).recompute(unreadable, writer)
+    names = DeclaredCollections(shards.meta, runtime, settings).recompute(unreadable, writer)
     logger.error("the views %s are computed again from the tables: %s", list(names), "; ".join(unreadable.values()))
     return names

@@ -25,12 +25,13 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 
 from evertide.errors import EvertideError, StateDiverged
+from evertide.pipeline.definition import Definition
 from evertide.runtime import Runtime
 from evertide.store.blob import Blob
 from evertide.store.paths import evidence_key
 from evertide.types import Generation
 
-__all__ = ["Backoff", "Evidence", "keep_evidence", "versions", "with_evidence"]
+__all__ = ["Backoff", "Evidence", "add_evidence", "store_evidence"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Evidence(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-def keep_evidence(evidence: Evidence, blob: Blob, runtime: Runtime) -> str:
+def store_evidence(evidence: Evidence, blob: Blob, runtime: Runtime) -> str:
     """Where it is; empty if it could not be stored, which must not keep the views from being computed again."""
     key = evidence_key(evidence.writer, runtime.new_id()[:8])
     data = msgspec.json.format(msgspec.json.encode(evidence))
@@ -68,7 +69,7 @@ def keep_evidence(evidence: Evidence, blob: Blob, runtime: Runtime) -> str:
     return blob.path(key)
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -78,7 +79,22 @@ def versions() -> dict[str, str]:
     return found
 
 
-def with_evidence(error: StateDiverged, path: str) -> StateDiverged:
+def add_evidence(  # noqa: PLR0917
+    error: StateDiverged, definition: Definition, parts: tuple[str, ...], writer: str, blob: Blob, runtime: Runtime
+) -> StateDiverged:
+    """Store the evidence of an error; return the error with its path."""
+    evidence = Evidence(
+        views=error.views,
+        transaction=error.time,
+        why=error.why,
+        found_at_s=runtime.wall_s(),
+        writer=writer,
+        generation=definition.generation,
+        fingerprint=definition.fingerprint,
+        versions=_versions(),
+        state=parts,
+    )
+    path = store_evidence(evidence, blob, runtime)
     why = f"{error.why}; evidence: {path}" if path else error.why
     return StateDiverged(views=error.views, time=error.time, why=why)
 
@@ -95,7 +111,7 @@ class Backoff:
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s) if self.tries else 0.0
 
-    def tried(self, now_s: float) -> None:
+    def note_try(self, now_s: float) -> None:
         self.tries = self.tries + 1 if now_s - self._last_s < _QUIET_S else 1
         self._last_s = now_s
         self._next_s = now_s + min(self._first_s * 2 ** (self.tries - 1), _MAX_S)

@@ -27,12 +27,12 @@ from evertide.rows.changes import TIME
 from evertide.rows.digest import ZERO, add
 
 __all__ = [
-    "Digests",
+    "ContentDigests",
     "check_computable",
-    "differing_contents",
-    "hydrate_tables_again",
-    "hydrated_cohort",
-    "hydrated_tables",
+    "find_differing_views",
+    "hydrate_cohort",
+    "hydrate_tables",
+    "rehydrate_tables",
     "view_record",
 ]
 
@@ -40,7 +40,7 @@ _WHOLE_PORTIONS = 8
 """So many are held at once if a view fails in one of them."""
 
 
-class Taking(Protocol):
+class ContentReceiver(Protocol):
     """Whoever gets what the views hold: deltas, portion by portion, that add up to it."""
 
     def take(self, found: Mapping[str, pa.Table]) -> None: ...
@@ -50,7 +50,7 @@ class Taking(Protocol):
         ...
 
 
-class Digests:
+class ContentDigests:
     """Of what the views hold, by name."""
 
     def __init__(self) -> None:
@@ -64,7 +64,9 @@ class Digests:
         self.all.clear()
 
 
-def hydrated_cohort(machine: Machine, members: Members, views: Collection[str], time: int, taking: Taking) -> Cohort:
+def hydrate_cohort(
+    machine: Machine, members: Members, views: Collection[str], time: int, taking: ContentReceiver
+) -> Cohort:
     """The views as after all transactions below a time. `ViewFailed` if one cannot be computed."""
     engine, store = machine.engine, machine.store
     if time == 0:
@@ -73,7 +75,7 @@ def hydrated_cohort(machine: Machine, members: Members, views: Collection[str], 
     _check_kept(engine, tables, views)
     portions = _Portions(members, tables, time)
     try:
-        return _computed(engine.cohort(views, store, None), store, portions, taking)
+        return _compute_cohort(engine.cohort(views, store, None), store, portions, taking)
     except ViewFailed as error:
         if not portions.is_several:
             raise
@@ -83,11 +85,11 @@ def hydrated_cohort(machine: Machine, members: Members, views: Collection[str], 
             told = f"{why} them, raise portion_rows_max and give it the memory that this takes"
             raise ViewFailed(views=error.views, time=error.time, why=told) from error
     whole = {name: members.table_content(name, time) for name in tables}
-    return _computed(engine.cohort(views, store, None), store, [(whole, True)], taking)
+    return _compute_cohort(engine.cohort(views, store, None), store, [(whole, True)], taking)
 
 
-def _computed(
-    cohort: Cohort, store: StateStore, portions: Iterable[tuple[dict[str, pa.Table], bool]], taking: Taking
+def _compute_cohort(
+    cohort: Cohort, store: StateStore, portions: Iterable[tuple[dict[str, pa.Table], bool]], taking: ContentReceiver
 ) -> Cohort:
     try:
         for deltas, is_last in portions:
@@ -95,7 +97,7 @@ def _computed(
             while not is_last and cohort.maintain():
                 pass
     except BaseException:
-        store.given_up.extend([*(part.key for part in cohort.parts()), *cohort.released()])
+        store.abandoned.extend([*(part.key for part in cohort.parts()), *cohort.released()])
         taking.drop()
         raise
     return cohort
@@ -115,14 +117,14 @@ class _Portions:
 
     def __iter__(self) -> Iterator[tuple[dict[str, pa.Table], bool]]:
         ahead: dict[str, pa.Table] | None = None
-        for portion in self._gathered():
+        for portion in self._gather():
             if ahead is not None:
                 self.is_several = True
                 yield ahead, False
             ahead = portion
         yield ahead or {}, True
 
-    def _gathered(self) -> Iterator[dict[str, pa.Table]]:
+    def _gather(self) -> Iterator[dict[str, pa.Table]]:
         settings = self._members.shards.settings
         found: dict[str, pa.Table] = {}
         for name in self._tables:
@@ -141,7 +143,7 @@ def _size(tables: Iterable[pa.Table]) -> tuple[int, int]:
     return sum(table.num_rows for table in tables), sum(table.nbytes for table in tables)
 
 
-def hydrated_tables(declared: Mapping[str, DeclaredTable], store: StateStore, members: Members, time: int) -> Tables:
+def hydrate_tables(declared: Mapping[str, DeclaredTable], store: StateStore, members: Members, time: int) -> Tables:
     tables = Tables(declared, store)
     if time:
         for name, table in declared.items():
@@ -152,18 +154,18 @@ def hydrated_tables(declared: Mapping[str, DeclaredTable], store: StateStore, me
     return tables
 
 
-def hydrate_tables_again(machine: Machine, members: Members) -> bool:
+def rehydrate_tables(machine: Machine, members: Members) -> bool:
     """Discard what a machine knows of its tables, and read it again. False if a table is not kept."""
     declared = {name: table for name, table in machine.engine.tables.items() if machine.tables.has(name)}
     if not all(table.is_kept for table in declared.values()):
         return False
-    before, machine.tables = machine.tables, hydrated_tables(declared, machine.store, members, machine.time)
+    before, machine.tables = machine.tables, hydrate_tables(declared, machine.store, members, machine.time)
     machine.lost_parts[()] = tuple(part.key for kept in before.kept() for part in kept.parts())
-    machine.store.given_up.extend(machine.lost_parts[()])
+    machine.store.abandoned.extend(machine.lost_parts[()])
     return True
 
 
-def differing_contents(
+def find_differing_views(
     members: Members, digests: Mapping[str, str], views: Collection[str], time: int
 ) -> dict[str, Diverged]:
     """The views that were computed from scratch and do not hold what their shards say (I8), by name."""

@@ -38,7 +38,7 @@ from evertide.pipeline.definition import (
     Evolution,
     TableRecord,
     ViewRecord,
-    evolved,
+    compare_definition,
     read_definition,
     shard_name,
     stored_key,
@@ -47,21 +47,21 @@ from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.input.source_positions import fed_tables, feeding, is_fed_as_recorded, left_positions
 from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
 from evertide.pipeline.recovery.hydration import (
-    Digests,
+    ContentDigests,
     check_computable,
-    differing_contents,
-    hydrated_cohort,
-    hydrated_tables,
+    find_differing_views,
+    hydrate_cohort,
+    hydrate_tables,
     view_record,
 )
-from evertide.pipeline.replicas.follow import Following
+from evertide.pipeline.replicas.peer_follower import PeerFollower
 from evertide.pipeline.sinks.sink_record import held_by_sinks
 from evertide.pipeline.transaction.machine import Machine, MachineState, state_store
 from evertide.pipeline.transaction.members import Members
 from evertide.pipeline.transaction.portions import Pending
 from evertide.pipeline.transaction.runner import Runner
 from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA, Tables
-from evertide.pipeline.transaction.table_input import aligned
+from evertide.pipeline.transaction.table_input import align_columns
 from evertide.rows.changes import DIFF
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -75,7 +75,7 @@ from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
 from evertide.types import Generation
 
-__all__ = ["Hosts", "OnProgress", "Stores", "open_follower", "open_runner", "positions", "take_lead"]
+__all__ = ["OnProgress", "ProcessContext", "Stores", "open_follower", "open_runner", "positions", "take_lead"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Stores:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosts:
+class ProcessContext:
     """What a process has once: storage, its right to write there, and what computes."""
 
     meta: Meta
@@ -134,7 +134,7 @@ class Hosts:
         observer: Observer,
         runtime: Runtime,
         settings: Settings,
-    ) -> Hosts:
+    ) -> ProcessContext:
         return cls(
             meta=stores.storage.meta,
             shards=stores.shards,
@@ -151,40 +151,42 @@ class Hosts:
         )
 
 
-def open_runner(hosts: Hosts) -> Runner:
+def open_runner(context: ProcessContext) -> Runner:
     """For the process that leads."""
-    _, known = retry_read(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
-    evolution = evolved(known, hosts.engine)  # refuses before anything is changed
+    _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
+    evolution = compare_definition(known, context.engine)  # refuses before anything is changed
     if known is not None and set_unreadable_views_aside(
-        hosts.shards, known, hosts.writer, hosts.runtime, hosts.settings
+        context.shards, known, context.writer, context.runtime, context.settings
     ):
-        _, known = retry_read(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
-        evolution = evolved(known, hosts.engine)
-    runner = _fresh(hosts) if known is None else _restored(hosts, known, evolution, leads=True)
-    take_lead(runner, hosts.progress)
+        _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
+        evolution = compare_definition(known, context.engine)
+    runner = _fresh(context) if known is None else _restored(context, known, evolution, leads=True)
+    take_lead(runner, context.progress)
     return runner
 
 
-def open_follower(hosts: Hosts, leader: str, *, is_read_only: bool) -> Runner:
+def open_follower(context: ProcessContext, leader: str, *, is_read_only: bool) -> Runner:
     """For a process that follows: nothing is changed.
 
     If its script is another than the one that runs, it must be read-only. It keeps the views that both have, and brings
     in its own when it takes the lead.
     """
-    _, known = retry_read(lambda: read_definition(hosts.meta), hosts.runtime, hosts.settings)
+    _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
     if known is None:
-        raise Conflict(where=hosts.meta.path(PIPELINE), why=f"{leader} has just begun, and has not declared anything")
-    evolution = evolved(known, hosts.engine)
-    if not is_read_only and not (evolution.is_nothing() and known.sources == tuple(hosts.sources)):
+        raise Conflict(where=context.meta.path(PIPELINE), why=f"{leader} has just begun, and has not declared anything")
+    evolution = compare_definition(known, context.engine)
+    if not is_read_only and not (evolution.is_nothing() and known.sources == tuple(context.sources)):
         why = f"{leader} runs another version of the script: stop it first, or start as read-only and promote"
-        raise Conflict(where=hosts.meta.path(PIPELINE), why=why)
-    return _restored(hosts, known, evolution, leads=False)
+        raise Conflict(where=context.meta.path(PIPELINE), why=why)
+    return _restored(context, known, evolution, leads=False)
 
 
 def take_lead(runner: Runner, progress: OnProgress) -> None:
     """Bring the storage to what the script says, and complete what was begun."""
-    runner.leave_lost()
-    _evolve(runner, evolved(runner.definition if runner.definition.generation else None, runner.machine.engine))
+    runner.remove_lost_views()
+    _evolve(
+        runner, compare_definition(runner.definition if runner.definition.generation else None, runner.machine.engine)
+    )
     if runner.time == 0:
         Backfill(runner, runner.definition.away("hydrating"), nullcontext()).run()
     _complete(runner, progress)
@@ -210,63 +212,63 @@ def _starts(runner: Runner) -> dict[str, str]:
     return {name: source.start for name, source in runner.sources.items()}
 
 
-def _runner(hosts: Hosts, definition: Definition, machine: Machine) -> Runner:
+def _runner(context: ProcessContext, definition: Definition, machine: Machine) -> Runner:
     return Runner(
-        meta=hosts.meta,
-        members=Members(hosts.shards, definition),
+        meta=context.meta,
+        members=Members(context.shards, definition),
         machine=machine,
-        journal=hosts.journal,
-        checkpoints=hosts.checkpoints,
-        writer=hosts.writer,
-        sources=hosts.sources,
-        runtime=hosts.runtime,
-        settings=hosts.settings,
-        observer=hosts.observer,
+        journal=context.journal,
+        checkpoints=context.checkpoints,
+        writer=context.writer,
+        sources=context.sources,
+        runtime=context.runtime,
+        settings=context.settings,
+        observer=context.observer,
     )
 
 
-def _fresh(hosts: Hosts) -> Runner:
-    if hosts.journal.upper or hosts.checkpoints.entries():
+def _fresh(context: ProcessContext) -> Runner:
+    if context.journal.upper or context.checkpoints.entries():
         why = "the record of what the pipeline declares is gone, and transactions are there; see 'evertide fsck'"
-        raise RecordDamaged(path=hosts.meta.path(PIPELINE), why=why)
+        raise RecordDamaged(path=context.meta.path(PIPELINE), why=why)
     definition = Definition(
-        Generation(0), {}, {}, tuple(hosts.sources), hosts.engine.fingerprint, hosts.runtime.new_id()
+        Generation(0), {}, {}, tuple(context.sources), context.engine.fingerprint, context.runtime.new_id()
     )
-    hosts.shards.create(definition.errors, ERRORS_SCHEMA, hosts.writer)
-    return _runner(hosts, definition, Machine(hosts.engine, hosts.store, Tables({}, hosts.store), [], 0))
+    context.shards.create(definition.errors, ERRORS_SCHEMA, context.writer)
+    return _runner(context, definition, Machine(context.engine, context.store, Tables({}, context.store), [], 0))
 
 
-def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
-    members = Members(hosts.shards, known)
-    committed, bound = hosts.journal.committed_upper, hosts.journal.upper
+def _restored(context: ProcessContext, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
+    members = Members(context.shards, known)
+    committed, bound = context.journal.committed_upper, context.journal.upper
     changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back}
-    tables = {name: table for name, table in hosts.engine.tables.items() if name not in changed}
+    tables = {name: table for name, table in context.engine.tables.items() if name not in changed}
     stable = {name: view for name, view in known.live().items() if name not in evolution.views_gone}
-    state = _state(hosts, known, tables, committed)
+    state = _state(context, known, tables, committed)
     late = set() if state is None else _kept(known, tables) - state.shards.keys()
     """Tables of which the checkpoint knows nothing: their shards say nothing of the time before they were declared."""
     if state is None:
-        machine = _rebuilt(hosts, members, tables, stable, committed)
+        machine = _rebuilt(context, members, tables, stable, committed)
     else:
         before = {name: table for name, table in tables.items() if name not in late}
-        machine = _from_state(hosts, before, stable, state)
-    runner = _runner(hosts, known, machine)
-    check_times(machine.time, committed, bound, hosts.journal.path)
-    began_s = told_s = hosts.runtime.monotonic_s()
+        machine = _from_state(context, before, stable, state)
+    runner = _runner(context, known, machine)
+    check_times(machine.time, committed, bound, context.journal.path)
+    began_s = told_s = context.runtime.monotonic_s()
     first = machine.time
     logger.info(
         "the state is as of time %d; committed are those below %d, bound those below %d", first, committed, bound
     )
     while machine.time < committed:
         stretch = runner.stretch(committed)
-        check_replay(runner.without_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
-        runner.replayed(stretch, "replayed")
-        hosts.progress("replay", stretch.upper - first, committed - first)
-        if (now_s := hosts.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
+        check_replay(runner.discard_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
+        runner.finish_replay(stretch, "replayed")
+        context.progress("replay", stretch.upper - first, committed - first)
+        if (now_s := context.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
             told_s = now_s
             logger.info("replayed those below %d, of %d", machine.time, committed)
     if machine.time > first:
-        took_s = hosts.runtime.monotonic_s() - began_s
+        took_s = context.runtime.monotonic_s() - began_s
         logger.info("replayed the transactions from %d to %d in %.1f s", first, machine.time - 1, took_s)
     for name in sorted(late):
         machine.tables.add(tables[name])
@@ -274,15 +276,17 @@ def _restored(hosts: Hosts, known: Definition, evolution: Evolution, *, leads: b
             machine.tables.settle({name: piece}, None)
     if not leads:
         runner.lost = []  # computed in place
-    _hydrate_missing(runner, stable, hosts.progress)
+    _hydrate_missing(runner, stable, context.progress)
     return runner
 
 
-def _state(hosts: Hosts, known: Definition, tables: Mapping[str, DeclaredTable], committed: int) -> MachineState | None:
+def _state(
+    context: ProcessContext, known: Definition, tables: Mapping[str, DeclaredTable], committed: int
+) -> MachineState | None:
     """Of the newest checkpoint that fits; None if all has to be computed anew."""
     try:
-        restored = hosts.checkpoints.restore(
-            hosts.writer, lambda verified: hosts.progress("restore", verified.bytes, verified.bytes_all)
+        restored = context.checkpoints.restore(
+            context.writer, lambda verified: context.progress("restore", verified.bytes, verified.bytes_all)
         )
     except CheckpointDamaged:
         logger.exception("no checkpoint is intact: all state is computed anew from the tables")
@@ -310,27 +314,27 @@ def _kept(known: Definition, tables: Mapping[str, DeclaredTable]) -> set[str]:
 
 
 def _from_state(
-    hosts: Hosts, tables: Mapping[str, DeclaredTable], stable: Mapping[str, ViewRecord], state: MachineState
+    context: ProcessContext, tables: Mapping[str, DeclaredTable], stable: Mapping[str, ViewRecord], state: MachineState
 ) -> Machine:
     cohorts: list[Cohort] = []
     for saved in state.cohorts:
         views = [name for name, shard in saved.views.items() if name in stable and stable[name].shard == shard]
         if views:
-            cohorts.append(hosts.engine.cohort(views, hosts.store, saved.state))
-    return Machine(hosts.engine, hosts.store, Tables(tables, hosts.store, state.tables), cohorts, state.time)
+            cohorts.append(context.engine.cohort(views, context.store, saved.state))
+    return Machine(context.engine, context.store, Tables(tables, context.store, state.tables), cohorts, state.time)
 
 
 def _rebuilt(
-    hosts: Hosts,
+    context: ProcessContext,
     members: Members,
     tables: Mapping[str, DeclaredTable],
     stable: Mapping[str, ViewRecord],
     time: int,
 ) -> Machine:
     """All from the tables' shards; or, where a table is not kept, from the first transaction on, if that is there."""
-    engine, store = hosts.engine, hosts.store
+    engine, store = context.engine, context.store
     if all(table.is_kept for table in tables.values()):
-        return Machine(engine, store, hydrated_tables(tables, store, members, time), [], time)
+        return Machine(engine, store, hydrate_tables(tables, store, members, time), [], time)
     cohorts = [engine.cohort([*stable], store, None)] if stable else []
     return Machine(engine, store, Tables(tables, store), cohorts, 0)
 
@@ -339,25 +343,25 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
     """Members of which no state was found: it is computed, and must come to what their shards hold.
 
     If it does not, or if a view fails, one that leads goes on without it, and computes it into a new shard beside the
-    transactions. One that follows tries again, and does not go on meanwhile (`Following`).
+    transactions. One that follows tries again, and does not go on meanwhile (`PeerFollower`).
     """
     machine = runner.machine
-    here = {name for cohort in machine.cohorts for name in cohort.views} | runner.lost_views()
+    here = machine.views() | runner.lost_views()
     missing = [name for name in stable if name not in here]
     if not missing:
         return
     logger.warning("the state of the views %s is computed from the tables", missing)
     progress("rebuild", 0, len(missing))
-    digests, left, cohort = Digests(), missing, None
+    digests, left, cohort = ContentDigests(), missing, None
     while left and cohort is None:
         try:
-            cohort = hydrated_cohort(machine, runner.members, left, machine.time, digests)
+            cohort = hydrate_cohort(machine, runner.members, left, machine.time, digests)
         except ViewFailed as error:
             runner.lost.append(ViewFailed(views=error.views, time=machine.time - 1, why=error.why))
             left = [name for name in left if name not in error.views]
     if cohort is not None:
         machine.cohorts.append(cohort)
-    wrong = differing_contents(runner.members, digests.all, left, machine.time) if machine.time else {}
+    wrong = find_differing_views(runner.members, digests.all, left, machine.time) if machine.time else {}
     for name, diverged in wrong.items():
         runner.lose(name, diverged)
     progress("rebuild", len(missing), len(missing))
@@ -440,13 +444,13 @@ def _held(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> It
     if known is not None and known.shard:
         before = runner.members.shard(known.shard)
         for piece in runner.members.pieces(before, before.upper):
-            yield aligned(piece, pa.schema([*table.schema, piece.schema.field(DIFF)]))
+            yield align_columns(piece, pa.schema([*table.schema, piece.schema.field(DIFF)]))
 
 
 def _complete(runner: Runner, progress: OnProgress) -> None:
-    following = Following(runner)
+    following = PeerFollower(runner)
     first = runner.time
     while runner.time < (bound := runner.journal.upper):
         if not following.keep_up():
-            following.together(lambda: runner.complete(runner.journal.read(runner.time)))
+            following.race(lambda: runner.complete(runner.journal.read(runner.time)))
         progress("complete", runner.time - first, bound - first)

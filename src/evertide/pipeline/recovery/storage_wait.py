@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
-from evertide.pipeline.replicas.ownership import Role, registered_as
-from evertide.pipeline.status.process_state import Condition
+from evertide.pipeline.replicas.ownership import Role, register_as
+from evertide.pipeline.status.process_state import ProcessState
 from evertide.runtime import Runtime
 from evertide.scratch import using_system
 from evertide.settings import Settings
@@ -22,32 +22,32 @@ from evertide.store.meta import Meta
 from evertide.store.writers import Writer
 from evertide.threads.steps import note_step
 
-__all__ = ["Waiting", "register_patiently"]
+__all__ = ["StorageWait", "register_with_retry"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 
-class Waiting:
+class StorageWait:
     """Once registered, opening waits for storage, and says so."""
 
     def __init__(
-        self, condition: Condition, check: Callable[[], None], stopping: threading.Event, settings: Settings
+        self, process_state: ProcessState, check: Callable[[], None], stopping: threading.Event, settings: Settings
     ) -> None:
         """`check` raises if there should be no other try."""
-        self._condition = condition
+        self._process_state = process_state
         self._check = check
         self._stopping = stopping
         self._settings = settings
 
     def __call__(self, call: Callable[[], _T]) -> _T:
         answer = _until_answered(call, self._stopping, self._settings, self._waits)
-        self._condition.goes_on()
+        self._process_state.clear_storage_wait()
         return answer
 
     def _waits(self, error: EvertideError) -> None:
-        self._condition.waits(error)
+        self._process_state.report_storage_wait(error)
         self._check()
 
 
@@ -71,11 +71,11 @@ def _until_answered(
             stopping.wait(settings.retry_wait_max_s)
 
 
-def register_patiently(
+def register_with_retry(
     role: Role, meta: Meta, stopping: threading.Event, *, runtime: Runtime, settings: Settings
 ) -> Writer:
     """A registration that arrives after its answer was lost is ended by the next try, or stays silent and ends."""
     instance = runtime.new_id()
     return _until_answered(
-        lambda: registered_as(role, meta, runtime=runtime, settings=settings, instance=instance), stopping, settings
+        lambda: register_as(role, meta, runtime=runtime, settings=settings, instance=instance), stopping, settings
     )

@@ -1,4 +1,4 @@
-"""`Pulse`: whether a process that runs a pipeline is alive: not whether it fares well, which `status` says.
+"""`Liveness`: whether a process that runs a pipeline is alive: not whether it fares well, which `status` says.
 
 Alive is a process whose threads all run, and which gets on: its loop comes round, or what it is at made a step
 (`evertide.threads.steps`) not longer ago than `hang_after_s`. To wait is to be alive: for input, for storage, for a
@@ -7,7 +7,7 @@ memory (and asks Spark, if nothing moved for half of that time), so that it can 
 
 A leader that hangs stops its heartbeat, and so loses the lead to another replica (decision 15). That holds from the
 registration on, while the pipeline opens; what comes before it (storage, Spark, the script) only shows in the log and
-in the liveness of the process (`noticing_hang`).
+in the liveness of the process (`watch_for_hang`).
 """
 
 from __future__ import annotations
@@ -18,26 +18,34 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from evertide.pipeline.transaction.phases import Doing, Phase
+from evertide.pipeline.transaction.phases import CurrentPhase, Phase
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.threads.steps import watch_steps
 from evertide.threads.ticker import Ticker
 
-__all__ = ["Beat", "HangLog", "Pulse", "Withholding", "noticing_hang", "opening", "why_opening_hangs"]
+__all__ = [
+    "HangLog",
+    "HeartbeatGate",
+    "Liveness",
+    "LivenessReport",
+    "find_opening_hang",
+    "register_opening",
+    "watch_for_hang",
+]
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 5.0
 
-_OPENING: list[Pulse] = []
+_OPENING: list[Liveness] = []
 """Of the pipelines that this process opens just now. A server answers before there is a pipeline, and asks here."""
 
 _OPENING_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class LivenessReport:
     is_alive: bool
     why: str
     """What is wrong; empty if nothing is."""
@@ -48,17 +56,17 @@ class Beat:
     """For how long."""
 
 
-class Pulse:
+class Liveness:
     def __init__(
         self,
-        doing: Callable[[], Doing],
+        current: Callable[[], CurrentPhase],
         ended: Callable[[], Iterable[str]],
         runtime: Runtime,
         hang_after_s: float,
         activity: Callable[[], object] = lambda: None,
     ) -> None:
         """`ended` names the threads that should run, and do not; `activity` is another value when Spark got on."""
-        self._doing = doing
+        self._current = current
         self._ended = ended
         self._clock = runtime.monotonic_s
         self._hang_after_s = hang_after_s
@@ -69,71 +77,71 @@ class Pulse:
         self._round_s: float | None = None
         """When the loop last came round; None while there is none."""
 
-    def comes_round(self) -> None:
+    def note_round(self) -> None:
         self._round_s = self._clock()
 
-    def is_over(self) -> None:
+    def end_loop(self) -> None:
         """The loop has ended, as it was asked to."""
         self._round_s = None
 
-    def moves(self) -> None:
+    def note_step(self) -> None:
         """A step was made."""
         self._moved_s = self._clock()
 
-    def beat(self) -> Beat:
-        doing = self._doing()
+    def report(self) -> LivenessReport:
+        current = self._current()
         ended = sorted(self._ended())
-        why = f"the threads {ended} have ended: see the log" if ended else self.hang()
-        return Beat(not why, why, doing.phase.value, doing.time, self._clock() - doing.since_s)
+        why = f"the threads {ended} have ended: see the log" if ended else self.find_hang()
+        return LivenessReport(not why, why, current.phase.value, current.time, self._clock() - current.since_s)
 
-    def hang(self) -> str:
+    def find_hang(self) -> str:
         """Why this process does not get on; empty if it does, or waits."""
         if self._still_s() > self._hang_after_s / 2 and (seen := self._activity()) != self._seen:
             self._seen = seen
-            self.moves()
-        still_s, doing = self._still_s(), self._doing()
+            self.note_step()
+        still_s, current = self._still_s(), self._current()
         if still_s <= self._hang_after_s:
             return ""
-        if doing.phase is Phase.OPEN:
-            return f"{doing.what} has made no step for {still_s:.0f} s"
-        if doing.phase is not Phase.WAIT:
-            return f"transaction {doing.time} is in phase {doing.phase.value!r} for {still_s:.0f} s without a step"
+        if current.phase is Phase.OPEN:
+            return f"{current.what} has made no step for {still_s:.0f} s"
+        if current.phase is not Phase.WAIT:
+            return f"transaction {current.time} is in phase {current.phase.value!r} for {still_s:.0f} s without a step"
         return f"the loop has not come round for {still_s:.0f} s"
 
-    def stall(self, after_s: float) -> tuple[str, float] | None:
+    def find_stall(self, after_s: float) -> tuple[str, float] | None:
         """Why there is no next transaction, although none is bound, and for how long: S1, before the bind.
 
         Opening makes long steps (Spark analyzes views), so it is stalled only once it hangs.
         """
-        doing, still_s = self._doing(), self._still_s()
-        if doing.phase is Phase.OPEN:
-            why = self.hang()
+        current, still_s = self._current(), self._still_s()
+        if current.phase is Phase.OPEN:
+            why = self.find_hang()
             return (why, still_s) if why else None
-        if doing.phase not in (Phase.READ, Phase.BIND) or still_s <= after_s:
+        if current.phase not in (Phase.READ, Phase.BIND) or still_s <= after_s:
             return None
-        what = "its sources are read" if doing.phase is Phase.READ else "it is bound"
-        return f"transaction {doing.time} does not get on while {what}: a call does not return", still_s
+        what = "its sources are read" if current.phase is Phase.READ else "it is bound"
+        return f"transaction {current.time} does not get on while {what}: a call does not return", still_s
 
     def _still_s(self) -> float:
         """For how long nothing moved that should."""
-        doing, now_s = self._doing(), self._clock()
-        if doing.phase is not Phase.WAIT:
-            return now_s - max(doing.since_s, self._moved_s)
+        current, now_s = self._current(), self._clock()
+        if current.phase is not Phase.WAIT:
+            return now_s - max(current.since_s, self._moved_s)
         if self._round_s is None:
             return 0.0
-        return now_s - max(self._round_s, doing.since_s, self._moved_s)
+        return now_s - max(self._round_s, current.since_s, self._moved_s)
 
 
-class Withholding:
+class HeartbeatGate:
     """Why the heartbeat of this process is withheld: it leads, and hangs. Empty if it does not; logged once."""
 
-    def __init__(self, pulse: Pulse, leads: Callable[[], bool]) -> None:
-        self._pulse = pulse
+    def __init__(self, liveness: Liveness, leads: Callable[[], bool]) -> None:
+        self._liveness = liveness
         self._leads = leads
         self._is_on = False
 
     def __call__(self) -> str:
-        why = self._pulse.hang() if self._leads() else ""
+        why = self._liveness.find_hang() if self._leads() else ""
         if why and not self._is_on:
             logger.error("no heartbeat, so that another replica can take the lead: %s", why)
         self._is_on = bool(why)
@@ -143,45 +151,45 @@ class Withholding:
 class HangLog(Ticker):
     """Logs once that a process hangs, and that it gets on again. It asks no storage, which may be what hangs."""
 
-    def __init__(self, pulse: Pulse, settings: Settings) -> None:
+    def __init__(self, liveness: Liveness, settings: Settings) -> None:
         super().__init__("evertide-hang", min(_LOOK_EVERY_S, settings.hang_after_s / 4))
-        self._pulse = pulse
-        self._is_told = False
+        self._liveness = liveness
+        self._is_logged = False
 
     def tick(self) -> bool:
-        why = self._pulse.hang()
-        if why and not self._is_told:
+        why = self._liveness.find_hang()
+        if why and not self._is_logged:
             logger.error("this process hangs: %s (hang_after_s); a call to storage or to Spark may not return", why)
-        elif self._is_told and not why:
+        elif self._is_logged and not why:
             logger.warning("this process makes steps again")
-        self._is_told = bool(why)
+        self._is_logged = bool(why)
         return True
 
 
 @contextmanager
-def opening(pulse: Pulse) -> Iterator[None]:
-    """Within the block, steps of this thread count for the pulse, and the process is as alive as the pulse says."""
+def register_opening(liveness: Liveness) -> Iterator[None]:
+    """Within the block, steps of this thread count for `liveness`, and the process is as alive as it says."""
     with _OPENING_LOCK:
-        _OPENING.append(pulse)
+        _OPENING.append(liveness)
     try:
-        with watch_steps(pulse.moves):
+        with watch_steps(liveness.note_step):
             yield
     finally:
         with _OPENING_LOCK:
-            _OPENING.remove(pulse)
+            _OPENING.remove(liveness)
 
 
 @contextmanager
-def noticing_hang(what: str, runtime: Runtime, settings: Settings) -> Iterator[None]:
+def watch_for_hang(what: str, runtime: Runtime, settings: Settings) -> Iterator[None]:
     """Notice if the block, which comes before the registration of this process, makes no step for `hang_after_s`."""
-    doing = Doing(Phase.OPEN, -1, runtime.monotonic_s(), what)
-    pulse = Pulse(lambda: doing, tuple, runtime, settings.hang_after_s)
-    with HangLog(pulse, settings), opening(pulse):
+    current = CurrentPhase(Phase.OPEN, -1, runtime.monotonic_s(), what)
+    liveness = Liveness(lambda: current, tuple, runtime, settings.hang_after_s)
+    with HangLog(liveness, settings), register_opening(liveness):
         yield
 
 
-def why_opening_hangs() -> str:
+def find_opening_hang() -> str:
     """Why what this process opens hangs; empty if it does not, or opens nothing."""
     with _OPENING_LOCK:
-        pulses = [*_OPENING]
-    return next((why for pulse in pulses if (why := pulse.hang())), "")
+        several = [*_OPENING]
+    return next((why for liveness in several if (why := liveness.find_hang())), "")

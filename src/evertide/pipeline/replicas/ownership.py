@@ -1,10 +1,10 @@
-"""Who runs the pipeline of a storage: one process, or several replicas of it (`evertide.pipeline.replicas.lead`).
+"""Who runs the pipeline of a storage: one process, or several replicas of it (`evertide.pipeline.replicas.leadership`).
 
 A process that runs a pipeline is a registered writer with a label that says so. Who asks to run it alone is refused as
 long as another one does, or a repair is under way, and told who. If that one is gone (it is proven that its process has
 ended, see `evertide.store.process`, or it was silent for longer than it promised), its registration is ended by
 compare-and-set: should it come back, it finds itself fenced (I16). A replica ends no silent writer when it starts:
-after storage was away for all of them, the others are about to beat again (`evertide.pipeline.replicas.lead`).
+after storage was away for all of them, the others are about to beat again (`evertide.pipeline.replicas.leadership`).
 
 Where it lies: registrations are those of writers; the Meta key `leader`, version 1, names the replica that leads.
 """
@@ -36,7 +36,7 @@ __all__ = [
     "is_gone",
     "live_holder",
     "read_leader",
-    "registered_as",
+    "register_as",
     "take_over",
 ]
 
@@ -91,7 +91,7 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
     return writer
 
 
-def registered_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
+def register_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
     """`instance` is the caller's own: what an earlier try of unknown outcome registered under it is ended."""
     for other in retry_read(lambda: read_registrations(meta), runtime, settings).values():
         if _is_same(other, instance):

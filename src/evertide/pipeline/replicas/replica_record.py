@@ -32,7 +32,7 @@ from evertide.threads.ticker import Ticker
 if TYPE_CHECKING:
     from evertide.pipeline.recovery.opening import OnProgress
 
-__all__ = ["LongWork", "ReplicaRecord", "ReplicaStatus", "ReplicaTelling", "replica_statuses"]
+__all__ = ["LongWork", "ReplicaRecord", "ReplicaReporter", "ReplicaStatus", "replica_statuses"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class ReplicaStatus:
     """What takes it long just now."""
 
 
-class ReplicaTelling(Ticker):
+class ReplicaReporter(Ticker):
     def __init__(self, role: Callable[[], str], meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
         super().__init__("evertide-replica", settings.lead_interval_s)
-        self.stands: Callable[[], tuple[str, int]] = lambda: ("running", -1)
+        self._progress_of: Callable[[], tuple[str, int]] = lambda: ("running", -1)
         """State and time; until the pipeline is open there is no transaction."""
         self._role = role
         self._meta = meta
@@ -95,6 +95,10 @@ class ReplicaTelling(Ticker):
         self._settings = settings
         self._work: LongWork | None = None
         self._last: tuple[str, str, int, LongWork | None] = ("", "", -1, None)
+
+    def watch(self, progress: Callable[[], tuple[str, int]]) -> None:
+        """Report the state and the time that `progress` returns; the thread of this reporter calls it."""
+        self._progress_of = progress
 
     def noting(self, progress: OnProgress) -> OnProgress:
         """Tell of long work, too."""
@@ -119,7 +123,7 @@ class ReplicaTelling(Ticker):
         return True
 
     def _now(self) -> tuple[str, str, int, LongWork | None]:
-        state, time = self.stands()
+        state, time = self._progress_of()
         work = self._work
         if state == "running" and (time < 0 or (work is not None and work.what not in _HYDRATING)):
             state = "hydrating" if work is not None and work.what in _HYDRATING else "replaying"

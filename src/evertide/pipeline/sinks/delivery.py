@@ -27,7 +27,7 @@ from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, Sin
 from evertide.logs import TRANSACTION
 from evertide.observer import NO_OBSERVER, DeliveryEvent, Observer
 from evertide.pipeline.sinks.sink_changes import SinkReader
-from evertide.pipeline.sinks.sink_record import Recorded, SinkRecord, SinkRecords, hold_name
+from evertide.pipeline.sinks.sink_record import SinkRecord, SinkRecords, StoredSinkRecord, hold_name
 from evertide.pipeline.transaction.members import Members
 from evertide.rows.changes import DIFF
 from evertide.shard.shard import Shard
@@ -47,7 +47,7 @@ class Delivery:
         self,
         declaration: SinkDeclaration,
         prepared: Prepared,
-        recorded: Recorded | None,
+        recorded: StoredSinkRecord | None,
         records: SinkRecords,
         members: Callable[[], Members],
         turn: threading.RLock,
@@ -71,7 +71,7 @@ class Delivery:
         self._held = -1
         """The last number that the target has."""
         self._kept_at_s = declaration.runtime.monotonic_s()
-        self._reader = SinkReader(declaration.key, self._fitted, records.settings, self._count_pieces)
+        self._reader = SinkReader(declaration.key, self._fit, records.settings, self._count_pieces)
         self._is_known = True
         """Whether the record in storage is the one that we know: not after a write whose outcome was unknown."""
 
@@ -93,7 +93,7 @@ class Delivery:
             self._close()
             raise
 
-    def keep(self, after_s: float = 0.0) -> None:
+    def record_position(self, after_s: float = 0.0) -> None:
         """Record how far it is, where nothing was written to say so, and let go of the rest."""
         if not self._is_known:
             self._read_back()
@@ -109,7 +109,7 @@ class Delivery:
     def close(self) -> None:
         """The orderly end."""
         try:
-            self.keep()
+            self.record_position()
         except EvertideError as error:
             logger.warning("how far sink %r is was not recorded: %s", self.name, error)
         self._close()
@@ -149,17 +149,17 @@ class Delivery:
         self.waits_for = ""
         if not self._is_known:
             self._read_back()
-        record = self._record or self._registered()
+        record = self._record or self._register()
         if record is None:
             return False
-        sink = self._sink or self._opened(record)
+        sink = self._sink or self._open(record)
         current = self._current()
         if record.moving_to == "" and current is not None and current.name != record.shard:
             if self._position < 0:  # nothing of the old one was written
-                if self._registered() is not None:
+                if self._register() is not None:
                     self._leave(record.shard)
                 return self._record is not record
-            record = self._moving(record, current)
+            record = self._begin_move(record, current)
         if record.moving_to:
             self._move(record, sink)
             return True
@@ -167,9 +167,9 @@ class Delivery:
             self.waits_for = f"{self.declaration.collection!r} has no content yet"
         if current is None or current.name != record.shard:
             return False
-        return self._go_on(current, sink)
+        return self._deliver_new(current, sink)
 
-    def _registered(self) -> SinkRecord | None:
+    def _register(self) -> SinkRecord | None:
         if not self._turn.acquire(timeout=_PATIENCE_S):
             return None
         try:
@@ -179,14 +179,14 @@ class Delivery:
                 return None
             shard.hold(hold_name(self.name), shard.upper - 1)
             token = self._record.token if self._record else f"evertide-{self.declaration.runtime.new_id()}"
-            return self._keep(SinkRecord(token, collection, self.declaration.connector, shard.name))
+            return self._store(SinkRecord(token, collection, self.declaration.connector, shard.name))
         finally:
             self._turn.release()
 
-    def _opened(self, record: SinkRecord) -> Sink:
+    def _open(self, record: SinkRecord) -> Sink:
         sink = self._prepared.open(record.token)
         try:
-            held = self._checked(record, sink)
+            held = self._check_target(record, sink)
         except BaseException:
             sink.close()
             raise
@@ -196,25 +196,25 @@ class Delivery:
             self._position = max(self._position, held)
         return sink
 
-    def _checked(self, record: SinkRecord, sink: Sink) -> int:
+    def _check_target(self, record: SinkRecord, sink: Sink) -> int:
         """What the target holds, if that can be."""
         last = sink.last()
         held = -1 if last is None else last
         if sink.remembers and held < record.written:
             why = f"the target no longer holds transaction {record.written}, which was written: it was replaced"
-            raise self._failed(f"{why}. Bring it back; or give the sink another name, and another target")
+            raise self._failure(f"{why}. Bring it back; or give the sink another name, and another target")
         upper = self._members().shard(record.shard).upper
         if held >= max(upper, record.moving_at + 1):
             why = f"the target holds transaction {held}, and the pipeline stands at {upper - 1}"
-            raise self._failed(f"{why}: was the storage brought back from a backup? Give the sink another name")
+            raise self._failure(f"{why}: was the storage brought back from a backup? Give the sink another name")
         return held
 
-    def _go_on(self, shard: Shard, sink: Sink) -> bool:
+    def _deliver_new(self, shard: Shard, sink: Sink) -> bool:
         upper = shard.upper
         if self._position + 1 >= upper:
             return False
         if self._position < 0:
-            time = self._begun(upper - 1)
+            time = self._first_time(upper - 1)
             with shard.snapshot(time) as found, self._reader.content(time, found) as content:
                 self._deliver(sink, time, content)
             upper = time + 1
@@ -226,10 +226,10 @@ class Delivery:
         self._position = upper - 1
         if self._record is not None and self._record.position < 0:
             self._write(position=self._position)
-        self.keep(shard.log.settings.beat_interval_s)
+        self.record_position(shard.log.settings.beat_interval_s)
         return self._position + 1 < shard.upper
 
-    def _begun(self, time: int) -> int:
+    def _first_time(self, time: int) -> int:
         """The transaction that the first content is written as: the same again if an earlier try got somewhere."""
         record = self._record
         return record.cut[0] if record is not None and record.cut is not msgspec.UNSET else time
@@ -256,7 +256,7 @@ class Delivery:
         sink.write(time, changes)
         self._observer.on_delivery(DeliveryEvent(self.name, time, changes.rows, began_s, clock() - began_s))
 
-    def _moving(self, record: SinkRecord, current: Shard) -> SinkRecord:
+    def _begin_move(self, record: SinkRecord, current: Shard) -> SinkRecord:
         """Numbers increase: the difference is a transaction that the target does not have yet."""
         time = current.upper - 1
         if time <= self._held:
@@ -293,14 +293,14 @@ class Delivery:
         if shard not in named | others:
             old.finalize(self._writer)
 
-    def _fitted(self, changes: pa.Table) -> pa.Table:
+    def _fit(self, changes: pa.Table) -> pa.Table:
         """With the columns that are declared: those that a collection got later are NULL in older rows."""
         wanted = self.declaration.schema
         have = changes.schema
         for field in have:
             if field.name != DIFF and (field.name not in wanted.names or wanted.field(field.name).type != field.type):
                 why = f"the column {field.name!r} of {self.declaration.collection!r} is gone, or of another type now"
-                raise self._failed(f"{why}: give the sink another name, and another target")
+                raise self._failure(f"{why}: give the sink another name, and another target")
         columns = [
             changes[field.name] if field.name in have.names else pa.nulls(changes.num_rows, field.type)
             for field in wanted
@@ -310,9 +310,9 @@ class Delivery:
     def _write(self, **changed: object) -> SinkRecord:
         if self._record is None:
             raise Fenced(writer=self._writer.id, why=f"sink {self.name!r} was never registered")
-        return self._keep(msgspec.structs.replace(self._record, **changed))
+        return self._store(msgspec.structs.replace(self._record, **changed))
 
-    def _keep(self, record: SinkRecord) -> SinkRecord:
+    def _store(self, record: SinkRecord) -> SinkRecord:
         try:
             found = self._records.write(self.name, self._number, record)
         except (OutcomeUnknown, Conflict):
@@ -321,5 +321,5 @@ class Delivery:
         self._number, self._record = found.number, found.record
         return found.record
 
-    def _failed(self, why: str) -> SinkFailed:
+    def _failure(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=f"{self.declaration.where}, {self.declaration.collection!r}", why=why)

@@ -53,7 +53,7 @@ class SinkReader:
         """A content as additions; less another one, if there is one."""
         snapshots = [added] if removed is None else [removed, added]
         tables = (
-            _negated(self._fitted(table)) if snapshot is removed else self._fitted(table)
+            _negated(self._fit(table)) if snapshot is removed else self._fit(table)
             for snapshot in snapshots
             for table in snapshot.scan()
         )
@@ -81,7 +81,7 @@ class SinkReader:
             if found:
                 yield from self._each(consolidate(pa.concat_tables(found), "sink"))
         elif upper - lower == 1:
-            rows = (self._fitted(table) for table in tables)
+            rows = (self._fit(table) for table in tables)
             with self._cut(lower, rows, size, is_addition=is_addition) as changes:
                 yield lower, changes
         else:
@@ -135,7 +135,7 @@ class SinkReader:
         for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
             yield int(times[order[start]]), Changes.of(ordered.slice(int(start), int(end - start)))
 
-    def _fitted(self, table: pa.Table) -> pa.Table:
+    def _fit(self, table: pa.Table) -> pa.Table:
         return self.fit(table.drop_columns([TIME]))
 
     def _fits(self, size: _Size) -> bool:

@@ -27,7 +27,7 @@ from evertide.store.retry import commit_until_known, retry_read, truncate_someti
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 
-__all__ = ["Recorded", "SinkRecord", "SinkRecords", "held_by_sinks", "hold_name", "read_sinks"]
+__all__ = ["SinkRecord", "SinkRecords", "StoredSinkRecord", "held_by_sinks", "hold_name", "read_sinks"]
 
 
 class SinkRecord(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class SinkRecord(msgspec.Struct, frozen=True):
         return {self.shard, self.moving_to} - {""} if self.is_declared else set()
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class StoredSinkRecord(msgspec.Struct, frozen=True):
     """A record as read: `number` is what the next change expects."""
 
     number: int
@@ -64,12 +64,12 @@ def hold_name(sink: str) -> str:
     return f"sink-{sink}"
 
 
-def read_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> dict[str, Recorded]:
+def read_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> dict[str, StoredSinkRecord]:
     """All that there ever were, by name."""
     prefix = sink_key("")
     heads = retry_read(lambda: meta.heads(prefix), runtime, settings)
     return {
-        key.removeprefix(prefix): Recorded(head.seqno, unseal(head.data, SinkRecord, meta.path(key)))
+        key.removeprefix(prefix): StoredSinkRecord(head.seqno, unseal(head.data, SinkRecord, meta.path(key)))
         for key, head in heads.items()
     }
 
@@ -88,10 +88,10 @@ class SinkRecords:
         self.runtime = runtime
         self.settings = settings
 
-    def all(self) -> dict[str, Recorded]:
+    def all(self) -> dict[str, StoredSinkRecord]:
         return read_sinks(self.meta, self.runtime, self.settings)
 
-    def write(self, sink: str, number: int, record: SinkRecord) -> Recorded:
+    def write(self, sink: str, number: int, record: SinkRecord) -> StoredSinkRecord:
         """Append to the record of that number; 0 if there is none yet."""
         key = sink_key(sink)
         record = msgspec.structs.replace(record, change=self.runtime.new_id())
@@ -103,4 +103,4 @@ class SinkRecords:
             self.writer.check_registered()  # whichever key the answer names
             raise Conflict(where=self.meta.path(key), why="another process writes for this sink")
         truncate_sometimes(self.meta, key, number + 1)
-        return Recorded(number + 1, record)
+        return StoredSinkRecord(number + 1, record)

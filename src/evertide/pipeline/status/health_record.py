@@ -21,12 +21,12 @@ from evertide.store.paths import HEALTH, writer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
-__all__ = ["Health", "Telling", "read_health", "tell"]
+__all__ = ["HealthRecord", "HealthReporter", "read_health", "tell"]
 
 logger = logging.getLogger(__name__)
 
 
-class Health(msgspec.Struct, frozen=True):
+class HealthRecord(msgspec.Struct, frozen=True):
     writer: str
     state: str
     since_s: float
@@ -56,7 +56,7 @@ def tell(
         logger.warning("the storage could not be told how the pipeline fares (%s): %s", key, error)
 
 
-class Telling:
+class HealthReporter:
     """Tells the storage how one process fares; only when it is news. Any thread may."""
 
     def __init__(self, meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
@@ -73,11 +73,11 @@ class Telling:
             self._told = (now.state, now.why)
         if is_news:
             change = self._runtime.new_id()
-            health = Health(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
+            health = HealthRecord(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
             registered = (Guard(writer_key(self._writer), 1),)  # one that was fenced must not speak for who leads
             tell(self._meta, HEALTH, health, self._runtime, self._settings, guards=registered)
 
 
-def read_health(meta: Meta) -> Health | None:
+def read_health(meta: Meta) -> HealthRecord | None:
     record = meta.head(HEALTH)
-    return unseal(record.data, Health, meta.path(HEALTH)) if record else None
+    return unseal(record.data, HealthRecord, meta.path(HEALTH)) if record else None

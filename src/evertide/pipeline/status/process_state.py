@@ -1,4 +1,4 @@
-"""`Condition`: how the process that runs a pipeline fares, the worst first; the storage is told of it by the leader.
+"""`ProcessState`: how the process that runs a pipeline fares, the worst first; the storage is told of it by the leader.
 
 1. An error that the process cannot go on from stays, and is what whoever asks for something gets.
 2. Otherwise it is what stalls, a source or all of them; otherwise a pause; otherwise it runs.
@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from evertide.errors import EvertideError, Fenced
-from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.pause import Pause
-from evertide.pipeline.replicas.lead import Leading
-from evertide.pipeline.replicas.leader_tasks import Duties
-from evertide.pipeline.status.health_record import Telling
+from evertide.pipeline.replicas.leader_tasks import LeaderTasks
+from evertide.pipeline.replicas.leadership import Leadership
+from evertide.pipeline.status.health_record import HealthReporter
 from evertide.pipeline.status.status import Problem, Status, flushed_time, problem
 from evertide.pipeline.status.stored_facts import Facts
 from evertide.pipeline.transaction.runner import Runner
@@ -24,22 +24,24 @@ from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.writers import Writer
 
-__all__ = ["Condition"]
+__all__ = ["ProcessState"]
 
 logger = logging.getLogger(__name__)
 
 
-class Condition:
-    def __init__(self, meta: Meta, writer: Writer, leading: Leading, runtime: Runtime, settings: Settings) -> None:
+class ProcessState:
+    def __init__(
+        self, meta: Meta, writer: Writer, leadership: Leadership, runtime: Runtime, settings: Settings
+    ) -> None:
         self.pause = Pause(runtime)
         self.error: EvertideError | None = None
         self._failed: Problem | None = None
         self._stalled: dict[str, Problem] = {}
         self._warnings: list[Problem] = []
         self._stall: Callable[[], tuple[str, float] | None] = lambda: None
-        self._leading = leading
+        self._leadership = leadership
         self._writer = writer
-        self._telling = Telling(meta, writer.id, runtime, settings)
+        self._reporter = HealthReporter(meta, writer.id, runtime, settings)
         self._runtime = runtime
         self._opened_s = runtime.wall_s()
 
@@ -47,9 +49,9 @@ class Condition:
         """`stall` says why and for how long opening, or the next transaction, does not get on."""
         self._stall = stall
 
-    def watch(self, intake: Intake) -> None:
+    def watch(self, input_reader: InputReader) -> None:
         """What stalls there counts from now on."""
-        self._stalled = intake.stalled
+        self._stalled = input_reader.stalled
 
     def fail(self, error: EvertideError) -> EvertideError:
         """The pipeline cannot go on. An error of a process that was fenced meanwhile follows from that: it is told."""
@@ -67,28 +69,28 @@ class Condition:
     def warn(self, code: str, why: str, remedy: str) -> None:
         self._warnings.append(Problem("warning", code, why, remedy, self._runtime.wall_s()))
 
-    def tell(self) -> None:
-        self._tell(self.foremost())
+    def publish(self) -> None:
+        self._publish(self.worst())
 
-    def tell_begun(self) -> None:
+    def publish_replaying(self) -> None:
         """That it opens, or why that does not get on."""
         begun = Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s)
-        self._tell(next(iter(self.problems()), begun))
+        self._publish(next(iter(self.problems()), begun))
 
-    def waits(self, error: EvertideError) -> None:
+    def report_storage_wait(self, error: EvertideError) -> None:
         """Storage does not answer while the pipeline opens."""
         now_s = self._runtime.wall_s()
         known = self._stalled.get("")
         since_s = known.since_s if known is not None else now_s
         self._stalled[""] = Problem("stalled", error.error_code, error.message, error.remedy, since_s)
-        self.tell()
+        self.publish()
 
-    def goes_on(self) -> None:
+    def clear_storage_wait(self) -> None:
         if self._stalled.pop("", None) is not None:
-            self.tell_begun()
+            self.publish_replaying()
 
-    def tell_ended(self) -> None:
-        self._tell(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
+    def publish_stopped(self) -> None:
+        self._publish(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
 
     def problems(self) -> list[Problem]:
         """The worst first."""
@@ -106,11 +108,16 @@ class Condition:
         remedy = "Look at the log, and at what the source's server does; another replica takes over after hang_after_s."
         return [Problem("stalled", "stalled", why, remedy, self._runtime.wall_s() - still_s)]
 
-    def foremost(self) -> Problem:
+    def worst(self) -> Problem:
         return next(iter(self.problems()), self.pause.problem(self._opened_s))
 
     def status(
-        self, runner: Runner, intake: Intake, duties: Duties, facts: Facts, troubles: Iterable[Problem]
+        self,
+        runner: Runner,
+        input_reader: InputReader,
+        leader_tasks: LeaderTasks,
+        facts: Facts,
+        troubles: Iterable[Problem],
     ) -> Status:
         """`facts` are those of storage, `troubles` those of threads."""
         time = runner.time - 1
@@ -128,17 +135,19 @@ class Condition:
             bound=facts.bound,
             generation=runner.definition.generation,
             holder=self._writer.id,
-            sources=tuple(intake.status(source, facts.positions[name]) for name, source in runner.sources.items()),
+            sources=tuple(
+                input_reader.status(source, facts.positions[name]) for name, source in runner.sources.items()
+            ),
             collections=facts.collections,
             checkpoints=facts.checkpoints,
-            problems=(*found, *self._warnings, *duties.warnings(), *troubles),
+            problems=(*found, *self._warnings, *leader_tasks.warnings(), *troubles),
             sinks=facts.sinks,
             flushed=flushed_time(time, facts.sinks),
             replicas=facts.replicas,
             stored_at_s=facts.stored_at_s,
         )
 
-    def _tell(self, now: Problem) -> None:
+    def _publish(self, now: Problem) -> None:
         """The storage is told by the one that leads."""
-        if self._leading.is_ours:
-            self._telling(now)
+        if self._leadership.is_leader:
+            self._reporter(now)

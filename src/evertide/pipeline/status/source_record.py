@@ -29,7 +29,7 @@ from evertide.store.paths import SOURCES, writer_key
 from evertide.store.sealed import unseal
 from evertide.threads.ticker import Ticker
 
-__all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceTelling", "read_source_records"]
+__all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceReporter", "read_source_records"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
     """What fails beside the transactions, which go on: garbage collection, maintenance, checkpoints, threads."""
 
 
-class SourceTelling(Ticker):
+class SourceReporter(Ticker):
     def __init__(
         self,
         look: Callable[[], Mapping[str, SourceRecord]],

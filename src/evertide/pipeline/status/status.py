@@ -29,7 +29,7 @@ from evertide.pipeline.names import ERRORS
 from evertide.pipeline.replicas.ownership import holder, is_gone
 from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
 from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
-from evertide.pipeline.status.health_record import Health, read_health
+from evertide.pipeline.status.health_record import HealthRecord, read_health
 from evertide.pipeline.status.source_record import SinkHealth, SourceRecord, SourceRecords, read_source_records
 from evertide.pipeline.transaction.members import Members
 from evertide.problem import Problem
@@ -217,7 +217,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
     )
 
 
-def _said(health: Health | None, held: Registration | None) -> Problem | None:
+def _said(health: HealthRecord | None, held: Registration | None) -> Problem | None:
     """What the process that lives says of itself; or, of one that ended, the error that it ended with."""
     if health is None or (held is not None and health.writer != held.writer):
         return None

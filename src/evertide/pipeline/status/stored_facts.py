@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
-from evertide.pipeline.recovery.opening import Hosts, positions
-from evertide.pipeline.replicas.leader_tasks import Duties
+from evertide.pipeline.recovery.opening import ProcessContext, positions
+from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
 from evertide.pipeline.status.status import CollectionStatus, SinkStatus, collection_statuses, stall
 from evertide.pipeline.transaction.runner import Runner
@@ -44,13 +44,13 @@ class Facts:
 
 
 class StoredFacts:
-    def __init__(self, hosts: Hosts, runner: Runner, duties: Duties) -> None:
-        self._hosts = hosts
+    def __init__(self, context: ProcessContext, runner: Runner, leader_tasks: LeaderTasks) -> None:
+        self._context = context
         self._runner = runner
-        self._duties = duties
+        self._leader_tasks = leader_tasks
         self._lock = threading.Lock()
         self._last: Facts | None = None
-        self._answered_at_s = hosts.runtime.wall_s()
+        self._answered_at_s = context.runtime.wall_s()
         self._since_s: float | None = None
         """Since when storage could not be read."""
 
@@ -61,14 +61,14 @@ class StoredFacts:
         except EvertideError as error:
             return self.last(error)
         with self._lock:
-            self._last, self._since_s, self._answered_at_s = found, None, self._hosts.runtime.wall_s()
+            self._last, self._since_s, self._answered_at_s = found, None, self._context.runtime.wall_s()
         return found
 
     def last(self, error: EvertideError) -> Facts:
         """What is known without a storage call. `error` is why none is made."""
         with self._lock:
             if self._since_s is None:
-                self._since_s = self._hosts.runtime.wall_s()
+                self._since_s = self._context.runtime.wall_s()
             last, since_s, answered_at_s = self._last, self._since_s, self._answered_at_s
         found = self._remembered() if last is None else last
         is_away = isinstance(error, Unavailable | OutcomeUnknown)
@@ -86,16 +86,16 @@ class StoredFacts:
         )
 
     def _read(self) -> Facts:
-        hosts, runner = self._hosts, self._runner
-        members, journal = runner.members, hosts.journal
+        context, runner = self._context, self._runner
+        members, journal = runner.members, context.journal
         return Facts(
-            stalled=stall(hosts.meta, journal, members, hosts.runtime, hosts.settings),
+            stalled=stall(context.meta, journal, members, context.runtime, context.settings),
             positions=positions(runner),
-            sinks=self._duties.sink_statuses(runner.time - 1),
+            sinks=self._leader_tasks.sink_statuses(runner.time - 1),
             bound=journal.upper - 1,
             collections=collection_statuses(members),
-            checkpoints=tuple((entry.number, entry.time) for entry in hosts.checkpoints.entries()),
-            replicas=replica_statuses(hosts.meta, journal.committed_upper, hosts.runtime, hosts.settings),
+            checkpoints=tuple((entry.number, entry.time) for entry in context.checkpoints.entries()),
+            replicas=replica_statuses(context.meta, journal.committed_upper, context.runtime, context.settings),
         )
 
     def _remembered(self) -> Facts:

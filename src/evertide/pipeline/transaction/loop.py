@@ -16,19 +16,19 @@ from collections.abc import Callable, Set
 from typing import Protocol
 
 from evertide.errors import OutcomeUnknown, Unavailable
-from evertide.pipeline.input.offers import Intake
+from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.pause import Pause
-from evertide.pipeline.replicas.leader_tasks import Duties
-from evertide.pipeline.replicas.liveness import Pulse
+from evertide.pipeline.replicas.leader_tasks import LeaderTasks
+from evertide.pipeline.replicas.liveness import Liveness
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
-__all__ = ["Advanced", "Loop"]
+__all__ = ["Loop", "LoopTarget"]
 
 logger = logging.getLogger(__name__)
 
 
-class Advanced(Protocol):
+class LoopTarget(Protocol):
     """The pipeline, as the loop sees it."""
 
     @property
@@ -45,20 +45,20 @@ class Advanced(Protocol):
 class Loop:
     def __init__(  # noqa: PLR0917
         self,
-        pipeline: Advanced,
-        intake: Intake,
-        duties: Duties,
+        pipeline: LoopTarget,
+        input_reader: InputReader,
+        leader_tasks: LeaderTasks,
         pause: Pause,
-        pulse: Pulse,
+        liveness: Liveness,
         stopping: threading.Event,
         runtime: Runtime,
         settings: Settings,
     ) -> None:
         self._pipeline = pipeline
-        self._intake = intake
-        self._duties = duties
+        self._input_reader = input_reader
+        self._leader_tasks = leader_tasks
         self._pause = pause
-        self._pulse = pulse
+        self._liveness = liveness
         self._stopping = stopping
         self._clock = runtime.monotonic_s
         self._settings = settings
@@ -69,10 +69,10 @@ class Loop:
         replaced: Set[int] = frozenset()
         checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
         if until_idle:
-            self._intake.mark()
+            self._input_reader.mark()
         while not self._stopping.is_set() and (transactions is None or made < transactions):
-            self._pulse.comes_round()
-            damaged = self._duties.checkpointing.damaged
+            self._liveness.note_round()
+            damaged = self._leader_tasks.checkpointer.damaged
             if not damaged <= replaced:
                 replaced = damaged  # one try at once; if it fails, the next comes with the interval
                 self._pipeline.try_checkpoint()
@@ -84,26 +84,26 @@ class Loop:
                     told(each, self._clock() - began_s)
             if until_idle and idle_at is None and self._is_idle(t):
                 idle_at = self._pipeline.time
-            if idle_at is not None and self._duties.are_settled(idle_at):
+            if idle_at is not None and self._leader_tasks.has_delivered(idle_at):
                 break
             if t is None:
                 self._stopping.wait(self._settings.transaction_interval_s)
             if self._clock() >= checkpoint_s:
                 self._pipeline.try_checkpoint()
                 checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
-        self._pulse.is_over()
+        self._liveness.end_loop()
 
     def _is_idle(self, made: int | None) -> bool:
         """One that leads asks the sources itself, and knows what they had for the transaction that it made."""
         is_asked = made is None or self._pipeline.leads
-        return is_asked and not self._pause.is_on and self._intake.is_idle()
+        return is_asked and not self._pause.is_on and self._input_reader.is_idle()
 
     def _patiently(self) -> int | None:
         try:
             made = self._pipeline.advance()
         except (Unavailable, OutcomeUnknown) as error:
-            self._intake.stalls("", error)
+            self._input_reader.stalls("", error)
             self._stopping.wait(self._settings.retry_wait_max_s)
             return None
-        self._intake.goes_on("")
+        self._input_reader.goes_on("")
         return made

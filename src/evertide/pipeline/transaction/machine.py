@@ -3,7 +3,7 @@
 State is what the tables hold by key (`Tables`) and what the views' operators keep (cohorts). It is a function of the
 tables' shards; `time` is the first transaction that it does not hold. A step moves all of it on. If storage does not
 answer in the middle of it, the same step may be made again: a cohort that has taken the transaction does not take it
-twice. Where it cannot be told what was taken, the machine is `broken`, and has to be restored.
+twice. Where it cannot be told what was drain, the machine is `broken`, and has to be restored.
 
 A view that a row makes fail leaves its cohort, and the step goes on without it (`failures`): one bad row must not stop
 what does not depend on it (J12). A cohort whose state contradicts itself or cannot be read is discarded, and its views
@@ -12,7 +12,7 @@ leave in the same way (X7).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,7 +25,7 @@ from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.pipeline.definition import tables_under
-from evertide.pipeline.engine import Cohort, Engine, StatePart, StateStore, parts_of, taken
+from evertide.pipeline.engine import Cohort, Engine, StatePart, StateStore, drain, parts_of
 from evertide.pipeline.transaction.table_deltas import Tables
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -67,7 +67,7 @@ class Machine:
     broken: BaseException | None = None
     lost_parts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     """By the views of a cohort that was discarded, the keys of its parts: for the evidence."""
-    _given: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
+    _results: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
     """The cohorts that have taken the transaction under way, by identity, and what they gave."""
     _failed: list[ViewFailed] = field(default_factory=list)
     """Of the step under way: a view that has left its cohort does not fail once more if the step is made again."""
@@ -77,8 +77,8 @@ class Machine:
         if self.broken is not None:
             raise Damaged(path="state of the pipeline", why=f"it was left by half: {self.broken}") from self.broken
         for cohort in self.cohorts:
-            if id(cohort) not in self._given:
-                self._given[id(cohort)] = (cohort, self._taken(cohort, deltas))
+            if id(cohort) not in self._results:
+                self._results[id(cohort)] = (cohort, self._step_cohort(cohort, deltas))
         calls = self.tables.prepare(deltas, errors)  # if this fails, the step is made again
         try:
             for call in calls:
@@ -86,20 +86,20 @@ class Machine:
         except BaseException as error:
             self.broken = error
             raise
-        found = {name: delta for _, given in self._given.values() for name, delta in given.items()}
-        self._given = {}
+        found = {name: delta for _, given in self._results.values() for name, delta in given.items()}
+        self._results = {}
         self.failures, self._failed = self._failed, []
         self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
         self.time += count
         return found
 
-    def take_in(
+    def add_late(
         self, cohort: Cohort, deltas: Mapping[str, pa.Table], time: int
     ) -> tuple[dict[str, pa.Table], list[ViewFailed]]:
         """Add a cohort that lacks a part of transaction `time`: what that comes to for its views, and what failed."""
         before, self._failed = self._failed, []
         try:
-            found = self._taken(cohort, deltas)
+            found = self._step_cohort(cohort, deltas)
             failures = [type(one)(views=one.views, time=time, why=one.why) for one in self._failed]
         finally:
             self._failed = before
@@ -107,7 +107,7 @@ class Machine:
             self.cohorts.append(cohort)
         return found, failures
 
-    def _taken(self, cohort: Cohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    def _step_cohort(self, cohort: Cohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         while cohort.views:
             try:
                 return cohort.step(deltas)
@@ -115,13 +115,25 @@ class Machine:
                 if not self.is_computable(cohort.views):
                     self.broken = error
                     raise
-                self._failed.append(self._lost(cohort, str(error)))
+                self._failed.append(self._discard_cohort(cohort, str(error)))
             except ViewFailed as error:
                 row = find_culprit(cohort.fails, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
                 self._failed.append(ViewFailed(views=error.views, time=self.time, why=why))
                 cohort.drop(error.views)
         return {}
+
+    def views(self) -> set[str]:
+        return {name for cohort in self.cohorts for name in cohort.views}
+
+    def mark_broken(self, error: BaseException) -> None:
+        """A part of a transaction may be taken: no further step is possible."""
+        self.broken = error
+
+    def drop_views(self, is_dropped: Callable[[str], bool]) -> None:
+        for cohort in self.cohorts:
+            cohort.drop([name for name in cohort.views if is_dropped(name)])
+        self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
 
     def is_computable(self, views: Iterable[str]) -> bool:
         """Whether the views can be computed from what is stored."""
@@ -133,14 +145,14 @@ class Machine:
         """Drop the cohort of a view as a whole, as its views share state; None if it is gone already."""
         for cohort in self.cohorts:
             if view in cohort.views:
-                found = self._lost(cohort, why)
+                found = self._discard_cohort(cohort, why)
                 self.cohorts = [one for one in self.cohorts if one is not cohort]
                 return found
         return None
 
-    def _lost(self, cohort: Cohort, why: str) -> StateDiverged:
+    def _discard_cohort(self, cohort: Cohort, why: str) -> StateDiverged:
         views, keys = tuple(cohort.views), [part.key for part in cohort.parts()]
-        self.store.given_up.extend([*keys, *cohort.released()])
+        self.store.abandoned.extend([*keys, *cohort.released()])
         cohort.drop(views)
         self.lost_parts[views] = tuple(keys)
         return StateDiverged(views=views, time=self.time, why=why)
@@ -168,8 +180,8 @@ class Machine:
         return [*self.tables.kept(), *(one for cohort in [*self.cohorts] for one in cohort.arrangements())]
 
     def released(self) -> list[str]:
-        found = [key for cohort in self.cohorts for key in cohort.released()] + taken(self.store.given_up)
-        return found + [key for kept in self.tables.kept() for key in taken(kept.released)]
+        found = [key for cohort in self.cohorts for key in cohort.released()] + drain(self.store.abandoned)
+        return found + [key for kept in self.tables.kept() for key in drain(kept.released)]
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         done = [self.tables.maintain(is_stopping), *(cohort.maintain(is_stopping) for cohort in self.cohorts)]

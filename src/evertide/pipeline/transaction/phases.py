@@ -1,4 +1,4 @@
-"""`Course`: what a runner is at, lap by lap, and what a transaction took when it is over.
+"""`PhaseTracker`: what a runner is at, lap by lap, and what a transaction took when it is over.
 
 A transaction goes through its phases one after the other, in one thread; when the next one begins, the last is over.
 Laps that came to nothing (no source had input) are forgotten. Observers are told once, at the end.
@@ -18,7 +18,7 @@ from evertide.observer import Fault, Lap, Observer, TransactionEvent, WrittenSiz
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
-__all__ = ["Course", "Doing", "Phase"]
+__all__ = ["CurrentPhase", "Phase", "PhaseTracker"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class CurrentPhase:
     """What a runner is at, for those who wonder why nothing moves."""
 
     phase: Phase
@@ -45,27 +45,27 @@ class Doing:
     """Of what is opened: the part that it is at."""
 
 
-class Course:
+class PhaseTracker:
     def __init__(self, observer: Observer, runtime: Runtime, settings: Settings, time: int) -> None:
         self.observer = observer
         self._clock = runtime.monotonic_s
         self._slow_s = settings.slow_transaction_s
-        self.doing = Doing(Phase.WAIT, time, self._clock())
+        self.current = CurrentPhase(Phase.WAIT, time, self._clock())
         self._laps: list[Lap] = []
 
-    def does(self, phase: Phase, time: int) -> None:
-        now_s, last = self._clock(), self.doing
+    def enter(self, phase: Phase, time: int) -> None:
+        now_s, last = self._clock(), self.current
         if last.phase is not Phase.WAIT:
             self._laps.append(Lap(last.phase.value, last.since_s, now_s - last.since_s))
-        self.doing = Doing(phase, time, now_s)
+        self.current = CurrentPhase(phase, time, now_s)
         TRANSACTION.set(None if phase is Phase.WAIT else time)
 
-    def waits(self, time: int) -> None:
+    def enter_wait(self, time: int) -> None:
         """There was nothing to do."""
-        if self.doing.phase is not Phase.WAIT:
+        if self.current.phase is not Phase.WAIT:
             self._over(time)
 
-    def ends(self, time: int, how: str, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]) -> None:
+    def finish(self, time: int, how: str, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]) -> None:
         made = TransactionEvent(time, how, self._over(time + 1), sources, collections)
         if made.took_s > self._slow_s:
             took: dict[str, float] = {}
@@ -75,11 +75,11 @@ class Course:
             logger.warning("transaction %d took %.1f s, which is slow: %s", time, made.took_s, told)
         self.observer.on_transaction(made)
 
-    def fails(self, time: int, error: EvertideError) -> None:
+    def fail(self, time: int, error: EvertideError) -> None:
         """What is under way comes to nothing, for now."""
         self.observer.on_fault(Fault("transaction", "", error.error_code, self._over(time), time))
 
     def _over(self, time: int) -> tuple[Lap, ...]:
-        self.does(Phase.WAIT, time)
+        self.enter(Phase.WAIT, time)
         laps, self._laps = tuple(self._laps), []
         return laps

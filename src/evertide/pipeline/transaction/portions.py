@@ -32,7 +32,7 @@ from evertide.sources.contract import Rows
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 
-__all__ = ["Contents", "Outcome", "Pending", "Portions", "content_of"]
+__all__ = ["ContentSums", "Pending", "Portions", "TransactionOutcome", "content_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Portions:
         """The same one until it is `done`. The first may be empty."""
         if self._current is None:
             try:
-                self._current = self._gathered()
+                self._current = self._gather()
             except BaseException:
                 self._left = None  # where it stands is lost
                 raise
@@ -72,11 +72,11 @@ class Portions:
         """Whether all of them are done."""
         return self._current is None and self._left is not None and self._ahead is None
 
-    def done(self) -> None:
+    def finish(self) -> None:
         self._taken += len(self._current or ())
         self._current = None
 
-    def _gathered(self) -> list[Batch]:
+    def _gather(self) -> list[Batch]:
         if self._left is None:
             self._left = islice(self._read(), self._taken, None)
             self._ahead = next(self._left, None)
@@ -92,7 +92,7 @@ class Portions:
         return found
 
 
-class Contents:
+class ContentSums:
     """Counts and digests, which add up."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -185,7 +185,7 @@ class Pending:
         append_together(
             [Append(shard.log, self.changes(shard.name, shard.schema), 0, end) for shard in shards], self._writer
         )
-        self.settled()
+        self.settle()
         for shard in shards:
             shard.advance_since(self.time, self._writer)
 
@@ -193,9 +193,9 @@ class Pending:
         """They will not be appended."""
         for shard in {*self._ahead, *self.parts, *self.deltas}:
             self.forget(shard, members)
-        self.settled()
+        self.settle()
 
-    def settled(self) -> None:
+    def settle(self) -> None:
         """They are appended, or never will be."""
         for seq in self._claims:
             self._writer.settle(seq)
@@ -214,7 +214,7 @@ class Pending:
         )
 
 
-class Outcome:
+class TransactionOutcome:
     """What a transaction comes to, until it is committed: for each shard, its changes."""
 
     def __init__(self, bound: Bound, portions: Portions, writer: Writer) -> None:
@@ -223,7 +223,7 @@ class Outcome:
         self.portions = portions
         self.count = 0
         """Of the portions that are in it."""
-        self.sources = Contents(bound.inputs)
+        self.sources = ContentSums(bound.inputs)
         self.tables: set[str] = set()
         """Those that change."""
         self.failures: list[ViewFailed] = []
@@ -251,14 +251,14 @@ class Outcome:
         self.tables.update(deltas.tables)
         self.failures.extend(failures)
         self.count += 1
-        self.portions.done()
+        self.portions.finish()
 
     def keep(self, members: Members) -> None:
         """Store what is in memory, unless it is all there is. May be called again if it fails."""
         if not (self.count == 1 and self.portions.is_over):
             self._pending.store(members)
 
-    def left(self, shards: Iterable[str], members: Members) -> None:
+    def remove_views(self, shards: Iterable[str], members: Members) -> None:
         """The views that failed are no longer members: what their shards were to get is dropped."""
         for shard in shards:
             self._pending.forget(shard, members)
@@ -270,7 +270,7 @@ class Outcome:
 
     def stored(self, shard: str) -> Content:
         """What the commit would have said of it."""
-        found = Contents()
+        found = ContentSums()
         for part in self._pending.parts.get(shard, ()):
             found.take({shard: Content(part.rows, part.digest)})
         if shard in self._pending.deltas:
@@ -305,9 +305,9 @@ class Outcome:
         """It will not be committed."""
         self._pending.drop(members)
 
-    def settled(self) -> None:
+    def settle(self) -> None:
         """It is committed, or never will be."""
-        self._pending.settled()
+        self._pending.settle()
 
 
 def content_of(delta: pa.Table) -> Content:

@@ -1,35 +1,34 @@
-"""One transaction after the other: bind, compute, commit; and what surrounds them.
+"""`Runner`: the transactions of a process, one after the other. It owns their state: other modules call its methods.
 
-The order, in which each step is durable before the next begins:
+The steps of transaction t; each is durable before the next begins:
 
-1. *Bind.* The journal takes the whole input of t (I7).
-2. *Compute.* Sources' rows become deltas of tables, these deltas of views (`Machine`). If a view fails, the generation
-   that goes on without it is committed first.
+1. *Bind.* The journal records the whole input of t (I7).
+2. *Compute.* The rows of sources become deltas of tables, and these become deltas of views (`Machine`). If a view
+   fails, a generation without it is committed first.
 3. *Commit.* One commit appends to all member shards, t -> t+1, and records counts and digests (I4, I8).
 
-If the commit did not happen (a full disk, storage away), what was computed is kept, and committed when the runner is
-asked again: the machine has moved on and must not take t twice. If a peer was faster,
-`evertide.pipeline.replicas.follow` settles it. If anything else fails, the runner is over; whoever opens the storage
-again finds t bound, and completes it.
+If the commit did not happen (a full disk, storage away), the runner keeps the computed result, and the next call
+commits it: the machine has moved on and must not take t twice. If a peer committed t first, `PeerFollower` compares the
+results. After any other failure the runner cannot be used again; the process that opens the storage next finds t bound,
+and completes it.
 
-A portion that the machine has taken is in the outcome before anything else can fail (`_compute`). The views that failed
-in it are noted there, and leave by a commit of their own, which is repeated until it is known to have happened.
+A portion that the machine has taken is added to the outcome before anything else can fail (`_compute`). The views that
+failed in it leave by a commit of their own, which is repeated until it is known to have happened.
 
-How the members (the views and shards of the generation) may change while transaction t of this process is under way:
+How the members may change while transaction t of this process is under way:
 
-    what changes them       nothing or       some portions        all computed,        commit of t with
-                            t only bound     computed             commit waits         unknown outcome
-    a view fails here       -                noted in the         left before the      left before the
-                                             outcome; leaves      first commit         first commit
-                                             before the next
-    a backfill joins here   joins at t       never: `Backfill` first brings t to its end. The join also guards what is
-                                             committed, so that it fails if t is committed by a peer or by a late commit
-    a view's state diverges (X7): as a view that fails here; found by a replay or by comparing with a peer, when nothing
+    event                   t is bound       some portions        all computed,        commit of t with
+                            at most          computed             commit waits         unknown outcome
+    a view fails here       -                noted in the outcome, and leaves before the next portion or the commit
+    a backfill joins here   joins at t       never: `Backfill` first completes t. The join also guards the committed
+                                             time, so that it fails if a peer or a late commit commits t
+    a view's state diverges (X7): as a view that fails here. If a replay or a comparison with a peer finds it, nothing
                             is under way: the views leave, or are computed in place, before the next transaction
-    a peer changes them     taken over       aligned: a view that joined gets the portions       the record of t tells
-                            (`keep_up`)      so far, one that left is dropped                    which views t has
-    the lead is taken over  at t             never: t is brought to its end first (`Advancing`)
-    the script changes      at opening only, before anything of t is computed
+    a peer changes them     adopted          aligned: a view that joined gets the portions       the record of t names
+                            (`keep_up`)      so far, one that left is dropped                    the views of t
+    this process takes      at t             never: t is completed first (`Advancer`)
+    the lead
+    the script changes      only while the pipeline opens, before anything of t is computed
 """
 
 from __future__ import annotations
@@ -43,7 +42,16 @@ import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import Damaged, Diverged, EvertideError, OutcomeUnknown, StateDiverged, Unavailable, ViewFailed
+from evertide.errors import (
+    Damaged,
+    Diverged,
+    EvertideError,
+    OutcomeUnknown,
+    StateDiverged,
+    Unavailable,
+    Unexpected,
+    ViewFailed,
+)
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import ReplayGroup, ReplayResult, find_divergences
@@ -52,12 +60,12 @@ from evertide.observer import NO_OBSERVER, Fault, Observer, WrittenSize
 from evertide.pipeline.definition import Away, Definition, definition_write, read_definition, tables_under
 from evertide.pipeline.input.bound_rows import read_input, xids_of
 from evertide.pipeline.names import ERRORS
-from evertide.pipeline.recovery.divergence import Evidence, keep_evidence, versions, with_evidence
-from evertide.pipeline.recovery.hydration import hydrate_tables_again
+from evertide.pipeline.recovery.divergence import add_evidence
+from evertide.pipeline.recovery.hydration import rehydrate_tables
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.members import Members
-from evertide.pipeline.transaction.phases import Course, Phase
-from evertide.pipeline.transaction.portions import Contents, Outcome, Portions, content_of
+from evertide.pipeline.transaction.phases import Phase, PhaseTracker
+from evertide.pipeline.transaction.portions import ContentSums, Portions, TransactionOutcome, content_of
 from evertide.rows.digest import ZERO, add
 from evertide.runtime import Runtime
 from evertide.scratch import using_system
@@ -99,25 +107,25 @@ class Runner:
         self.sources = dict(sources)
         self.runtime = runtime
         self.settings = settings
-        self.course = Course(observer, runtime, settings, machine.time)
-        self.stands = {name: view.shard for name, view in members.definition.live().items()}
-        """Which shard the state of each view is of."""
-        self.outcome: Outcome | None = None
-        """Of the transaction that is under way."""
+        self.phases = PhaseTracker(observer, runtime, settings, machine.time)
+        self.view_shards = {name: view.shard for name, view in members.definition.live().items()}
+        """By view, the shard whose content its state produced."""
+        self.outcome: TransactionOutcome | None = None
+        """Of the transaction under way."""
         self._stored: dict[str, WrittenSize] = {}
-        """What its commit holds, by shard."""
-        self._replaying: tuple[Outcome, Contents] | None = None
-        """A transaction that is replayed in portions: what its tables and views have come to so far."""
-        self._homes: list[tuple[str, ...]] = []
-        """The views by cohort, before the step of a replay that is under way."""
+        """By shard, what the commit of the transaction under way holds."""
+        self._replaying: tuple[TransactionOutcome, ContentSums] | None = None
+        """The transaction that is replayed in portions, and the sums of its views so far."""
+        self._cohorts_before: list[tuple[str, ...]] = []
+        """The views of each cohort before the replay step under way."""
         self.lost: list[ViewFailed] = []
-        """Members without state, as it was discarded or could not be computed: they are settled before any commit."""
-        self.changed: dict[str, int] = {}
-        """By kept table, the last transaction that changed it, of those that this process has taken."""
+        """Members whose state was discarded or could not be computed: they are recovered or removed before a commit."""
+        self.last_changed: dict[str, int] = {}
+        """By kept table, the last transaction of this process that changed it."""
 
     @property
     def observer(self) -> Observer:
-        return self.course.observer
+        return self.phases.observer
 
     @property
     def definition(self) -> Definition:
@@ -135,72 +143,65 @@ class Runner:
         return any(isinstance(source, HasXids) for source in self.sources.values())
 
     def bind(self, inputs: Mapping[str, Input]) -> Bound:
-        self.course.does(Phase.BIND, self.time)
+        self.phases.enter(Phase.BIND, self.time)
         return self.journal.bind(inputs, self.definition.generation, self.writer)
 
     def complete(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None = None) -> None:
-        """Compute a transaction that is bound, and commit it. May be called again if storage does not answer.
+        """Compute a bound transaction, and commit it. May be called again if storage does not answer.
 
-        `read` is the input of those sources that were read already.
+        `read` has the input of the sources that are already read.
         """
         outcome = self.outcome
         if outcome is None:
             if bound.time != self.machine.time:
-                why = f"it has taken all transactions below {self.machine.time}, and {bound.time} is to be computed"
-                raise Damaged(path="state of the pipeline", why=f"{why}; open the pipeline again")
-            outcome = self.outcome = self._begun(bound, read)
+                why = f"the state is at time {self.machine.time}, and transaction {bound.time} was to be computed"
+                raise Unexpected(where="Runner.complete", why=why)
+            batches = partial(read_input, bound, self.journal, self.sources, read=read)
+            outcome = self.outcome = TransactionOutcome(bound, Portions(batches, self.settings), self.writer)
         self._finish_portion(outcome)  # which an earlier call may have computed
         while not outcome.is_complete:
             self._compute(outcome)
             self._finish_portion(outcome)
         self.commit()
 
-    def _finish_portion(self, outcome: Outcome) -> None:
-        """What has to be durable before the next portion is computed."""
+    def _finish_portion(self, outcome: TransactionOutcome) -> None:
+        """Make durable what the next portion needs."""
         self._leave(outcome)
         outcome.keep(self.members)
 
-    def _begun(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None) -> Outcome:
-        batches = partial(read_input, bound, self.journal, self.sources, read=read)
-        return Outcome(bound, Portions(batches, self.settings), self.writer)
-
     def commit(self) -> None:
-        """Append what was computed, if anything was. `Unavailable`: nothing happened, and it may be asked again."""
+        """Append the computed outcome, if there is one. After `Unavailable` nothing was written: call it again."""
         outcome = self.outcome
         if outcome is None or not outcome.is_complete:
             return
         self._check_views()
-        self.course.does(Phase.COMMIT, self.time)
+        self.phases.enter(Phase.COMMIT, self.time)
         shards = self.members.all()
         appends = [
             Append(shard.log, outcome.changes(name, shard.schema), outcome.time, outcome.time + 1)
             for name, shard in shards.items()
         ]
         append_together(appends, self.writer, writes=self._record(outcome, tuple(shards)))
-        self.settled("committed")
+        self.finish("committed")
 
     def _check_views(self) -> None:
         """A member that the machine does not have would miss the transaction."""
-        here = {name for cohort in self.machine.cohorts for name in cohort.views}
-        missing = sorted(self.definition.live().keys() - here)
+        missing = sorted(self.definition.live().keys() - self.machine.views())
         if missing:
-            raise Damaged(path="state of the pipeline", why=f"it lacks the views {missing}, which are members")
+            raise Unexpected(where="Runner.commit", why=f"the views {missing} are members, and have no state")
 
-    def settled(self, how: str) -> None:
-        """What was computed is committed, here or by a peer."""
+    def finish(self, how: str) -> None:
+        """Forget the outcome: it is committed, here or by a peer (`how`)."""
         outcome, self.outcome = self.outcome, None
         if outcome is not None:
-            outcome.settled()
+            outcome.settle()
             given = {name: content.rows for name, content in outcome.sources.all.items()}
             stored, self._stored = self._stored, {}
-            self.changed |= dict.fromkeys(outcome.tables, outcome.time)
-            self.course.ends(outcome.time, how, given, self._by_collection(stored))
+            self.last_changed |= dict.fromkeys(outcome.tables, outcome.time)
+            self.phases.finish(outcome.time, how, given, self._by_collection(stored))
 
     def stretch(self, upper: int) -> ReplayGroup:
-        """Those that are replayed next, all of them below a time.
-
-        A table that is not kept is made of its input, one transaction after the other.
-        """
+        """The next transactions to replay in one step, all below `upper`; one, if a table is not kept."""
         is_several = all(table.shard for table in self.definition.tables.values() if table.is_declared)
         return ReplayGroup.take(self._recorded(upper), self.settings.replay_rows_max if is_several else 0)
 
@@ -208,24 +209,22 @@ class Runner:
         for time in range(self.machine.time, upper):
             recorded = self.journal.committed(time)
             if recorded is None:
-                raise Damaged(path=self.journal.path, why=f"what transaction {time} came to is not recorded")
+                raise Damaged(path=self.journal.path, why=f"the result of transaction {time} is not recorded")
             yield self.journal.read(time), recorded
 
     def replay(self, stretch: ReplayGroup, *, is_peers: bool = False) -> ReplayResult:
-        """Take transactions that are in the shards already, and say what they came to, for comparison.
+        """Take committed transactions from the shards, and return the result to compare with the recorded one.
 
-        Which views a peer's hold is told by their record, and the machine has just those.
-
-        The tables' deltas are what their shards say (I1). Those of a transaction that went through in portions are made
-        of its input once more, in portions as well, if the journal has it: the digests tell if they are the same.
-
-        If storage or Spark does not answer, the same stretch may be replayed again, with nothing in between: what the
-        machine has taken of it is not taken twice.
+        1. The deltas of tables are read from their shards (I1). A transaction that was computed in portions is
+           computed from its input again, in portions, if the journal has it; the digests show any difference.
+        2. Of a peer's transactions (`is_peers`), the machine has exactly the views that their records name.
+        3. If storage or Spark does not answer, call it again with the same stretch, and nothing in between: the machine
+           does not take a part twice.
         """
-        self.course.does(Phase.REPLAY, stretch.time)
+        self.phases.enter(Phase.REPLAY, stretch.time)
         bound, recorded = stretch.bound[0], stretch.records[0]
         if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
-            return self._replayed_in_portions(stretch, is_peers=is_peers)
+            return self._replay_in_portions(stretch, is_peers=is_peers)
         tables = [name for name in self.definition.tables if self.machine.tables.has(name)]
         deltas = self.members.table_changes(stretch.time, stretch.upper, tables)
         errors = self.members.dead_letter_changes(stretch.time, stretch.upper)
@@ -235,21 +234,23 @@ class Runner:
             batches = read_input(bound, self.journal, self.sources, lambda table: table in unkept)
             read = self.machine.tables.deltas(batches, lambda _: pa.schema([]).empty_table())
             deltas, given = {**deltas, **read.tables}, read.sources
-        found = self._stepped(deltas, errors, count=len(stretch.bound))
+        found = self._replay_step(deltas, errors, count=len(stretch.bound))
         contents = {name: content_of(delta) for name, delta in found.items()}
-        return self._found(stretch, contents, given, is_peers=is_peers)
+        return self._replay_result(stretch, contents, given, is_peers=is_peers)
 
-    def _replayed_in_portions(self, stretch: ReplayGroup, *, is_peers: bool) -> ReplayResult:
+    def _replay_in_portions(self, stretch: ReplayGroup, *, is_peers: bool) -> ReplayResult:
         bound = stretch.bound[0]
         if self._replaying is None or self._replaying[0].bound != bound:
             batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
-            self._replaying = Outcome(bound, Portions(batches, self.settings), self.writer), Contents()
+            self._replaying = TransactionOutcome(bound, Portions(batches, self.settings), self.writer), ContentSums()
         outcome, views = self._replaying
         try:
             outcome.keep(self.members)  # of a portion that an earlier call has taken
             while not outcome.is_complete:
-                deltas = self.machine.tables.deltas(outcome.portions.current(), self._content(outcome))
-                found = self._stepped(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
+                deltas = self.machine.tables.deltas(
+                    outcome.portions.current(), partial(outcome.content, members=self.members)
+                )
+                found = self._replay_step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
                 views.take({name: content_of(delta) for name, delta in found.items()})
                 outcome.take(self._without_key(deltas.tables), deltas)
                 outcome.keep(self.members)
@@ -261,12 +262,12 @@ class Runner:
             self.stop_replaying()
             raise
         self.stop_replaying()
-        return self._found(stretch, views.all, outcome.sources.all, is_peers=is_peers)
+        return self._replay_result(stretch, views.all, outcome.sources.all, is_peers=is_peers)
 
     def stop_replaying(self) -> None:
         """It is done, or the machine that has taken a part of it is discarded."""
         replaying, self._replaying = self._replaying, None
-        self._homes = []
+        self._cohorts_before = []
         if replaying is not None:
             replaying[0].drop(self.members)
 
@@ -277,28 +278,29 @@ class Runner:
             tables[name].shard: delta for name, delta in deltas.items() if tables[name].shard and not tables[name].key
         }
 
-    def _content(self, outcome: Outcome) -> Callable[[str], pa.Table]:
-        return lambda table: outcome.content(table, self.members)
-
-    def _stepped(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int) -> dict[str, pa.Table]:
+    def _replay_step(
+        self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int
+    ) -> dict[str, pa.Table]:
         """Of a replay: a view that fails in a transaction that is committed with it has diverged."""
-        self._homes = self._homes or [tuple(cohort.views) for cohort in self.machine.cohorts]
+        self._cohorts_before = self._cohorts_before or [tuple(cohort.views) for cohort in self.machine.cohorts]
         with using_system(f"transaction {self.machine.time}"):
             found = self.machine.step(deltas, errors, count=count)
-        homes, self._homes = self._homes, []
+        cohorts_before, self._cohorts_before = self._cohorts_before, []
         for failure in self.machine.failures:
             if not self.machine.is_computable(failure.views):
                 raise failure
             if isinstance(failure, StateDiverged):
                 self._lose(failure)
             elif not self.lost_views().issuperset(failure.views):
-                self._lose(self._failed_in_replay(failure, homes))
+                self._lose(self._discard_failed_in_replay(failure, cohorts_before))
         return {name: delta for name, delta in found.items() if name not in self.lost_views()}
 
-    def _failed_in_replay(self, failure: ViewFailed, homes: Sequence[tuple[str, ...]]) -> StateDiverged:
-        """With the views that share its state, which is discarded; `homes` are the views by cohort, before the step."""
+    def _discard_failed_in_replay(
+        self, failure: ViewFailed, cohorts_before: Sequence[tuple[str, ...]]
+    ) -> StateDiverged:
+        """Discard the state of the whole cohort. `cohorts_before` has the views of each cohort before the step."""
         machine = self.machine
-        views = next(views for views in homes if failure.views[0] in views)
+        views = next(views for views in cohorts_before if failure.views[0] in views)
         others = [machine.discard(name, failure.why) for name in views if name not in failure.views]
         parts = [key for one in others if one is not None for key in machine.lost_parts.pop(one.views, ())]
         machine.lost_parts[views] = tuple(parts)
@@ -313,18 +315,18 @@ class Runner:
             self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
 
     def _lose(self, failure: StateDiverged) -> None:
-        self.lost.append(self._with_evidence(failure))
+        self.lost.append(self._add_evidence(failure))
         self._report(self.lost[-1])
 
     def lost_views(self) -> set[str]:
         return {name for one in self.lost for name in one.views}
 
-    def without_diverged(self, found: ReplayResult, recorded: Committed) -> ReplayResult:
+    def discard_diverged(self, found: ReplayResult, recorded: Committed) -> ReplayResult:
         """What is left to compare when the views that differ from what is recorded have lost their state (X7).
 
         A view that cannot be computed again stays in it.
         """
-        views = {shard: name for name, shard in self.stands.items()}
+        views = {shard: name for name, shard in self.view_shards.items()}
         differ = find_divergences(found, recorded)
         tables = self._lose_tables(differ)
         for shard, error in differ.items():
@@ -332,7 +334,7 @@ class Runner:
             if name is None or not self.machine.is_computable([name]):
                 continue
             self.lose(name, error)
-        gone = tables | {self.stands[name] for name in self.lost_views() if name in self.stands}
+        gone = tables | {self.view_shards[name] for name in self.lost_views() if name in self.view_shards}
         shards = {shard: None if shard in gone else content for shard, content in found.shards.items()}
         return replace(found, shards=shards)
 
@@ -344,17 +346,17 @@ class Runner:
         machine, definition = self.machine, self.definition
         names = {**{table.shard: name for name, table in definition.tables.items()}, definition.errors: ERRORS}
         wrong = {names[shard]: error for shard, error in differ.items() if shard in names}
-        if not wrong or not hydrate_tables_again(machine, self.members):
+        if not wrong or not rehydrate_tables(machine, self.members):
             return set()
         for name, error in wrong.items():
             why = f"the state of table {name!r} came to {error.found}, and {error.expected} is recorded"
-            logger.error("%s", self._with_evidence(StateDiverged(views=(), time=error.time, why=why)))
-            for view in [view for view in self.stands if name in tables_under(machine.engine.views, view)]:
+            logger.error("%s", self._add_evidence(StateDiverged(views=(), time=error.time, why=why)))
+            for view in [view for view in self.view_shards if name in tables_under(machine.engine.views, view)]:
                 if (lost := machine.discard(view, why)) is not None:
                     self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
         return {shard for shard in differ if shard in names}
 
-    def _found(
+    def _replay_result(
         self, stretch: ReplayGroup, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
     ) -> ReplayResult:
         """Of transactions of an older generation only what both know is compared."""
@@ -364,23 +366,23 @@ class Runner:
         if is_same:
             shards = dict.fromkeys(self.definition.members())
         for name, content in found.items():
-            shard = self.stands[name]
+            shard = self.view_shards[name]
             if shard in recorded.shards or is_same:
                 shards[shard] = content
         unkept_only = self._sources_of_unkept()
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
         return ReplayResult(stretch.time, sources, shards, len(stretch.bound))
 
-    def replayed(self, stretch: ReplayGroup, how: str) -> None:
+    def finish_replay(self, stretch: ReplayGroup, how: str) -> None:
         """They came to what is recorded."""
         tables = {name: table.shard for name, table in self.definition.tables.items() if table.shard}
         for recorded in stretch.records:
             for name, shard in tables.items():
                 if shard in recorded.shards and recorded.shards[shard].rows:
-                    self.changed[name] = recorded.time
+                    self.last_changed[name] = recorded.time
             taken = {name: WrittenSize(content.rows, 0) for name, content in recorded.shards.items()}
             rows = {name: content.rows for name, content in recorded.sources.items()}
-            self.course.ends(recorded.time, how, rows, self._by_collection(taken))
+            self.phases.finish(recorded.time, how, rows, self._by_collection(taken))
 
     def _by_collection(self, shards: Mapping[str, WrittenSize]) -> dict[str, WrittenSize]:
         return {name: shards[shard] for name, shard in self.members.collections.items() if shard in shards}
@@ -390,12 +392,12 @@ class Runner:
         kept = {name for name, table in self.definition.tables.items() if table.shard}
         return {name for name, source in self.sources.items() if not kept.intersection(source.tables)}
 
-    def _compute(self, outcome: Outcome) -> None:
+    def _compute(self, outcome: TransactionOutcome) -> None:
         """The portion that is next."""
-        self.course.does(Phase.READ, self.time)
+        self.phases.enter(Phase.READ, self.time)
         batches = outcome.portions.current()
-        deltas = self.machine.tables.deltas(batches, self._content(outcome))
-        self.course.does(Phase.COMPUTE, self.time)
+        deltas = self.machine.tables.deltas(batches, partial(outcome.content, members=self.members))
+        self.phases.enter(Phase.COMPUTE, self.time)
         tables = self.definition.tables
         by_shard = {tables[name].shard: delta for name, delta in deltas.tables.items() if tables[name].shard}
         by_shard[self.definition.errors] = deltas.errors
@@ -408,10 +410,10 @@ class Runner:
         except EvertideError:  # the machine knows what it has taken, and does not take it twice
             raise
         except BaseException as error:  # as an interrupt, which may come between any two lines
-            self.machine.broken = error
+            self.machine.mark_broken(error)
             raise
         outcome.failures = [
-            self._with_evidence(one) if isinstance(one, StateDiverged) else one for one in outcome.failures
+            self._add_evidence(one) if isinstance(one, StateDiverged) else one for one in outcome.failures
         ]
         for failure in outcome.failures:
             self._report(failure)
@@ -421,32 +423,23 @@ class Runner:
         for name in failure.views:
             self.observer.on_fault(Fault("view", name, failure.error_code, time=failure.time))
 
-    def _with_evidence(self, failure: StateDiverged) -> StateDiverged:
-        """For a bug report; that storing it fails is no reason not to go on."""
-        evidence = Evidence(
-            views=failure.views,
-            transaction=failure.time,
-            why=failure.why,
-            found_at_s=self.runtime.wall_s(),
-            writer=self.writer.id,
-            generation=self.definition.generation,
-            fingerprint=self.definition.fingerprint,
-            versions=versions(),
-            state=self.machine.lost_parts.pop(failure.views, ()),
-        )
-        return with_evidence(failure, keep_evidence(evidence, self.members.shards.blob, self.runtime))
+    def _add_evidence(self, failure: StateDiverged) -> StateDiverged:
+        parts = self.machine.lost_parts.pop(failure.views, ())
+        return add_evidence(failure, self.definition, parts, self.writer.id, self.members.shards.blob, self.runtime)
 
-    def _leave(self, outcome: Outcome) -> None:
-        self._send_away(outcome.failures)
+    def _leave(self, outcome: TransactionOutcome) -> None:
+        self._set_away(outcome.failures)
         views = self.definition.views
-        outcome.left({views[name].shard for failure in outcome.failures for name in failure.views}, self.members)
+        outcome.remove_views(
+            {views[name].shard for failure in outcome.failures for name in failure.views}, self.members
+        )
 
-    def leave_lost(self) -> None:
+    def remove_lost_views(self) -> None:
         """Make the generation in which the views whose state was discarded are to be computed again."""
-        self._send_away(self.lost)
+        self._set_away(self.lost)
         self.lost = []
 
-    def _send_away(self, failures: Sequence[ViewFailed]) -> None:
+    def _set_away(self, failures: Sequence[ViewFailed]) -> None:
         """One change of generation for all of them; a peer may have made it already."""
         views = dict(self.definition.views)
         for failure in failures:
@@ -464,9 +457,9 @@ class Runner:
         return Away("failed", failure.time, failure.why, now_s)
 
     def change(self, *, guards: Sequence[Guard] = (), **changes: object) -> None:
-        """Another definition, in force from one moment on for everybody (I16).
+        """Commit another definition and generation (I16).
 
-        If its outcome is unknown, `evertide.pipeline.replicas.follow` finds out, as it does with the change of a peer.
+        If the outcome of the commit is unknown, `PeerFollower` reads it back, as it does with the change of a peer.
         """
         number, _ = retry_read(lambda: read_definition(self.meta), self.runtime, self.settings)
         definition = msgspec.structs.replace(
@@ -474,7 +467,7 @@ class Runner:
         )
         self.writer.change_generation(definition.members(), [definition_write(number, definition)], guards)
         self.members = self.members.moved(definition)
-        self.stands = {name: view.shard for name, view in definition.live().items()}
+        self.view_shards = {name: view.shard for name, view in definition.live().items()}
 
     def adopt(self, definition: Definition, generation: Generation) -> None:
         """Take over a peer's definition; storage is not asked, so that nothing comes between the two."""
@@ -482,7 +475,7 @@ class Runner:
         self.writer.know_generation(generation)
 
     def _record(
-        self, outcome: Outcome, names: Sequence[str]
+        self, outcome: TransactionOutcome, names: Sequence[str]
     ) -> Callable[[Sequence[tuple[Part, ...]]], Sequence[Write]]:
         def made(stored: Sequence[tuple[Part, ...]]) -> Sequence[Write]:
             contents = {

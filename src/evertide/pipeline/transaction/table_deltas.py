@@ -30,7 +30,7 @@ from evertide.flow.state.manifest import Manifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.names import ERRORS, path_name
-from evertide.pipeline.transaction.table_input import Gathered, Letter, completed, gathered, json_texts
+from evertide.pipeline.transaction.table_input import DeadLetter, TableInput, fill_unchanged, gather_input, json_texts
 from evertide.rows.changes import DIFF, lowest, net
 from evertide.rows.columns import Longs, one_chunk
 from evertide.rows.digest import digest, to_hex
@@ -112,7 +112,7 @@ class Tables:
             given[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest(batch))
         found, errors = {}, []
         for name, several in by_table.items():
-            made = self._gathered(name, several)
+            made = self._gather(name, several)
             delta = self._delta(made, content)
             if delta.num_rows:
                 found[name] = delta
@@ -121,9 +121,9 @@ class Tables:
         contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in given.items()}
         return TableDeltas(found, net(pa.concat_tables([empty, *errors]), ERRORS), contents)
 
-    def _gathered(self, name: str, several: Sequence[tuple[str, Rows]]) -> Gathered:
-        made = gathered(self._table(name), several)
-        return completed(made, self._by_key[name].lookup) if made.table.key else made
+    def _gather(self, name: str, several: Sequence[tuple[str, Rows]]) -> TableInput:
+        made = gather_input(self._table(name), several)
+        return fill_unchanged(made, self._by_key[name].lookup) if made.table.key else made
 
     def has(self, name: str) -> bool:
         return name in self._tables
@@ -158,7 +158,7 @@ class Tables:
         done = [kept.maintain(is_stopping) for kept in self.kept()]
         return any(done)
 
-    def _delta(self, made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
+    def _delta(self, made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
         table = made.table
         if not table.key:
             return _unkeyed_delta(made, content)
@@ -170,8 +170,8 @@ class Tables:
             table.name,
         )
 
-    def _errors_delta(self, made: Gathered) -> pa.Table:
-        letters = made.standing
+    def _errors_delta(self, made: TableInput) -> pa.Table:
+        letters = made.final_letters
         new = _with_diffs(_letters(made.table, letters), np.ones(len(letters), np.int64))
         if not made.table.key or not self._errors.rows:
             return new
@@ -187,7 +187,7 @@ class Tables:
         return pa.concat_tables([_with_diffs(old, -_diffs(old)), new])
 
 
-def _unkeyed_delta(made: Gathered, content: Callable[[str], pa.Table]) -> pa.Table:
+def _unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
     table, ops = made.table, made.ops
     rows = pa.Table.from_arrays(made.rows.columns, schema=table.schema)
     changes = _with_diffs(rows, np.where(ops == UPSERT, 1, -1))
@@ -212,7 +212,7 @@ def _excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
     return _with_diffs(below, -_diffs(below))
 
 
-def _letters(table: DeclaredTable, letters: Sequence[Letter]) -> pa.Table:
+def _letters(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa.Table:
     keys = [letter.fault.key for letter in letters if table.key and letter.fault.key is not None]
     texts = iter(_key_texts(pa.concat_tables(keys)) if keys else [])
     rows = [

@@ -25,7 +25,7 @@ from evertide.rows.columns import Longs, one_chunk
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
-__all__ = ["Gathered", "Letter", "aligned", "completed", "gathered", "json_texts"]
+__all__ = ["DeadLetter", "TableInput", "align_columns", "fill_unchanged", "gather_input", "json_texts"]
 
 _OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 _SAME_FIELD = pa.field(SAME, pa.string())
@@ -34,7 +34,7 @@ _FAULT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A fault, the source that it is of, and the row that it takes; -1 if its key is not known."""
 
     source: str
@@ -43,11 +43,11 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class TableInput:
     table: DeclaredTable
     rows: pa.Table
     ops: Longs
-    letters: tuple[Letter, ...]
+    letters: tuple[DeadLetter, ...]
     same: Mapping[int, str]
     """By row, what an upsert leaves as it was (`SAME`)."""
     sources: tuple[str, ...]
@@ -79,7 +79,7 @@ class Gathered:
         return pa.Table.from_arrays(self.rows.select(list(table.key)).take(pa.array(first)).columns, schema=schema)
 
     @property
-    def standing(self) -> list[Letter]:
+    def final_letters(self) -> list[DeadLetter]:
         """The letters that no later change of the same key takes back."""
         if not self.table.key:
             return list(self.letters)
@@ -87,30 +87,30 @@ class Gathered:
         return [letter for letter in self.letters if letter.row < 0 or letter.row in last]
 
 
-def gathered(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> Gathered:
+def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> TableInput:
     pieces: list[pa.Table] = []
-    letters: list[Letter] = []
+    letters: list[DeadLetter] = []
     schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
     for source, batch in batches:
-        rows, bad = _checked(table, aligned(batch.rows, schema), source)
+        rows, bad = _check_nulls(table, align_columns(batch.rows, schema), source)
         known = sorted([*batch.faults, *bad], key=lambda fault: fault.after)
         keyed = [fault for fault in known if fault.key is not None] if table.key else []
-        pieces.append(_interleaved(table, rows, keyed))
-        letters += [Letter(source, fault) for fault in known]
+        pieces.append(_interleave(table, rows, keyed))
+        letters += [DeadLetter(source, fault) for fault in known]
     rows = pa.concat_tables(pieces)
     ops = rows.column(OP).to_numpy().astype(np.int64)
-    made = Gathered(
+    made = TableInput(
         table,
         rows.drop_columns([OP, SAME]),
         ops,
-        _placed(letters, ops) if table.key else tuple(letters),
+        _place_letters(letters, ops) if table.key else tuple(letters),
         _marks(rows.column(SAME)),
         tuple(dict.fromkeys(source for source, _ in batches)),
     )
     return _since_truncate(made)
 
 
-def _placed(letters: Sequence[Letter], ops: Longs) -> tuple[Letter, ...]:
+def _place_letters(letters: Sequence[DeadLetter], ops: Longs) -> tuple[DeadLetter, ...]:
     """Faults with a key took their rows in order."""
     rows = iter(np.flatnonzero(ops == _FAULT).tolist())
     return tuple(letter if letter.fault.key is None else replace(letter, row=next(rows)) for letter in letters)
@@ -122,13 +122,13 @@ def _marks(same: Any) -> dict[int, str]:
     return {row: same[row].as_py() for row in np.flatnonzero(np.asarray(same.is_valid())).tolist()}
 
 
-def _since_truncate(made: Gathered) -> Gathered:
+def _since_truncate(made: TableInput) -> TableInput:
     cuts = np.flatnonzero(made.ops == TRUNCATE)
     if not len(cuts):
         return made
     first = int(cuts[-1]) + 1
     letters = [letter for letter in made.letters if letter.row < 0 or letter.row >= first]
-    return Gathered(
+    return TableInput(
         made.table,
         made.rows.slice(first),
         made.ops[first:],
@@ -139,7 +139,7 @@ def _since_truncate(made: Gathered) -> Gathered:
     )
 
 
-def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a schema; rows of a time before the table got further ones have NULL in those."""
     have = set(rows.schema.names)
     columns = [
@@ -148,7 +148,7 @@ def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _checked(table: DeclaredTable, rows: pa.Table, source: str) -> tuple[pa.Table, list[Fault]]:
+def _check_nulls(table: DeclaredTable, rows: pa.Table, source: str) -> tuple[pa.Table, list[Fault]]:
     """The rows, those with a NULL where the table allows none as faults: their place stays taken, by nothing."""
     ops = rows.column(OP).to_numpy()
     marks = _marks(rows.column(SAME))
@@ -192,12 +192,12 @@ def _fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: s
     )
 
 
-def _interleaved(table: DeclaredTable, rows: pa.Table, faults: Sequence[Fault]) -> pa.Table:
+def _interleave(table: DeclaredTable, rows: pa.Table, faults: Sequence[Fault]) -> pa.Table:
     """Rows, and for each fault one that has only its key, in their order."""
     if not faults:
         return rows
     keys = pa.concat_tables([fault.key.select(list(table.key)) for fault in faults if fault.key is not None])
-    marks = aligned(keys.append_column(_OP_FIELD, pa.array(np.full(len(faults), _FAULT, np.int8))), rows.schema)
+    marks = align_columns(keys.append_column(_OP_FIELD, pa.array(np.full(len(faults), _FAULT, np.int8))), rows.schema)
     places = np.concatenate([np.arange(rows.num_rows) * 2 + 1, [fault.after * 2 for fault in faults]])
     return pa.concat_tables([rows, marks]).take(pa.array(np.argsort(places, kind="stable")))
 
@@ -220,7 +220,7 @@ def _named(mark: str) -> tuple[bool, list[str]]:
     return (True, found["moved"]) if isinstance(found, dict) else (False, found)
 
 
-def completed(made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> Gathered:
+def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> TableInput:
     """With all values in place, for a table with a key. `lookup` has its rows under some keys."""
     if not made.same:
         return made
@@ -239,19 +239,19 @@ def completed(made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> Gathere
     for row, column in bad.items():
         ops[row] = _FAULT
         why = f"column {column!r} is as it was, but the row that had its value did not fit either, or is not there"
-        letters.append(Letter(made.sources[0], _fault(made.table, rows, row, why, made.sources[0]), row))
+        letters.append(DeadLetter(made.sources[0], _fault(made.table, rows, row, why, made.sources[0]), row))
     return replace(made, rows=rows, ops=ops, letters=tuple(letters), same={})
 
 
 class _Values:
     """Walks through the changes in order, and knows at each which row every key has."""
 
-    def __init__(self, made: Gathered, lookup: Callable[[pa.Table], pa.Table]) -> None:
+    def __init__(self, made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> None:
         self._made = made
         self._before = lookup(made.keys_once if not made.is_truncated else made.keys_once.slice(0, 0))
         columns = list(made.table.key)
         keys = made.rows.select(columns)
-        both = pa.concat_tables([keys, aligned(self._before, keys.schema)])
+        both = pa.concat_tables([keys, align_columns(self._before, keys.schema)])
         numbers = group_rows(both)[0].tolist()
         self._keys: list[int] = numbers[: made.rows.num_rows]
         """Of each row, the number of its key."""

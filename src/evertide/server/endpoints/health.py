@@ -113,7 +113,7 @@ class Looking:
         return self._pipeline.status(Unavailable(path=str(self._pipeline.storage.root), why=why))
 
     async def _live(self, _: Request, __: NoQuery) -> Response:
-        beat = self._pipeline.pulse.beat()
+        beat = self._pipeline.liveness.report()
         return told(Health("alive" if beat.is_alive else "hangs", beat.why), 200 if beat.is_alive else 503)
 
     async def _ready(self, request: Request, _: NoQuery) -> Response:

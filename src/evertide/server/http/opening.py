@@ -13,7 +13,7 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from evertide.pipeline.replicas.liveness import why_opening_hangs
+from evertide.pipeline.replicas.liveness import find_opening_hang
 from evertide.server.http.answers import said
 
 __all__ = ["opening"]
@@ -34,7 +34,7 @@ async def opening(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         return
     if Request(scope).url.path == _LIVE and scope["method"] in ("GET", "HEAD"):
-        hang = await anyio.to_thread.run_sync(why_opening_hangs)  # it may ask Spark
+        hang = await anyio.to_thread.run_sync(find_opening_hang)  # it may ask Spark
         known: dict[str, object] = {
             "status": "hangs" if hang else "alive",
             "why": hang or _WHY,

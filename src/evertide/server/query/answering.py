@@ -153,7 +153,7 @@ def _opened(opening: Mapping[str, Any], settings: Settings) -> Engine:
 def _answered(engine: Engine, told: dict[str, Any], out: int, memory_bytes: int) -> bool:
     """Whether this process is good for another one."""
     number = told.pop("number")
-    write_frame(out, {"is_begun": number})
+    write_frame(out, {"is_active": number})
     question = Question(**{**told, "engine": Chosen(told["engine"])})
     body = b""
     try:

@@ -27,16 +27,16 @@ from evertide.store.retry import commit_until_known, retry_read, truncate_someti
 from evertide.store.sealed import seal
 from evertide.store.writers import Registration, Writer, read_registrations
 
-__all__ = ["Leading", "promote"]
+__all__ = ["Leadership", "promote"]
 
 logger = logging.getLogger(__name__)
 
 
-class Leading:
+class Leadership:
     """Whether this process leads, as far as it last looked."""
 
     def __init__(self, meta: Meta, writer: Writer, runtime: Runtime, settings: Settings, *, may_take: bool) -> None:
-        self.is_ours = False
+        self.is_leader = False
         self._meta = meta
         self._writer = writer
         self._runtime = runtime
@@ -46,16 +46,16 @@ class Leading:
     @property
     def role(self) -> str:
         """`leads`, `follows` or `read-only`."""
-        return "leads" if self.is_ours else "follows" if self._may_take else "read-only"
+        return "leads" if self.is_leader else "follows" if self._may_take else "read-only"
 
-    def look(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take the lead if nobody has it."""
         number, leader = retry_read(lambda: read_leader(self._meta), self._runtime, self._settings)
         if leader is not None and leader.writer == self._writer.id:
-            self.is_ours = True
+            self.is_leader = True
         elif self._may_take:
-            self.is_ours = self._is_vacant(leader) and self._take(number, leader)
-        return self.is_ours
+            self.is_leader = self._is_vacant(leader) and self._take(number, leader)
+        return self.is_leader
 
     def leader(self) -> Registration | None:
         """Of the one that leads, if it is registered."""

@@ -23,12 +23,12 @@ from evertide.problem import Problem
 from evertide.sources.contract import Limit, Markable, MayWait, Monitored, Rows, Source, to_problem
 from evertide.threads.steps import note_each_step
 
-__all__ = ["Intake"]
+__all__ = ["InputReader"]
 
 logger = logging.getLogger(__name__)
 
 
-class Intake:
+class InputReader:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.stalled: dict[str, Problem] = {}
@@ -36,7 +36,7 @@ class Intake:
         self._moving: set[str] = set(runner.sources)
         """Those that may have more: they had something when they were last asked, or were not asked yet."""
 
-    def input(self, asked: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
+    def read(self, asked: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
         """For the journal, and what was read. Every source is in it, those that have nothing where they stand.
 
         If only some are to be `asked`, the others are left to whoever leads.

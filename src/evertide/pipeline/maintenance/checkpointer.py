@@ -30,7 +30,7 @@ from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.observer import CheckpointEvent, Fault
 from evertide.pipeline.definition import Definition
-from evertide.pipeline.input.pushes import PUSH, whole_position
+from evertide.pipeline.input.pushes import PUSH, complete_position
 from evertide.pipeline.recovery.opening import positions
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
@@ -41,11 +41,11 @@ from evertide.store.paths import PIPELINE, Name
 from evertide.store.retry import retry_read
 from evertide.threads.failures import Failures
 
-__all__ = ["COLLECTION", "HOLD", "Checkpointing"]
+__all__ = ["GARBAGE_COLLECTION", "HOLD", "Checkpointer"]
 
 logger = logging.getLogger(__name__)
 
-COLLECTION = "garbage collection of state and checkpoints"
+GARBAGE_COLLECTION = "garbage collection of state and checkpoints"
 _TRUNCATION = "truncation of the journal and of the history of tables and views"
 
 _FORGET_EVERY_S = 3600.0
@@ -55,7 +55,7 @@ HOLD = "checkpoint"
 _DRAFTS_MAX = 5
 
 
-class Checkpointing:
+class Checkpointer:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.failing = Failures(runner.runtime, runner.settings.maintenance_interval_s)
@@ -66,9 +66,9 @@ class Checkpointing:
         self.problem: Problem | None = None
         """Why the last try made none; None after one that did."""
         self._generation = 0
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Which intact one is the newest: a peer may have made it."""
         found = self._runner.checkpoints.newest()
         self.last, self._generation = (found[0], found[1].generation) if found is not None else (None, 0)
@@ -88,17 +88,17 @@ class Checkpointing:
         """Between two transactions (J5). `catch_up` takes what peers have committed, for the next draft."""
         for _ in range(_DRAFTS_MAX - 1):
             try:
-                return self._tried()
+                return self._try()
             except (Conflict, GenerationMoved) as error:
                 logger.info("a peer went on while the checkpoint was drafted, another draft is made: %s", error)
                 catch_up()
-        return self._tried()
+        return self._try()
 
-    def _tried(self) -> CatalogEntry:
+    def _try(self) -> CatalogEntry:
         runner = self._runner
         try:
             with using_system("the checkpoint"):
-                entry = self._made()
+                entry = self._make()
         except EvertideError as error:
             runner.observer.on_fault(Fault("checkpoint", "", error.error_code))
             since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
@@ -112,7 +112,7 @@ class Checkpointing:
         self.problem = None
         return entry
 
-    def _made(self) -> CatalogEntry:
+    def _make(self) -> CatalogEntry:
         runner = self._runner
         began_s = runner.runtime.monotonic_s()
         drafts: list[Draft] = []
@@ -131,7 +131,7 @@ class Checkpointing:
         made = CheckpointEvent(self.last.number, state.time, len(state.parts), size, began_s, took_s)
         runner.observer.on_checkpoint(made)
         try:
-            self.let_go()
+            self.release_history()
         except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next one lets go of more
             logger.warning("what checkpoint %d makes superfluous is still there: %s", self.last.number, error)
         except Damaged as error:  # of a record that only this reads: the checkpoint is made
@@ -140,7 +140,7 @@ class Checkpointing:
             self.failing.remove(_TRUNCATION)
         return self.last
 
-    def let_go(self) -> None:
+    def release_history(self) -> None:
         runner = self._runner
         oldest = min((entry.time for entry in runner.checkpoints.entries()), default=0)
         for shard in runner.members.all().values():
@@ -167,9 +167,9 @@ class Checkpointing:
         done = runner.checkpoints.collect(self._live, runner.writer)
         self._released.difference_update(done.parts)
         if done.refused is not None:
-            self.failing.add(COLLECTION, done.refused)
+            self.failing.add(GARBAGE_COLLECTION, done.refused)
         else:
-            self.failing.remove(COLLECTION)
+            self.failing.remove(GARBAGE_COLLECTION)
         return done
 
     def _live(self) -> _Live:
@@ -190,7 +190,7 @@ class Checkpointing:
             time=runner.time,
             fingerprint=definition.fingerprint,
             generation=definition.generation,
-            positions={**where, PUSH: whole_position(where[PUSH], runner.journal.producers_before(runner.time))},
+            positions={**where, PUSH: complete_position(where[PUSH], runner.journal.producers_before(runner.time))},
             state=state,
             parts=parts,
             shards=states,

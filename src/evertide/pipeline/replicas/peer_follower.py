@@ -1,4 +1,4 @@
-"""`Following`: keeping up with peers, which run the same pipeline on the same storage.
+"""`PeerFollower`: keeping up with peers, which run the same pipeline on the same storage.
 
 1. What a peer committed goes through our operators as well, from the tables' shards, and must come to what is recorded
    (I1, I8). Views that do not have lost their state, and it is computed again
@@ -28,21 +28,21 @@ from evertide.errors import (
 )
 from evertide.journal.records import Committed
 from evertide.journal.replay import ReplayGroup, ReplayResult, check_replay
-from evertide.pipeline.definition import Definition, Evolution, evolved, read_definition
+from evertide.pipeline.definition import Definition, Evolution, compare_definition, read_definition
 from evertide.pipeline.recovery.divergence import Backoff
-from evertide.pipeline.recovery.hydration import Digests, differing_contents, hydrated_cohort
+from evertide.pipeline.recovery.hydration import ContentDigests, find_differing_views, hydrate_cohort
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.paths import GENERATION
 from evertide.store.retry import retry_read
 from evertide.store.writers import GenerationRecord, read_generation
 from evertide.types import Generation
 
-__all__ = ["Following"]
+__all__ = ["PeerFollower"]
 
 logger = logging.getLogger(__name__)
 
 
-class Following:
+class PeerFollower:
     def __init__(self, runner: Runner, leads: Callable[[], bool] = lambda: True) -> None:
         """`leads` tells whether this process leads."""
         self._runner = runner
@@ -80,7 +80,7 @@ class Following:
                 self._recover()
         return runner.time - first
 
-    def together(self, call: Callable[[], object]) -> bool:
+    def race(self, call: Callable[[], object]) -> bool:
         """Do what a peer may be doing at the same time. False if the peer was first, or it has to be asked again."""
         before = self._runner.journal.upper
         if self._runner.outcome is not None and self._taken != self._runner.writer.generation and self._settle():
@@ -102,7 +102,7 @@ class Following:
         self._taken = runner.writer.generation
         self._stretch = None
         runner.stop_replaying()
-        self._differs = (evolved(runner.definition, runner.machine.engine), runner.definition.sources)
+        self._differs = (compare_definition(runner.definition, runner.machine.engine), runner.definition.sources)
 
     def _replay(self, stretch: ReplayGroup) -> None:
         """What comes next. May be called again with the same if storage or Spark does not answer: see `Runner.replay`.
@@ -115,14 +115,14 @@ class Following:
                 self._align(stretch.records[0].shards)
             self._stretch = stretch
             found = runner.replay(stretch, is_peers=True)
-            check_replay(runner.without_diverged(found, stretch.recorded), stretch.recorded)
+            check_replay(runner.discard_diverged(found, stretch.recorded), stretch.recorded)
         except (Unavailable, OutcomeUnknown):
             raise
         except EvertideError as error:
-            runner.machine.broken = error  # whatever it was, a part of it may be taken
+            runner.machine.mark_broken(error)  # whatever it was, a part of it may be taken
             raise
         self._stretch = None
-        runner.replayed(stretch, "peer")
+        runner.finish_replay(stretch, "peer")
 
     def _adopt(self) -> None:
         """Take over the generation that is in force, if a peer made another."""
@@ -132,9 +132,9 @@ class Following:
         number, made, definition = self._in_force()
         if made.writer == runner.writer.id:  # our own change, whose outcome was unknown
             runner.adopt(definition, number)
-            self._differs = (evolved(definition, runner.machine.engine), definition.sources)
+            self._differs = (compare_definition(definition, runner.machine.engine), definition.sources)
             return
-        if (evolved(definition, runner.machine.engine), definition.sources) != self._differs:
+        if (compare_definition(definition, runner.machine.engine), definition.sources) != self._differs:
             why = f"generation {definition.generation} is of another version of the script, which has taken over"
             raise Fenced(writer=runner.writer.id, why=why)
         logger.info("generation %d of a peer is taken over", definition.generation)
@@ -158,14 +158,11 @@ class Following:
     def _align(self, shards: Collection[str]) -> None:
         """Make the machine's views those whose shards are named."""
         runner, machine = self._runner, self._runner.machine
-        for cohort in machine.cohorts:
-            cohort.drop([name for name in cohort.views if runner.stands.get(name) not in shards])
-        machine.cohorts = [cohort for cohort in machine.cohorts if cohort.views]
-        here = {name for cohort in machine.cohorts for name in cohort.views}
+        machine.drop_views(lambda name: runner.view_shards.get(name) not in shards)
         live = {
             name: view for name, view in runner.definition.live().items() if name not in self._differs[0].views_gone
         }
-        here |= runner.lost_views()  # which `_recover` settles
+        here = machine.views() | runner.lost_views()  # `_recover` handles those that are lost
         missing = [name for name, view in live.items() if name not in here and view.shard in shards]
         if missing:
             self._take_in(missing)
@@ -174,9 +171,9 @@ class Following:
         """As of the first transaction that is not committed here; they get what is computed of it already."""
         runner = self._runner
         machine, outcome = runner.machine, runner.outcome
-        runner.stands |= {name: runner.definition.views[name].shard for name in views}
+        runner.view_shards |= {name: runner.definition.views[name].shard for name in views}
         try:
-            cohort = hydrated_cohort(machine, runner.members, views, runner.time, Digests())
+            cohort = hydrate_cohort(machine, runner.members, views, runner.time, ContentDigests())
         except ViewFailed as error:
             self._fails(error)
             left = [name for name in views if name not in error.views]
@@ -186,8 +183,8 @@ class Following:
         if outcome is None or not outcome.count:
             machine.cohorts.append(cohort)
             return
-        found, failures = machine.take_in(cohort, outcome.table_deltas(runner.members), outcome.time)
-        outcome.add({runner.stands[name]: delta for name, delta in found.items()}, failures)
+        found, failures = machine.add_late(cohort, outcome.table_deltas(runner.members), outcome.time)
+        outcome.add({runner.view_shards[name]: delta for name, delta in found.items()}, failures)
 
     def _fails(self, error: ViewFailed) -> None:
         """A view that a peer has computed cannot be computed here."""
@@ -218,10 +215,10 @@ class Following:
         except (Unavailable, OutcomeUnknown):  # storage did not answer: what is not aligned yet is the next time
             raise
         except EvertideError as error:
-            runner.machine.broken = error
+            runner.machine.mark_broken(error)
             raise
         logger.info("transaction %d was committed by %s", recorded.time, recorded.writer)
-        runner.settled("peer")
+        runner.finish("peer")
         return True
 
     def _compare(self, recorded: Committed) -> None:
@@ -229,7 +226,7 @@ class Following:
         if outcome is not None:
             shards = {name: outcome.stored(name) for name in recorded.shards}
             found = ReplayResult(outcome.time, outcome.sources.all, shards)
-            check_replay(self._runner.without_diverged(found, recorded), recorded)
+            check_replay(self._runner.discard_diverged(found, recorded), recorded)
 
     def _recover(self) -> None:
         """Views whose state was discarded: one that leads has them computed beside the transactions, into new shards.
@@ -243,7 +240,7 @@ class Following:
         if self._leads():
             while runner.lost:
                 try:
-                    runner.leave_lost()
+                    runner.remove_lost_views()
                 except GenerationMoved:
                     self._adopt()
             return
@@ -252,18 +249,18 @@ class Following:
         if wait_s:
             why = f"{runner.lost[0].why}; try {self._backoff.tries + 1} is in {wait_s:.0f} s"
             raise Recomputing(path=f"state of the views {views}", why=why)
-        self._backoff.tried(now_s)
+        self._backoff.note_try(now_s)
         logger.warning("the views %s are computed again, as of transaction %d", views, runner.time - 1)
         live = runner.definition.live()  # one that has another shard by now is taken in when that one begins
-        left = [name for name in views if name in live and live[name].shard == runner.stands.get(name)]
+        left = [name for name in views if name in live and live[name].shard == runner.view_shards.get(name)]
         if left:
-            digests = Digests()
+            digests = ContentDigests()
             try:
-                cohort = hydrated_cohort(runner.machine, runner.members, left, runner.time, digests)
+                cohort = hydrate_cohort(runner.machine, runner.members, left, runner.time, digests)
             except ViewFailed as error:
                 raise self._lost_again(views, error.why) from error
-            for wrong in differing_contents(runner.members, digests.all, left, runner.time).values():
-                runner.machine.store.given_up.extend(part.key for part in cohort.parts())
+            for wrong in find_differing_views(runner.members, digests.all, left, runner.time).values():
+                runner.machine.store.abandoned.extend(part.key for part in cohort.parts())
                 why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
                 raise self._lost_again(views, why)
             runner.machine.cohorts.append(cohort)

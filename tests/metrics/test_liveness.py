@@ -12,9 +12,9 @@ import pytest
 from evertide.errors import Unavailable
 from evertide.observer import NO_OBSERVER
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.liveness import Pulse
+from evertide.pipeline.replicas.liveness import Liveness
 from evertide.pipeline.transaction.machine import Machine
-from evertide.pipeline.transaction.phases import Course, Phase
+from evertide.pipeline.transaction.phases import Phase, PhaseTracker
 from evertide.runtime import SystemRuntime
 from evertide.threads.steps import note_step, watch_steps
 from evertide.threads.ticker import Ticker
@@ -37,74 +37,77 @@ def clock() -> Clock:
     return Clock()
 
 
-def pulse_of(clock: Clock, ended: Callable[[], list[str]] = list) -> tuple[Pulse, Course]:
-    course = Course(NO_OBSERVER, clock, SETTINGS, 0)
-    return Pulse(lambda: course.doing, ended, clock, 60.0), course
+def pulse_of(clock: Clock, ended: Callable[[], list[str]] = list) -> tuple[Liveness, PhaseTracker]:
+    phases = PhaseTracker(NO_OBSERVER, clock, SETTINGS, 0)
+    return Liveness(lambda: phases.current, ended, clock, 60.0), phases
 
 
 def test_to_wait_is_to_be_alive_for_as_long_as_the_loop_comes_round(clock: Clock) -> None:
-    pulse, _ = pulse_of(clock)
+    liveness, _ = pulse_of(clock)
     clock.now_s += 10_000
-    assert pulse.beat().is_alive, "nobody runs it: pushes make the transactions"
-    pulse.comes_round()
+    assert liveness.report().is_alive, "nobody runs it: pushes make the transactions"
+    liveness.note_round()
     clock.now_s += 59
-    assert pulse.beat().is_alive
+    assert liveness.report().is_alive
     clock.now_s += 2
-    beat = pulse.beat()
+    beat = liveness.report()
     assert not beat.is_alive
     assert "not come round for 61 s" in beat.why
-    pulse.is_over()
-    assert pulse.beat().is_alive
+    liveness.end_loop()
+    assert liveness.report().is_alive
 
 
 def test_a_phase_may_take_long_and_not_for_ever(clock: Clock) -> None:
-    pulse, course = pulse_of(clock)
-    pulse.comes_round()
+    liveness, phases = pulse_of(clock)
+    liveness.note_round()
     clock.now_s += 50
-    course.does(Phase.COMPUTE, 7)
+    phases.enter(Phase.COMPUTE, 7)
     clock.now_s += 50
-    beat = pulse.beat()
+    beat = liveness.report()
     assert (beat.is_alive, beat.phase, beat.transaction, beat.since_s) == (True, "compute", 7, 50)
     clock.now_s += 11
-    beat = pulse.beat()
+    beat = liveness.report()
     assert (beat.is_alive, beat.why) == (False, "transaction 7 is in phase 'compute' for 61 s without a step")
-    course.does(Phase.COMMIT, 7)
-    assert pulse.beat().is_alive, "it got on"
+    phases.enter(Phase.COMMIT, 7)
+    assert liveness.report().is_alive, "it got on"
 
 
 def test_steps_inside_of_a_long_phase_are_life(clock: Clock) -> None:
     """Steps of the thread and finished Spark tasks are progress; polling Spark without a change is not."""
     tasks = [0]
-    course = Course(NO_OBSERVER, clock, SETTINGS, 0)
-    pulse = Pulse(lambda: course.doing, list, clock, 60.0, lambda: tasks[0])
-    course.does(Phase.COMPUTE, 7)
+    phases = PhaseTracker(NO_OBSERVER, clock, SETTINGS, 0)
+    liveness = Liveness(lambda: phases.current, list, clock, 60.0, lambda: tasks[0])
+    phases.enter(Phase.COMPUTE, 7)
     for _ in range(5):
         clock.now_s += 50
-        assert pulse.hang() == ""
-        with watch_steps(pulse.moves):
+        assert liveness.find_hang() == ""
+        with watch_steps(liveness.note_step):
             note_step()
     note_step()  # of a thread that is not watched
     for _ in range(5):
         clock.now_s += 50
         tasks[0] += 1
-        assert pulse.hang() == ""
+        assert liveness.find_hang() == ""
     clock.now_s += 61
-    assert "without a step" in pulse.hang()
-    assert pulse.stall(5.0) is None, "what is bound is seen in the journal"
+    assert "without a step" in liveness.find_hang()
+    assert liveness.find_stall(5.0) is None, "what is bound is seen in the journal"
 
 
 def test_a_source_that_does_not_return_stalls_before_the_bind(clock: Clock) -> None:
-    pulse, course = pulse_of(clock)
-    course.does(Phase.READ, 7)
+    liveness, phases = pulse_of(clock)
+    phases.enter(Phase.READ, 7)
     clock.now_s += 4
-    assert pulse.stall(5.0) is None
+    assert liveness.find_stall(5.0) is None
     clock.now_s += 2
-    assert pulse.stall(5.0) == ("transaction 7 does not get on while its sources are read: a call does not return", 6.0)
+    assert liveness.find_stall(5.0) == (
+        "transaction 7 does not get on while its sources are read: a call does not return",
+        6.0,
+    )
 
 
 def test_a_thread_that_has_ended_is_no_life(clock: Clock) -> None:
-    pulse, _ = pulse_of(clock, lambda: ["evertide-heart"])
-    assert pulse.beat().why == "the threads ['evertide-heart'] have ended: see the log"
+    liveness, _ = pulse_of(clock, lambda: ["evertide-heart"])
+    assert liveness.report().why == "the threads ['evertide-heart'] have ended: see the log"
 
 
 def test_a_ticker_that_dies_is_named_and_one_that_is_stopped_is_not() -> None:

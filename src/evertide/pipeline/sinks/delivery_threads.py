@@ -24,7 +24,7 @@ from evertide.observer import NO_OBSERVER, Fault, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 from evertide.pipeline.sinks.delivery import Delivery
-from evertide.pipeline.sinks.sink_record import Recorded, SinkRecords, hold_name
+from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, hold_name
 from evertide.pipeline.status.source_record import SinkHealth
 from evertide.pipeline.status.status import Problem, SinkStatus
 from evertide.pipeline.transaction.members import Members
@@ -33,7 +33,7 @@ from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Deliveries", "PreparedSinks"]
+__all__ = ["DeliveryThreads", "PreparedSinks"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ class PreparedSinks:
         for name, declaration in self.declarations.items():
             self._check(declaration, self.prepared[name], self.recorded.get(name))
 
-    def again(self) -> PreparedSinks:
+    def reload(self) -> PreparedSinks:
         """As they are recorded now."""
         return PreparedSinks(self._engine, self.records, self._base)
 
-    def _check(self, declaration: SinkDeclaration, prepared: Prepared, recorded: Recorded | None) -> None:
+    def _check(self, declaration: SinkDeclaration, prepared: Prepared, recorded: StoredSinkRecord | None) -> None:
         if recorded is None or not recorded.record.is_declared:
             prepared.probe()
             return
@@ -77,7 +77,7 @@ class _Lane:
     problem: Problem | None = None
 
 
-class Deliveries:
+class DeliveryThreads:
     def __init__(
         self,
         sinks: PreparedSinks,
@@ -101,7 +101,7 @@ class Deliveries:
             self._lanes[name] = _Lane(delivery)
         self._end(sinks.recorded)
 
-    def start(self) -> Deliveries:
+    def start(self) -> DeliveryThreads:
         for name, lane in self._lanes.items():
             lane.thread = WatchedThread(f"evertide-sink-{name}", self._run, lane)
             lane.thread.start()
@@ -132,9 +132,9 @@ class Deliveries:
             while self._step(lane):
                 pass
             if lane.problem is None:
-                lane.delivery.keep()
+                lane.delivery.record_position()
 
-    def are_settled(self, time: int) -> bool:
+    def has_delivered(self, time: int) -> bool:
         """Whether all that can go on have got everything up to a transaction; those without a thread do not go on."""
         return all(
             lane.thread is None or lane.problem or lane.delivery.waits_for or lane.delivery.position >= time
@@ -201,7 +201,7 @@ class Deliveries:
     def _idle(self, lane: _Lane) -> None:
         try:
             lane.delivery.wait(_WAIT_S)
-            lane.delivery.keep(self._settings.beat_interval_s)
+            lane.delivery.record_position(self._settings.beat_interval_s)
         except EvertideError as error:
             self._stalls(lane, error)
         except Exception as error:  # noqa: BLE001 - a connector's own fault must show, and stop nothing else
@@ -232,7 +232,7 @@ class Deliveries:
             state = "failed" if isinstance(error, Fenced) else "stalled"
             lane.problem = Problem(state, error.error_code, error.message, error.remedy, self._runtime.wall_s())
 
-    def _end(self, recorded: Mapping[str, Recorded]) -> None:
+    def _end(self, recorded: Mapping[str, StoredSinkRecord]) -> None:
         """Sinks that are no longer declared: nothing is kept for them."""
         for name, found in recorded.items():
             if name in self._lanes or not found.record.is_declared:

@@ -1,0 +1,160 @@
+"""`Advancer`: the next transaction, whoever makes it.
+
+1. A replica first takes what peers have committed (`evertide.pipeline.replicas.peer_follower`).
+2. What is bound is completed by the one that leads; or by the one that bound it, which somebody waits for.
+3. The one that leads asks all sources for input; the others only for what was pushed to them. They race to bind it: who
+   loses offers again what is still unbound.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from evertide.errors import EvertideError, TimeCompacted
+from evertide.journal.records import Bound, Input
+from evertide.pipeline.input.input_reader import InputReader
+from evertide.pipeline.input.pushes import PUSH
+from evertide.pipeline.recovery.opening import ProcessContext, open_follower, open_runner, take_lead
+from evertide.pipeline.replicas.leader_tasks import LeaderTasks
+from evertide.pipeline.replicas.leadership import Leadership
+from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.peer_follower import PeerFollower
+from evertide.pipeline.transaction.phases import Phase
+from evertide.pipeline.transaction.runner import Runner
+from evertide.sources.contract import Rows
+
+__all__ = ["Advancer", "opened"]
+
+logger = logging.getLogger(__name__)
+
+
+def opened(context: ProcessContext, leadership: Leadership, stopping: threading.Event, role: Role) -> Runner:
+    """To lead, if nobody does; else to follow, once the one that leads has begun. May be asked again after an error."""
+    context.writer.adopt_generation()
+    while not leadership.try_acquire():
+        leader, is_read_only = leadership.leader(), role is Role.READ_ONLY
+        if context.journal.committed_upper and (leader is not None or is_read_only):
+            who = f"process {leader.pid} on {leader.host}" if leader is not None else "nobody"
+            logger.info("%s leads, and this process follows", who)
+            return open_follower(context, who, is_read_only=is_read_only)
+        stopping.wait(context.settings.poll_interval_s)
+    logger.info("this process leads")
+    return open_runner(context)
+
+
+def _is_of(bound: Bound, inputs: Mapping[str, Input]) -> bool:
+    """Whether a record holds just this input; what it says of producers beside it is the journal's."""
+    found = {name: (given.after, given.fragments) for name, given in bound.inputs.items()}
+    return found == {name: (given.after, given.fragments) for name, given in inputs.items()}
+
+
+class Advancer:
+    def __init__(
+        self,
+        context: ProcessContext,
+        runner: Runner,
+        input_reader: InputReader,
+        leader_tasks: LeaderTasks,
+        leadership: Leadership,
+        *,
+        role: Role,
+    ) -> None:
+        self._context = context
+        self._runner = runner
+        self._input_reader = input_reader
+        self._leader_tasks = leader_tasks
+        self._leadership = leadership
+        self._follower = PeerFollower(runner, lambda: leadership.is_leader)
+        self._asked = () if role is Role.READ_ONLY else (PUSH,)
+        """The sources that a process asks which does not lead."""
+        self._checked_s = context.runtime.monotonic_s()
+
+    def step(self) -> int | None:
+        """The number of the last transaction that was taken; None if there is nothing."""
+        try:
+            return self._step()
+        except EvertideError as error:
+            self._runner.phases.fail(self._runner.time, error)
+            raise
+
+    def settle(self) -> None:
+        """Bring what is computed to its end, and take what peers have committed."""
+        while (outcome := self._runner.outcome) is not None:  # a part of it may be taken: no state to keep
+            self._follower.race(lambda bound=outcome.bound: self._runner.complete(bound))  # type: ignore[misc]
+        self._keep_up()
+
+    def _step(self) -> int | None:
+        self._lead()
+        self._follower.race(self._runner.commit)  # what waits from before
+        if self._keep_up():
+            return self._runner.time - 1
+        leads, journal = self._leader_tasks.is_active, self._context.journal
+        if leads and self._runner.outcome is None:
+            self._leader_tasks.backfills.start_due()
+        pending = self._runner.time
+        if pending < journal.upper:  # bound, and its computation was not begun
+            bound = journal.read(pending)
+            return self._complete(bound, None) if leads or bound.writer == self._context.writer.id else None
+        self._runner.phases.enter(Phase.READ, pending)
+        inputs, read = self._input_reader.read(None if leads else self._asked)
+        if all(given.before == given.after for given in inputs.values()):
+            self._runner.phases.enter_wait(self._runner.time)
+            return None
+        made: list[Bound] = []
+        self._follower.race(lambda: made.append(self._runner.bind(inputs)))
+        if not made or made[0].writer != self._context.writer.id or not _is_of(made[0], inputs):
+            self._runner.phases.enter_wait(self._runner.time)
+            return None  # a peer was first, or an earlier bind of ours in doubt: what is still unbound is offered again
+        self._input_reader.acknowledge(made[0], is_staged=True)
+        return self._complete(made[0], read)
+
+    def _keep_up(self) -> bool:
+        """Whether peers had made something that we had not."""
+        try:
+            return self._follower.keep_up() > 0
+        except TimeCompacted as error:
+            if (
+                self._leader_tasks.is_active or self._runner.machine.time > error.since
+            ):  # to take t, t - 1 must be readable
+                raise
+            logger.warning("this replica fell behind what is kept, and starts again from the newest checkpoint")
+            fresh = open_follower(self._context, "a peer", is_read_only=not self._asked)
+            self._runner.machine, self._runner.members, self._runner.view_shards = (
+                fresh.machine,
+                fresh.members,
+                fresh.view_shards,
+            )
+            self._runner.lost = fresh.lost
+            self._follower.restart()
+            return True
+
+    def _complete(self, bound: Bound, read: dict[str, list[Rows]] | None) -> int:
+        while self._runner.time <= bound.time:
+            if not self._keep_up():
+                self._follower.race(lambda: self._runner.complete(bound, read))
+        if self._leader_tasks.is_active:
+            self._input_reader.acknowledge(bound, is_staged=False)
+            self._leader_tasks.backfills.start_due()
+        return bound.time
+
+    def _lead(self) -> None:
+        """Look now and then whether the lead is ours; if it has become so, take up what comes with it.
+
+        Not while a transaction is under way: what comes with it may change the members.
+        """
+        now_s = self._context.runtime.monotonic_s()
+        if self._leader_tasks.is_active or now_s - self._checked_s < self._context.settings.lead_interval_s:
+            return
+        if self._runner.outcome is not None:
+            return
+        self._checked_s = now_s
+        if self._leadership.try_acquire():
+            logger.warning("this process leads from now on")
+            while self._follower.keep_up():
+                pass
+            take_lead(self._runner, self._context.progress)
+            self._follower.restart()
+            self._leader_tasks.begin(anew=True)
+            self._leader_tasks.try_checkpoint(self.settle)

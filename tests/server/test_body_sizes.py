@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evertide.media import ARROW, PARQUET
+from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.pipeline.engine import DeclaredTable
 from evertide.server.bodies.arrow_size import plain_bytes
 from evertide.server.bodies.bodies import decoded_bytes
@@ -121,6 +121,39 @@ def test_an_arrow_stream_that_comes_to_more_than_is_allowed_is_413(client: Clien
 @pytest.mark.parametrize("bomb", PARQUET_BOMBS)
 def test_a_parquet_file_that_comes_to_more_than_is_allowed_is_413(client: Client, bomb: str) -> None:
     check_refused(client, PARQUET, *PARQUET_BOMBS[bomb]())
+
+
+def repeat(unit: bytes, before: bytes = b"[", after: bytes = b"]") -> bytes:
+    """A list of this value, as large as the test allows."""
+    return before + b",".join([unit] * (LIMIT // 5 // (len(unit) + 1))) + after
+
+
+TEXT_BOMBS: dict[str, tuple[str, str, bytes]] = {
+    "empty objects": ("numbers", JSON, repeat(b"{}")),
+    "small objects": ("numbers", JSON, repeat(b'{"n":1}')),
+    "empty lists": ("numbers", JSON, repeat(b"[]")),
+    "a list of numbers": ("lists", JSON, repeat(b"0", b'[{"l":[', b"]}]")),
+    "empty lines": ("numbers", LINES, b"{}\n" * (LIMIT // 15)),
+    "small records": ("numbers", CSV, b"n\n" + b"1\n" * (LIMIT // 10)),
+}
+
+
+@pytest.mark.parametrize("bomb", TEXT_BOMBS)
+def test_a_text_of_many_tiny_values_is_413(client: Client, bomb: str) -> None:
+    """Fails if a text counts as a multiple of its size: as values, these take up to sixty times of it."""
+    table, media, content = TEXT_BOMBS[bomb]
+    check_refused(client, media, table, content)
+
+
+def test_a_text_of_ordinary_rows_may_be_as_large_as_a_body() -> None:
+    row = b'{"id": 1234567, "customer": "ann", "amount": 10}'
+    for media, content in (
+        (JSON, repeat(row)),
+        (LINES, row + b"\n"),
+        (CSV, b"1234567,ann of the green gables,10.25\n"),
+    ):
+        times = Settings().request_decoded_bytes_max / Settings().request_bytes_max
+        assert decoded_bytes(content, media, LIMIT) <= times * len(content)
 
 
 def check_refused(client: Client, media: str, table: str, content: bytes) -> None:

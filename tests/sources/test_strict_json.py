@@ -17,7 +17,7 @@ from evertide.sources.kafka.formats import JsonFormat
 from evertide.sources.kafka.place import Records
 from evertide.sources.kafka.rows import Envelope
 from evertide.sources.kafka.whole_json import WholeJson
-from evertide.sources.values.strict_json import RepeatedName, decode_json
+from evertide.sources.values.strict_json import RepeatedName, TooDeep, decode_json
 from evertide.sources.values.values import Misfit, parse_value
 from tests.sources.kit import faults_in, offered, opened, put, rows_in, table
 
@@ -71,3 +71,19 @@ def test_a_field_of_csv_that_is_json_is_refused_too() -> None:
         parse_value('{"a": 1, "a": 2}', pa.struct([("a", pa.int32())]))
     with pytest.raises(Misfit, match="not JSON"):
         parse_value("[" * 100_000, pa.list_(pa.int32()))
+
+
+@pytest.mark.parametrize(("before", "after"), [("[", "]"), ('{"a":', "}")])
+def test_the_depth_that_is_read_does_not_depend_on_the_stack(before: str, after: str) -> None:
+    def decode(levels: int, frames: int) -> Any:
+        if frames:
+            return decode(levels, frames - 1)
+        return decode_json(DECODER, (before * levels + "1" + after * levels).encode())
+
+    for frames in (0, 300):
+        assert decode(500, frames)
+        for levels in (501, 800, 100_000):
+            with pytest.raises(RecursionError):
+                decode(levels, frames)
+    with pytest.raises(TooDeep, match="more than 500 levels"):
+        decode(501, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -136,6 +138,23 @@ def test_a_variant_is_what_spark_reads() -> None:
     assert read == ['{"a":"x","b":[1,null]}', "1.50", '"t"']
     with pytest.raises(Misfit, match="VARIANT"):
         convert_value(object(), kind)
+
+
+@pytest.mark.parametrize("nest", [lambda inner: [inner], lambda inner: {"a": inner}], ids=["list", "object"])
+def test_a_variant_has_a_fixed_number_of_levels(nest: Callable[[Any], Any]) -> None:
+    """Fails if Python's recursion limit decides."""
+    from pyspark.sql.types import VariantVal  # noqa: PLC0415
+
+    kind = arrow_type('"variant"')
+    value: Any = 1
+    for _ in range(200):
+        value = nest(value)
+    made = convert_value(value, kind)
+    assert json.loads(VariantVal(made["value"], made["metadata"]).toJson()) == value
+    for _ in range(300):
+        value = nest(value)
+        with pytest.raises(Misfit, match="deeper than the 200 levels"):
+            convert_value(value, kind)
 
 
 def one_by_one(values: list[Any], kind: Any, convert: Any) -> tuple[list[Any], set[int]]:

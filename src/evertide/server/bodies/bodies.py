@@ -7,7 +7,7 @@
     application/vnd.apache.parquet        a Parquet file
 
 1. A body is read up to a limit, and no further. It is decoded if it comes to no more than another limit, which is known
-   before (`arrow_size`, `parquet_size`), and waits until there is room for it among those of all requests
+   before (`arrow_size`, `parquet_size`, `text_size`), and waits until there is room for it among those of all requests
    (`evertide.server.access.body_memory`).
 2. Numbers with a fraction stay as they are written until their column is known: a DECIMAL loses no digit.
 3. What is not well-formed is told with its place: line and column, both from 1 on.
@@ -38,6 +38,7 @@ from evertide.scratch import scratch_file, using_scratch
 from evertide.server.access.body_memory import held_in
 from evertide.server.bodies.arrow_size import is_foreign, may_repeat, message_bytes, plain_bytes
 from evertide.server.bodies.parquet_size import parquet_bytes
+from evertide.server.bodies.text_size import text_bytes
 from evertide.settings import Settings
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 from evertide.sources.values.values import Number, show_value
@@ -61,8 +62,6 @@ BODIES = (JSON, LINES, ARROW, CSV, PARQUET)
 
 _FILES = {CSV: Format.csv, PARQUET: Format.parquet}
 _BYTE = re.compile(r" \(byte (\d+)\)$")
-_TEXT_TIMES = 8
-"""A text takes about so many times more once it is values: seven, of rows with a few short ones."""
 _LOOKING = 2
 """Bodies at a time that are looked through for what they come to: of some, more than a little has to be decoded."""
 
@@ -109,11 +108,10 @@ class Intake:
         """413 if it is, or comes to, more than is allowed; 503 if there is no room for it."""
         content = await content_of(request, self._settings.request_bytes_max)
         most = self._settings.request_decoded_bytes_max
-        size = len(content) * _TEXT_TIMES
-        if kind in (ARROW, PARQUET):
-            size = await anyio.to_thread.run_sync(decoded_bytes, content, kind, most, limiter=self._looking)
-            if size > most:
-                raise HTTPException(413, f"it is {len(content)} bytes, and would come to more than {most} decoded")
+        size = await anyio.to_thread.run_sync(decoded_bytes, content, kind, most, limiter=self._looking)
+        if size > most:
+            limit = f"more than {most} decoded, which is the limit (request_decoded_bytes_max)"
+            raise HTTPException(413, f"it is {len(content)} bytes, and would come to {limit}")
         held = held_in(request.scope)
         if held is not None:
             await held.more(size)
@@ -121,7 +119,9 @@ class Intake:
 
 
 def decoded_bytes(content: bytes, kind: str, enough: int) -> int:
-    """What an Arrow stream or a Parquet file comes to; counted until it is more than enough."""
+    """The size of a body once it is decoded; counted until it is more than `enough`, estimated if the body is text."""
+    if kind not in (ARROW, PARQUET):
+        return text_bytes(content, kind)
     try:
         return parquet_bytes(content, enough) if kind == PARQUET else _stream_bytes(content, enough)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:

@@ -15,6 +15,7 @@ import fastavro
 import msgspec
 import pyarrow as pa
 import pyarrow.types as kinds
+from fastavro._read_py import schemaless_reader as nested_reader
 
 from evertide.rows.conform import type_fields
 from evertide.sources.kafka.schema_registry import SchemaRegistry, Unreadable
@@ -86,11 +87,15 @@ class AvroFormat:
     is_text: bool = False
 
     def decode(self, content: bytes) -> Any:
-        schema = self.registry.schema(_schema_number(content))
+        number = _schema_number(content)
+        schema = self.registry.schema(number)
+        read = nested_reader if self.registry.is_recursive(number) else fastavro.schemaless_reader
         stream = io.BytesIO(content)
         stream.seek(_AVRO_HEAD)
         try:
-            found = fastavro.schemaless_reader(stream, schema, None)
+            found = read(stream, schema, None)
+        except RecursionError as error:
+            raise Unreadable("it is nested too deeply") from error
         except Exception as error:  # of bytes that are no such datum it raises whatever comes up
             raise Unreadable(f"it does not match its schema: {type(error).__name__} {error}") from error
         if stream.tell() != len(content):

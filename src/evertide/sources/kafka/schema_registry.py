@@ -19,6 +19,8 @@ from urllib.request import Request, urlopen
 
 import fastavro
 
+from evertide.sources.kafka.avro_bounds import empty_items, is_recursive
+
 __all__ = ["RegistryAway", "SchemaRegistry", "Unreadable"]
 
 _LIMIT_S = 5.0
@@ -41,13 +43,15 @@ class SchemaRegistry:
         if auth:
             self._headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
         self._known: dict[int, Any] = {}
+        self._recursive: set[int] = set()
+        self._unbounded: set[int] = set()
 
     def probe(self) -> None:
         """Whether somebody answers."""
         self._asked("/schemas/types")
 
     def schema(self, number: int) -> Any:
-        """As fastavro has it parsed."""
+        """As fastavro has it parsed. `Unreadable` if a few bytes could stand for any number of values."""
         if number not in self._known:
             found = self._asked(f"/schemas/ids/{number}")
             if found is None:
@@ -55,8 +59,21 @@ class SchemaRegistry:
             kind = found.get("schemaType", "AVRO")
             if kind != "AVRO":
                 raise Unreadable(f"the schema {number} is of the kind {kind}: expected AVRO")
-            self._known[number] = self._parsed(found, {})
+            named: dict[str, Any] = {}
+            parsed = self._parsed(found, named)
+            if is_recursive(parsed, named):
+                self._recursive.add(number)
+            if empty_items(parsed, named):
+                self._unbounded.add(number)
+            self._known[number] = parsed
+        if number in self._unbounded:
+            raise Unreadable(f"the schema {number} has an array whose items have no bytes")
         return self._known[number]
+
+    def is_recursive(self, number: int) -> bool:
+        """Whether a record of the schema contains itself, so that its data may be nested without a limit."""
+        self.schema(number)
+        return number in self._recursive
 
     def _parsed(self, found: Mapping[str, Any], named: dict[str, Any]) -> Any:
         for other in found.get("references") or ():

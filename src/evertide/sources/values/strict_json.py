@@ -1,4 +1,4 @@
-"""Decode JSON, and refuse an object that repeats a name.
+"""Decode JSON, and refuse an object that repeats a name, and a text that is nested too deeply.
 
 JSON does not define which of two values counts: some decoders keep the last one, others the first. The decoder does not
 report repeated names, so they are detected by counting:
@@ -6,6 +6,9 @@ report repeated names, so they are detected by counting:
 1. If the text has as many colons as the decoded value has names, no name is repeated. This is cheap.
 2. Otherwise, as colons also occur inside texts, quoted texts before a colon are counted.
 3. If that count differs as well, the text is decoded once more, name by name.
+
+The decoder's own limit of nesting depends on the depth of the stack, so that a text could be valid in one process and
+invalid in another. `_LEVELS_MAX` is fixed, and below it.
 """
 
 from __future__ import annotations
@@ -16,9 +19,16 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["RepeatedName", "decode_json"]
+__all__ = ["RepeatedName", "TooDeep", "decode_json"]
 
 _NAME = re.compile(rb'"\s*:')
+
+
+_LEVELS_MAX = 500
+
+
+class TooDeep(RecursionError):
+    """Lists and objects are nested too deeply."""
 
 
 class RepeatedName(ValueError):
@@ -26,7 +36,7 @@ class RepeatedName(ValueError):
 
 
 def decode_json(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
-    """Decode; raise `RepeatedName` if an object repeats a name."""
+    """Decode; raise `RepeatedName` if an object repeats a name, `TooDeep` beyond `_LEVELS_MAX` levels."""
     value = decoder.decode(content)
     count = _count_names(value)
     if content.count(b":") != count and len(_NAME.findall(content)) != count:
@@ -35,16 +45,20 @@ def decode_json(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
 
 
 def _count_names(value: Any) -> int:
-    """The number of names of all objects inside a value."""
-    count, waiting = 0, [value]
-    while waiting:
-        each = waiting.pop()
-        if type(each) is dict:
-            count += len(each)
-            waiting += [one for one in each.values() if type(one) is dict or type(one) is list]
-        elif type(each) is list:
-            waiting += [one for one in each if type(one) is dict or type(one) is list]
-    return count
+    """The number of names of all objects inside a value, level by level."""
+    count, level = 0, [value]
+    for _ in range(_LEVELS_MAX):
+        inner: list[Any] = []
+        for each in level:
+            if type(each) is dict:
+                count += len(each)
+                inner += [one for one in each.values() if type(one) is dict or type(one) is list]
+            elif type(each) is list:
+                inner += [one for one in each if type(one) is dict or type(one) is list]
+        if not inner:
+            return count
+        level = inner
+    raise TooDeep(f"lists and objects are nested more than {_LEVELS_MAX} levels deep")
 
 
 def _check_names(pairs: list[tuple[str, Any]]) -> None:

@@ -36,6 +36,8 @@ from evertide.sources.values.strict_json import RepeatedName, decode_json
 __all__ = ["Misfit", "Number", "convert_value", "parse_value", "show_value"]
 
 _SHOWN_MAX = 80
+_VARIANT_LEVELS_MAX = 200
+"""Fixed, so that a value fits or does not in every process. Python's own limit depends on the depth of the stack."""
 _FLOAT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})", re.ASCII)
@@ -343,20 +345,23 @@ def _variant(value: Any, kind: Any) -> dict[str, bytes]:
     if isinstance(value, Mapping) and set(value) == {"value", "metadata"} and isinstance(value["value"], bytes):
         return {"value": value["value"], "metadata": bytes(value["metadata"])}
     try:
-        made = VariantVal.parseJson(_json(value))
+        made = VariantVal.parseJson(_json(value, _VARIANT_LEVELS_MAX))
     except (TypeError, ValueError, msgspec.MsgspecError, UnicodeError):
         return _refuse(value, kind)
     return {"value": bytes(made.value), "metadata": bytes(made.metadata)}
 
 
-def _json(value: Any) -> str:
-    """`Number` is written as it was read."""
+def _json(value: Any, levels: int) -> str:
+    """`Number` is written as it was read. `Misfit` if lists and objects are nested deeper than `levels`."""
     if isinstance(value, Number):
         return str(value)
+    if levels == 0 and isinstance(value, Mapping | list | tuple):
+        raise Misfit(f"lists and objects are nested deeper than the {_VARIANT_LEVELS_MAX} levels of a VARIANT")
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_json(str(key))}:{_json(item)}" for key, item in value.items()) + "}"
+        pairs = (f"{_json(str(key), levels)}:{_json(item, levels - 1)}" for key, item in value.items())
+        return "{" + ",".join(pairs) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_json, value)) + "]"
+        return "[" + ",".join(_json(item, levels - 1) for item in value) + "]"
     if value is None or isinstance(value, bool | int | float | str):
         return msgspec.json.encode(value).decode()
     raise TypeError(type(value).__name__)

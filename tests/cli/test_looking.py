@@ -15,8 +15,8 @@ from evertide.cli import main as command
 from evertide.cli.output.live import Watch
 from evertide.cli.output.output import Output
 from evertide.journal.records import Input
+from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.reading.reader import Reader
-from evertide.pipeline.recovery.opening import positions
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -71,7 +71,12 @@ def test_s1_a_transaction_that_is_bound_and_does_not_come_is_a_stall(tmp_path: P
     """Without the look at what is bound, status would say `running` for ever."""
     with open_small(tmp_path / "s") as p:
         runner = p._runner
-        runner.bind({name: Input(position, position) for name, position in positions(runner).items()})
+        runner.bind(
+            {
+                name: Input(position, position)
+                for name, position in read_positions(runner.journal, runner.definition, runner.sources).items()
+            }
+        )
         with Reader.open(tmp_path / "s", settings=Settings(stall_after_s=1e-6)) as reader:
             found = reader.status()
         assert (found.state, found.time, found.bound) == ("stalled", 0, 1)

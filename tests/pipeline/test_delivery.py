@@ -287,7 +287,7 @@ def test_a_sink_of_another_collection_needs_another_name() -> None:
 def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     """A wrong option, and a place that is taken: there is no pipeline afterwards."""
     kept = storage()
-    with pytest.raises(InvalidInput, match="'paht' is no option"):
+    with pytest.raises(InvalidInput, match="has no option 'paht'"):
         shop(kept, with_sink(VIEWS["revenue"], sink(path="x", paht="x")), base=tmp_path)
     with pytest.raises(SinkFailed, match="is not there"):
         shop(kept, with_sink(VIEWS["revenue"], sink(path="gone/x")), base=tmp_path)

@@ -17,7 +17,7 @@ import pytest
 
 from evertide.errors import GenerationMoved
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role, end
+from evertide.pipeline.replicas.ownership import Role, end_registration
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime
@@ -101,7 +101,7 @@ class Replicas:
         alive = {one._writer.id for one in self.several.values()}
         for name, known in read_registrations(self.below.meta).items():
             if name not in alive:
-                end(self.below.meta, known, SystemRuntime(), SETTINGS)
+                end_registration(self.below.meta, known, SystemRuntime(), SETTINGS)
 
     def does(self, at: int, call: Callable[[Pipeline], object]) -> bool:
         """False if it was killed: another one comes in its place."""

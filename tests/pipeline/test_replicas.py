@@ -24,7 +24,7 @@ from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.checkpointer import Checkpointer
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.leadership import Leadership, promote
-from evertide.pipeline.replicas.ownership import RUNNING, Leader, Role, end
+from evertide.pipeline.replicas.ownership import RUNNING, Leader, Role, end_registration
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
@@ -642,7 +642,7 @@ def test_storage_that_is_away_when_the_lead_is_taken_is_asked_again(monkeypatch:
 def replaced(first: Pipeline, second: Pipeline) -> None:
     """The leader was silent for too long: a follower took over, and went on until nothing is left of that time."""
     [known] = [one for name, one in read_registrations(first.storage.meta).items() if name == first._writer.id]
-    assert end(first.storage.meta, known, SystemRuntime(), QUICK)
+    assert end_registration(first.storage.meta, known, SystemRuntime(), QUICK)
     for number in range(20, 28):
         second.push("orders", [order(number)])
         second.commit()

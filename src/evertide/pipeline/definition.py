@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import InvalidInput, StateDiverged
+from evertide.errors import InvalidInput, StateDiverged, ViewFailed
 from evertide.pipeline.names import ERRORS, path_name
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import PIPELINE
@@ -81,7 +81,14 @@ class Away(msgspec.Struct, frozen=True):
     why: str
     since_s: float
     error_code: str | msgspec.UnsetType = msgspec.UNSET
-    """Of what is wrong with a view that is hydrating; not stored if nothing is."""
+    """Of the problem of a hydrating view; not stored if there is none."""
+
+    @classmethod
+    def after(cls, failure: ViewFailed, now_s: float) -> Away:
+        if isinstance(failure, StateDiverged):
+            why = f"{failure.why}; Evertide recomputes the view from its tables"
+            return cls("hydrating", failure.time, why, now_s, failure.error_code)
+        return cls("failed", failure.time, failure.why, now_s)
 
 
 class ViewRecord(msgspec.Struct, frozen=True):

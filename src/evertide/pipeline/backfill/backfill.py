@@ -67,7 +67,7 @@ class _NewShards:
     def take(self, found: Mapping[str, pa.Table]) -> None:
         check_not_stopping(self._is_stopping)
         self._pending.store(self._members)  # what the portion before came to
-        self._pending.deltas = {self._shard(name).name: delta for name, delta in found.items()}
+        self._pending.put({self._shard(name).name: delta for name, delta in found.items()})
 
     def drop(self) -> None:
         self._pending.drop(self._members)
@@ -260,7 +260,7 @@ class Backfill:
             self._is_joining = False
             return False
         if self._cohort is not None and self._left:
-            runner.machine.cohorts.append(self._cohort)
+            runner.machine.add(self._cohort)
             logger.info("the views %s are computed, and take part from transaction %d on", self._left, runner.time)
         self._progress("backfill", len(self._left), len(self._left))
         self._finalize([before[name].shard for name in self._left if name in before and before[name].shard])

@@ -15,7 +15,7 @@ import msgspec
 from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
 from evertide.observer import Fault
-from evertide.pipeline.recovery.opening import positions
+from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.status.source_record import SourceRecord
 from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
@@ -41,13 +41,13 @@ class InputReader:
 
         If only some are to be `asked`, the others are left to whoever leads.
         """
-        settings = self._runner.settings
+        runner, settings = self._runner, self._runner.settings
         limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
         inputs: dict[str, Input] = {}
         read: dict[str, list[Rows]] = {}
         moving: set[str] = set()
-        for name, position in positions(self._runner).items():
-            source = self._runner.sources[name]
+        for name, position in read_positions(runner.journal, runner.definition, runner.sources).items():
+            source = runner.sources[name]
             inputs[name] = Input(position, position)
             if asked is not None and name not in asked:
                 continue

@@ -17,13 +17,14 @@ from collections.abc import Mapping
 import msgspec
 
 from evertide.errors import InvalidInput
+from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, LastPosition, TableRecord
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.input.pushes import PUSH
 from evertide.sources.contract import Source
 from evertide.sources.registry import family
 
-__all__ = ["fed_tables", "feeding", "is_fed_as_recorded", "left_positions"]
+__all__ = ["fed_tables", "feeding", "is_fed_as_recorded", "read_positions"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,21 @@ def is_fed_as_recorded(
     )
 
 
-def left_positions(definition: Definition) -> dict[str, str]:
-    """Where sources go on that have come back, and are in no record of the journal since."""
+def read_positions(
+    journal: Journal, definition: Definition, sources: Mapping[str, Source], upper: int | None = None
+) -> dict[str, str]:
+    """The position of each source after all bound transactions, or after all below `upper`.
+
+    A new source is at its start, a returned one where it was when its tables left.
+    """
+    recorded = journal.read(upper - 1).inputs if upper else None
+    known = journal.positions() if recorded is None else {name: one.after for name, one in recorded.items()}
+    known = {**_left_positions(definition), **known}
+    return {name: known.get(name, source.start) for name, source in sources.items()}
+
+
+def _left_positions(definition: Definition) -> dict[str, str]:
+    """By source that has returned, the position where it left."""
     back = [left for table in definition.tables.values() if (left := _left(table)) is not None]
     return {left.source: left.position for left in back}
 

@@ -31,7 +31,7 @@ from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, O
 from evertide.observer import CheckpointEvent, Fault
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.input.pushes import PUSH, complete_position
-from evertide.pipeline.recovery.opening import positions
+from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.scratch import using_system
@@ -185,7 +185,7 @@ class Checkpointer:
         state, saved = runner.machine.save(shards, tables)
         parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
         record = retry_read(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
-        where = positions(runner, runner.time)
+        where = read_positions(runner.journal, definition, runner.sources, runner.time)
         return Draft(
             time=runner.time,
             fingerprint=definition.fingerprint,

@@ -159,9 +159,7 @@ def rehydrate_tables(machine: Machine, members: Members) -> bool:
     declared = {name: table for name, table in machine.engine.tables.items() if machine.tables.has(name)}
     if not all(table.is_kept for table in declared.values()):
         return False
-    before, machine.tables = machine.tables, hydrate_tables(declared, machine.store, members, machine.time)
-    machine.lost_parts[()] = tuple(part.key for kept in before.kept() for part in kept.parts())
-    machine.store.abandoned.extend(machine.lost_parts[()])
+    machine.replace_tables(hydrate_tables(declared, machine.store, members, machine.time))
     return True
 
 

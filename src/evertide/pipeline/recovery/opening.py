@@ -44,7 +44,7 @@ from evertide.pipeline.definition import (
     stored_key,
 )
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
-from evertide.pipeline.input.source_positions import fed_tables, feeding, is_fed_as_recorded, left_positions
+from evertide.pipeline.input.source_positions import fed_tables, feeding, is_fed_as_recorded
 from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
 from evertide.pipeline.recovery.hydration import (
     ContentDigests,
@@ -75,7 +75,7 @@ from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
 from evertide.types import Generation
 
-__all__ = ["OnProgress", "ProcessContext", "Stores", "open_follower", "open_runner", "positions", "take_lead"]
+__all__ = ["OnProgress", "ProcessContext", "Stores", "open_follower", "open_runner", "take_lead"]
 
 logger = logging.getLogger(__name__)
 
@@ -192,24 +192,9 @@ def take_lead(runner: Runner, progress: OnProgress) -> None:
     _complete(runner, progress)
     _end_strays(runner)
     if runner.time == 0:
-        runner.complete(runner.bind({name: Input(position, position) for name, position in _starts(runner).items()}))
-
-
-def positions(runner: Runner, upper: int | None = None) -> dict[str, str]:
-    """Where each source of the pipeline stands, after all that is bound, or all below a time.
-
-    Those that are new stand at their beginning, those that are back where they stood when they left.
-    """
-    if upper:
-        known = {name: given.after for name, given in runner.journal.read(upper - 1).inputs.items()}
-    else:
-        known = runner.journal.positions()
-    known = {**left_positions(runner.definition), **known}
-    return {name: known.get(name, start) for name, start in _starts(runner).items()}
-
-
-def _starts(runner: Runner) -> dict[str, str]:
-    return {name: source.start for name, source in runner.sources.items()}
+        runner.complete(
+            runner.bind({name: Input(source.start, source.start) for name, source in runner.sources.items()})
+        )
 
 
 def _runner(context: ProcessContext, definition: Definition, machine: Machine) -> Runner:
@@ -275,7 +260,7 @@ def _restored(context: ProcessContext, known: Definition, evolution: Evolution, 
         for piece in members.table_pieces(name, machine.time) if tables[name].key else ():
             machine.tables.settle({name: piece}, None)
     if not leads:
-        runner.lost = []  # computed in place
+        runner.set_lost(())  # computed in place
     _hydrate_missing(runner, stable, context.progress)
     return runner
 
@@ -357,10 +342,10 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
         try:
             cohort = hydrate_cohort(machine, runner.members, left, machine.time, digests)
         except ViewFailed as error:
-            runner.lost.append(ViewFailed(views=error.views, time=machine.time - 1, why=error.why))
+            runner.set_lost([*runner.lost, ViewFailed(views=error.views, time=machine.time - 1, why=error.why)])
             left = [name for name in left if name not in error.views]
     if cohort is not None:
-        machine.cohorts.append(cohort)
+        machine.add(cohort)
     wrong = find_differing_views(runner.members, digests.all, left, machine.time) if machine.time else {}
     for name, diverged in wrong.items():
         runner.lose(name, diverged)
@@ -430,7 +415,7 @@ def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> T
             held = Pending(runner.time - 1, runner.writer)
             for piece in _held(runner, table, known):
                 held.store(runner.members)  # what came before
-                held.deltas = {shard: piece}
+                held.put({shard: piece})
                 runner.machine.tables.settle({table.name: piece}, None)
             held.fill([made], runner.members)
     schema, source = table.schema.serialize().to_pybytes(), feeding(runner.sources)[table.name]

@@ -15,7 +15,7 @@ from evertide.errors import EvertideError, Fenced, GenerationMoved, NotAllowedNo
 from evertide.pipeline.backfill.scheduler import BackfillScheduler
 from evertide.pipeline.maintenance.checkpointer import Checkpointer
 from evertide.pipeline.recovery.opening import ProcessContext
-from evertide.pipeline.replicas.ownership import live_holder
+from evertide.pipeline.replicas.ownership import read_live_holder
 from evertide.pipeline.sinks.delivery_threads import DeliveryThreads, PreparedSinks
 from evertide.pipeline.status.source_record import SourceReporter, read_source_records
 from evertide.pipeline.status.status import SinkStatus, sink_statuses
@@ -122,7 +122,7 @@ class LeaderTasks:
             return self.delivery_threads.statuses(time)
         meta, runtime, settings = self._context.meta, self._context.runtime, self._context.settings
         told = retry_read(lambda: read_source_records(meta), runtime, settings)
-        held = live_holder(meta, runtime, settings)
+        held = read_live_holder(meta, runtime, settings)
         return sink_statuses(meta, told, held, time, runtime, settings)
 
     def warnings(self) -> list[Problem]:

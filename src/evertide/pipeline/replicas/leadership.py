@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 
 from evertide.errors import Conflict, NotAllowedNow
-from evertide.pipeline.replicas.ownership import FOLLOWING, RUNNING, Leader, end, is_gone, read_leader
+from evertide.pipeline.replicas.ownership import FOLLOWING, RUNNING, Leader, end_registration, is_gone, read_leader
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write
@@ -74,7 +74,7 @@ class Leadership:
         ):
             return False
         logger.warning("process %d on %s led, and is gone", known.pid, known.host)
-        return end(self._meta, known, self._runtime, self._settings)
+        return end_registration(self._meta, known, self._runtime, self._settings)
 
     def _take(self, number: int, before: Leader | None) -> bool:
         guards = [self._writer.guards()[0]]
@@ -98,7 +98,7 @@ def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) ->
     for name, other in known.items():
         if name != chosen.writer and other.label == RUNNING:
             logger.warning("process %d on %s is fenced out", other.pid, other.host)
-            while not end(meta, other, runtime, settings):
+            while not end_registration(meta, other, runtime, settings):
                 pass  # it said meanwhile that it lives: once more
     number, _ = retry_read(lambda: read_leader(meta), runtime, settings)
     made = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())

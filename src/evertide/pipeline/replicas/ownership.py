@@ -31,11 +31,11 @@ __all__ = [
     "Leader",
     "Role",
     "check_free",
-    "end",
-    "holder",
+    "end_registration",
     "is_gone",
-    "live_holder",
+    "read_holder",
     "read_leader",
+    "read_live_holder",
     "register_as",
     "take_over",
 ]
@@ -74,7 +74,7 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
     for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
         if not other.has_ended():
             raise _held(meta, other)
-        end(meta, other, runtime, settings)
+        end_registration(meta, other, runtime, settings)
     writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING, instance=instance)
     others = [
         other
@@ -95,7 +95,7 @@ def register_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings,
     """`instance` is the caller's own: what an earlier try of unknown outcome registered under it is ended."""
     for other in retry_read(lambda: read_registrations(meta), runtime, settings).values():
         if _is_same(other, instance):
-            end(meta, other, runtime, settings)
+            end_registration(meta, other, runtime, settings)
     if role is Role.ALONE:
         return take_over(meta, runtime=runtime, settings=settings, instance=instance)
     label = FOLLOWING if role is Role.READ_ONLY else RUNNING
@@ -118,7 +118,7 @@ def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
             raise _held(meta, other)
 
 
-def holder(meta: Meta) -> Registration | None:
+def read_holder(meta: Meta) -> Registration | None:
     """Who runs it now, as far as the storage knows: of several, the one that leads."""
     known = read_registrations(meta)
     _, leader = read_leader(meta)
@@ -126,9 +126,9 @@ def holder(meta: Meta) -> Registration | None:
     return found or next((other for other in known.values() if other.label == RUNNING), None)
 
 
-def live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registration | None:
-    """`holder`, if that process lives."""
-    held = retry_read(lambda: holder(meta), runtime, settings)
+def read_live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registration | None:
+    """`read_holder`, if that process lives."""
+    held = retry_read(lambda: read_holder(meta), runtime, settings)
     return held if held is not None and not is_gone(meta, held, runtime, settings) else None
 
 
@@ -161,7 +161,7 @@ def _repairing(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registr
     return [other for other in known.values() if other.label == REPAIRING]
 
 
-def end(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
+def end_registration(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
     """End a registration, unless it is said meanwhile that it lives."""
     beat = retry_read(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if beat is None:

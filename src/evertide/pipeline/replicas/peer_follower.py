@@ -171,7 +171,7 @@ class PeerFollower:
         """As of the first transaction that is not committed here; they get what is computed of it already."""
         runner = self._runner
         machine, outcome = runner.machine, runner.outcome
-        runner.view_shards |= {name: runner.definition.views[name].shard for name in views}
+        runner.follow_shards(views)
         try:
             cohort = hydrate_cohort(machine, runner.members, views, runner.time, ContentDigests())
         except ViewFailed as error:
@@ -181,7 +181,7 @@ class PeerFollower:
                 self._take_in(left)
             return
         if outcome is None or not outcome.count:
-            machine.cohorts.append(cohort)
+            machine.add(cohort)
             return
         found, failures = machine.add_late(cohort, outcome.table_deltas(runner.members), outcome.time)
         outcome.add({runner.view_shards[name]: delta for name, delta in found.items()}, failures)
@@ -191,7 +191,7 @@ class PeerFollower:
         runner = self._runner
         logger.error("a peer has computed what cannot be computed here: %s", error)
         if runner.outcome is None:
-            runner.lost.append(ViewFailed(views=error.views, time=runner.time - 1, why=error.why))
+            runner.set_lost([*runner.lost, ViewFailed(views=error.views, time=runner.time - 1, why=error.why)])
         else:
             runner.outcome.add({}, [ViewFailed(views=error.views, time=runner.outcome.time, why=error.why)])
 
@@ -263,9 +263,9 @@ class PeerFollower:
                 runner.machine.store.abandoned.extend(part.key for part in cohort.parts())
                 why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
                 raise self._lost_again(views, why)
-            runner.machine.cohorts.append(cohort)
-        runner.lost = []
+            runner.machine.add(cohort)
+        runner.set_lost(())
 
     def _lost_again(self, views: Sequence[str], why: str) -> Recomputing:
-        self._runner.lost = [StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)]
+        self._runner.set_lost([StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)])
         return Recomputing(path=f"state of the views {list(views)}", why=why)

@@ -16,8 +16,7 @@ from evertide.pipeline.pause import Pause
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.status.health_record import HealthReporter
-from evertide.pipeline.status.status import Problem, Status, flushed_time, problem
-from evertide.pipeline.status.stored_facts import Facts
+from evertide.pipeline.status.status import Facts, Problem, Status, assemble_status, problem_from_error
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -63,7 +62,7 @@ class ProcessState:
                 error = fenced
             except EvertideError:
                 logger.warning("whether this process is still registered could not be read")
-        self.error, self._failed = error, problem(error, self._runtime.wall_s())
+        self.error, self._failed = error, problem_from_error(error, self._runtime.wall_s())
         return error
 
     def warn(self, code: str, why: str, remedy: str) -> None:
@@ -120,31 +119,16 @@ class ProcessState:
         troubles: Iterable[Problem],
     ) -> Status:
         """`facts` are those of storage, `troubles` those of threads."""
-        time = runner.time - 1
         found = self.problems() if facts.stalled is None else [*self._known(), facts.stalled]
         if facts.problem is not None and all(one.error_code != facts.problem.error_code for one in found):
             is_warning = facts.problem.state == "warning"
             found = [*found, facts.problem] if is_warning or self._failed else [facts.problem, *found]
         first = next((one for one in found if one.state != "warning"), self.pause.problem(self._opened_s))
-        return Status(
-            state=first.state,
-            since_s=first.since_s,
-            why=first.why,
-            remedy=first.remedy,
-            time=time,
-            bound=facts.bound,
-            generation=runner.definition.generation,
-            holder=self._writer.id,
-            sources=tuple(
-                input_reader.status(source, facts.positions[name]) for name, source in runner.sources.items()
-            ),
-            collections=facts.collections,
-            checkpoints=facts.checkpoints,
-            problems=(*found, *self._warnings, *leader_tasks.warnings(), *troubles),
-            sinks=facts.sinks,
-            flushed=flushed_time(time, facts.sinks),
-            replicas=facts.replicas,
-            stored_at_s=facts.stored_at_s,
+        sources = [input_reader.status(source, facts.positions[name]) for name, source in runner.sources.items()]
+        problems = (*found, *self._warnings, *leader_tasks.warnings(), *troubles)
+        generation, writer = runner.definition.generation, self._writer.id
+        return assemble_status(
+            first, problems, facts, sources, time=runner.time - 1, generation=generation, writer=writer
         )
 
     def _publish(self, now: Problem) -> None:

@@ -26,7 +26,7 @@ from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError, S
 from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.names import ERRORS
-from evertide.pipeline.replicas.ownership import holder, is_gone
+from evertide.pipeline.replicas.ownership import is_gone, read_holder
 from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
 from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
 from evertide.pipeline.status.health_record import HealthRecord, read_health
@@ -46,17 +46,18 @@ from evertide.store.writers import Registration
 
 __all__ = [
     "CollectionStatus",
+    "Facts",
     "Problem",
     "SinkStatus",
     "SourceStatus",
     "Status",
+    "assemble_status",
     "collection_statuses",
     "divergences",
-    "flushed_time",
-    "problem",
+    "find_stall",
+    "problem_from_error",
     "read_status",
     "sink_statuses",
-    "stall",
 ]
 
 
@@ -146,7 +147,64 @@ class Status:
     """When storage last answered the process that runs it, if it does not now; None: it answers."""
 
 
-def problem(error: EvertideError, since_s: float) -> Problem:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The part of a status that is read from storage."""
+
+    bound: int
+    stalled: Problem | None
+    """A bound transaction that is not committed in time."""
+    positions: Mapping[str, str]
+    """By source."""
+    collections: tuple[CollectionStatus, ...]
+    checkpoints: tuple[tuple[int, int], ...]
+    sinks: tuple[SinkStatus, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    problem: Problem | None = None
+    """Why storage could not be read; all else is as of `stored_at_s` then."""
+    stored_at_s: float | None = None
+    """When storage last answered, if it does not now."""
+
+
+def assemble_status(
+    first: Problem,
+    problems: Iterable[Problem],
+    facts: Facts,
+    sources: Iterable[SourceStatus],
+    *,
+    time: int,
+    generation: int,
+    leader: Registration | None = None,
+    writer: str = "",
+) -> Status:
+    """The status of a pipeline; `first` is the problem that determines its state.
+
+    `leader` is the registration of the running process, for a status that another process reads from storage; the
+    process itself names its `writer` instead.
+    """
+    return Status(
+        state=first.state,
+        since_s=first.since_s,
+        why=first.why,
+        remedy=first.remedy,
+        time=time,
+        bound=facts.bound,
+        generation=generation,
+        holder=writer if leader is None else leader.writer,
+        sources=tuple(sources),
+        collections=facts.collections,
+        checkpoints=facts.checkpoints,
+        problems=tuple(problems),
+        host="" if leader is None else leader.host,
+        pid=0 if leader is None else leader.pid,
+        sinks=facts.sinks,
+        flushed=min([time, *(time - sink.behind for sink in facts.sinks)]),
+        replicas=facts.replicas,
+        stored_at_s=facts.stored_at_s,
+    )
+
+
+def problem_from_error(error: EvertideError, since_s: float) -> Problem:
     if isinstance(error, Diverged):
         state = "diverged"
     elif isinstance(error, BlobMissing | BlobDamaged):
@@ -156,7 +214,7 @@ def problem(error: EvertideError, since_s: float) -> Problem:
     return Problem(state, error.error_code, error.message, error.remedy, since_s)
 
 
-def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:
+def find_stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:
     """A transaction that is bound, and waits for longer than it should (S1)."""
     waiting = journal.committed_upper  # once, and before the head: peers may go on meanwhile
     head = journal.head()
@@ -166,7 +224,7 @@ def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, sett
     if runtime.wall_s() - bound_at_s < settings.stall_after_s:
         return None
     behind = [name for name, shard in members.all().items() if shard.upper <= waiting]
-    held = holder(meta)
+    held = read_holder(meta)
     who = f"process {held.pid} on {held.host} holds it" if held else "nobody runs the pipeline"
     why = f"transaction {waiting} is bound and not committed; the shards {behind} wait for it; {who}"
     remedy = "Look at the log of that process; if it hangs, end it and start again: nothing is lost."
@@ -174,50 +232,43 @@ def stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, sett
 
 
 def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints: Checkpoints) -> Status:
-    """From the storage alone: what only the process itself knows (an error that it holds) is not in it."""
+    """The status as storage records it. An error that only the running process knows is missing."""
     meta, runtime, settings = storage.meta, shards.runtime, shards.settings
     _, definition = retry_read(lambda: read_definition(meta), runtime, settings)
     members = Members(shards, definition) if definition is not None else None
-    held = retry_read(lambda: holder(meta), runtime, settings)
-    lives = held is not None and not is_gone(meta, held, runtime, settings)
-    head = journal.head()
-    stalled = stall(meta, journal, members, runtime, settings) if lives and members is not None else None
-    said = _said(retry_read(lambda: read_health(meta), runtime, settings), held if lives else None)
-    if held is not None and lives:
-        first = stalled or said or Problem("running", "", "", "", held.registered_at_s)
-    else:
-        why = _stopped(held, journal.committed_upper, head.time + 1 if head else 0)
-        first = said or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
-    told = retry_read(lambda: read_source_records(meta), runtime, settings)
-    is_so = told is not None and held is not None and lives and told.writer == held.writer
-    time = journal.committed_upper - 1
-    sinks = sink_statuses(meta, told, held if lives else None, time, runtime, settings)
-    return Status(
-        state=first.state,
-        since_s=first.since_s,
-        why=first.why,
-        remedy=first.remedy,
-        time=journal.committed_upper - 1,
+    holder = retry_read(lambda: read_holder(meta), runtime, settings)
+    live = holder if holder is not None and not is_gone(meta, holder, runtime, settings) else None
+    head, committed = journal.head(), journal.committed_upper
+    reports = retry_read(lambda: read_source_records(meta), runtime, settings)
+    facts = Facts(
         bound=head.time if head else -1,
-        generation=definition.generation if definition else 0,
-        holder=held.writer if held and lives else "",
-        sources=_sources(journal.positions(), told, definition, held if lives else None),
+        stalled=find_stall(meta, journal, members, runtime, settings) if live and members is not None else None,
+        positions=journal.positions(),
         collections=collection_statuses(members) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
-        problems=(
-            *((first,) if first.error_code else ()),
-            *(divergences(definition).values() if definition else ()),
-            *(told.feeds + told.warnings if told is not None and is_so else ()),
-        ),
-        host=held.host if held and lives else "",
-        pid=held.pid if held and lives else 0,
-        sinks=sinks,
-        flushed=flushed_time(time, sinks),
-        replicas=replica_statuses(meta, journal.committed_upper, runtime, settings),
+        sinks=sink_statuses(meta, reports, live, committed - 1, runtime, settings),
+        replicas=replica_statuses(meta, committed, runtime, settings),
     )
+    health = _reported_health(retry_read(lambda: read_health(meta), runtime, settings), live)
+    if live is not None:
+        first = facts.stalled or health or Problem("running", "", "", "", live.registered_at_s)
+    else:
+        why = _why_stopped(holder, committed, head.time + 1 if head else 0)
+        first = health or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
+    problems = [first] if first.error_code else []
+    problems += divergences(definition).values() if definition else ()
+    problems += reports.feeds + reports.warnings if reports is not None and _is_current(reports, live) else ()
+    sources = _sources(facts.positions, reports, definition, live)
+    generation = definition.generation if definition else 0
+    return assemble_status(first, problems, facts, sources, time=committed - 1, generation=generation, leader=live)
 
 
-def _said(health: HealthRecord | None, held: Registration | None) -> Problem | None:
+def _is_current(reports: SourceRecords | None, live: Registration | None) -> bool:
+    """Whether the reports are those of the process that runs now."""
+    return reports is not None and live is not None and reports.writer == live.writer
+
+
+def _reported_health(health: HealthRecord | None, held: Registration | None) -> Problem | None:
     """What the process that lives says of itself; or, of one that ended, the error that it ended with."""
     if health is None or (held is not None and health.writer != held.writer):
         return None
@@ -249,11 +300,6 @@ def _tables(source: str, definition: Definition | None) -> tuple[str, ...]:
     return (source,) if definition is not None and source in definition.tables else ()
 
 
-def flushed_time(time: int, sinks: Iterable[SinkStatus]) -> int:
-    """The last transaction that every sink has durably."""
-    return min([time, *(time - sink.behind for sink in sinks)])
-
-
 def sink_statuses(  # noqa: PLR0917
     meta: Meta,
     told: SourceRecords | None,
@@ -281,7 +327,7 @@ def _sink(name: str, record: SinkRecord, health: SinkHealth, time: int) -> SinkS
     return SinkStatus(name, record.collection, record.connector, last, behind, health.state, health.problem)
 
 
-def _stopped(held: Registration | None, committed: int, bound: int) -> str:
+def _why_stopped(held: Registration | None, committed: int, bound: int) -> str:
     if bound == 0:
         return "no pipeline ever ran on this storage"
     who = f"process {held.pid} on {held.host} ended without saying so" if held else "nobody runs it"

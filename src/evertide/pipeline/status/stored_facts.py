@@ -9,38 +9,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
-from evertide.pipeline.recovery.opening import ProcessContext, positions
+from evertide.pipeline.input.source_positions import read_positions
+from evertide.pipeline.recovery.opening import ProcessContext
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
-from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
-from evertide.pipeline.status.status import CollectionStatus, SinkStatus, collection_statuses, stall
+from evertide.pipeline.replicas.replica_record import replica_statuses
+from evertide.pipeline.status.status import Facts, collection_statuses, find_stall
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.store.retry import limit_retries
 
-__all__ = ["WAIT_S", "Facts", "StoredFacts"]
+__all__ = ["WAIT_S", "StoredFacts"]
 
 WAIT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    bound: int
-    stalled: Problem | None
-    """A transaction that is bound, and not committed in time."""
-    positions: Mapping[str, str]
-    """By source."""
-    collections: tuple[CollectionStatus, ...]
-    checkpoints: tuple[tuple[int, int], ...]
-    sinks: tuple[SinkStatus, ...]
-    replicas: tuple[ReplicaStatus, ...]
-    problem: Problem | None = None
-    """Why storage could not be read; all else is as of `stored_at_s` then."""
-    stored_at_s: float | None = None
-    """When storage last answered, if it does not now."""
 
 
 class StoredFacts:
@@ -89,8 +71,8 @@ class StoredFacts:
         context, runner = self._context, self._runner
         members, journal = runner.members, context.journal
         return Facts(
-            stalled=stall(context.meta, journal, members, context.runtime, context.settings),
-            positions=positions(runner),
+            stalled=find_stall(context.meta, journal, members, context.runtime, context.settings),
+            positions=read_positions(journal, runner.definition, runner.sources),
             sinks=self._leader_tasks.sink_statuses(runner.time - 1),
             bound=journal.upper - 1,
             collections=collection_statuses(members),

@@ -121,12 +121,7 @@ class Advancer:
                 raise
             logger.warning("this replica fell behind what is kept, and starts again from the newest checkpoint")
             fresh = open_follower(self._context, "a peer", is_read_only=not self._asked)
-            self._runner.machine, self._runner.members, self._runner.view_shards = (
-                fresh.machine,
-                fresh.members,
-                fresh.view_shards,
-            )
-            self._runner.lost = fresh.lost
+            self._runner.take_state(fresh)
             self._follower.restart()
             return True
 

@@ -126,6 +126,15 @@ class Machine:
     def views(self) -> set[str]:
         return {name for cohort in self.cohorts for name in cohort.views}
 
+    def add(self, cohort: Cohort) -> None:
+        self.cohorts.append(cohort)
+
+    def replace_tables(self, tables: Tables) -> None:
+        """Discard what the machine knows of its tables; the parts of that are abandoned."""
+        before, self.tables = self.tables, tables
+        self.lost_parts[()] = tuple(part.key for kept in before.kept() for part in kept.parts())
+        self.store.abandoned.extend(self.lost_parts[()])
+
     def mark_broken(self, error: BaseException) -> None:
         """A part of a transaction may be taken: no further step is possible."""
         self.broken = error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from evertide.store.writers import Writer
 
 __all__ = ["Members", "at_time"]
 
+_T = TypeVar("_T")
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 
 
@@ -76,6 +78,10 @@ class Members:
         tables = {name: table.shard for name, table in definition.tables.items() if table.shard}
         views = {name: view.shard for name, view in definition.views.items() if view.shard}
         return {**tables, **views, ERRORS: definition.errors}
+
+    def by_collection(self, shards: Mapping[str, _T]) -> dict[str, _T]:
+        """Values of shards, by the name of the collection."""
+        return {name: shards[shard] for name, shard in self.collections.items() if shard in shards}
 
     def record(self, collection: str) -> TableRecord | ViewRecord:
         """Of a table or view, whatever the case of its name."""

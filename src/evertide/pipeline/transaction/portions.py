@@ -116,8 +116,12 @@ class Pending:
         self._claims: list[int] = []
         self._ahead: dict[str, Future[tuple[Part, ...]]] = {}
 
+    def put(self, deltas: Mapping[str, pa.Table]) -> None:
+        """Hold these deltas, by shard, in memory. Those held before must be stored."""
+        self.deltas = dict(deltas)
+
     def store_ahead(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
-        """Begin to store those that are large; all of them are to be in `deltas` later."""
+        """Begin to store the large ones of the deltas that the next `put` will hold."""
         self._forget_ahead(members)
         least = members.shards.settings.store_ahead_rows
         large = {name: delta for name, delta in deltas.items() if delta.num_rows >= least}
@@ -246,12 +250,15 @@ class TransactionOutcome:
 
     def take(self, by_shard: Mapping[str, pa.Table], deltas: TableDeltas, failures: Iterable[ViewFailed] = ()) -> None:
         """What the portion under way came to. It must be kept (`keep`) before the next one is taken."""
-        self._pending.deltas = dict(by_shard)
+        self._pending.put(by_shard)
         self.sources.take(deltas.sources)
         self.tables.update(deltas.tables)
         self.failures.extend(failures)
         self.count += 1
         self.portions.finish()
+
+    def replace_failures(self, failures: Iterable[ViewFailed]) -> None:
+        self.failures = list(failures)
 
     def keep(self, members: Members) -> None:
         """Store what is in memory, unless it is all there is. May be called again if it fails."""
@@ -291,7 +298,7 @@ class TransactionOutcome:
 
     def add(self, deltas: Mapping[str, pa.Table], failures: Iterable[ViewFailed]) -> None:
         """What it comes to for views that joined after it was computed; it is kept with the next `keep`."""
-        self._pending.deltas |= deltas
+        self._pending.put({**self._pending.deltas, **deltas})
         self.failures.extend(failures)
 
     def content(self, table: str, members: Members) -> pa.Table:

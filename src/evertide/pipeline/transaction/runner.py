@@ -34,7 +34,7 @@ How the members may change while transaction t of this process is under way:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -198,7 +198,7 @@ class Runner:
             given = {name: content.rows for name, content in outcome.sources.all.items()}
             stored, self._stored = self._stored, {}
             self.last_changed |= dict.fromkeys(outcome.tables, outcome.time)
-            self.phases.finish(outcome.time, how, given, self._by_collection(stored))
+            self.phases.finish(outcome.time, how, given, self.members.by_collection(stored))
 
     def stretch(self, upper: int) -> ReplayGroup:
         """The next transactions to replay in one step, all below `upper`; one, if a table is not kept."""
@@ -318,6 +318,18 @@ class Runner:
         self.lost.append(self._add_evidence(failure))
         self._report(self.lost[-1])
 
+    def set_lost(self, failures: Iterable[ViewFailed]) -> None:
+        self.lost = list(failures)
+
+    def take_state(self, fresh: Runner) -> None:
+        """Continue with the state of a runner that was just restored."""
+        self.machine, self.members, self.view_shards = fresh.machine, fresh.members, fresh.view_shards
+        self.lost = fresh.lost
+
+    def follow_shards(self, views: Iterable[str]) -> None:
+        """The state of these views produces the content of the shards that the definition names."""
+        self.view_shards |= {name: self.definition.views[name].shard for name in views}
+
     def lost_views(self) -> set[str]:
         return {name for one in self.lost for name in one.views}
 
@@ -382,10 +394,7 @@ class Runner:
                     self.last_changed[name] = recorded.time
             taken = {name: WrittenSize(content.rows, 0) for name, content in recorded.shards.items()}
             rows = {name: content.rows for name, content in recorded.sources.items()}
-            self.phases.finish(recorded.time, how, rows, self._by_collection(taken))
-
-    def _by_collection(self, shards: Mapping[str, WrittenSize]) -> dict[str, WrittenSize]:
-        return {name: shards[shard] for name, shard in self.members.collections.items() if shard in shards}
+            self.phases.finish(recorded.time, how, rows, self.members.by_collection(taken))
 
     def _sources_of_unkept(self) -> set[str]:
         """Sources of which every row is read again in a replay."""
@@ -412,9 +421,9 @@ class Runner:
         except BaseException as error:  # as an interrupt, which may come between any two lines
             self.machine.mark_broken(error)
             raise
-        outcome.failures = [
+        outcome.replace_failures(
             self._add_evidence(one) if isinstance(one, StateDiverged) else one for one in outcome.failures
-        ]
+        )
         for failure in outcome.failures:
             self._report(failure)
 
@@ -437,7 +446,7 @@ class Runner:
     def remove_lost_views(self) -> None:
         """Make the generation in which the views whose state was discarded are to be computed again."""
         self._set_away(self.lost)
-        self.lost = []
+        self.set_lost(())
 
     def _set_away(self, failures: Sequence[ViewFailed]) -> None:
         """One change of generation for all of them; a peer may have made it already."""
@@ -445,16 +454,9 @@ class Runner:
         for failure in failures:
             for name in failure.views:
                 if name in views and views[name].away is None:
-                    views[name] = msgspec.structs.replace(views[name], away=self._away(failure))
+                    views[name] = msgspec.structs.replace(views[name], away=Away.after(failure, self.runtime.wall_s()))
         if views != self.definition.views:
             self.change(views=views)
-
-    def _away(self, failure: ViewFailed) -> Away:
-        now_s = self.runtime.wall_s()
-        if isinstance(failure, StateDiverged):
-            why = f"{failure.why}; it is computed again from the tables"
-            return Away("hydrating", failure.time, why, now_s, failure.error_code)
-        return Away("failed", failure.time, failure.why, now_s)
 
     def change(self, *, guards: Sequence[Guard] = (), **changes: object) -> None:
         """Commit another definition and generation (I16).

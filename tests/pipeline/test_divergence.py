@@ -97,7 +97,7 @@ def test_x7_status_says_so_until_the_views_are_back() -> None:
         with open_pipeline(kept) as p:
             found = [one for one in p.status().problems if one.error_code == "state_diverged"]
             assert [one.state for one in found] == ["warning", "warning"]
-            assert all("evidence/" in one.why and "computed again" in one.why for one in found)
+            assert all("evidence/" in one.why and "recomputes the view" in one.why for one in found)
             assert {one.state for one in p.status().collections if one.kind == "view"} == {"hydrating"}
             p.push("orders", [order(5)])
             p.commit()

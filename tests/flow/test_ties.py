@@ -65,6 +65,7 @@ TEXTS = {
     "FROM c GROUP BY k",
     "listed": "SELECT k, collect_list(t) AS l, collect_list(u) AS m, count(*) AS n FROM c GROUP BY k",
     "listed_over": "SELECT k, collect_list(t) OVER (PARTITION BY k) AS l, max(t) OVER (PARTITION BY k) AS m FROM c",
+    "chosen_twice": "SELECT n, last(l) AS m FROM (SELECT count(k) AS n, last(t) AS l FROM c) GROUP BY n",
     "top": "SELECT t, u FROM c ORDER BY t LIMIT 2",
     "joined_text": "SELECT k, listagg(t, '-' COLLATE UTF8_LCASE) WITHIN GROUP (ORDER BY t) AS l FROM c GROUP BY k",
     "joined": "SELECT a.k, a.t, b.t AS o FROM c a JOIN c b ON a.t = b.t AND a.k < b.k",
@@ -111,11 +112,22 @@ def test_v1_random_queries_that_leave_the_order_open_give_the_same_bits(spark: S
     check_random(spark, seed, count=10, transactions=8)
 
 
+def shows_one_of_equal_texts(spark: SparkSession, query: str) -> bool:
+    """Whether it is refused for a group of texts that a collation calls equal, as of a correlated subquery."""
+    try:
+        Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW q AS {query};")
+    except InvalidInput as error:
+        if "which of its equal texts" not in error.why:
+            raise
+        return True
+    return False
+
+
 def check_random(spark: SparkSession, seed: int, count: int, transactions: int) -> None:
     tables = Circuit(spark, TABLES).tables
     made = random_queries(tables, seed, count, depth=2, is_open=True, folded=FOLDED)
     known = [query for query in made if "listagg(" not in query or "DISTINCT " not in query]  # Spark itself fails there
-    queries = {f"q{at}": query for at, query in enumerate(known)}
+    queries = {f"q{at}": query for at, query in enumerate(known) if not shows_one_of_equal_texts(spark, query)}
     try:
         check_again(spark, queries, seed, transactions)
     except Exception:

@@ -19,6 +19,7 @@ from evertide.rows.columns import LISTS, Longs, list_values, plain, validity
 __all__ = [
     "alike",
     "conform",
+    "conform_table",
     "first_null",
     "forbids_null",
     "refused_type",
@@ -61,6 +62,21 @@ def alike(left: Any, right: Any) -> bool:
 def conform(array: Any, kind: Any) -> Any:
     """The same values with exactly the type `kind`, which is alike."""
     return _rebuilt(array, kind, _cast)
+
+
+def conform_table(table: Any, schema: Any) -> Any:
+    """The same rows with exactly the schema's names and types, column by column.
+
+    `Table.cast` refuses a NULL struct that has a NOT NULL field, even if the type does not change.
+    """
+    columns = [_conform_column(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conform_column(column: Any, kind: Any) -> Any:
+    if not pa.types.is_nested(kind):
+        return column.cast(kind)
+    return pa.chunked_array([conform(chunk, kind) for chunk in column.chunks], kind)
 
 
 def reinterpret(array: Any, kind: Any) -> Any:

@@ -38,6 +38,7 @@ from pyarrow import ipc
 
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.rows.changes import DIFF, expanded, net
+from evertide.rows.conform import conform_table
 from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
@@ -258,7 +259,7 @@ class DeltaSink:
         dataset = self._table.to_pyarrow_dataset(as_large_types=False)
         rest = [removed]
         for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_may_be(removed)):
-            rows = pa.Table.from_batches([batch]).cast(pa.schema([*removed.schema][:-1]))
+            rows = conform_table(pa.Table.from_batches([batch]), pa.schema([*removed.schema][:-1]))
             counted = rows.append_column(removed.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
             rest.append(_only(net(counted, self.name), removed, self.name))
         left = net(pa.concat_tables(rest), self.name)

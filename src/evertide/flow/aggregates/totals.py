@@ -26,7 +26,7 @@ from evertide.plan.algebra.nodes import Aggregate, Function
 from evertide.plan.catalyst.columns import arrow_schema, arrow_type, column_name
 from evertide.rows.changes import net
 from evertide.rows.columns import Bools, one_chunk
-from evertide.rows.conform import type_fields
+from evertide.rows.conform import conform_table, type_fields
 
 __all__ = ["Totals"]
 
@@ -110,7 +110,9 @@ class Totals(Collection):
     def lookup(self, key: tuple[str, ...], keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         if set(key) != set(self.keys):
             return super().lookup(key, keys, columns)
-        return self._finish_stored(self.state.lookup(keys.select(list(self.keys)).cast(self._key_schema)), columns)
+        return self._finish_stored(
+            self.state.lookup(conform_table(keys.select(list(self.keys)), self._key_schema)), columns
+        )
 
     def scan(self, columns: tuple[str, ...]) -> pa.Table:
         return self._finish_stored(self.state.scan(), columns)
@@ -127,7 +129,7 @@ class Totals(Collection):
         if not self.keys:
             return keys, Rows(diffs_of(delta), np.zeros(delta.num_rows, np.int64), 1)
         numbers, first = group_rows(keys)
-        return keys.take(pa.array(first)).cast(self._key_schema), Rows(diffs_of(delta), numbers, len(first))
+        return conform_table(keys.take(pa.array(first)), self._key_schema), Rows(diffs_of(delta), numbers, len(first))
 
     def _update(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table, is_there: Bools) -> pa.Table:
         arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._summed_functions]
@@ -168,11 +170,13 @@ class Totals(Collection):
         found = self.state.lookup(keys) if self.keys else self.state.scan()
         places = np.full(count, found.num_rows, np.int64)  # the row after the last is that of no state
         if self.keys and found.num_rows:
-            numbers, _ = group_rows(pa.concat_tables([keys, found.select(list(self.keys)).cast(self._key_schema)]))
+            numbers, _ = group_rows(
+                pa.concat_tables([keys, conform_table(found.select(list(self.keys)), self._key_schema)])
+            )
             places[numbers[count:]] = np.arange(found.num_rows)
         elif found.num_rows:
             places[0] = 0
-        known = found.select(self._state_schema.names).cast(self._state_schema)
+        known = conform_table(found.select(self._state_schema.names), self._state_schema)
         return pa.concat_tables([known, self._make_zero()]).take(pa.array(places)), places < found.num_rows
 
     def _make_zero(self) -> pa.Table:

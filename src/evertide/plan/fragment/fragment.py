@@ -35,6 +35,7 @@ from evertide.plan.catalyst.walk import kind
 from evertide.plan.fragment.local_runner import LocalRunner, Term
 from evertide.plan.fragment.narrow_map import NarrowMap, narrow_map
 from evertide.rows.changes import DIFF
+from evertide.rows.conform import conform_table
 
 __all__ = ["ROWS_JOINED_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
 
@@ -95,7 +96,7 @@ class Fragment:
         if found is None:
             self._rows_heavy = _rows_of(terms)
             return self._run_large(terms, is_counted=is_counted)
-        typed = [_conform(rows, self._changes) for rows in found]
+        typed = [conform_table(rows, self._changes) for rows in found]
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
     def is_large(self, terms: Sequence[Term]) -> bool:
@@ -113,7 +114,7 @@ class Fragment:
             for sign, leaves in terms
         ]
         found = self._collect_large(self._catalyst.union(trees))
-        return _conform(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
+        return conform_table(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
 
     def _run_narrow(self, narrow_map: NarrowMap, terms: Sequence[Term]) -> pa.Table:
         leaves = [leaf for _, [leaf] in terms]
@@ -122,7 +123,7 @@ class Fragment:
         found = collect(self._catalyst.union(trees)).combine_chunks()
         signs = pa.array(np.repeat([sign for sign, _ in terms], [leaf.num_rows for leaf in leaves]))
         columns = narrow_map.assemble(pa.concat_tables(leaves), found)
-        return _conform(pa.Table.from_arrays([*columns, signs], names=self._changes.names), self._changes)
+        return conform_table(pa.Table.from_arrays([*columns, signs], names=self._changes.names), self._changes)
 
     @cached_property
     def _narrow(self) -> NarrowMap | None:
@@ -222,10 +223,6 @@ def _tree_of(jvm: Any, numbers: dict[int, int]) -> _Tree:
 
 def _height(tree: _Tree) -> int:
     return 1 + max(map(_height, tree.below)) if tree.below else 0
-
-
-def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_arrays(rows.columns, names=schema.names).cast(schema)
 
 
 def _choose_attributes(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
+from evertide.rows.conform import conform_table
 from evertide.server.endpoints.columns import columns_of
 from evertide.sinks.json_rows import json_rows
 
@@ -99,7 +100,7 @@ def _arrow(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) 
     buffer = io.BytesIO()
     with pa.ipc.new_stream(buffer, schema) as writer:
         for table in tables:
-            writer.write_table(table.cast(schema))
+            writer.write_table(conform_table(table, schema))
             yield _taken(buffer)
     yield _taken(buffer)
 
@@ -109,7 +110,7 @@ def _parquet(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]
     try:
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for table in tables:
-                writer.write_table(table.cast(schema))
+                writer.write_table(conform_table(table, schema))
                 yield sink.taken()
     except pa.ArrowNotImplementedError as error:
         raise InvalidInput(where="format 'parquet'", why=f"{error}; ask for Arrow, which has all types") from error

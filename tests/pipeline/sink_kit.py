@@ -88,6 +88,7 @@ class Bucket:
 
     is_failing: bool = False
     remembers: bool = True
+    numbers_requests: bool = False
     token: str = ""
     got: list[tuple[int, Counter[tuple[Any, ...]]]] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -158,7 +159,10 @@ def into(**buckets: Bucket) -> Iterator[None]:
     def prepare(declarations: Sequence[SinkDeclaration]) -> dict[str, Prepared]:
         for one in declarations:
             buckets[one.name].declaration = one
-        return {one.name: Prepared(buckets[one.name].open) for one in declarations}
+        return {
+            one.name: Prepared(buckets[one.name].open, numbers_requests=buckets[one.name].numbers_requests)
+            for one in declarations
+        }
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evertide.pipeline.sinks.delivery_threads.prepare_sinks", prepare)

@@ -378,6 +378,42 @@ def test_a_first_content_that_is_written_again_is_cut_in_the_same_way() -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
+@pytest.mark.parametrize("numbers_requests", [False, True])
+def test_a_first_content_whose_pieces_do_not_fit_into_memory_is_cut_into_more(*, numbers_requests: bool) -> None:
+    """Without halving, the sink stalls for ever. A target that keeps single requests must get the same ones again."""
+    sizes: list[list[int]] = []
+
+    class Small:
+        name, remembers = "lake", False
+
+        def last(self) -> None:
+            return None
+
+        def write(self, time: int, changes: Changes) -> None:
+            sizes.append([])
+            for piece in changes:
+                sizes[-1].append(piece.num_rows)
+                if piece.num_rows > 40:
+                    raise MemoryError
+
+        def close(self) -> None:
+            pass
+
+    bucket = Bucket(numbers_requests=numbers_requests)
+    bucket.open = lambda _token: Small()  # type: ignore[method-assign, assignment, return-value]
+    with into(lake=bucket), shop(storage(), settings=replace(PIECES, portion_rows_max=200)) as p:
+        told(p, [order(number, f"c{number}") for number in range(500)])
+        for _ in range(8):
+            p.deliver_once()
+        [status] = p.status().sinks
+        assert (status.state, status.behind == 0) == (("stalled", False) if numbers_requests else ("running", True))
+    if numbers_requests:
+        assert all(one == sizes[0] for one in sizes)
+    else:
+        assert sum(sizes[-1]) == 500
+        assert max(sizes[-1]) <= 40
+
+
 def test_a_late_sink_is_told_with_how_long() -> None:
     runtime, bucket = ManualRuntime(), Bucket()
     with into(lake=bucket), shop(storage(), runtime=runtime) as p:

@@ -135,3 +135,6 @@ class Prepared:
     open: Callable[[str], Sink]
     """Given the token. May be called again after `SinkFailed`."""
     probe: Callable[[], None] = _nothing
+    numbers_requests: bool = False
+    """Whether the target takes a transaction in several numbered requests, and keeps those that it got before a
+    failure: then the transaction must be cut into the same pieces each time."""

@@ -58,7 +58,7 @@ def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
         if not name.isascii() or not value.isprintable():
             raise options.refusal(f"header.{name}", "cannot be sent: a header is one line of text")
     call = _Call(url, headers, timeout_s or None, rows)
-    return Prepared(lambda token: WebhookSink(declaration, call, token, secrets))
+    return Prepared(lambda token: WebhookSink(declaration, call, token, secrets), numbers_requests=True)
 
 
 @dataclass(frozen=True, slots=True)

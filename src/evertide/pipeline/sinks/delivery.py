@@ -30,6 +30,7 @@ from evertide.pipeline.sinks.sink_changes import SinkReader
 from evertide.pipeline.sinks.sink_record import SinkRecord, SinkRecords, StoredSinkRecord, hold_name
 from evertide.pipeline.transaction.members import Members
 from evertide.rows.changes import DIFF
+from evertide.rows.slices import SLICES_MAX
 from evertide.shard.shard import Shard
 from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 
@@ -89,6 +90,10 @@ class Delivery:
         TRANSACTION.set(None)
         try:
             return self._step()
+        except MemoryError:
+            self._close()
+            self._halve_pieces()
+            raise
         except BaseException:
             self._close()
             raise
@@ -242,6 +247,16 @@ class Delivery:
         if count > 1 or self._position < 0:
             self._write(cut=(time, count))
         return count
+
+    def _halve_pieces(self) -> None:
+        """Cut the transaction that is under way into twice as many pieces, unless the target keeps some of the old."""
+        record = self._record
+        if record is None or record.cut is msgspec.UNSET or not self._is_known or self._prepared.numbers_requests:
+            return
+        time, count = record.cut
+        if count < SLICES_MAX and time > max(record.written, record.position):
+            logger.warning("sink %r: not enough memory for a piece; using %d pieces instead", self.name, 2 * count)
+            self._write(cut=(time, 2 * count))
 
     def _deliver(self, sink: Sink, time: int, changes: Changes) -> None:
         if not changes.is_empty:

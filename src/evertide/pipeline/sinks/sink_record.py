@@ -8,7 +8,8 @@ pipeline, guarded by its registration (I16). It is never removed: of a sink that
 3. Numbers up to `position` are in the target, or changed nothing. The target may be ahead of it, by what was written
    before a crash, and knows so itself (`Sink.last`).
 4. `cut` is recorded before anything of that transaction is written: if it has to be written again, it is cut into the
-   same pieces. The first content is written again as the same transaction.
+   same pieces; or into twice as many, if a piece did not fit into memory and the target kept nothing. The first content
+   is written again as the same transaction.
 5. A shard that a record names is not ended, whoever else needs it no more: what the sink got was its content. To go
    from one shard to another, `moving_to` and `moving_at` are recorded first: so it is known from which shard a number
    came that the target has.

@@ -143,7 +143,7 @@ def test_another_schema_is_refused(spark: SparkSession, history: History) -> Non
 
     given = spark.read.format("evertide").option("storage", history.root)
     assert given.schema("word STRING, n INT").load("bag").count() == len(history.at[max(history.at)]["bag"])
-    with pytest.raises(PySparkException, match=r"it has the columns struct<word:string,n:int>; leave out schema\(\)"):
+    with pytest.raises(PySparkException, match=r"the columns are struct<word:string,n:int>; omit schema\(\)"):
         given.schema("word STRING, n BIGINT").load("bag").count()
 
 
@@ -154,6 +154,6 @@ def test_a_lost_part_is_named_by_the_task_that_misses_it(spark: SparkSession, tm
         history = grown(p, 13, 5)
         for path in (tmp_path / "s" / "parts").rglob("*.parquet"):
             path.unlink()
-        with pytest.raises(PySparkException, match="A blob is missing"):
+        with pytest.raises(PySparkException, match=r"blob .* is missing"):
             load(spark, history, "things").count()
         p.close(checkpoint=False)

@@ -78,9 +78,9 @@ def test_two_at_the_same_instant_write_once(tmp_path: Path, monkeypatch: pytest.
 def test_a_table_that_the_sink_did_not_make_is_not_touched(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "target", pa.table({"id": [1]}))
     ready = prepared(declared(tmp_path, "delta"))
-    with pytest.raises(SinkFailed, match="did not make"):
+    with pytest.raises(SinkFailed, match="this sink did not create"):
         ready.probe()
-    with pytest.raises(SinkFailed, match="did not make"):
+    with pytest.raises(SinkFailed, match="this sink did not create"):
         ready.open("token")
     assert table(tmp_path).to_pydict() == {"id": [1]}
 
@@ -90,7 +90,7 @@ def test_a_table_that_others_changed_is_told(tmp_path: Path) -> None:
     sink = prepared(declared(tmp_path, "delta")).open("token")
     sink.write(0, changes((row(1), 1), (row(2), 1)))
     DeltaTable(tmp_path / "target").delete("id = 1")
-    with pytest.raises(SinkFailed, match="somebody else changed it"):
+    with pytest.raises(SinkFailed, match="another writer changed it"):
         sink.write(1, changes((row(1), -1)))
     assert sink.last() == 0
 
@@ -109,10 +109,10 @@ def test_maintenance_by_others_does_no_harm(tmp_path: Path) -> None:
 
 def test_a_key_that_does_not_tell_rows_apart_is_an_error(tmp_path: Path) -> None:
     sink = prepared(declared(tmp_path, "delta", key=("name",))).open("token")
-    with pytest.raises(SinkFailed, match=r"why=.the key .'name'. does not tell the rows apart"):
+    with pytest.raises(SinkFailed, match=r"the key \(name\) has several rows"):
         sink.write(0, changes((row(1), 1), (row(2), 1)))
     sink.write(0, changes((row(1), 1)))
-    with pytest.raises(SinkFailed, match=r"why=.the key .'name'. does not tell the rows apart"):
+    with pytest.raises(SinkFailed, match=r"the key \(name\) has several rows"):
         sink.write(1, changes((row(1), -1), (row(3), 1), (row(4), 1)))
     assert table(tmp_path).num_rows == 1
 
@@ -125,13 +125,16 @@ def test_a_column_that_is_new_is_added_and_other_changes_are_refused(tmp_path: P
     assert sink.last() == 0
     sink.write(1, changes(({**row(2), "more": "x"}, 1), ({**row(1), "more": None}, -1), schema=wider))
     assert table(tmp_path).to_pylist()[0]["more"] == "x"
-    with pytest.raises(SinkFailed, match="no longer those of the table"):
+    with pytest.raises(SinkFailed, match="no longer match the table"):
         prepared(declared(tmp_path, "delta", schema=SCHEMA.remove(0))).open("token")
 
 
 @pytest.mark.parametrize(
     ("field", "why"),
-    [(pa.field("a b", pa.int64()), "has a name"), (pa.field("a", pa.list_(pa.time64("us"))), "cannot hold")],
+    [
+        (pa.field("a b", pa.int64()), "a Delta table cannot have a column named"),
+        (pa.field("a", pa.list_(pa.time64("us"))), "which a Delta table cannot store"),
+    ],
 )
 def test_columns_that_a_delta_table_cannot_have(tmp_path: Path, field: pa.Field, why: str) -> None:
     with pytest.raises(InvalidInput, match=f"shop.sql, line 3.*{why}"):
@@ -141,6 +144,6 @@ def test_columns_that_a_delta_table_cannot_have(tmp_path: Path, field: pa.Field,
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:
     """An unmounted disk is not taken for a place where nothing was written yet."""
     ready = prepared(declared(tmp_path, "delta", options={"path": "gone/target"}))
-    with pytest.raises(SinkFailed, match="is not there"):
+    with pytest.raises(SinkFailed, match="the parent directory does not exist"):
         ready.open("token")
     assert not (tmp_path / "gone").exists()

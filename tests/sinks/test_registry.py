@@ -83,11 +83,13 @@ def test_each_connector_is_found_and_names_the_option_that_it_lacks(tmp_path: Pa
 
 def test_connector_key_and_name_are_checked(tmp_path: Path) -> None:
     files = declared(tmp_path, "files")
-    with pytest.raises(InvalidInput, match=r"shop.sql, line 3.*'ftp' is no connector that writes; there are .*files"):
+    with pytest.raises(
+        InvalidInput, match=r"shop.sql, line 3.*there is no connector 'ftp' for a sink; the connectors are .*files"
+    ):
         prepare_sinks([replace(files, connector="ftp")])
-    with pytest.raises(InvalidInput, match="'orders' has a sink of that name already"):
+    with pytest.raises(InvalidInput, match="'orders' already has a sink of that name"):
         prepare_sinks([files, replace(files, collection="others")])
-    with pytest.raises(InvalidInput, match=r"'key' is 'id, nme': expected some of 'id', 'name'"):
+    with pytest.raises(InvalidInput, match=r"'key' is 'id, nme': expected columns of 'id', 'name'"):
         prepare_sinks([replace(files, options={"path": "x", "key": "id, nme"})])
     with pytest.raises(InvalidInput, match="connector 'files' has no option 'paht'; it has path"):
         prepare_sinks([replace(files, options={"path": "x", "paht": "y"})])

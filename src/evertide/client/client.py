@@ -34,7 +34,7 @@ from evertide.json_values import to_json_value
 from evertide.media import ARROW, EVENTS, FORMATS, JSON, TIME_HEADER
 from evertide.pipeline.reading.query import Answer, Chosen
 from evertide.rows.changes import DIFF, TIME
-from evertide.sinks.json_rows import spans
+from evertide.sinks.json_rows import format_durations
 
 __all__ = ["Client"]
 
@@ -262,7 +262,10 @@ class Client:
                 raise InvalidInput(where="deletes", why="Arrow rows go without: push the deletes as a request before")
             content, media = _arrow(rows), ARROW
         else:
-            body = {"rows": to_json_value(spans(list(rows))), "deletes": to_json_value(spans(list(deletes)))}
+            body = {
+                "rows": to_json_value(format_durations(list(rows))),
+                "deletes": to_json_value(format_durations(list(deletes))),
+            }
             content, media = msgspec.json.encode(body), JSON
         return self._json("POST", path, content=content, headers={"Content-Type": media, **(extra_headers or {})})
 

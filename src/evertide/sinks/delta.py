@@ -1,22 +1,20 @@
-"""The Delta sink: a plain Delta table that holds what the collection holds, for any engine to read.
+"""The Delta sink: a Delta table with the content of the collection, for any engine to read.
 
-Each transaction is one Delta commit, in which rows that go are deleted and rows that come are added. The commit carries
-our number as an application transaction, under the sink's token:
+Each transaction is one Delta commit, which deletes and adds rows. The commit stores the transaction number as an
+application transaction, under the sink token:
 
-1. Before a write, the number in the table's log is compared: a transaction that is there is skipped (J7).
-2. Two commits with the same token cannot both be based on one version: the later one fails, whoever makes it. So a
-   predecessor that wakes late changes nothing (I9).
-3. The table is made by us, with the number -1. One that is there without our token is not touched.
+1. Before a write, the sink compares the number in the table's log, and skips a transaction that the table has (J7).
+2. Of two commits with the same token on the same version, the later one fails. So an earlier process of the sink that
+   wakes up late changes nothing (I9).
+3. The sink creates the table, with the number -1. It does not write to a table without its token.
+4. Rows are identified by the key, if there is one; a key with several rows is an error. Without a key the table is a
+   multiset: all copies of a removed row are deleted, and the remaining ones are added again. Deleting rows rewrites
+   the files that hold them, as in every engine that writes Delta.
+5. A large transaction is written batch by batch. Additions need memory for a few batches; for deletions the Delta
+   writer joins them with the table in memory.
 
-Rows are told apart by the key, if there is one; a key that does not tell them apart is an error, not a lost row.
-Without a key the table is a multiset: all copies of a row of which some go are taken out, and as many as should be left
-are put in. Taking rows out rewrites the files that hold them, as in every engine that writes Delta.
-
-A large transaction is handed to the writer batch by batch. Additions need memory for some batches only. Where rows go,
-the writer itself joins them with the table in memory.
-
-Options: `path`, a directory or the URL of an object store; `option.<name>`, handed on to its client. On a local disk
-what was written is synced before it counts.
+Options: `path`, a directory or the URL of an object store; `option.<name>`, passed to the client of the object store.
+On a local disk, written files are synced before the transaction counts.
 """
 
 from __future__ import annotations
@@ -73,10 +71,10 @@ def prepare_delta(declaration: SinkDeclaration) -> Prepared:
     options.check_unknown()
     for field in declaration.schema:
         if any(each in field.name for each in _UNUSABLE):
-            why = f"the column {field.name!r} has a name that a Delta table cannot have: give it another by AS"
+            why = f"a Delta table cannot have a column named {field.name!r}; rename the column with AS"
             raise InvalidInput(where=options.where, why=why)
         if not _is_known(field.type):
-            why = f"the column {field.name!r} is of type {field.type}, which a Delta table cannot hold: cast it"
+            why = f"column {field.name!r} is {field.type}, which a Delta table cannot store; cast the column"
             raise InvalidInput(where=options.where, why=why)
     target = _Target(declaration, place, client, secrets)
     return Prepared(target.open, target.probe)
@@ -102,46 +100,44 @@ class _Target:
         self._secrets = secrets
 
     def probe(self) -> None:
-        with self.told():
-            if self.found() is not None:
-                raise self.failed("there is a table already, which this sink did not make: name a place of its own")
+        with self.convert_errors():
+            if self._load() is not None:
+                raise self.failed("the path has a table that this sink did not create; set another path")
 
     def open(self, token: str) -> DeltaSink:
-        with self.told():
-            table = self.found()
+        with self.convert_errors():
+            table = self._load()
             if table is None:
-                table = self._made(token)
+                table = self._create(token)
             elif table.transaction_version(token) is None:
-                raise self.failed("there is a table already, which this sink did not make: name a place of its own")
+                raise self.failed("the path has a table that this sink did not create; set another path")
             self._fit(table)
             return DeltaSink(self, table, token)
 
-    def found(self) -> DeltaTable | None:
+    def _load(self) -> DeltaTable | None:
         try:
             return DeltaTable(self.place, storage_options=self._client)
         except TableNotFoundError:
             return None
 
-    def _made(self, token: str) -> DeltaTable:
+    def _create(self, token: str) -> DeltaTable:
         if self.root is not None and not self.root.absolute().parent.is_dir():
-            raise self.failed("the directory that it should lie in is not there")
+            raise self.failed("the parent directory does not exist; create it")
         return DeltaTable.create(
             self.place,
             self.schema,
             mode="error",
             description=self.description,
             storage_options=self._client,
-            commit_properties=_numbered(token, -1),
+            commit_properties=_commit_properties(token, -1),
         )
 
     def _fit(self, table: DeltaTable) -> None:
-        """Columns that are new are added, if they may be NULL; what else differs needs another table."""
+        """Add new columns, which must be nullable; any other difference needs another table."""
         wanted = DeltaSchema.from_arrow(self.schema).fields
         have = table.schema().fields
         if have != wanted[: len(have)] or not all(field.nullable for field in wanted[len(have) :]):
-            why = (
-                "the collection's columns are no longer those of the table: give the sink another name and another path"
-            )
+            why = "the collection's columns no longer match the table's; give the sink another name and path"
             raise self.failed(why)
         if len(wanted) > len(have):
             table.alter.add_columns(wanted[len(have) :])
@@ -150,12 +146,12 @@ class _Target:
         return SinkFailed(sink=self.name, where=self._secrets.hide(self.place), why=self._secrets.hide(why))
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def convert_errors(self) -> Iterator[None]:
         try:
             yield
         except SinkFailed:
             raise
-        except Exception as error:  # the package raises plain ones, too: all say what the target did wrong
+        except Exception as error:  # the package also raises built-in errors; all are failures of the target
             text = str(error).partition("\n   0:")[0]
             raise self.failed(f"{type(error).__name__}: {' '.join(text.split())}") from error
 
@@ -170,18 +166,20 @@ class DeltaSink:
         self._token = token
 
     def last(self) -> int | None:
-        with self._target.told():
+        with self._target.convert_errors():
             number = self._number()
         return None if number < 0 else number
 
     def write(self, time: int, changes: Changes) -> None:
-        with self._target.told():
+        with self._target.convert_errors():
             self._table.update_incremental()
             if self._number() >= time:
                 return
             with self._rows(changes) as rows:
                 if changes.is_addition:
-                    write_deltalake(self._table, rows, mode="append", commit_properties=_numbered(self._token, time))
+                    write_deltalake(
+                        self._table, rows, mode="append", commit_properties=_commit_properties(self._token, time)
+                    )
                 else:
                     self._merge(time, rows, is_large=changes.whole is None)
             self._sync()
@@ -192,15 +190,15 @@ class DeltaSink:
     def _number(self) -> int:
         number = self._table.transaction_version(self._token)
         if number is None:
-            raise self._target.failed("the table was replaced by another one: name a place of its own")
+            raise self._target.failed("another table has replaced the sink's table; restore it, or set another path")
         return number
 
     @contextmanager
     def _rows(self, changes: Changes) -> Iterator[pa.RecordBatchReader]:
-        """What the package is given. Of a large transaction it reads batch after batch, by way of a temporary file."""
+        """The rows for the Delta writer, which reads a large transaction batch by batch from a temporary file."""
         names = [*self._target.schema]
         schema = pa.schema(names if changes.is_addition else [*names, _OP_FIELD])
-        make = self._added if changes.is_addition else self._sources
+        make = self._added_rows if changes.is_addition else self._merge_rows
         batches = (batch for piece in changes for table in make(piece) for batch in table.to_batches())
         if changes.whole is not None:
             yield pa.Table.from_batches([*batches], schema).to_reader()
@@ -213,64 +211,65 @@ class DeltaSink:
                 file.seek(0)
             yield ipc.open_stream(file)
 
-    def _added(self, piece: pa.Table) -> Iterator[pa.Table]:
-        """The rows that come, each as often as it does."""
+    def _added_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
+        """The added rows, each as often as it occurs."""
         added = piece.filter(pc.greater(piece[DIFF], 0))
-        return expanded(self._keyed(added) if self._target.key else added, self.name)
+        return expanded(self._check_key(added) if self._target.key else added, self.name)
 
-    def _sources(self, piece: pa.Table) -> Iterator[pa.Table]:
-        """Rows to take out, and rows to put in."""
+    def _merge_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
+        """The rows to delete, and the rows to add, each with its `_OP`."""
         removed = piece.filter(pc.less(piece[DIFF], 0))
         if self._target.key:
-            come: Iterable[pa.Table] = self._added(piece)
-            self._keyed(removed)
+            come: Iterable[pa.Table] = self._added_rows(piece)
+            self._check_key(removed)
         else:
-            # All copies of the rows that are removed go; those that remain come again, with the new ones.
+            # Delete all copies of removed rows; add the remaining copies again, with the new rows.
             added = piece.filter(pc.greater(piece[DIFF], 0))
-            come = expanded(pa.concat_tables([self._rest(removed), added]), self.name)
-        yield _marked(removed.drop_columns([DIFF]), _OUT)
-        yield from (_marked(rows, _IN) for rows in come)
+            come = expanded(pa.concat_tables([self._count_remaining(removed), added]), self.name)
+        yield _with_op(removed.drop_columns([DIFF]), _OUT)
+        yield from (_with_op(rows, _IN) for rows in come)
 
     def _merge(self, time: int, source: pa.RecordBatchReader, *, is_large: bool) -> None:
-        """One commit: what matches a row of `_OUT` goes, and rows of `_IN` come, which match nothing."""
+        """One commit: delete the rows that match a row of `_OUT`, and insert the rows of `_IN`, which match nothing."""
         names = self._target.schema.names
         match = self._target.key or tuple(names)
-        same = " AND ".join(f"(t.{_quoted(column)} IS NOT DISTINCT FROM s.{_quoted(column)})" for column in match)
+        same = " AND ".join(f"(t.{_quote(column)} IS NOT DISTINCT FROM s.{_quote(column)})" for column in match)
         merge = self._table.merge(
             source if is_large else source.read_all(),
-            f"{same} AND s.{_quoted(_OP)} = '{_OUT}'",
+            f"{same} AND s.{_quote(_OP)} = '{_OUT}'",
             source_alias="s",
             target_alias="t",
             streamed_exec=is_large,  # otherwise files which hold none of these rows are skipped
-            commit_properties=_numbered(self._token, time),
+            commit_properties=_commit_properties(self._token, time),
         )
-        columns = {_quoted(column): f"s.{_quoted(column)}" for column in names}
-        merge.when_matched_delete().when_not_matched_insert(columns, f"s.{_quoted(_OP)} = '{_IN}'").execute()
+        columns = {_quote(column): f"s.{_quote(column)}" for column in names}
+        merge.when_matched_delete().when_not_matched_insert(columns, f"s.{_quote(_OP)} = '{_IN}'").execute()
 
-    def _keyed(self, changes: pa.Table) -> pa.Table:
+    def _check_key(self, changes: pa.Table) -> pa.Table:
         key = [*self._target.key]
         once = pc.all(pc.equal(pc.abs(changes[DIFF]), 1)).as_py() is not False
         if not once or changes.group_by(key).aggregate([]).num_rows != changes.num_rows:
-            raise self._target.failed(f"the key {key} does not tell the rows apart: name other columns, or none")
+            why = f"the key ({', '.join(key)}) has several rows; set the option 'key' to columns that identify a row"
+            raise self._target.failed(why)
         return changes
 
-    def _rest(self, removed: pa.Table) -> pa.Table:
-        """What is left of the rows that are removed. The table must hold at least as many."""
+    def _count_remaining(self, removed: pa.Table) -> pa.Table:
+        """The copies of removed rows that remain in the table."""
         dataset = self._table.to_pyarrow_dataset(as_large_types=False)
         rest = [removed]
-        for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_may_be(removed)):
+        for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_candidates(removed)):
             rows = conform_table(pa.Table.from_batches([batch]), pa.schema([*removed.schema][:-1]))
             counted = rows.append_column(removed.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
-            rest.append(_only(net(counted, self.name), removed, self.name))
+            rest.append(_intersect(net(counted, self.name), removed, self.name))
         left = net(pa.concat_tables(rest), self.name)
         lacking = pc.sum(pc.less(left[DIFF], 0)).as_py()
         if lacking:
-            why = f"{lacking} rows that are to be removed are not in the table: somebody else changed it"
+            why = f"{lacking} rows to be removed are not in the table: another writer changed it"
             raise self._target.failed(why)
         return left
 
     def _sync(self) -> None:
-        """The package does not. Data first, then the log, then their names."""
+        """Sync the data files, then the log, then the directories; the Delta writer does not."""
         root = self._target.root
         if root is None:
             return
@@ -278,19 +277,19 @@ class DeltaSink:
         actions = [msgspec.json.decode(line, type=_Action) for line in log.read_bytes().splitlines()]
         files = [root / action.add.path for action in actions if action.add is not None]
         for path in (*files, log, log.parent, root):
-            _synced(path)
+            _sync_path(path)
 
 
-def _numbered(token: str, time: int) -> CommitProperties:
+def _commit_properties(token: str, time: int) -> CommitProperties:
     return CommitProperties(app_transactions=[Transaction(token, time)])
 
 
-def _marked(rows: pa.Table, op: str) -> pa.Table:
+def _with_op(rows: pa.Table, op: str) -> pa.Table:
     return rows.append_column(_OP_FIELD, pa.repeat(pa.scalar(op), rows.num_rows))
 
 
-def _may_be(rows: pa.Table) -> pc.Expression | None:
-    """Which rows of the table are worth a look, by the first column that can be compared."""
+def _candidates(rows: pa.Table) -> pc.Expression | None:
+    """A filter for rows of the table that may equal one of `rows`, by the first column that can be compared."""
     for field in rows.schema:
         if field.name != DIFF and (pa.types.is_integer(field.type) or pa.types.is_string(field.type)):
             values = rows[field.name].combine_chunks().unique()
@@ -298,8 +297,8 @@ def _may_be(rows: pa.Table) -> pc.Expression | None:
     return None
 
 
-def _only(rows: pa.Table, wanted: pa.Table, where: str) -> pa.Table:
-    """The rows that are among the wanted ones: those that do not vanish if each of the wanted is there in excess."""
+def _intersect(rows: pa.Table, wanted: pa.Table, where: str) -> pa.Table:
+    """The rows that are also in `wanted`. Subtracting a huge count of each wanted row marks those that occur."""
     flood = np.full(wanted.num_rows, -(1 << 40), np.int64)
     against = wanted.set_column(wanted.num_columns - 1, wanted.schema.field(DIFF), pa.array(flood))
     mixed = net(pa.concat_tables([rows, against]), where)
@@ -309,11 +308,11 @@ def _only(rows: pa.Table, wanted: pa.Table, where: str) -> pa.Table:
     return found.set_column(found.num_columns - 1, wanted.schema.field(DIFF), pa.array(diffs[at] + (1 << 40)))
 
 
-def _quoted(column: str) -> str:
+def _quote(column: str) -> str:
     return f"`{column.replace('`', '``')}`"
 
 
-def _synced(path: Path) -> None:
+def _sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,14 +1,14 @@
 """The files sink: a log of changes, one Parquet file per transaction.
 
-    <path>/_evertide.json                 whose log this is
+    <path>/_evertide.json                 the sink that writes here
     <path>/00000000000000000007.parquet   the changes of transaction 7
 
-A file has the collection's columns, `__time` (the transaction) and `__diff` (how many of the row were added; negative:
-removed). Names sort as numbers do, so a reader that takes the files in order, and remembers the last, sees each
-transaction once. A file is there whole or not at all, and never changes (`evertide.store.blob`).
+A file has the collection's columns, `__time` (the transaction) and `__diff` (how many copies of the row were added, or
+removed if negative). File names sort in the order of transactions, so a reader that reads the files in order and
+remembers the last one sees each transaction once. A file is complete or does not exist, and never changes
+(`evertide.store.blob`). A reader may delete the files that it has read.
 
-Options: `path`, a directory, or `s3://bucket/prefix` with credentials in the environment. Whoever read files may delete
-them.
+Options: `path`, a directory, or `s3://bucket/prefix` with credentials in the environment.
 """
 
 from __future__ import annotations
@@ -64,23 +64,22 @@ class _Target:
         self._place = place if place.startswith("s3://") else str(declaration.base / place)
 
     def probe(self) -> None:
-        """Nobody's files: a log of another sink is not gone on with."""
-        with self._told():
+        with self._convert_errors():
             blob = self._blob()
-            if self._is_there() and (_found(blob) is not None or _numbers(blob)):
-                raise self._failed("there are files of another sink already: name a place of its own")
+            if self._exists() and (_read_mark(blob) is not None or _numbers(blob)):
+                raise self._failed("the path has files of another sink; set another path")
 
     def open(self, token: str) -> FilesSink:
         declaration = self._declaration
-        with self._told():
+        with self._convert_errors():
             blob = self._blob()
-            if isinstance(blob, LocalBlob) and not self._is_there():
+            if isinstance(blob, LocalBlob) and not self._exists():
                 blob.make_root()
-            found = _found(blob)
+            found = _read_mark(blob)
             if found is None and not _numbers(blob):
                 blob.put(_MARK, msgspec.json.encode(_Mark(declaration.name, declaration.collection, token)))
             elif found is None or found.token != token:
-                raise self._failed("there are files of another sink already: name a place of its own")
+                raise self._failed("the path has files of another sink; set another path")
             return FilesSink(declaration.name, blob, self._place, is_new=found is None)
 
     def _blob(self) -> Blob:
@@ -89,17 +88,17 @@ class _Target:
             return S3Blob(parts.netloc, parts.path)
         root = Path(self._place)
         if not root.parent.is_dir():
-            raise self._failed("the directory that it should lie in is not there")
+            raise self._failed("the parent directory does not exist; create it")
         return LocalBlob(root)
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         return self._place.startswith("s3://") or Path(self._place).exists()
 
     def _failed(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self._declaration.name, where=self._place, why=why)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         with _as_failure(self._declaration.name, self._place):
             yield
 
@@ -108,7 +107,7 @@ class FilesSink:
     def __init__(self, name: str, blob: Blob, place: str, *, is_new: bool) -> None:
         self.name = name
         self.remembers = is_new
-        """A log that we began knows all; in an older one, files may have been read and deleted."""
+        """`is_new`: this process created the log, so no reader has deleted files."""
         self._blob = blob
         self._place = place
         with _as_failure(name, place):
@@ -135,7 +134,7 @@ class FilesSink:
             _encode(changes, time, file)
             file.flush()
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-                self._put(time, cast("bytes", data))  # these blobs only write and compare it
+                self._put(time, cast("bytes", data))  # these blobs only write and compare the data
 
     def _put(self, time: int, data: bytes) -> None:
         self._blob.put(f"{time:020d}.parquet", data)
@@ -162,7 +161,7 @@ def _numbers(blob: Blob) -> list[int]:
     return [int(each["number"]) for each in found if each is not None]
 
 
-def _found(blob: Blob) -> _Mark | None:
+def _read_mark(blob: Blob) -> _Mark | None:
     try:
         return msgspec.json.decode(blob.get(_MARK), type=_Mark)
     except BlobMissing:

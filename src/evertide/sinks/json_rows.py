@@ -1,8 +1,8 @@
-"""Rows as JSON has them, for sinks that write JSON.
+"""Convert rows to JSON values, for sinks that write JSON.
 
-Decimals are texts, so that no digit is lost; times ISO 8601, a year beyond 9999 with its sign; bytes base64; durations
-as '1 02:03:04.5', which a table takes back. A map whose keys are texts is an object, any other a list of pairs. A
-VARIANT is what it stands for.
+Decimals are texts, so that no digit is lost; times are ISO 8601, with a sign for years beyond 9999; bytes are base64;
+durations are texts such as '1 02:03:04.5', which a table accepts. A map with text keys is an object, any other map a
+list of pairs. A VARIANT is its JSON value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.types as kinds
 
 from evertide.json_values import is_variant, python_rows, to_json_value
 
-__all__ = ["json_rows", "spans"]
+__all__ = ["format_durations", "json_rows"]
 
 Row = dict[str, Any]
 
@@ -27,7 +27,7 @@ def json_rows(table: pa.Table) -> Iterator[Row]:
     variants = [field.name for field in table.schema if is_variant(field.type)]
     for row in python_rows(table, has_text_maps=is_text_map):
         told = {name: _variant(value) if name in variants else value for name, value in row.items()}
-        yield to_json_value(spans(told))
+        yield to_json_value(format_durations(told))
 
 
 def _map_keys(kind: Any) -> Iterator[Any]:
@@ -43,15 +43,15 @@ def _variant(value: Any) -> Any:
     return None if value is None else json.loads(VariantVal(value["value"], value["metadata"]).toJson())
 
 
-def spans(value: Any) -> Any:
-    """A value with durations as tables take them."""
+def format_durations(value: Any) -> Any:
+    """Replace the durations inside a value by texts that tables accept."""
     if isinstance(value, timedelta):
         micros = value // timedelta(microseconds=1)
         seconds, micros_left = divmod(abs(micros), 1_000_000)
         clock = f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros_left:06}"
         return f"{'-' if micros < 0 else ''}{seconds // 86400} {clock}"
     if isinstance(value, dict):
-        return {name: spans(each) for name, each in value.items()}
+        return {name: format_durations(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [spans(each) for each in value]
+        return [format_durations(each) for each in value]
     return value

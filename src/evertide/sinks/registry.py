@@ -1,7 +1,7 @@
-"""Which connectors write, and the sinks that a script's collections ask for.
+"""The connectors that write, and the sinks of a script's collections.
 
-A connector is one entry here: a function that reads the options of a declaration and says how to open it
-(`evertide.sinks.contract`). It is imported when a sink asks for it, as what it needs may not be installed.
+A connector is one entry of `CONNECTORS`: a function that reads the options of a declaration and returns how to open it
+(`evertide.sinks.contract`). Its module is imported when a sink uses it, as its packages may not be installed.
 """
 
 from __future__ import annotations
@@ -26,41 +26,40 @@ CONNECTORS: Mapping[str, str] = MappingProxyType(
         "webhook": "evertide.sinks.webhook:prepare_webhook",
     }
 )
-"""By name, the module and the function: `Callable[[SinkDeclaration], Prepared]`."""
+"""The module and function of each connector: `Callable[[SinkDeclaration], Prepared]`."""
 
 
 def prepare_sinks(declarations: Sequence[SinkDeclaration]) -> dict[str, Prepared]:
-    """By the name of the sink. `InvalidInput` names script and line."""
+    """Prepare the sinks, by name. `InvalidInput` has the script and line."""
     found: dict[str, Prepared] = {}
     for declaration in declarations:
         where = f"{declaration.where}, sink {declaration.name!r} of {declaration.collection!r}"
         if declaration.name in found:
             first = next(one for one in declarations if one.name == declaration.name)
-            why = f"{first.collection!r} has a sink of that name already: give this one another"
+            why = f"{first.collection!r} already has a sink of that name; use another name"
             raise InvalidInput(where=where, why=why)
-        found[declaration.name] = _prepare(_keyed(declaration, where), where)
+        found[declaration.name] = _prepare(_resolve_key(declaration, where), where)
     return found
 
 
 def _prepare(declaration: SinkDeclaration, where: str) -> Prepared:
     if declaration.connector not in CONNECTORS:
         listed = ", ".join(sorted(CONNECTORS))
-        raise InvalidInput(
-            where=where, why=f"{declaration.connector!r} is no connector that writes; there are {listed}"
-        )
+        why = f"there is no connector {declaration.connector!r} for a sink; the connectors are {listed}"
+        raise InvalidInput(where=where, why=why)
     if DIFF in declaration.schema.names:
-        raise InvalidInput(where=where, why=f"a column cannot be named {DIFF!r}: Evertide has one of that name itself")
+        raise InvalidInput(where=where, why=f"a column cannot be named {DIFF!r}: Evertide uses that name")
     module, _, function = CONNECTORS[declaration.connector].partition(":")
     try:
         prepare: Callable[[SinkDeclaration], Prepared] = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
-        why = f"it needs the package {error.name!r}: pip install 'evertide[{declaration.connector}]'"
+        why = f"the sink needs the package {error.name!r}: pip install 'evertide[{declaration.connector}]'"
         raise InvalidInput(where=where, why=why) from error
     return prepare(declaration)
 
 
-def _keyed(declaration: SinkDeclaration, where: str) -> SinkDeclaration:
-    """With the key that the option `key` names, spelled as the collection spells it."""
+def _resolve_key(declaration: SinkDeclaration, where: str) -> SinkDeclaration:
+    """Resolve the option `key` to columns of the collection."""
     options = {name.lower(): value for name, value in declaration.options.items()}
     named = options.pop("key", None)
     if named is None:
@@ -69,6 +68,7 @@ def _keyed(declaration: SinkDeclaration, where: str) -> SinkDeclaration:
     asked = [column.strip() for column in named.split(",")]
     unknown = [column for column in asked if column.lower() not in spelled]
     if unknown or len({column.lower() for column in asked}) < len(asked):
-        why = f"the option 'key' is {named!r}: expected some of {', '.join(map(repr, declaration.schema.names))}"
-        raise InvalidInput(where=where, why=f"{why}, each once, with commas between them")
+        listed = ", ".join(map(repr, declaration.schema.names))
+        why = f"the option 'key' is {named!r}: expected columns of {listed}, each once, separated by commas"
+        raise InvalidInput(where=where, why=why)
     return replace(declaration, options=options, key=tuple(spelled[column.lower()] for column in asked))

@@ -1,4 +1,4 @@
-"""The webhook sink: each transaction as an HTTP POST of JSON, at least once.
+"""The webhook sink: sends each transaction as an HTTP POST of JSON, at least once.
 
     POST <url>
     Content-Type: application/json
@@ -7,12 +7,14 @@
     {"sink": "hook", "collection": "revenue", "transaction": 7, "request": 1, "requests": 1,
      "changes": [{"diff": -1, "row": {"customer": "ann", "total": "10.00"}}, {"diff": 1, "row": {...}}]}
 
-A request may come again after a crash or a lost answer, with the same key and the same content: the receiver drops what
-it has. Requests come in order; a large transaction is several. Any answer of 2xx takes it. 408, 429, 5xx and no answer
-are tried again with growing waits; anything else, a redirection too, stalls the sink until somebody corrects it.
+1. After a crash or a lost response the sink may repeat a request, with the same key and content: the receiver ignores
+   a key that it has already processed.
+2. Requests are sent in order; a large transaction is sent in several requests.
+3. A status of 2xx acknowledges the request. After 408, 425, 429, 5xx or no response the sink retries, with growing
+   waits. Any other status, including a redirect, stalls the sink until the cause is corrected.
 
-Decimals are texts, times are in ISO 8601, binary is base64, and what JSON has no number for is "nan", "inf" or "-inf".
-Options: `url`, `timeout_s` (30), `rows` of one request at most (10,000), `header.<name>`.
+Decimals are texts, times are ISO 8601, binary is base64, and numbers that JSON lacks are "nan", "inf" or "-inf".
+Options: `url`, `timeout_s` (30), `rows` (the most of one request; 10,000), `header.<name>`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ __all__ = ["WebhookSink", "prepare_webhook"]
 
 _TRIES = 4
 _WAIT_S = 0.2
-_PASSING = {408, 425, 429}
+_TEMPORARY = {408, 425, 429}
 _SHOWN = 200
 
 
@@ -49,14 +51,14 @@ def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
     if url.scheme not in ("http", "https") or not url.hostname:
         raise options.refusal("url", f"is {url.geturl()!r}: expected http://host/path or https://host/path")
     if url.username is not None:
-        raise options.refusal("url", "has a user in it: say who calls by the option 'header.authorization'")
+        raise options.refusal("url", "contains a user name; use the option 'header.authorization' instead")
     timeout_s = options.number("timeout_s", 30.0)
     rows = options.integer("rows", 10_000, least=1)
     headers = options.read_prefixed("header.")
     options.check_unknown()
     for name, value in headers.items():
         if not name.isascii() or not value.isprintable():
-            raise options.refusal(f"header.{name}", "cannot be sent: a header is one line of text")
+            raise options.refusal(f"header.{name}", "is not valid: a header is one line of text")
     call = _Call(url, headers, timeout_s or None, rows)
     return Prepared(lambda token: WebhookSink(declaration, call, token, secrets), numbers_requests=True)
 
@@ -81,12 +83,12 @@ class WebhookSink:
         self._runtime: Runtime = declaration.runtime
 
     def last(self) -> int | None:
-        """A receiver is not asked: what we recorded ourselves counts."""
+        """Unknown: a receiver cannot be asked, so the pipeline's own record counts."""
         return None
 
     def write(self, time: int, changes: Changes) -> None:
         requests = -(-changes.rows // self._call.rows)
-        for request, some in enumerate(_in_tables_of(self._call.rows, changes), 1):
+        for request, some in enumerate(_rechunk(self._call.rows, changes), 1):
             said = {
                 "sink": self.name,
                 "collection": self._collection,
@@ -109,10 +111,10 @@ class WebhookSink:
                 status, answer = 0, f"{type(error).__name__}: {error}"
             if 200 <= status < 300:
                 return
-            if left == 0 or not (status == 0 or status in _PASSING or status >= 500):
-                told = answer if status == 0 else f"it answered {status}: {answer}"
+            if left == 0 or not (status == 0 or status in _TEMPORARY or status >= 500):
+                why = answer if status == 0 else f"the receiver responded with status {status}: {answer}"
                 where = self._secrets.hide(self._call.url.geturl())
-                raise SinkFailed(sink=self.name, where=where, why=self._secrets.hide(told))
+                raise SinkFailed(sink=self.name, where=where, why=self._secrets.hide(why))
             self._runtime.sleep_s(wait_s * (0.5 + self._runtime.random()))
             wait_s *= 2
 
@@ -130,14 +132,15 @@ class WebhookSink:
         try:
             called.request("POST", path, body, headers)
             answer = called.getresponse()
-            told = self._secrets.hide(answer.read(4 * _SHOWN).decode("utf-8", "replace"))  # before half of one is cut
-            return answer.status, " ".join(told.split())[:_SHOWN]
+            # hidden before the text is shortened, so that no part of a secret remains
+            text = self._secrets.hide(answer.read(4 * _SHOWN).decode("utf-8", "replace"))
+            return answer.status, " ".join(text.split())[:_SHOWN]
         finally:
             called.close()
 
 
-def _in_tables_of(rows: int, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """All rows in order, so many at a time; the last may be fewer."""
+def _rechunk(rows: int, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """All rows in order, in tables of `rows` rows; the last one may have fewer."""
     left: pa.Table | None = None
     for piece in pieces:
         table = piece if left is None else pa.concat_tables([left, piece])

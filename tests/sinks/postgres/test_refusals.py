@@ -21,7 +21,7 @@ TWO = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
     ("options", "why"),
     [
         ({"table": ""}, "'table' is missing"),
-        ({"table": "a.b.c"}, r"'table' is 'a.b.c': expected, say, 'public.revenue'"),
+        ({"table": "a.b.c"}, r"'table' is 'a.b.c': expected a table, for example 'public.revenue'"),
         ({"table": "public.evertide_sinks"}, "'table' is 'public.evertide_sinks'"),
         ({"tabel": "x"}, "connector 'postgres' has no option 'tabel'"),
         ({"create": "maybe"}, "'create' is 'maybe'"),
@@ -39,9 +39,9 @@ def test_options_that_mean_nothing(place: Place, options: dict[str, str], why: s
 @pytest.mark.parametrize(
     ("field", "why"),
     [
-        (pa.field("x" * 64, pa.int64()), "has a name"),
-        (pa.field("ctid", pa.int64()), "has a name"),
-        (pa.field("a", pa.list_(pa.month_day_nano_interval())), "cannot hold"),
+        (pa.field("x" * 64, pa.int64()), "a PostgreSQL table cannot have a column named"),
+        (pa.field("ctid", pa.int64()), "a PostgreSQL table cannot have a column named"),
+        (pa.field("a", pa.list_(pa.month_day_nano_interval())), "which a PostgreSQL table cannot store"),
     ],
 )
 def test_columns_that_a_table_cannot_have(place: Place, field: pa.Field, why: str) -> None:
@@ -235,7 +235,7 @@ def test_a_table_that_was_replaced_is_told(place: Place) -> None:
     sink = place.open()
     assert sink.last() == 3
     place.run("DELETE FROM evertide_sinks")
-    with pytest.raises(SinkFailed, match=r"its number in .* is gone"):
+    with pytest.raises(SinkFailed, match=r"the sink's row in .* is missing"):
         sink.write(4, items((1, "a", 1.0, -1)))
     assert place.rows("SELECT id FROM target") == [(1,)]
 

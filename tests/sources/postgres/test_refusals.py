@@ -50,7 +50,7 @@ def made(db: Database, options: Mapping[str, str]) -> DeclaredTable:
         ({"publication": "somerows"}, "has only rows with"),
         ({"publication": "somecolumns"}, "leaves out the columns amount"),
         ({"url": "${ENV:NOT_THERE_AT_ALL}"}, "NOT_THERE_AT_ALL"),
-        ({"url": "postgresql://h:notaport/x"}, "invalid port"),
+        ({"url": "postgresql://h:notaport/x"}, "the port in the server's address is not a number"),
         ({"url": "postgres:/x y z"}, "cannot be read"),
         ({"dbname": "no_such_database"}, "no_such_database"),
         ({"user": "nobody_at_all"}, "nobody_at_all"),

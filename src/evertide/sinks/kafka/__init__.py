@@ -1,1 +1,6 @@
-"""The sink `kafka`: collections as topics, exactly once. `sink` is its door."""
+"""The Kafka sink: changes of collections as records of topics, written exactly once.
+
+sink     the sink: open, write, errors
+records  the records of a transaction, in each envelope
+end      the newest transaction of a sink in a topic
+"""

@@ -16,7 +16,7 @@ from evertide.rows.changes import DIFF
 from evertide.sinks.contract import SinkDeclaration
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["SINK_HEADER", "TIME_HEADER", "Maker", "Record", "maker", "unfit_columns"]
+__all__ = ["SINK_HEADER", "TIME_HEADER", "Record", "RecordMaker", "check_columns", "record_maker"]
 
 TIME_HEADER = "evertide-time"
 SINK_HEADER = "evertide-sink"
@@ -29,22 +29,22 @@ Unfit = Callable[[str], SinkFailed]
 class Record:
     key: bytes | None
     value: bytes | None
-    spread: bytes = b""
+    partition_key: bytes = b""
     """Without a key, what decides on the partition."""
 
 
-Maker = Callable[[pa.Table, int, Unfit], Iterator[Record]]
+RecordMaker = Callable[[pa.Table, int, Unfit], Iterator[Record]]
 
 
-def maker(declaration: SinkDeclaration, envelope: str) -> Maker:
+def record_maker(declaration: SinkDeclaration, envelope: str) -> RecordMaker:
     if envelope == "append":
-        return _appended
+        return _make_append
     if envelope == "upsert":
-        return partial(_upserted, declaration.key)
-    return partial(_changed, declaration)
+        return partial(_make_upsert, declaration.key)
+    return partial(_make_debezium, declaration)
 
 
-def unfit_columns(declaration: SinkDeclaration, envelope: str) -> str:
+def check_columns(declaration: SinkDeclaration, envelope: str) -> str:
     """Why the collection cannot be written so; empty if it can."""
     for name in declaration.key if envelope != "append" else ():
         kind = declaration.schema.field(name).type
@@ -58,7 +58,7 @@ def _rows(changes: pa.Table) -> Iterator[tuple[Row, int]]:
     return zip(json_rows(changes.drop_columns([DIFF])), changes[DIFF].to_pylist(), strict=True)
 
 
-def _appended(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[Record]:
+def _make_append(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[Record]:
     for row, diff in _rows(changes):
         said = {"op": "insert" if diff > 0 else "delete", "diff": abs(diff), "row": row}
         yield Record(None, msgspec.json.encode(said), msgspec.json.encode(row))
@@ -76,12 +76,12 @@ def _by_key(key: Sequence[str], changes: pa.Table, unfit: Unfit) -> dict[bytes, 
     return found
 
 
-def _upserted(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[Record]:
+def _make_upsert(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[Record]:
     for told, (_, after) in _by_key(key, changes, unfit).items():
         yield Record(told, None if after is None else msgspec.json.encode(after))
 
 
-def _changed(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[Record]:
+def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[Record]:
     at_ms = int(declaration.runtime.wall_s() * 1000)
     source = {"connector": "evertide", "collection": declaration.collection, "sink": declaration.name, "time": time}
 

@@ -34,13 +34,13 @@ from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.kafka.end import is_hidden, newest_number, topic_ends
-from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, Maker, Record, maker, unfit_columns
+from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, Record, RecordMaker, check_columns, record_maker
 
 __all__ = ["KafkaSink", "prepare_kafka"]
 
 _ENVELOPES = ("upsert", "debezium", "append")
 _OPEN_LIMIT_S = 30.0
-_PATIENCE_S = 8.0
+_ANSWER_LIMIT_S = 8.0
 """For one answer. Then the sink says so, and is opened again."""
 
 _POLL_S = 0.05
@@ -63,10 +63,10 @@ def prepare_kafka(declaration: SinkDeclaration) -> Prepared:
     if envelope == "upsert" and not declaration.key:
         why = f"is 'upsert', and {declaration.collection!r} has no key: name its columns as the option 'key'"
         raise options.refusal("envelope", why)
-    unfit = unfit_columns(declaration, envelope)
+    unfit = check_columns(declaration, envelope)
     if unfit:
         raise InvalidInput(where=options.where, why=unfit)
-    made = maker(declaration, envelope)
+    made = record_maker(declaration, envelope)
     return Prepared(
         lambda token: KafkaSink(declaration, brokers, topic, made, token),
         lambda: _probe(brokers, topic, options.where),
@@ -78,7 +78,9 @@ def _probe(brokers: Brokers, topic: str, where: str) -> None:
 
 
 class KafkaSink:
-    def __init__(self, declaration: SinkDeclaration, brokers: Brokers, topic: str, made: Maker, token: str) -> None:
+    def __init__(
+        self, declaration: SinkDeclaration, brokers: Brokers, topic: str, made: RecordMaker, token: str
+    ) -> None:
         self.name = declaration.name
         self._brokers = brokers
         self._topic = topic
@@ -89,14 +91,14 @@ class KafkaSink:
         try:
             self._open()
         except KafkaException as error:
-            raise self._failed(error) from error
+            raise self._kafka_failure(error) from error
 
     def _open(self) -> None:
         self._partitions = describe(self._brokers.admin(), self._topic).partitions
         ours = {name: value for name, value in _PRODUCER.items() if name not in self._brokers.properties}
         self._producer = self._brokers.producer(transactional_id=self._id, **ours)
         self._producer.init_transactions(_OPEN_LIMIT_S)
-        self._last = self._found()
+        self._last = self._read_last()
 
     def _reader(self, isolation_level: str) -> Consumer:
         return self._brokers.consumer(
@@ -115,7 +117,7 @@ class KafkaSink:
     def last(self) -> int | None:
         return self._last
 
-    def _found(self) -> int | None:
+    def _read_last(self) -> int | None:
         with (
             closing(self._reader("read_committed")) as committed,
             closing(self._reader("read_uncommitted")) as uncommitted,
@@ -124,7 +126,7 @@ class KafkaSink:
             self._is_untouched = not any(high for _, high in ends.values())
             if is_hidden(uncommitted, self._topic, ends, self._token):
                 why = "an open transaction of another producer hides what this sink wrote last; the sink waits for its"
-                raise self._unfit(f"{why} end. If it never ends, 'kafka-transactions.sh find-hanging' names it")
+                raise self._failure(f"{why} end. If it never ends, 'kafka-transactions.sh find-hanging' names it")
             return newest_number(committed, self._topic, ends, self._token)
 
     def write(self, time: int, changes: Changes) -> None:
@@ -134,16 +136,18 @@ class KafkaSink:
             self._producer.begin_transaction()
             headers: Headers = [(TIME_HEADER, str(time).encode()), (SINK_HEADER, self._token.encode())]
             for piece in changes:
-                for record in self._maker(piece, time, self._unfit):
+                for record in self._maker(piece, time, self._failure):
                     self._send(record, headers)
             self._flush()
-            self._producer.commit_transaction(_PATIENCE_S)
+            self._producer.commit_transaction(_ANSWER_LIMIT_S)
         except KafkaException as error:
-            raise self._failed(error) from error
+            raise self._kafka_failure(error) from error
         self._last = time
 
     def _send(self, record: Record, headers: Headers) -> None:
-        to: dict[str, Any] = {} if record.key is not None else {"partition": self._spread(record.spread)}
+        to: dict[str, Any] = (
+            {} if record.key is not None else {"partition": self._choose_partition(record.partition_key)}
+        )
         while True:
             try:
                 self._producer.produce(self._topic, record.value, record.key, headers=headers, **to)
@@ -157,17 +161,17 @@ class KafkaSink:
         """As long as something goes out."""
         left = len(self._producer)
         while left:
-            before, left = left, self._producer.flush(_PATIENCE_S)
+            before, left = left, self._producer.flush(_ANSWER_LIMIT_S)
             if left >= before:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the records were not taken"))  # noqa: SLF001 - its name
 
-    def _spread(self, content: bytes) -> int:
+    def _choose_partition(self, content: bytes) -> int:
         return xxhash.xxh3_64_intdigest(content) % self._partitions
 
-    def _unfit(self, why: str) -> SinkFailed:
+    def _failure(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=self._where, why=why)
 
-    def _failed(self, error: KafkaException) -> SinkFailed:
+    def _kafka_failure(self, error: KafkaException) -> SinkFailed:
         known = cause(error)
         why = self._brokers.explain(known)
         if known.fatal():

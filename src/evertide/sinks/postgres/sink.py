@@ -1,18 +1,18 @@
-"""The PostgreSQL sink: a table that holds what the collection holds, exactly once.
+"""The PostgreSQL sink: a table with the content of the collection, written exactly once.
 
-    url or libpq's own options (`evertide.postgres`), table 'schema.name', create 'true' | 'false'
+    url or libpq's options (`evertide.postgres`), table 'schema.name', create 'true' | 'false'
 
-Each transaction is one transaction of the server, in which rows go, change and come, and our number moves with them
-(`target` says where it lies, `statements` how).
+Each transaction of the pipeline is one transaction of the server. It deletes, updates and inserts rows, and stores the
+transaction number (`target` defines where, `statements` how).
 
-1. *Open* makes what is missing and counts the epoch up, in one transaction. Whoever opened the sink before finds
-   another epoch when it writes, and is refused by the server, however late it wakes. What it had begun is waited for.
-2. *Write* compares number and epoch under the row's lock. Few rows are one statement, and one round trip. Many are
-   copied into a temporary table first; if all are additions, into the table itself. A large transaction is copied
-   piece by piece.
-3. Whatever goes wrong ends the session (`SinkFailed`). The next one opens, and reads the number back: a COMMIT whose
-   answer was lost is known by it (I14).
-4. The server's answer means that it is on disk: where `synchronous_commit` is off, it is set to on.
+1. *Open* creates what is missing and increments the epoch, in one transaction. A process that opened the sink earlier
+   has an older epoch, so the server refuses its writes, however late they are. Open waits for a write in progress.
+2. *Write* compares number and epoch while it holds the lock of the sink's row. Few rows are sent in one statement and
+   one round trip. Many rows are first copied into a temporary table or, if all are additions, directly into the table.
+   A large transaction is copied piece by piece.
+3. Any error ends the session (`SinkFailed`). The next session reads the number back, so a COMMIT whose answer was lost
+   is recognized (I14).
+4. A committed transaction is on disk: if `synchronous_commit` is off, the session sets it to on.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.postgres.statements import (
     CHANGES,
-    Sent,
+    RowsToSend,
     Summary,
     apply_statement,
-    by_copies,
-    by_key,
     move_statement,
-    quoted,
+    quote,
+    rows_by_copies,
+    rows_by_key,
 )
-from evertide.sinks.postgres.target import LACKING, MARKS, Misfit, Target
-from evertide.sinks.postgres.types import made_type
+from evertide.sinks.postgres.target import LACKING, MARKS, TargetTable, UnusableTarget
+from evertide.sinks.postgres.types import column_type
 
 __all__ = ["PostgresSink", "prepare_postgres"]
 
@@ -52,16 +52,16 @@ _SESSION = (
     "-c lock_timeout=20s -c default_transaction_isolation=read\\ committed -c tcp_keepalives_idle=30"
     " -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 )
-"""What somebody else locks is told and tried again; a client that vanished does not hold the row for hours."""
+"""A lock of another session becomes an error and a retry; a vanished client does not keep its lock for hours."""
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 _CSV = csv.WriteOptions(include_header=False, quoting_style="all_valid")
-_NOT_APART = "the key ({key}) does not tell the rows apart: name other columns, or none"
-_MEANINGS: tuple[tuple[type[psycopg.Error], str], ...] = (
-    (errors.LockNotAvailable, "somebody else holds a lock there; pg_locks shows who"),
-    (errors.CharacterNotInRepertoire, "PostgreSQL's texts have no U+0000: take it out in the view, by replace"),
-    (errors.UntranslatableCharacter, "PostgreSQL's texts have no U+0000: take it out in the view, by replace"),
-    (errors.InsufficientPrivilege, "GRANT the user what it lacks"),
-    (errors.UndefinedTable, "bring it back; or give the sink another name, and another table"),
+_NOT_UNIQUE = "the key ({key}) has several rows; set the option 'key' to columns that identify a row"
+_HINTS: tuple[tuple[type[psycopg.Error], str], ...] = (
+    (errors.LockNotAvailable, "another session holds a lock on the table; pg_locks shows which"),
+    (errors.CharacterNotInRepertoire, "PostgreSQL texts cannot contain U+0000; remove it in the view with replace"),
+    (errors.UntranslatableCharacter, "PostgreSQL texts cannot contain U+0000; remove it in the view with replace"),
+    (errors.InsufficientPrivilege, "GRANT the missing privilege to the user"),
+    (errors.UndefinedTable, "restore the table, or give the sink another name and table"),
 )
 
 
@@ -74,11 +74,11 @@ def prepare_postgres(declaration: SinkDeclaration) -> Prepared:
     options.check_unknown()
     name = TableName.parse(text)
     if name is None or name.table == MARKS:
-        raise options.refusal("table", f"is {text!r}: expected, say, 'public.revenue'")
+        raise options.refusal("table", f"is {text!r}: expected a table, for example 'public.revenue'")
     for field in declaration.schema:
         _check_column(field, options.where)
     address = Address.of(parts, secrets.hide, declaration.name, options.where, _SESSION)
-    target = Target(
+    target = TargetTable(
         declaration.name, declaration.collection, declaration.schema, declaration.key, name, may_create=may_create
     )
     return Prepared(
@@ -89,19 +89,19 @@ def prepare_postgres(declaration: SinkDeclaration) -> Prepared:
 
 def _check_column(field: pa.Field, where: str) -> None:
     if len(field.name.encode()) > _NAME_BYTES or field.name in _SYSTEM:
-        why = f"the column {field.name!r} has a name that a PostgreSQL table cannot have: give it another by AS"
+        why = f"a PostgreSQL table cannot have a column named {field.name!r}; rename the column with AS"
         raise InvalidInput(where=where, why=why)
-    if made_type(field.type) is None:
-        why = f"the column {field.name!r} is of type {field.type}, which a PostgreSQL table cannot hold: cast it"
+    if column_type(field.type) is None:
+        why = f"column {field.name!r} is {field.type}, which a PostgreSQL table cannot store; cast the column"
         raise InvalidInput(where=where, why=why)
 
 
-def _probe(server: Server, target: Target, where: str) -> None:
+def _probe(server: Server, target: TargetTable, where: str) -> None:
     place = f"{where}, {server.address.where}"
     try:
         with server.connect() as connection:
             target.check(connection)
-    except Misfit as misfit:
+    except UnusableTarget as misfit:
         raise InvalidInput(where=place, why=server.address.hide(str(misfit))) from None
     except psycopg.Error as error:
         raise InvalidInput(where=place, why=server.address.explain(error)) from None
@@ -110,15 +110,15 @@ def _probe(server: Server, target: Target, where: str) -> None:
 class PostgresSink:
     remembers = True
 
-    def __init__(self, server: Server, target: Target, token: str) -> None:
+    def __init__(self, server: Server, target: TargetTable, token: str) -> None:
         self.name = target.sink
         self._address = server.address
         self._target = target
         self._token = token
-        with self._told():
+        with self._as_failure():
             self._connection = server.connect()
         try:
-            with self._told():
+            with self._as_failure():
                 self._connection.execute(_DURABLE)
                 with self._connection.transaction():
                     opened = target.open(self._connection, token)
@@ -135,24 +135,24 @@ class PostgresSink:
     def write(self, time: int, changes: Changes) -> None:
         if time <= self._last:
             return
-        with self._told():
-            whole = None if changes.whole is None else self._sent(changes.whole)
+        with self._as_failure():
+            whole = None if changes.whole is None else self._rows_to_send(changes.whole)
             if whole is not None and whole.rows.num_rows <= _SMALL_ROWS:
                 [rows] = whole.texts()
-                self._apply(time, self._summary([whole]), rows.to_pydict())
+                self._apply(time, self._summarize([whole]), rows.to_pydict())
             else:
                 with self._connection.transaction():
-                    if self._is_ours_to_write(time):
+                    if self._may_write(time):
                         self._copy(time, changes)
         self._last = time
 
-    def _sent(self, piece: pa.Table) -> Sent:
-        sent = by_key(piece, self._target.key) if self._target.key else by_copies(piece)
+    def _rows_to_send(self, piece: pa.Table) -> RowsToSend:
+        sent = rows_by_key(piece, self._target.key) if self._target.key else rows_by_copies(piece)
         if sent is None:
-            raise self._failed(_NOT_APART.format(key=", ".join(self._target.key)))
+            raise self._failed(_NOT_UNIQUE.format(key=", ".join(self._target.key)))
         return sent
 
-    def _summary(self, several: Iterable[Sent]) -> Summary:
+    def _summarize(self, several: Iterable[RowsToSend]) -> Summary:
         made = Summary()
         for sent in several:
             made.take(sent, is_keyed=bool(self._target.key))
@@ -161,40 +161,40 @@ class PostgresSink:
     def close(self) -> None:
         self._connection.close()
 
-    def _given(self, time: int, expected: int) -> dict[str, Any]:
+    def _parameters(self, time: int, expected: int) -> dict[str, Any]:
         return {"token": self._token, "epoch": self._epoch, "time": time, "expected": expected}
 
     def _apply(self, time: int, summary: Summary, rows: Mapping[str, Any]) -> None:
         query = apply_statement(self._columns, summary, is_small=bool(rows))
-        moved = self._connection.execute(query, {**self._given(time, summary.expected), **rows}).fetchone()
-        if moved is None and self._is_ours_to_write(time):
-            raise self._failed("the number was not moved, and nobody else did: a bug")
+        moved = self._connection.execute(query, {**self._parameters(time, summary.expected), **rows}).fetchone()
+        if moved is None and self._may_write(time):
+            raise self._failed("the transaction number was not updated: a bug in Evertide")
 
     def _copy(self, time: int, changes: Changes) -> None:
-        """Piece by piece. Rows go straight into the table if none is removed."""
-        columns, sents = self._columns, map(self._sent, changes)
+        """Copy piece by piece; directly into the table if no row is removed."""
+        columns, sents = self._columns, map(self._rows_to_send, changes)
         if changes.is_addition:
             copied, expected = 0, 0
             for sent in sents:
                 copied += self._copy_into(f"{columns.table} ({columns.listed})", sent.copies())
                 expected += sent.expected
-            self._connection.execute(move_statement(columns, str(copied)), self._given(time, expected))
+            self._connection.execute(move_statement(columns, str(copied)), self._parameters(time, expected))
             return
-        named = ", ".join(f"{quoted(name)} AS c{at}" for at, name in enumerate(columns.names))
+        named = ", ".join(f"{quote(name)} AS c{at}" for at, name in enumerate(columns.names))
         alike = f"SELECT {named}, 0::bigint AS n, 0::bigint AS part FROM {columns.table} WITH NO DATA"
         self._connection.execute(f"CREATE TEMPORARY TABLE {CHANGES} ON COMMIT DROP AS {alike}", ())
-        summary = self._summary(self._copied_into_changes(sents))
+        summary = self._summarize(self._copy_into_changes(sents))
         self._connection.execute(f"ANALYZE {CHANGES}")
         self._apply(time, summary, {})
 
-    def _copied_into_changes(self, several: Iterable[Sent]) -> Iterator[Sent]:
+    def _copy_into_changes(self, several: Iterable[RowsToSend]) -> Iterator[RowsToSend]:
         for sent in several:
             self._copy_into(CHANGES, sent.texts())
             yield sent
 
     def _copy_into(self, where: str, tables: Iterable[pa.Table]) -> int:
         with self._connection.cursor() as cursor:
-            query = f"COPY {where} FROM STDIN (FORMAT csv)".replace("%%", "%")  # it has no parameters
+            query = f"COPY {where} FROM STDIN (FORMAT csv)".replace("%%", "%")  # COPY has no parameters
             with cursor.copy(query) as copy:
                 for rows in tables:
                     buffer = pa.BufferOutputStream()
@@ -202,16 +202,15 @@ class PostgresSink:
                     copy.write(buffer.getvalue())
             return cursor.rowcount
 
-    def _is_ours_to_write(self, time: int) -> bool:
-        """False if the table has it. Nobody else can say so until our transaction ends."""
+    def _may_write(self, time: int) -> bool:
+        """False if the table already has the transaction. Locks the sink's row until the server's transaction ends."""
         query = f"SELECT time, epoch FROM {self._columns.marks} WHERE token = %s FOR UPDATE"
         row = self._connection.execute(query, (self._token,)).fetchone()
         if row is None:
-            raise self._failed(
-                f"its number in {self._target.marks} is gone: bring it back, or give the sink another name"
-            )
+            why = f"the sink's row in {self._target.marks} is missing; restore it, or give the sink another name"
+            raise self._failed(why)
         if row[1] != self._epoch:
-            raise self._failed("it was opened by another process since, which goes on: this one may write no more")
+            raise self._failed("another process has opened the sink and continues; this process may no longer write")
         return bool(row[0] < time)
 
     def _failed(self, why: str) -> SinkFailed:
@@ -219,21 +218,21 @@ class PostgresSink:
         return SinkFailed(sink=self.name, where=where, why=self._address.hide(why))
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_failure(self) -> Iterator[None]:
         try:
             yield
-        except Misfit as misfit:
+        except UnusableTarget as misfit:
             raise self._failed(str(misfit)) from None
         except psycopg.Error as error:
-            raise self._failed(self._meant(error)) from None  # what the server said may hold a secret
+            raise self._failed(self._explain(error)) from None  # the server's message may contain a secret
         except (pa.ArrowException, OverflowError, ValueError) as error:
             raise self._failed(f"a value cannot be written: {type(error).__name__}: {error}") from error
 
-    def _meant(self, error: psycopg.Error) -> str:
-        said = self._address.explain(error)
+    def _explain(self, error: psycopg.Error) -> str:
+        text = self._address.explain(error)
         if isinstance(error, errors.CheckViolation) and error.diag.constraint_name == LACKING:
-            return "rows that are to be removed or changed are not in the table: somebody else changed it"
+            return "rows to be removed or updated are not in the table: another writer changed it"
         if isinstance(error, errors.UniqueViolation) and self._target.key:
-            apart = _NOT_APART.format(key=", ".join(self._target.key))
-            return f"{said}: somebody else added the row, or {apart}"
-        return next((f"{said}: {what}" for kind, what in _MEANINGS if isinstance(error, kind)), said)
+            not_unique = _NOT_UNIQUE.format(key=", ".join(self._target.key))
+            return f"{text}: another writer added the row, or {not_unique}"
+        return next((f"{text}: {hint}" for kind, hint in _HINTS if isinstance(error, kind)), text)

@@ -1,16 +1,13 @@
-"""What one transaction is to a table: rows that are sent, and the one statement that applies them.
+"""Convert a transaction to rows to send, and to the one statement that applies them to the table.
 
-The rows are a relation with the table's columns as `c0`, `c1`, ..., and
-
-- with a key: `n` says what becomes of the row of its key (`GONE`, `CHANGED`, `COME`), `part` which columns of the key
-  are NULL in it (a bit each): for each such pattern `=` and IS NULL find the row by an index, as IS NOT DISTINCT FROM
-  would not;
-- without one: `n` copies come (negative: go). Rows are equal if they are written alike, as `ROW(...)::text`: NULL, NaN
-  and -0.0 are then what they are, in all types.
-
-The statement deletes, updates and inserts, and then moves our number, all in one. It counts the rows that it met: if
-they are not as many as expected, a constraint of our table of numbers refuses it. If the number is not ours to move,
-because a successor has opened the sink or the transaction is there already, no row is touched.
+1. The rows are a relation with the table's columns as `c0`, `c1`, and so on, and the columns `n` and `part`.
+2. With a key, `n` is the operation on the key's row (`GONE`, `CHANGED`, `COME`). `part` has a bit for each key column
+   that is NULL: for each such pattern, `=` and IS NULL find the row by an index, which IS NOT DISTINCT FROM does not.
+3. Without a key, `n` is the number of copies to add, or to remove if negative. Rows are equal if their texts
+   (`ROW(...)::text`) are equal, which distinguishes NULL, NaN and -0.0 in all types.
+4. The statement deletes, updates, inserts, and stores the transaction number. It counts the affected rows: if the count
+   is not the expected one, a constraint of the table of numbers refuses the statement.
+5. If a later process has opened the sink, or the table already has the transaction, the statement changes no row.
 """
 
 from __future__ import annotations
@@ -30,36 +27,36 @@ from evertide.sinks.postgres.types import texts
 __all__ = [
     "CHANGES",
     "Columns",
-    "Sent",
+    "RowsToSend",
     "Summary",
     "apply_statement",
-    "by_copies",
-    "by_key",
     "move_statement",
-    "quoted",
+    "quote",
+    "rows_by_copies",
+    "rows_by_key",
 ]
 
 GONE, CHANGED, COME = -1, 0, 1
 CHANGES = "pg_temp.evertide_changes"
-"""Where many rows wait for the statement."""
+"""The temporary table for the rows of a large transaction."""
 _SLICE_ROWS = 20_000
-_OURS = "token = %(token)s AND epoch = %(epoch)s AND time < %(time)s"
+_MAY_WRITE = "token = %(token)s AND epoch = %(epoch)s AND time < %(time)s"
 _QUERIES = ("wanted", "found")
-"""Steps that change nothing."""
+"""Steps that change no rows."""
 
 
-def quoted(*names: str) -> str:
-    """As a statement with parameters has it."""
+def quote(*names: str) -> str:
+    """Quote identifiers for a statement with parameters."""
     return ".".join('"' + name.replace('"', '""').replace("%", "%%") + '"' for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of the table, in the collection's order."""
+    """The columns of the table, in the collection's order."""
 
     table: str
     marks: str
-    """Both quoted."""
+    """The table of transaction numbers. Both names are quoted."""
     names: tuple[str, ...]
     types: tuple[str, ...]
     key: tuple[int, ...]
@@ -69,7 +66,7 @@ class Columns:
 
     @property
     def listed(self) -> str:
-        return ", ".join(quoted(name) for name in self.names)
+        return ", ".join(quote(name) for name in self.names)
 
     @property
     def sent(self) -> str:
@@ -78,17 +75,17 @@ class Columns:
 
 @dataclass(slots=True)
 class Summary:
-    """What the statement has to know of the rows of a transaction, piece by piece."""
+    """What the statement depends on, collected from the pieces of a transaction."""
 
     expected: int = 0
-    """How many rows of the table they are."""
+    """The number of rows that the statement must affect."""
     has_removals: bool = False
     parts: dict[int, set[int]] = field(default_factory=lambda: {GONE: set(), CHANGED: set()})
     """With a key: for each of these, the patterns of NULL that occur."""
     distinct: dict[int, int] = field(default_factory=dict)
     """Without a key: of each column that is never NULL in a row that goes, about how many values it has there."""
 
-    def take(self, sent: Sent, *, is_keyed: bool) -> None:
+    def take(self, sent: RowsToSend, *, is_keyed: bool) -> None:
         self.expected += sent.expected
         ops = sent.rows["n"]
         if is_keyed:
@@ -107,8 +104,8 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """Rows of a transaction, with `n` and `part` at the end; and how many of the table they are."""
+class RowsToSend:
+    """Rows of a transaction, with `n` and `part` as last columns, and the number of rows that they affect."""
 
     rows: pa.Table
     expected: int
@@ -135,8 +132,8 @@ def _texts(rows: pa.Table) -> Iterator[pa.Table]:
         yield pa.table({name: texts(some[name]) for name in some.schema.names})
 
 
-def by_key(changes: pa.Table, key: Sequence[str]) -> Sent | None:
-    """What becomes of each key. None if a key has several rows."""
+def rows_by_key(changes: pa.Table, key: Sequence[str]) -> RowsToSend | None:
+    """The operation on each key. None if a key has several rows."""
     diffs = changes[DIFF].to_numpy()
     hashes = row_hashes(changes.select(key))
     order = np.lexsort((diffs, hashes.low, hashes.high))
@@ -153,73 +150,76 @@ def by_key(changes: pa.Table, key: Sequence[str]) -> Sent | None:
     part = np.zeros(len(kept), np.int64)
     for bit, column in enumerate(key):
         part |= rows[column].is_null().to_numpy().astype(np.int64) << bit
-    return _sent(rows, becomes[kept], part, len(kept))
+    return _make_rows_to_send(rows, becomes[kept], part, len(kept))
 
 
-def by_copies(changes: pa.Table) -> Sent:
+def rows_by_copies(changes: pa.Table) -> RowsToSend:
     """Without a key."""
     diffs = changes[DIFF].to_numpy()
-    return _sent(changes.drop_columns([DIFF]), diffs, np.zeros(len(diffs), np.int64), int(np.abs(diffs).sum()))
+    return _make_rows_to_send(
+        changes.drop_columns([DIFF]), diffs, np.zeros(len(diffs), np.int64), int(np.abs(diffs).sum())
+    )
 
 
-def _sent(rows: pa.Table, op: Longs, part: Longs, expected: int) -> Sent:
+def _make_rows_to_send(rows: pa.Table, op: Longs, part: Longs, expected: int) -> RowsToSend:
     names = [*(f"c{at}" for at in range(rows.num_columns)), "n", "part"]
-    return Sent(pa.Table.from_arrays([*rows.columns, pa.array(op), pa.array(part)], names), expected)
+    return RowsToSend(pa.Table.from_arrays([*rows.columns, pa.array(op), pa.array(part)], names), expected)
 
 
 def apply_statement(columns: Columns, summary: Summary, *, is_small: bool) -> str:
     """Its parameters are `token`, `epoch`, `time` and `expected`; if it is small, the rows, too, by their names."""
     rows = "sent" if is_small else CHANGES
-    steps = [*(_keyed(columns, summary, rows) if columns.key else _counted(columns, summary, rows))]
+    steps = [*(_keyed_steps(columns, summary, rows) if columns.key else _counted_steps(columns, summary, rows))]
     parts = [f"{name} AS {text}" for name, text in steps]
     if is_small:
         casts = ", ".join(f"c{at}::{kind} AS c{at}" for at, kind in enumerate(columns.types))
         lists = [f"%(c{at})s::text[]" for at in range(len(columns.names))]
         given = f"unnest({', '.join([*lists, '%(n)s::bigint[]', '%(part)s::bigint[]'])})"
         made = f"SELECT {casts}, n, part FROM mine, {given} AS given({columns.sent}, n, part)"
-        parts.insert(0, f"mine AS MATERIALIZED (SELECT 1 FROM {columns.marks} WHERE {_OURS} FOR UPDATE)")
+        parts.insert(0, f"mine AS MATERIALIZED (SELECT 1 FROM {columns.marks} WHERE {_MAY_WRITE} FOR UPDATE)")
         parts.insert(1, f"sent AS MATERIALIZED ({made})")
     met = " + ".join(f"(SELECT count(*) FROM {name})" for name, _ in steps if name not in _QUERIES)
     return f"WITH {', '.join(parts)} {move_statement(columns, met)}"
 
 
 def move_statement(columns: Columns, met: str) -> str:
-    """The number moves, if so many rows were met as expected."""
+    """Store the transaction number, if the number of affected rows (`met`) is the expected one."""
     moved = f"SET time = %(time)s, written = now(), lacking = %(expected)s - ({met})"
-    return f"UPDATE {columns.marks} {moved} WHERE {_OURS} RETURNING time"
+    return f"UPDATE {columns.marks} {moved} WHERE {_MAY_WRITE} RETURNING time"
 
 
-def _keyed(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
-    """Deletions first, then updates: what they free may be taken again."""
+def _keyed_steps(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
+    """Deletes, then updates, then inserts: a value of a unique index may be used again."""
     others = [at for at in range(len(columns.names)) if at not in columns.key] or columns.key
     for part in sorted(summary.parts[GONE]):
-        using = f"DELETE FROM {columns.table} t USING {rows} s WHERE {_same(columns, part, GONE)} RETURNING 1"
+        using = f"DELETE FROM {columns.table} t USING {rows} s WHERE {_match_key(columns, part, GONE)} RETURNING 1"
         yield f"gone{part}", f"({using})"
     for part in sorted(summary.parts[CHANGED]):
-        set_to = ", ".join(f"{quoted(columns.names[at])} = s.c{at}" for at in others)
-        using = f"UPDATE {columns.table} t SET {set_to} FROM {rows} s WHERE {_same(columns, part, CHANGED)} RETURNING 1"
+        set_to = ", ".join(f"{quote(columns.names[at])} = s.c{at}" for at in others)
+        same = _match_key(columns, part, CHANGED)
+        using = f"UPDATE {columns.table} t SET {set_to} FROM {rows} s WHERE {same} RETURNING 1"
         yield f"changed{part}", f"({using})"
     come = f"SELECT {columns.sent} FROM {rows} WHERE n = {COME}"
     yield "come", f"(INSERT INTO {columns.table} ({columns.listed}) {come} RETURNING 1)"
 
 
-def _same(columns: Columns, part: int, op: int) -> str:
+def _match_key(columns: Columns, part: int, op: int) -> str:
     """Whether a row of the table `t` is that of the key of a row of `s`."""
     met = [
-        f"t.{quoted(columns.names[at])} IS NULL" if part >> bit & 1 else f"t.{quoted(columns.names[at])} = s.c{at}"
+        f"t.{quote(columns.names[at])} IS NULL" if part >> bit & 1 else f"t.{quote(columns.names[at])} = s.c{at}"
         for bit, at in enumerate(columns.key)
     ]
     return " AND ".join([f"s.n = {op}", f"s.part = {part}", *met])
 
 
-def _counted(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
-    """Of the copies of a row that goes, as many as should."""
+def _counted_steps(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
+    """Delete the given number of copies of each removed row, and insert the added ones."""
     if summary.has_removals:
         image = f'ROW({columns.sent})::text COLLATE "C"'
-        there = ", ".join(f"t.{quoted(name)}" for name in columns.names)
+        there = ", ".join(f"t.{quote(name)}" for name in columns.names)
         yield "wanted", f"(SELECT {image} AS image, -sum(n) AS n FROM {rows} WHERE n < 0 GROUP BY 1)"
         match = f'FROM ONLY {columns.table} t JOIN wanted w ON ROW({there})::text COLLATE "C" = w.image'
-        nearby = _nearby(columns, summary, rows)
+        nearby = _limit_search(columns, summary, rows)
         number = "row_number() OVER (PARTITION BY w.image) AS copy"
         yield "found", f"(SELECT t.ctid AS place, w.n, {number} {match}{nearby})"
         places = "ARRAY(SELECT place FROM found WHERE copy <= n)"
@@ -228,12 +228,12 @@ def _counted(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[st
     yield "come", f"(INSERT INTO {columns.table} ({columns.listed}) {copies} RETURNING 1)"
 
 
-def _nearby(columns: Columns, summary: Summary, rows: str) -> str:
-    """Which rows of the table are worth writing out: those that agree in a column that has an index, or many values."""
+def _limit_search(columns: Columns, summary: Summary, rows: str) -> str:
+    """Limit the rows whose texts are compared, by a column that has an index or many different values."""
     kinds = columns.types
     usable = [at for at in summary.distinct if not kinds[at].startswith("json") and not kinds[at].endswith("[]")]
     if not usable:
         return ""
     most = max(usable, key=lambda at: summary.distinct[at])
     best = columns.index if columns.index in usable else most
-    return f" WHERE t.{quoted(columns.names[best])} IN (SELECT c{best} FROM {rows} WHERE n < 0)"
+    return f" WHERE t.{quote(columns.names[best])} IN (SELECT c{best} FROM {rows} WHERE n < 0)"

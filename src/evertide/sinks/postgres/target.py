@@ -1,20 +1,20 @@
-"""The table that a sink writes to, and where its number lies: looked at before anything starts, made, and opened.
+"""Check, create and open the table that a sink writes to, and the table that stores the transaction numbers.
 
     <schema>.evertide_sinks
-        token     text, the key        of the sink
-        sink      text                 its name, and the collection's, for people
-        target    regclass, unique     the table; a dump names it, so that both can be brought back together
+        token     text, the key        the sink token
+        sink      text                 the names of the sink and the collection, for people
+        target    regclass, unique     the table; a dump has its name, so that both can be restored together
         time      bigint               the last transaction that the table has; -1 before the first
-        epoch     bigint               how often the sink was opened: only the last may write
-        lacking   bigint, always 0     rows that a transaction did not find: the constraint refuses it
-        written   timestamptz          when
+        epoch     bigint               how often the sink was opened: only the latest epoch may write
+        lacking   bigint, always 0     rows that a transaction did not find: the constraint refuses the transaction
+        written   timestamptz          the time of the last write
 
-It lies in the schema of the table, is made by the first sink there, and has a row for each of them.
+It is in the schema of the target table. The first sink there creates it; it has one row per sink.
 
-1. Opening is one transaction: table, row and epoch are all there, or nothing is.
-2. A table that is there is taken if it is empty and no other sink's. Its columns must hold every value exactly; with a
-   key, a unique index must be on it. Columns of its own must not need a value.
-3. Once it is ours, the table must stay the same one: another of the same name is told, not written to.
+1. Opening is one transaction: it creates the table and the row and increments the epoch, or changes nothing.
+2. An existing table is used if it is empty and belongs to no other sink. Its columns must hold every value exactly, the
+   key must have a unique index, and additional columns must not require a value.
+3. After that the table must stay the same: the sink does not write to another table of the same name.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import psycopg
 import pyarrow as pa
 
 from evertide.postgres import OLDEST_VERSION, TableName, find_unique_indexes, match_name
-from evertide.sinks.postgres.statements import Columns, quoted
-from evertide.sinks.postgres.types import TargetColumn, holds, made_type
+from evertide.sinks.postgres.statements import Columns, quote
+from evertide.sinks.postgres.types import TargetColumn, column_type, holds
 
-__all__ = ["LACKING", "MARKS", "Misfit", "Opened", "Target"]
+__all__ = ["LACKING", "MARKS", "OpenedTarget", "TargetTable", "UnusableTarget"]
 
 MARKS = "evertide_sinks"
 LACKING = "evertide_sinks_lacking"
-_NULLS_ALIKE = 150_000
-"""From this version on a unique constraint can take NULLs for equal."""
+_NULLS_NOT_DISTINCT = 150_000
+"""The first version with unique constraints that treat NULLs as equal."""
 
-_MAKE_MARKS = """
+_CREATE_MARKS = """
 CREATE TABLE IF NOT EXISTS {marks} (
     token text PRIMARY KEY, sink text NOT NULL, target regclass NOT NULL UNIQUE,
     time bigint NOT NULL, epoch bigint NOT NULL,
@@ -61,13 +61,13 @@ SELECT current_setting('transaction_read_only') = 'on', has_database_privilege(c
     current_user, (SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s)"""
 
 
-class Misfit(Exception):
-    """The target cannot be used: why, and what to do."""
+class UnusableTarget(Exception):
+    """The target cannot be used; the text has the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What a session writes with."""
+class OpenedTarget:
+    """What a session needs to write."""
 
     columns: Columns
     epoch: int
@@ -86,7 +86,7 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTable:
     sink: str
     collection: str
     schema: pa.Schema
@@ -99,42 +99,46 @@ class Target:
         return TableName(self.name.schema, MARKS)
 
     def check(self, connection: Connection) -> None:
-        """Whether a sink that is new can write there. Nothing is changed."""
+        """Check that a new sink can write to the target. Changes nothing."""
         if connection.info.server_version < OLDEST_VERSION:
-            raise Misfit(f"the server is {connection.info.server_version}: 14 or newer is needed")
+            raise UnusableTarget(f"the server is {connection.info.server_version}: 14 or newer is needed")
         is_read_only, may_temp, user, may_create = _one(connection, _SERVER, (self.name.schema,))
         if is_read_only:
             why = f"nothing can be written there: it is a standby, or {user} has default_transaction_read_only"
-            raise Misfit(f"{why}: name the primary, or ALTER ROLE {user} SET default_transaction_read_only = off")
+            raise UnusableTarget(
+                f"{why}: name the primary, or ALTER ROLE {user} SET default_transaction_read_only = off"
+            )
         if may_create is None:
-            raise Misfit(f"there is no schema {self.name.schema}: CREATE SCHEMA {self.name.schema}")
+            raise UnusableTarget(f"there is no schema {self.name.schema}: CREATE SCHEMA {self.name.schema}")
         if not may_temp:
-            raise Misfit(f"the user {user} may not make temporary tables: GRANT TEMPORARY ON DATABASE ... TO {user}")
+            raise UnusableTarget(
+                f"the user {user} may not make temporary tables: GRANT TEMPORARY ON DATABASE ... TO {user}"
+            )
         grant = f"GRANT CREATE ON SCHEMA {self.name.schema} TO {user}"
-        marks = self._found(connection, self.marks, "SELECT, INSERT, UPDATE", user)
+        marks = self._find_table(connection, self.marks, "SELECT, INSERT, UPDATE", user)
         if marks is None and not may_create:
-            raise Misfit(f"the user {user} may not make {self.marks}, which keeps the number: {grant}")
-        table = self._found(connection, self.name, "SELECT, INSERT, UPDATE, DELETE", user)
+            raise UnusableTarget(f"the user {user} may not make {self.marks}, which keeps the number: {grant}")
+        table = self._find_table(connection, self.name, "SELECT, INSERT, UPDATE, DELETE", user)
         if table is None:
             if not self.may_create:
-                raise Misfit(f"there is no table {self.name}: create it, or set the option 'create' to 'true'")
+                raise UnusableTarget(f"there is no table {self.name}: create it, or set the option 'create' to 'true'")
             if not may_create:
-                raise Misfit(f"the user {user} may not make {self.name}: {grant}")
+                raise UnusableTarget(f"the user {user} may not make {self.name}: {grant}")
             return
         self._check_free(connection, table, has_marks=marks is not None)
-        self._fitted(connection, table)
+        self._match_columns(connection, table)
 
-    def open(self, connection: Connection, token: str) -> Opened:
-        """Make what is missing, and shut out whoever opened it before. In a transaction."""
-        marks = quoted(self.name.schema, MARKS)
+    def open(self, connection: Connection, token: str) -> OpenedTarget:
+        """Create what is missing, and fence earlier processes of the sink. Runs inside a transaction."""
+        marks = quote(self.name.schema, MARKS)
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"evertide {self.marks}",))
-        connection.execute(_MAKE_MARKS.format(marks=marks, lacking=LACKING), ())
+        connection.execute(_CREATE_MARKS.format(marks=marks, lacking=LACKING), ())
         mark = connection.execute(
             f"SELECT target::oid::bigint, time, epoch FROM {marks} WHERE token = %s FOR UPDATE", (token,)
         ).fetchone()
-        table = self._found(connection, self.name)
+        table = self._find_table(connection, self.name)
         if mark is None:
-            table = self._new(connection, table)
+            table = self._claim(connection, table)
             named = f"{self.sink} of {self.collection}"
             connection.execute(
                 f"INSERT INTO {marks} (token, sink, target, time, epoch) VALUES (%s, %s, %s::oid, -1, 0)",
@@ -143,86 +147,92 @@ class Target:
             mark = (table.oid, -1, 0)
         if table is None or table.oid != mark[0]:
             what = "is gone" if table is None else "is another table than the one that was written to"
-            raise Misfit(f"{self.name} {what}: bring it back; or give the sink another name, and another table")
-        columns = self._fitted(connection, self._widened(connection, table))
+            raise UnusableTarget(f"{self.name} {what}: bring it back; or give the sink another name, and another table")
+        columns = self._match_columns(connection, self._add_columns(connection, table))
         connection.execute(f"UPDATE {marks} SET epoch = epoch + 1 WHERE token = %s", (token,))
-        return Opened(columns, mark[2] + 1, mark[1])
+        return OpenedTarget(columns, mark[2] + 1, mark[1])
 
-    def _new(self, connection: Connection, table: _Table | None) -> _Table:
+    def _claim(self, connection: Connection, table: _Table | None) -> _Table:
         if table is not None:
             self._check_free(connection, table, has_marks=True)
             return table
         if not self.may_create:
-            raise Misfit(f"there is no table {self.name}: create it, or set the option 'create' to 'true'")
-        self._make(connection)
-        return self._found(connection, self.name) or self._gone()
+            raise UnusableTarget(f"there is no table {self.name}: create it, or set the option 'create' to 'true'")
+        self._create_table(connection)
+        return self._find_table(connection, self.name) or self._refuse_dropped()
 
-    def _gone(self) -> _Table:
-        raise Misfit(f"{self.name} was dropped while it was made")
+    def _refuse_dropped(self) -> _Table:
+        raise UnusableTarget(f"{self.name} was dropped while it was made")
 
-    def _make(self, connection: Connection) -> None:
-        columns = [f"{quoted(field.name)} {made_type(field.type)}" for field in self.schema]
+    def _create_table(self, connection: Connection) -> None:
+        columns = [f"{quote(field.name)} {column_type(field.type)}" for field in self.schema]
         if self.key:
-            listed = ", ".join(quoted(name) for name in self.key)
-            alike = " NULLS NOT DISTINCT" if connection.info.server_version >= _NULLS_ALIKE else ""
+            listed = ", ".join(quote(name) for name in self.key)
+            alike = " NULLS NOT DISTINCT" if connection.info.server_version >= _NULLS_NOT_DISTINCT else ""
             has_nulls = any(self.schema.field(name).nullable for name in self.key)
             columns.append(f"UNIQUE{alike} ({listed})" if has_nulls else f"PRIMARY KEY ({listed})")
-        table = quoted(self.name.schema, self.name.table)
+        table = quote(self.name.schema, self.name.table)
         connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})", ())
         said = f"kept by Evertide: the collection {self.collection}".replace("'", "''").replace("%", "%%")
         connection.execute(f"COMMENT ON TABLE {table} IS '{said}'", ())
 
-    def _found(self, connection: Connection, name: TableName, rights: str = "", user: str = "") -> _Table | None:
-        """None if it is not there. `Misfit` if it is no table that can be written, or a right is missing."""
+    def _find_table(self, connection: Connection, name: TableName, rights: str = "", user: str = "") -> _Table | None:
+        """None if there is no such table. `UnusableTarget` if it cannot be written, or a privilege is missing."""
         asked = {"schema": name.schema, "table": name.table, "rights": rights.split(", ") if rights else []}
         row = connection.execute(_TABLE, asked).fetchone()
         if row is None:
             return None
         oid, relation_kind, persistence, is_owned, lacking = row
         if relation_kind not in ("r", "p") or persistence != "p":
-            raise Misfit(f"{name} is no ordinary table: views, foreign, temporary and unlogged tables are not written")
+            raise UnusableTarget(
+                f"{name} is no ordinary table: views, foreign, temporary and unlogged tables are not written"
+            )
         if lacking:
-            raise Misfit(f"the user {user} lacks rights: GRANT {', '.join(lacking)} ON {name} TO {user}")
+            raise UnusableTarget(f"the user {user} lacks rights: GRANT {', '.join(lacking)} ON {name} TO {user}")
         found = [TargetColumn(*column) for column in connection.execute(_COLUMNS, (oid,)).fetchall()]
         return _Table(oid, relation_kind == "p", is_owned, {column.name: column for column in found})
 
     def _check_free(self, connection: Connection, table: _Table, *, has_marks: bool) -> None:
-        """It never takes over what it did not write."""
+        """Refuse a table of another sink, or with rows that this sink did not write."""
         if has_marks:
-            marks = quoted(self.name.schema, MARKS)
+            marks = quote(self.name.schema, MARKS)
             owner = connection.execute(f"SELECT sink FROM {marks} WHERE target = %s::oid", (table.oid,)).fetchone()
             if owner is not None:
                 why = f"{self.name} is the target of another sink already, {owner[0]!r}"
-                raise Misfit(f"{why}: name a table of its own; if that one is given up, drop its table first")
-        if connection.execute(f"SELECT 1 FROM {quoted(self.name.schema, self.name.table)} LIMIT 1", ()).fetchone():
-            raise Misfit(f"{self.name} holds rows that this sink did not write: name a table of its own, or empty it")
+                raise UnusableTarget(f"{why}: name a table of its own; if that one is given up, drop its table first")
+        if connection.execute(f"SELECT 1 FROM {quote(self.name.schema, self.name.table)} LIMIT 1", ()).fetchone():
+            raise UnusableTarget(
+                f"{self.name} holds rows that this sink did not write: name a table of its own, or empty it"
+            )
 
-    def _widened(self, connection: Connection, table: _Table) -> _Table:
-        """With the columns that the collection got since."""
+    def _add_columns(self, connection: Connection, table: _Table) -> _Table:
+        """Add the columns that the collection has gained."""
         missing = [field for field in self.schema if match_name(field.name, table.columns) is None]
         if not missing or not self.may_create:
             return table
-        added = ", ".join(f"ADD COLUMN {quoted(field.name)} {made_type(field.type)}" for field in missing)
+        added = ", ".join(f"ADD COLUMN {quote(field.name)} {column_type(field.type)}" for field in missing)
         if not table.is_owned:
-            raise Misfit(
+            raise UnusableTarget(
                 f"the collection has new columns, and the user may not add them: ALTER TABLE {self.name} {added}"
             )
-        connection.execute(f"ALTER TABLE {quoted(self.name.schema, self.name.table)} {added}", ())
-        return self._found(connection, self.name) or self._gone()
+        connection.execute(f"ALTER TABLE {quote(self.name.schema, self.name.table)} {added}", ())
+        return self._find_table(connection, self.name) or self._refuse_dropped()
 
-    def _fitted(self, connection: Connection, table: _Table) -> Columns:
-        """How the collection's columns are written."""
-        found = [self._column(field, table) for field in self.schema]
+    def _match_columns(self, connection: Connection, table: _Table) -> Columns:
+        """Match the collection's columns to the table's."""
+        found = [self._match_column(field, table) for field in self.schema]
         names = tuple(column.name for column in found)
         if len(set(names)) < len(names):
-            raise Misfit(f"{self.name} has one column for two of the collection, whose names differ in case alone")
+            raise UnusableTarget(
+                f"{self.name} has one column for two of the collection, whose names differ in case alone"
+            )
         for column in table.columns.values():
             if column.needs_value and column.name not in names:
                 why = f"the column {column.name!r} of {self.name} needs a value, and the collection has none for it"
-                raise Misfit(f"{why}: give it a default, or let it be NULL")
+                raise UnusableTarget(f"{why}: give it a default, or let it be NULL")
         columns = Columns(
-            quoted(self.name.schema, self.name.table),
-            quoted(self.name.schema, MARKS),
+            quote(self.name.schema, self.name.table),
+            quote(self.name.schema, MARKS),
             names,
             tuple(column.cast for column in found),
             tuple(self.schema.names.index(name) for name in self.key),
@@ -231,23 +241,25 @@ class Target:
             self._check_key(connection, table, {names[at] for at in columns.key})
             return columns
         if table.is_partitioned:
-            raise Misfit(f"{self.name} is partitioned, and the collection has no key: name its columns as 'key'")
+            raise UnusableTarget(
+                f"{self.name} is partitioned, and the collection has no key: name its columns as 'key'"
+            )
         leading = connection.execute(_LEADING, (table.oid,)).fetchone()
         return replace(columns, index=names.index(leading[0])) if leading and leading[0] in names else columns
 
-    def _column(self, field: pa.Field, table: _Table) -> TargetColumn:
+    def _match_column(self, field: pa.Field, table: _Table) -> TargetColumn:
         name = match_name(field.name, table.columns)
-        made = made_type(field.type)
+        made = column_type(field.type)
         if name is None:
             listed = ", ".join(table.columns)
             why = f"{self.name} has no column {field.name!r}; its columns are {listed}"
-            raise Misfit(f"{why}: ALTER TABLE {self.name} ADD COLUMN {quoted(field.name)} {made}")
+            raise UnusableTarget(f"{why}: ALTER TABLE {self.name} ADD COLUMN {quote(field.name)} {made}")
         column = table.columns[name]
         if not holds(column, field.type):
             why = f"the column {name!r} of {self.name} is {column.shown}, which cannot hold every value of {field.type}"
-            raise Misfit(f"{why}: it should be {made}; or cast it in the view")
+            raise UnusableTarget(f"{why}: it should be {made}; or cast it in the view")
         if column.is_computed:
-            raise Misfit(f"the column {name!r} of {self.name} is computed by the server, and cannot be written")
+            raise UnusableTarget(f"the column {name!r} of {self.name} is computed by the server, and cannot be written")
         return column
 
     def _check_key(self, connection: Connection, table: _Table, key: set[str]) -> None:
@@ -255,7 +267,9 @@ class Target:
             return
         listed = ", ".join(sorted(key))
         why = f"{self.name} has no primary key or unique index on ({listed}): its rows are not told apart by that"
-        raise Misfit(f"{why}; CREATE UNIQUE INDEX ON {self.name} ({listed}), or name the key that it has as 'key'")
+        raise UnusableTarget(
+            f"{why}; CREATE UNIQUE INDEX ON {self.name} ({listed}), or name the key that it has as 'key'"
+        )
 
 
 def _one(connection: Connection, query: str, values: tuple[Any, ...]) -> Any:

@@ -1,6 +1,6 @@
-"""Columns of a collection as columns of a PostgreSQL table: what they are made as, what else can hold them, and values.
+"""Map columns of a collection to columns of a PostgreSQL table, and convert their values.
 
-| column | made as | can also be |
+| column | created as | may also be |
 |---|---|---|
 | TINYINT, SMALLINT, INT, BIGINT | smallint, smallint, integer, bigint | a larger one, numeric |
 | DECIMAL | numeric of the same digits | numeric with more digits, or without a limit |
@@ -11,8 +11,8 @@
 | ARRAY of these | an array of that | an array of what its elements can also be |
 | STRUCT, MAP, VARIANT, ARRAY of those or of arrays | jsonb (`evertide.sinks.json_rows`) | json |
 
-A column that would round or cut a value can hold none. Values go as the texts that PostgreSQL itself writes for them:
-one form for all ways of sending rows.
+A column that would round or truncate a value is refused. Values are sent as the texts that PostgreSQL writes for them,
+whichever way rows are sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from evertide.json_values import is_variant
 from evertide.rows.columns import one_chunk
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["TargetColumn", "holds", "made_type", "texts"]
+__all__ = ["TargetColumn", "column_type", "holds", "texts"]
 
 _ANY_LENGTH = -1
 _MICROS = (_ANY_LENGTH, 6)
@@ -82,14 +82,14 @@ class TargetColumn:
         return "varchar[]" if self.is_array else "varchar"
 
 
-def made_type(kind: Any) -> str | None:
-    """What a column is made as; None if a table cannot hold it."""
+def column_type(kind: Any) -> str | None:
+    """The type that a column is created with; None if a table cannot store it."""
     if kinds.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})"
     if kind in _SIMPLE:
         return _SIMPLE[kind][0]
     if is_variant(kind) or kinds.is_nested(kind):
-        inner = [made_type(kind.field(at).type) for at in range(kind.num_fields)]
+        inner = [column_type(kind.field(at).type) for at in range(kind.num_fields)]
         if None in inner:
             return None
         return f"{inner[0]}[]" if _is_array(kind) else "jsonb"
@@ -137,12 +137,12 @@ def texts(column: Any) -> pa.Array:
     return pc.cast(array, pa.string()) if made is None else made(array)
 
 
-def _listed(array: pa.Array, made: Callable[[Any], str]) -> pa.Array:
+def _map_values(array: pa.Array, made: Callable[[Any], str]) -> pa.Array:
     return pa.array([None if each is None else made(each) for each in array.to_pylist()], pa.string())
 
 
 def _bytes(array: pa.Array) -> pa.Array:
-    return _listed(array, lambda value: "\\x" + value.hex())
+    return _map_values(array, lambda value: "\\x" + value.hex())
 
 
 def _days(array: pa.Array) -> pa.Array:
@@ -150,17 +150,17 @@ def _days(array: pa.Array) -> pa.Array:
     unit, kind = ("D", "<M8[D]") if kinds.is_date(array.type) else ("us", "<M8[us]")
     numbers = pc.fill_null(array.cast(pa.int32() if unit == "D" else pa.int64()).cast(pa.int64()), 0)
     found = np.datetime_as_string(numbers.to_numpy().astype(kind))
-    written = [_dated(text) if text.startswith(("-", "0000-")) else text for text in found.tolist()]
+    written = [_format_bc(text) if text.startswith(("-", "0000-")) else text for text in found.tolist()]
     return pa.array(written, pa.string(), mask=pc.is_null(array).to_numpy(zero_copy_only=False))
 
 
-def _dated(text: str) -> str:
+def _format_bc(text: str) -> str:
     found = _YEAR.fullmatch(text)
     return text if found is None else f"{1 - int(found[1]):04}{found[2]} BC"
 
 
 def _spans(array: pa.Array) -> pa.Array:
-    return _listed(array.cast(pa.int64()), _span)
+    return _map_values(array.cast(pa.int64()), _span)
 
 
 def _span(micros: int) -> str:

@@ -66,11 +66,11 @@ def check(listings: Sequence[Listing], steps: Sequence[tuple[int, int] | int]) -
         if isinstance(step, int):
             times, upper, seqno = listings[step]
             outstanding += [(Time(time), SequenceNumber(seqno)) for time in times]
-            moved = frontier.listed([*map(Time, times)], Time(upper), SequenceNumber(seqno))
+            moved = frontier.add_listing([*map(Time, times)], Time(upper), SequenceNumber(seqno))
         else:
             part = (Time(listings[step[0]][0][step[1]]), SequenceNumber(listings[step[0]][2]))
             outstanding.remove(part)
-            moved = frontier.delivered(*part)
+            moved = frontier.add_delivery(*part)
         assert frontier.value == min((time for time, _ in outstanding), default=upper), steps
         assert frontier.seqno == min((diff for _, diff in outstanding), default=seqno), steps
         assert moved == (frontier.value > before[0]), steps
@@ -84,33 +84,33 @@ def test_f1_a_part_that_never_arrives_holds_its_time(lost: int) -> None:
     """However much arrives after it, in whatever order, and however many windows are listed."""
     for order in permutations([part for part in range(5) if part != lost]):
         frontier = Frontier(Time(0))
-        frontier.listed([Time(part) for part in range(5)], Time(5), SequenceNumber(2))
+        frontier.add_listing([Time(part) for part in range(5)], Time(5), SequenceNumber(2))
         for part in order:
-            frontier.delivered(Time(part), SequenceNumber(2))
+            frontier.add_delivery(Time(part), SequenceNumber(2))
         assert (frontier.value, frontier.seqno) == (lost, 2)
         for later in range(5, 8):
-            frontier.listed([Time(later)], Time(later + 1), SequenceNumber(later))
-            frontier.delivered(Time(later), SequenceNumber(later))
+            frontier.add_listing([Time(later)], Time(later + 1), SequenceNumber(later))
+            frontier.add_delivery(Time(later), SequenceNumber(later))
             assert (frontier.value, frontier.seqno) == (lost, 2)
 
 
 def test_f4_after_a_stop_nothing_moves() -> None:
     """Guards step 5. Taken out once: the frontier moved to 3 with the last part, and to 9 with the next window."""
     frontier = Frontier(Time(0))
-    frontier.listed([Time(0), Time(1), Time(2)], Time(3), SequenceNumber(2))
-    assert frontier.delivered(Time(0), SequenceNumber(2))
+    frontier.add_listing([Time(0), Time(1), Time(2)], Time(3), SequenceNumber(2))
+    assert frontier.add_delivery(Time(0), SequenceNumber(2))
     frontier.stop()
-    assert not frontier.delivered(Time(1), SequenceNumber(2))
-    assert not frontier.delivered(Time(2), SequenceNumber(2))
-    assert not frontier.listed([], Time(9), SequenceNumber(5))
+    assert not frontier.add_delivery(Time(1), SequenceNumber(2))
+    assert not frontier.add_delivery(Time(2), SequenceNumber(2))
+    assert not frontier.add_listing([], Time(9), SequenceNumber(5))
     assert (frontier.value, frontier.seqno) == (1, 2)
 
 
 def test_the_frontier_starts_where_it_is_told_and_never_goes_back() -> None:
     frontier = Frontier(Time(7))
-    assert not frontier.listed([], Time(7), SequenceNumber(1))
+    assert not frontier.add_listing([], Time(7), SequenceNumber(1))
     assert frontier.value == 7
-    assert frontier.listed([Time(8)], Time(9), SequenceNumber(2))
+    assert frontier.add_listing([Time(8)], Time(9), SequenceNumber(2))
     assert frontier.value == 8
 
 
@@ -118,7 +118,7 @@ def test_the_frontier_starts_where_it_is_told_and_never_goes_back() -> None:
 def test_what_was_not_outstanding_cannot_be_delivered(time: int, seqno: int) -> None:
     """A part counted twice would move the frontier past one that is missing. Taken out once: nothing was raised."""
     frontier = Frontier(Time(0))
-    frontier.listed([Time(0), Time(1)], Time(2), SequenceNumber(2))
-    frontier.delivered(Time(0), SequenceNumber(2))
+    frontier.add_listing([Time(0), Time(1)], Time(2), SequenceNumber(2))
+    frontier.add_delivery(Time(0), SequenceNumber(2))
     with pytest.raises(ValueError, match="not outstanding"):
-        frontier.delivered(Time(time), SequenceNumber(seqno))
+        frontier.add_delivery(Time(time), SequenceNumber(seqno))

@@ -779,7 +779,7 @@ class ShardMachine(RuleBasedStateMachine):
         if listed is not None:
             listener.tasks += [(part, listed) for part in listed.parts]
             times = [listed.window.time_of(part) for part in listed.parts]
-            if listener.frontier.listed(times, Time(listed.window.upper), listed.seqno):
+            if listener.frontier.add_listing(times, Time(listed.window.upper), listed.seqno):
                 listener.lease.advance(listener.frontier.seqno, Time(listener.frontier.value - 1))
         elif isinstance(error, TimeCompacted):
             lower = listener.start if listener.is_snapshot else listener.start - 1
@@ -796,7 +796,7 @@ class ShardMachine(RuleBasedStateMachine):
         if error is None:
             listener.tasks.remove((part, listed))
             listener.heard += to_changes(table)
-            if listener.frontier.delivered(Time(listed.window.time_of(part)), listed.seqno):
+            if listener.frontier.add_delivery(Time(listed.window.time_of(part)), listed.seqno):
                 listener.lease.advance(listener.frontier.seqno, Time(listener.frontier.value - 1))
         elif isinstance(error, BlobMissing):
             assert not self._stands(listener.lease), f"a part under a lease is gone (I6): {error}"

@@ -12,7 +12,7 @@ import pytest
 
 from evertide.rows.changes import changes_schema
 from evertide.settings import Settings
-from evertide.shard.parts.groups import inside
+from evertide.shard.parts.groups import is_inside
 from evertide.shard.parts.part import Part, encode_parts
 from evertide.shard.parts.split import Group, Span, by_time, split
 from evertide.shard.read import Window
@@ -39,7 +39,7 @@ def part(kind: Any, values: Sequence[Any], diff: int = 1, time: int = 0, size: i
 
 def holders(groups: Sequence[Group], kind: Any, value: Any) -> list[Group]:
     column = pa.chunked_array([pa.array([value], kind)])
-    return [group for group in groups if group.span is None or inside(column, group.span).to_pylist() == [True]]
+    return [group for group in groups if group.span is None or is_inside(column, group.span).to_pylist() == [True]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

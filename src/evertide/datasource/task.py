@@ -20,7 +20,7 @@ from evertide.rows.changes import DIFF, TIME, consolidate
 from evertide.runtime import SystemRuntime
 from evertide.shard.lease import renew_lease
 from evertide.shard.log import ShardLog
-from evertide.shard.parts.groups import content_rows, inside
+from evertide.shard.parts.groups import content_rows, is_inside
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import is_ordered
 from evertide.shard.read import Listing, fetch
@@ -86,7 +86,7 @@ class _TaskReader:
         if wanted is not None:
             table = table.filter(wanted)
         if self._group.span is not None:
-            table = table.filter(inside(table.column(self._group.span.column), self._group.span))
+            table = table.filter(is_inside(table.column(self._group.span.column), self._group.span))
         return table
 
     def _beat(self) -> None:

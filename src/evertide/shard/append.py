@@ -1,13 +1,14 @@
-"""Appending to shards.
+"""Append changes to shards.
 
-The steps of an append; each is durable before the next names it:
+An append takes these steps; each is durable before the next one refers to it:
 
 1. Check the changes against the shard's columns and the times [expected_upper, new_upper).
-2. Encode them as parts. A small batch stays inline; the others are put as blobs.
-3. One commit adds the batches to all shards concerned (I4), if each one's upper is still the expected one (I2).
+2. Encode them as parts. A small batch stays inline; the others are stored as blobs.
+3. One commit adds the batches to all shards (I4), if each shard's upper is still the expected one (I2).
 
-If another writer was first, `UpperMismatch` says so, and the blobs of step 2, which nothing names, are deleted again.
-A crash leaves them as orphans of this writer, for collection to find."""
+If another writer was first, the append raises `UpperMismatch` and deletes the blobs of step 2, which no state names.
+After a crash they are orphans of this writer, which garbage collection deletes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknown, UpperMismatch
+from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknown, Unexpected, UpperMismatch
 from evertide.rows.changes import TIME, check_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -39,12 +40,12 @@ __all__ = ["Append", "Outcome", "append_missing", "append_together", "store_part
 logger = logging.getLogger(__name__)
 
 Changes: TypeAlias = pa.Table | Sequence[Part]
-"""Rows with __time and __diff; or parts stored already, as executors do."""
+"""Rows with __time and __diff, or parts that executors have stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What one shard gets in a commit: the changes of [expected_upper, new_upper)."""
+    """The changes of [expected_upper, new_upper) for one shard."""
 
     log: ShardLog
     changes: Changes
@@ -54,7 +55,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an append for replicated writers did: the times [lower, upper) are ours, everything below was there."""
+    """The times [lower, upper) that an append wrote; every time below was already written."""
 
     lower: int
     upper: int
@@ -71,9 +72,9 @@ def store_parts(
     runtime: Runtime,
     settings: Settings,
 ) -> tuple[Part, ...]:
-    """Encode and put checked changes. Runs on executors too: then `attempt` must be unique to the try of the task.
+    """Encode and store checked changes. On an executor, `attempt` must be unique to the attempt of the task.
 
-    What a failed attempt stored is never named, and is collected once the writer settled `seq`.
+    No state names what a failed attempt stored. Garbage collection deletes it once the writer has settled `seq`.
     """
     stored = []
     for number, (part, content) in enumerate(encode_parts(table, settings=settings)):
@@ -93,16 +94,16 @@ def append_together(
     writes: Callable[[Sequence[tuple[Part, ...]]], Sequence[Write]] | None = None,
     guards: Sequence[Guard] = (),
 ) -> None:
-    """Append to several shards at once, or to none. Raises `UpperMismatch` for the first shard that moved on.
+    """Append to all shards or to none. Raise `UpperMismatch` for the first shard whose upper is not the expected one.
 
-    `writes` are records that belong into the same commit; they may tell of the parts, which it is given per shard.
+    `writes` returns further records for the same commit; it gets the stored parts per shard.
     """
     checked = [_check_changes(append) for append in appends]
     with writer.claim() as seq:
         try:
             stored = [_store(append, changes, writer, seq) for append, changes in zip(appends, checked, strict=True)]
         except OutcomeUnknown:
-            writer.settle(seq)  # a put that still arrives is an orphan: no commit was tried that could name it
+            writer.settle(seq)  # a put that arrives late is an orphan: no commit names it
             raise
         proposals = [
             Proposal(append.log, _propose(append, parts)) for append, parts in zip(appends, stored, strict=True)
@@ -111,7 +112,9 @@ def append_together(
             commit(proposals, writer, writes=writes(stored) if writes else (), guards=guards)
         except Conflict:
             for append, parts in zip(appends, stored, strict=True):
-                if isinstance(append.changes, pa.Table):  # others are the caller's: an earlier commit may name them
+                if isinstance(
+                    append.changes, pa.Table
+                ):  # other parts belong to the caller: an earlier commit may name them
                     withdraw(append.log.blob, parts)
             raise
     for append in appends:
@@ -121,8 +124,8 @@ def append_together(
 def append_missing(log: ShardLog, changes: pa.Table, lower: int, upper: int, writer: Writer) -> Outcome:
     """Append for replicated writers, which all have the same changes (I3).
 
-    What lies below the shard's upper was written by a peer and is trimmed; if that is all, there is nothing to do. If
-    the shard's upper is below `lower`, times are missing in between, and that is an error.
+    A peer has written the changes below the shard's upper, so they are dropped. If the upper is below `lower`, times
+    are missing between them, and `UpperMismatch` is raised.
     """
     while True:
         reached = log.read().state.upper
@@ -130,7 +133,7 @@ def append_missing(log: ShardLog, changes: pa.Table, lower: int, upper: int, wri
             return Outcome(upper, upper)
         if reached < lower:
             raise UpperMismatch(
-                where=log.path, why=f"times {reached} to {lower - 1} were never appended", expected=lower, upper=reached
+                where=log.path, why=f"times {reached} to {lower - 1} are missing", expected=lower, upper=reached
             )
         missing = changes.filter(pc.greater_equal(changes[TIME], reached)) if reached > lower else changes
         try:
@@ -141,10 +144,10 @@ def append_missing(log: ShardLog, changes: pa.Table, lower: int, upper: int, wri
 
 
 def _check_changes(append: Append) -> Changes:
-    """Refuse what cannot succeed before anything is stored."""
+    """Raise an error before anything is stored if the append cannot succeed."""
     log = append.log
     if append.new_upper <= append.expected_upper:
-        why = f"new upper {append.new_upper} must be above expected upper {append.expected_upper}"
+        why = f"the new upper {append.new_upper} is not above the expected upper {append.expected_upper}"
         raise InvalidInput(where=f"shard {log.shard!r}", why=why)
     state = log.known().state
     if state.upper != append.expected_upper:
@@ -159,17 +162,17 @@ def _check_parts(append: Append) -> tuple[Part, ...]:
     for part in append.changes:
         if part.time_min < append.expected_upper or part.time_max >= append.new_upper:
             times = f"[{part.time_min}, {part.time_max}]"
-            why = f"part {part.key} holds times {times}, outside of [{append.expected_upper}, {append.new_upper})"
-            raise InvalidInput(where=f"shard {append.log.shard!r}", why=why)
+            why = f"part {part.key} has the times {times}, outside [{append.expected_upper}, {append.new_upper})"
+            raise Unexpected(where=f"append to shard {append.log.shard!r}", why=why)
     return tuple(append.changes)
 
 
 def _check_upper(append: Append, state: ShardState) -> None:
     log = append.log
     if state.finalized:
-        raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized: it takes no more changes")
+        raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized and accepts no changes")
     if state.upper != append.expected_upper:
-        why = "a peer wrote these times" if state.upper > append.expected_upper else "times below are missing"
+        why = "a peer wrote these times" if state.upper > append.expected_upper else "earlier times are missing"
         raise UpperMismatch(where=log.path, why=why, expected=append.expected_upper, upper=state.upper)
 
 
@@ -191,10 +194,10 @@ def _propose(append: Append, parts: tuple[Part, ...]) -> Callable[[ShardState], 
 
 
 def withdraw(blob: Blob, parts: Sequence[Part]) -> None:
-    """Delete what no shard names, and no shard will."""
+    """Delete parts that no state names or can name."""
     for part in parts:
         if part.key:
             try:
                 blob.delete(part.key)
             except EvertideError as error:
-                logger.warning("left for collection: %s", error)
+                logger.warning("left to garbage collection: %s", error)

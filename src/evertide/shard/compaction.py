@@ -1,20 +1,21 @@
-"""Compaction: fewer, larger batches, and times that nobody tells apart any more folded into one.
+"""Compaction: merge batches into fewer and larger ones, and fold times that no reader can tell apart.
 
-Runs beside the appends, in whatever process likes to; several may try at once. Steps:
+Any process may compact beside the appends, and several may try at once. A compaction takes these steps:
 
-1. Choose a run of neighbouring batches (`choose`): geometric, so that each row is rewritten a number of times that
-   grows with the logarithm of the shard; or everything up to since, if it holds retractions to sum up, so that an
-   idle shard shrinks too.
-2. Read the inputs, move times up to since, sum diffs, write. The row digest of the result must be that of the inputs,
-   or nothing is committed and the damage is named.
-3. Swap by compare-and-set. If the inputs are not all in the state any more a peer was faster: our parts are
-   withdrawn, and the work is lost politely.
+1. Choose adjacent batches (`choose`): geometrically, so that each row is rewritten a number of times that grows with
+   the logarithm of the shard; or everything up to since, if it has retractions to cancel, so that an idle shard
+   shrinks, too.
+2. Read the inputs, move times up to since, add diffs, write. The row digest of the result must equal that of the
+   inputs; otherwise nothing is committed, and the damage is reported.
+3. Replace the batches by compare-and-set. If the state no longer has all inputs, a peer was faster, and the new parts
+   are deleted.
 
-A merge of more rows than memory should hold goes slice by slice (`evertide.rows.slices`). Parts remember their slice:
-the next merge reads those that lie in one of its own when it is their turn.
+A merge of more rows than fit in memory works slice by slice (`evertide.rows.slices`). A part records its slice, so the
+next merge reads it only for that slice.
 
-Where nothing is taken away, nothing sums up to less. So parts that are large already go into the new batch as they are:
-a table that only grows is not rewritten again and again."""
+Without retractions no rows cancel out, so large parts move to the new batch unchanged. A table that only grows is not
+rewritten again and again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from itertools import groupby
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import BlobDamaged, BlobMissing, Conflict
+from evertide.errors import BlobDamaged, BlobMissing, Conflict, Unexpected
 from evertide.rows.changes import advance, changes_schema, consolidate
 from evertide.rows.digest import add
 from evertide.rows.slices import SLICES_MAX, Slices, slice_count
@@ -42,14 +43,14 @@ from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, n
 __all__ = ["Compaction", "choose", "compact"]
 
 _RECLAIM_SHARE = 8
-"""What lies below since is rewritten once at least one in so many of its rows is a retraction."""
+"""Times below since are rewritten once at least one in this many rows is a retraction."""
 _LARGE_BYTES = 64 * 1024 * 1024
-"""A part of so many is not made larger, however few its rows."""
+"""A part of this size counts as large, even if it has few rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What one compaction did to the times [lower, upper)."""
+    """The result of one compaction of the times [lower, upper)."""
 
     lower: int
     upper: int
@@ -61,7 +62,7 @@ class Compaction:
 
 
 def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never_stopping) -> Compaction | None:
-    """One merge; None if there is nothing to merge, a peer was faster, or it was stopped."""
+    """Merge once; None if there is nothing to merge, a peer was faster, or the work was stopped."""
     state = log.read().state
     run = choose(state, log.settings)
     if not run:
@@ -78,7 +79,7 @@ def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never_stopp
         try:
             commit([Proposal(log, _swap(log, run, merged))], writer)
         except Conflict:
-            withdraw(log.blob, _new(merged, run))
+            withdraw(log.blob, _new_parts(merged, run))
             return None
     log.roll_up_if_due(writer)
     before = (sum(batch.rows for batch in run), sum(batch.bytes for batch in run))
@@ -86,15 +87,15 @@ def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never_stopp
 
 
 def choose(state: ShardState, settings: Settings) -> tuple[Batch, ...]:
-    """The batches to merge next: neighbours, oldest first; empty if the shard is fine as it is."""
-    return _like_sized(state.batches, settings.compaction_fan_in) or _reclaimable(state)
+    """Return the adjacent batches to merge next, oldest first; empty if nothing needs to be merged."""
+    return _choose_like_sized(state.batches, settings.compaction_fan_in) or _choose_reclaimable(state)
 
 
-def _like_sized(batches: Sequence[Batch], fan_in: int) -> tuple[Batch, ...]:
-    """The youngest `fan_in` or more neighbours on one level.
+def _choose_like_sized(batches: Sequence[Batch], fan_in: int) -> tuple[Batch, ...]:
+    """The youngest `fan_in` or more adjacent batches on one level.
 
-    A batch's level is the logarithm of its rows, but at least that of its younger neighbour: so a small batch between
-    large ones is merged with them rather than left for ever, and at most `fan_in - 1` batches stay on each level.
+    A batch's level is the logarithm of its rows, but at least that of its younger neighbour. So a small batch between
+    large ones is merged with them, and at most `fan_in - 1` batches stay on each level.
     """
     levels: list[int] = []
     for batch in reversed(batches):
@@ -115,8 +116,8 @@ def _level(rows: int, fan_in: int) -> int:
     return level
 
 
-def _reclaimable(state: ShardState) -> tuple[Batch, ...]:
-    """Everything up to since, if summing it up is worth it and was not tried at this since."""
+def _choose_reclaimable(state: ShardState) -> tuple[Batch, ...]:
+    """All batches up to since, if they have enough retractions and were not merged at this since."""
     run = tuple(batch for batch in state.batches if batch.upper <= state.since + 1)
     rows = sum(batch.rows for batch in run)
     retractions = sum(batch.retractions for batch in run)
@@ -156,7 +157,7 @@ def _merge(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Tar
         raise
     merged = Batch(run[0].lower, run[-1].upper, tuple(parts), state.since)
     if merged.digest != reduce(add, (batch.digest for batch in run)):
-        withdraw(log.blob, _new(merged, run))
+        withdraw(log.blob, _new_parts(merged, run))
         raise _find_damaged(log, inputs, merged)
     return merged
 
@@ -165,14 +166,14 @@ def _is_large(part: Part, settings: Settings) -> bool:
     return bool(part.key) and (part.rows * 2 >= settings.part_rows_max or part.bytes >= _LARGE_BYTES)
 
 
-def _new(merged: Batch, run: Sequence[Batch]) -> list[Part]:
-    """The parts that were not there before."""
+def _new_parts(merged: Batch, run: Sequence[Batch]) -> list[Part]:
+    """The parts that the merge wrote."""
     before = {part.key for batch in run for part in batch.parts}
     return [part for part in merged.parts if part.key not in before]
 
 
 def _merge_in_slices(log: ShardLog, inputs: Sequence[Part], count: int, storing: _Target) -> Iterator[pa.Table]:
-    """The rows of each slice. Parts that are of several are read once, and dealt out."""
+    """Yield the rows of each slice. A part that spans several slices is read once."""
     if count == 1:
         check_not_stopping(storing.is_stopping)
         yield pa.concat_tables([_read(log, part) for part in inputs])
@@ -184,12 +185,12 @@ def _merge_in_slices(log: ShardLog, inputs: Sequence[Part], count: int, storing:
                 slices.add(_read(log, part))
         for index in range(count):
             check_not_stopping(storing.is_stopping)
-            own = [_read(log, part) for part in inputs if _lies_in(part, index, count)]
+            own = [_read(log, part) for part in inputs if _is_inside(part, index, count)]
             yield pa.concat_tables([slices.take(index), *own])
 
 
-def _lies_in(part: Part, index: int, count: int) -> bool:
-    """As a whole."""
+def _is_inside(part: Part, index: int, count: int) -> bool:
+    """Return whether the whole part is in the slice."""
     return part.slice_count >= count and part.slice_index * count // part.slice_count == index
 
 
@@ -200,15 +201,15 @@ def _read(log: ShardLog, part: Part) -> pa.Table:
     return decode_part(part, stored, log.schema(), log.blob.path(part.key))
 
 
-def _find_damaged(log: ShardLog, inputs: Sequence[Part], merged: Batch) -> BlobDamaged:
-    """Why the digests differ: a part whose rows are not what was recorded, or a fault of ours."""
+def _find_damaged(log: ShardLog, inputs: Sequence[Part], merged: Batch) -> BlobDamaged | Unexpected:
+    """Return why the digests differ: a part with other rows than recorded, or a bug."""
     for part in inputs:
         try:
             verify_rows(part, _read(log, part), log.blob.path(part.key) if part.key else log.path)
         except BlobDamaged as error:
             return error
-    why = f"merging [{merged.lower}, {merged.upper}) gave other rows than it read; nothing was changed"
-    return BlobDamaged(path=log.path, why=why, found=merged.digest)
+    why = f"merging [{merged.lower}, {merged.upper}) returned other rows than its parts have"
+    return Unexpected(where=f"compaction of shard {log.shard!r}", why=why)
 
 
 def _swap(log: ShardLog, run: Sequence[Batch], merged: Batch) -> Callable[[ShardState], Compacted]:

@@ -1,12 +1,12 @@
-"""How far a reader is: completion counted per time, in whatever order the parts arrive (I5).
+"""How far a reader has progressed: completion per time, in whatever order the parts arrive (I5).
 
-Pure: no threads, no storage. Numbered steps of the rule:
+Pure: no threads, no storage. The rules:
 
 1. Listing a window makes each of its parts outstanding at the first time that it can have changes for.
-2. Delivering a part takes it out. A part that failed was not delivered, so it stays, for ever if need be.
-3. The frontier is the smallest time with an outstanding part; with none, the upper of what was listed.
-4. The lease may move to the smallest diff whose listing has an outstanding part; with none, to the last listing's.
-5. After `stop` nothing moves the frontier any more: a reader that leaves has not delivered what it did not deliver.
+2. Delivering a part removes it. A part whose fetch failed stays outstanding.
+3. The frontier is the smallest time with an outstanding part; without any, the upper of the last listing.
+4. The lease may move to the smallest diff whose listing has an outstanding part; without any, to the last listing's.
+5. After `stop` the frontier does not move.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Frontier:
         self.value = start
         """The first time that is not complete."""
         self.seqno = SequenceNumber(0)
-        """The diff from which on the lease is still needed."""
+        """The diff that the lease must not pass."""
         self._times: Counter[Time] = Counter()
         self._seqnos: Counter[SequenceNumber] = Counter()
         self.listed_upper = start
-        """The upper of what was listed: the frontier once all of it is delivered."""
+        """The upper of the last listing: the frontier once all parts are delivered."""
         self._listed_seqno = SequenceNumber(0)
         self._stopped = False
 
@@ -36,16 +36,16 @@ class Frontier:
     def outstanding(self) -> int:
         return self._times.total()
 
-    def listed(self, times: Sequence[Time], upper: Time, seqno: SequenceNumber) -> bool:
-        """A window up to `upper`, with parts at these times, was listed at diff `seqno`. True if the frontier moved."""
+    def add_listing(self, times: Sequence[Time], upper: Time, seqno: SequenceNumber) -> bool:
+        """Add the listing of a window at diff `seqno`, with parts at these times. Return whether the frontier moved."""
         self._times.update(times)
         self._seqnos[seqno] += len(times)
         self.listed_upper = max(self.listed_upper, upper)
         self._listed_seqno = max(self._listed_seqno, seqno)
         return self._move()
 
-    def delivered(self, time: Time, seqno: SequenceNumber) -> bool:
-        """One part that was listed at `time` and `seqno` has arrived. True if the frontier moved."""
+    def add_delivery(self, time: Time, seqno: SequenceNumber) -> bool:
+        """Remove one part that was listed at `time` and `seqno`. Return whether the frontier moved."""
         if self._times[time] <= 0 or self._seqnos[seqno] <= 0:
             raise ValueError(f"a part at time {time} of listing {seqno} is delivered that was not outstanding")
         self._times[time] -= 1

@@ -1,23 +1,22 @@
-"""Collection: deleting what provably nobody needs (I12).
+"""Garbage collection of a shard: delete what provably no reader or writer needs (I12).
 
-Three kinds of blobs, each with its proof:
+There are three kinds of blobs, each with its own proof:
 
-1. *Parts that a diff took out* (compaction, finalize). Needed only by readers whose lease stands below that diff.
-   Proof: the log's head is read first, the leases after it; a lease taken later sees a state without the part. Once
-   that holds it holds for ever, so it does not matter how late the deletion happens. Then the diffs up to there are
-   truncated, as far as a roll-up covers them: they are the list of what to delete, so deletion comes first.
-2. *Older roll-ups.* Proof: a newer one is named in Meta; a reader that held the old address looks again.
-3. *Orphans*: written, never named. Proof, in this order: the blob was listed; its writer was then not registered (any
-   more), or had settled that sequence number; the state, read after that, does not name it, nor does a diff that is
-   still there.
+1. *Parts that a diff removed* (compaction, finalize). Only readers whose lease names an earlier diff need them. Proof:
+   the log's head is read first, the leases after it; a lease taken later sees a state without the part. This stays
+   true, so the deletion may happen at any later moment. Then the diffs are truncated, as far as a roll-up covers them:
+   they list what to delete, so deletion comes first.
+2. *Older roll-ups.* Proof: Meta names a newer one; a reader that held the old address reads it again.
+3. *Orphans*: written, but never named. Proof, in this order: the blob was listed; its writer was not registered, or had
+   settled the blob's sequence number; neither the state, read after that, nor any remaining diff names it.
 
-`pinned` may keep parts beyond that: those that checkpoints name. It is asked last: whoever pins first, and looks then
-whether the state still has the part, cannot be overtaken. A part that a diff took out, and that is pinned while that
-diff is truncated, is an orphan from then on, and is deleted as one when nobody pins it any more.
+`pinned` protects further parts: those that checkpoints name. It is called last. A process that pins a part first, and
+then checks that the state still has it, cannot be overtaken. If a part is pinned while the diff that removed it is
+truncated, it becomes an orphan, and is deleted as one when it is no longer pinned.
 
-Whatever cannot be read ends the collection before it deleted anything: listing, writers, state, diffs, roll-up, leases
-and pins are all read, and decoded, first. Each proof stays true for ever, so neither a second collector nor one that
-was stopped for hours in the middle of deleting can do harm."""
+Listing, writers, state, diffs, roll-up, leases and pins are all read and decoded first. If any of them cannot be read,
+nothing is deleted. Each proof stays true forever, so a second or an interrupted collector does no harm.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from evertide.store.writers import Writer, end_silent_writers, read_registration
 __all__ = ["Pinned", "ShardGarbage", "collect_garbage", "pin_nothing"]
 
 Pinned: TypeAlias = Callable[[], Container[str]]
-"""Says which parts must stay, whatever the shard's own state says. If it raises, nothing is deleted."""
+"""Returns the parts that must stay in addition to the shard's own. If it raises, nothing is deleted."""
 
 
 def pin_nothing() -> Container[str]:
@@ -46,7 +45,7 @@ def pin_nothing() -> Container[str]:
 
 @dataclass(frozen=True, slots=True)
 class ShardGarbage:
-    """What one collection deleted, by kind: the keys of the blobs, and how many diffs were truncated."""
+    """What one garbage collection deleted: the keys of the blobs by kind, and the number of truncated diffs."""
 
     parts: tuple[str, ...] = ()
     rollups: tuple[str, ...] = ()
@@ -57,7 +56,7 @@ class ShardGarbage:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Everything that a decision rests on, read before the first deletion."""
+    """Everything that a decision depends on, read before the first deletion."""
 
     parts: Sequence[str]
     rollups: Sequence[str]
@@ -72,8 +71,8 @@ class _Evidence:
 
 def collect_garbage(log: ShardLog, writer: Writer, pinned: Pinned = pin_nothing) -> ShardGarbage:
     ended: list[str] = []
-    with suppress(StorageFull):  # deleting makes room, and no proof below rests on this
-        writer.beat()  # publishes what we settled ourselves, and shows that we are not fenced (I16)
+    with suppress(StorageFull):  # deletion frees space, and no proof below depends on this beat
+        writer.beat()  # publishes our own settled number, and shows that we are not fenced (I16)
         ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings, judge=writer)
         log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
     proof = retry_read(lambda: _read_evidence(log, pinned), log.runtime, log.settings)
@@ -87,14 +86,14 @@ def collect_garbage(log: ShardLog, writer: Writer, pinned: Pinned = pin_nothing)
 
 
 def _read_evidence(log: ShardLog, pinned: Pinned) -> _Evidence:
-    """The order matters: see the header."""
+    """The order of the reads matters: see the header."""
     parts = [entry.key for entry in log.blob.list(part_prefix(log.shard))]
     parts += log.blob.unfinished(part_prefix(log.shard))
     rollups = [entry.key for entry in log.blob.list(rollup_prefix(log.shard))]
     rollups += log.blob.unfinished(rollup_prefix(log.shard))
     known = read_registrations(log.meta)
     floors = {name: floor for name, floor in read_settled(log.meta).items() if name in known}
-    version = log.reread()  # from the roll-up on: what we remember is no proof that others can read it
+    version = log.reread()  # from storage: our cache does not prove that others can read it
     entries = [(record.seqno, log.entry(record)) for record in log.meta.scan(log.key) if record.seqno <= version.seqno]
     record, rollup = log.newest_rollup() or (0, None)
     leases = live_leases(log)
@@ -143,10 +142,10 @@ def _truncate(log: ShardLog, proof: _Evidence) -> int:
 
 
 def _forget_writers(log: ShardLog, proof: _Evidence, writer: Writer) -> None:
-    """Tokens of writers that are gone are of no use: nobody can ask for them any more.
+    """Remove the tokens of writers that are gone: no process can look them up any more.
 
-    Who is registered is asked again, after the state was read: a writer in it registered before that, so if it is not
-    registered now, it was ended, and stays so.
+    The registrations are read again after the state. A writer in the state registered before that, so if it is not
+    registered now, it was ended for good.
     """
     known = retry_read(lambda: read_registrations(log.meta), log.runtime, log.settings)
     gone = tuple(name for name in proof.state.tokens if name not in known)

@@ -1,7 +1,9 @@
-"""The heartbeat of a process: one thread that says for its writer and all its leases that they live.
+"""`Heartbeat`: the thread that keeps the writer and all leases of a process alive.
 
-A failure to reach storage is said and tried again at the next beat; until then clocks run out, which costs a restart,
-never data. A fenced writer stays fenced: `error` says so, and its next commit raises it anyway."""
+If storage cannot be reached, the thread logs it and tries again at the next interval. If the time to live passes
+meanwhile, the process has to restart, but no data is lost. A fenced writer stays fenced: `error` has the reason, and
+the writer's next commit raises it.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 class Heartbeat(Ticker):
     def __init__(self, settings: Settings, leases: Leases, writer: Writer | None = None) -> None:
-        super().__init__("evertide-heart", settings.beat_interval_s)
+        super().__init__("evertide-heartbeat", settings.beat_interval_s)
         self.error: EvertideError | None = None
         self._leases = leases
         self._writer = writer
 
     def beat(self) -> None:
-        """One beat; what went wrong is kept in `error` until all of it succeeds. The writer's comes first."""
+        """Beat once for the writer, then for the leases. `error` keeps a failure until all beats succeed."""
         beats = [self._leases.beat] if self._writer is None else [self._writer.beat, self._leases.beat]
         errors = []
         for beat in beats:
             try:
                 beat()
             except EvertideError as error:
-                logger.warning("no heartbeat: %s", error)
+                logger.warning("a heartbeat failed: %s", error)
                 errors.append(error)
         self.error = errors[0] if errors else None
 

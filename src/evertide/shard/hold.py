@@ -1,13 +1,14 @@
-"""Since and holds: which times of a shard can still be read.
+"""Since and holds: which times of a shard can be read.
 
-Where it lies: Meta key `hold/<shard>`, version 1: the shard's since and, by name, the times that durable consumers
-still need. Only the newest record counts; older ones are truncated as it grows.
+Stored as Meta key `hold/<shard>`, version 1: the shard's since, and by name the times that durable consumers need. The
+newest record counts; older ones are truncated.
 
-1. A hold at time h keeps since at or below h, until it is moved or released: it never lapses by clock. A lagging
-   consumer is reported, not robbed.
-2. Since and holds are in one record, and since moves in one commit with the shard's state: so a hold that was granted
-   at or above since cannot be overtaken, however the two race.
-3. Leases (`evertide.shard.lease`) count like holds while they live, and a reader finds out by itself if one did not."""
+1. A hold at time h keeps since at or below h until it is moved or released. It never expires; status reports a consumer
+   that lags.
+2. Since and holds are in one record, and since moves in one commit with the shard's state. So a hold that was granted
+   at or above since is never overtaken.
+3. A live lease (`evertide.shard.lease`) counts like a hold. A reader notices if its lease has ended.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ class HoldRecord(msgspec.Struct, frozen=True):
     since: int
     holds: dict[str, int]
     change: str
-    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+    """A unique id, which tells the writer's own commit, if its outcome was unknown, from a peer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """The record as read: `seqno` is what the next change expects."""
+    """The record as read. The next change expects `seqno`."""
 
     seqno: int
     since: int
@@ -63,13 +64,13 @@ def read_holds(log: ShardLog) -> Holds:
     key = hold_key(log.shard)
     record = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if record is None:
-        raise InvalidInput(where=log.meta.path(key), why=f"there is no shard {log.shard!r}; create it first")
+        raise InvalidInput(where=log.meta.path(key), why=f"shard {log.shard!r} does not exist; create it first")
     found = unseal(record.data, HoldRecord, log.meta.path(key))
     return Holds(record.seqno, found.since, found.holds)
 
 
 def set_hold(log: ShardLog, name: str, time: int) -> None:
-    """Take the hold, or move it. Refused below since, where it could promise nothing."""
+    """Set or move a hold. Raise `TimeCompacted` if the time is below since."""
 
     def changed(found: Holds) -> dict[str, int]:
         _check_time(log, found, name, time)
@@ -83,9 +84,9 @@ def release_hold(log: ShardLog, name: str) -> None:
 
 
 def hold_write(log: ShardLog, found: Holds, name: str, time: int | None) -> Write:
-    """For a commit that takes, moves or releases (None) a hold together with a record of the caller's own.
+    """A write that sets, moves or releases (None) a hold, for a commit with records of the caller.
 
-    It is always a new record: whoever read the one before finds out that something was held since.
+    It always writes a new record, so a process that read the previous one notices the change.
     """
     others = {other: at for other, at in found.holds.items() if other != name}
     if time is None:
@@ -96,7 +97,7 @@ def hold_write(log: ShardLog, found: Holds, name: str, time: int | None) -> Writ
 
 def _check_time(log: ShardLog, found: Holds, name: str, time: int) -> None:
     if time < found.since:
-        why = f"hold {name!r} came too late"
+        why = f"hold {name!r} would be below since"
         raise TimeCompacted(where=log.path, why=why, as_of=time, since=found.since)
 
 
@@ -115,7 +116,7 @@ def _change(log: ShardLog, changed: Callable[[Holds], dict[str, int]]) -> None:
 
 
 def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
-    """Let times below `time` be forgotten, as far as upper, holds and live leases allow. Returns the since reached."""
+    """Move since up to `time`, as far as upper, holds and live leases allow. Return the new since."""
     while True:
         found = read_holds(log)
         leases = live_leases(log)
@@ -125,18 +126,18 @@ def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
             return found.since
         write = _write(log, found, allowed, found.holds)
         try:
-            commit([Proposal(log, _moved_to(allowed, log))], writer, writes=[write])
+            commit([Proposal(log, _propose_since(allowed, log))], writer, writes=[write])
         except Conflict:
-            continue  # a hold or since moved meanwhile: decide anew
+            continue  # a hold or since has moved: start again
         truncate_sometimes(log.meta, hold_key(log.shard), found.seqno + 1)
         log.roll_up_if_due(writer)
         return allowed
 
 
-def _moved_to(since: int, log: ShardLog) -> Callable[[ShardState], SinceAdvanced]:
+def _propose_since(since: int, log: ShardLog) -> Callable[[ShardState], SinceAdvanced]:
     def make(state: ShardState) -> SinceAdvanced:
         if state.finalized or state.since > since:
-            raise Conflict(where=log.path, why="a peer moved since further, or finalized the shard")
+            raise Conflict(where=log.path, why="a peer moved since, or finalized the shard")
         return SinceAdvanced(Time(since))
 
     return make

@@ -1,4 +1,4 @@
-"""What a shard looks like inside: for people, `status` and tests. Reads, changes nothing, ends no lease."""
+"""Describe a shard for display, `status` and tests. Read-only; it ends no lease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BatchView:
     retractions: int
     bytes: int
     parts: tuple[str, ...]
-    """Keys of the blobs; "inline" for what lies in the state itself."""
+    """The keys of the blobs; "inline" for a part inside the state."""
 
 
 @dataclass(frozen=True, slots=True)

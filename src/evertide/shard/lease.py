@@ -1,19 +1,19 @@
-"""Leases: a reader's hold on parts, so that nothing deletes them under it (I6).
+"""Leases: a reader's claim on parts, so that garbage collection keeps them while it reads (I6).
 
-Where it lies: Meta keys `lease/<shard>/<lease>`, one per reader and shard, version 1; written by the reader (take,
-beat, advance), removed by it (release) or, once silent for longer than its time to live, by a collector. Ids are
-never reused.
+Stored as Meta keys `lease/<shard>/<lease>`, one per reader and shard, version 1. The reader writes it (take, beat,
+advance) and removes it (release). A collector removes it once it has been silent for longer than its time to live. Ids
+are never reused.
 
-1. A lease protects every part that is in the shard's state at diff `seqno` or enters it later: collection deletes
-   what a diff took out only if no lease stands below that diff.
-2. It is taken before the state is read, and the state is read uncached after that. So whatever a collector deleted
-   without having seen the lease was gone from the state that the reader then got.
-3. It also keeps since at or below `time`, like a hold, while it lives.
-4. It ends only by removal of its key, by compare-and-set on its last heartbeat. A reader that was away too long finds
-   its key gone and gets `LeaseLost`; clocks decide only how soon that may happen.
-5. The heartbeats of all leases of a process are one commit, and touch no shard's key: they never fail an append.
-6. Whoever reads for another process, under a lease that it took, may beat for it and end it (`renew_lease`,
-   `end_lease`)."""
+1. A lease protects every part that is in the shard's state at diff `seqno` or enters it later: garbage collection
+   deletes a part that a diff removed only if no lease is below that diff.
+2. A reader takes the lease first, then reads the state without a cache. So a part that a collector deleted without
+   having seen the lease is not in the state that the reader gets.
+3. A live lease keeps since at or below `time`, like a hold.
+4. A lease ends only when its key is removed, by compare-and-set on its last heartbeat. A reader whose lease has expired
+   finds the key gone and gets `LeaseLost`. Clocks decide only how soon that may happen.
+5. The heartbeats of all leases of a process are one commit, which writes no shard's key, so they never fail an append.
+6. A process that reads under a lease of another process may beat for it and end it (`renew_lease`, `end_lease`).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _HeldLease:
-    """The lease's last record as we wrote it, and its number."""
+    """The last record of a lease that this process wrote, and its number."""
 
     expected: int
     record: LeaseRecord
@@ -69,7 +69,7 @@ class Lease:
         self._leases = leases
 
     def check(self, restart_from: int) -> None:
-        """Raise `LeaseLost` if it is gone. Asks Meta: what this process believes does not count."""
+        """Raise `LeaseLost` if the lease is gone. It reads Meta, whatever this process has cached."""
         key = lease_key(self.log.shard, self.id)
         record = retry_read(lambda: self.log.meta.head(key), self.log.runtime, self.log.settings)
         if record is None:
@@ -77,7 +77,7 @@ class Lease:
             raise LeaseLost(shard=self.log.shard, lease=self.id, restart_from=restart_from)
 
     def advance(self, seqno: SequenceNumber, time: Time) -> None:
-        """What lies below is no longer needed. Told to Meta with the next heartbeat."""
+        """Give up what is below. The next heartbeat writes it to Meta."""
         self._leases.advance(self, seqno, time)
 
     def release(self) -> None:
@@ -85,8 +85,7 @@ class Lease:
 
 
 class Leases:
-    """All leases of this process. `beat` is called on a timer (`evertide.shard.heartbeat`), or by who holds the
-    clock."""
+    """All leases of this process. A timer (`evertide.shard.heartbeat`) calls `beat`, or the owner of the clock does."""
 
     def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, reader: str = "") -> None:
         self._meta = meta
@@ -97,14 +96,14 @@ class Leases:
         self._lock = threading.RLock()
         self._by_key: dict[str, _HeldLease] = {}
         self.lost = 0
-        """How many ended without having been given back."""
+        """The number of leases that ended without a release."""
 
     @property
     def held(self) -> int:
         return len(self._by_key)
 
     def take(self, log: ShardLog, time: Time) -> Lease:
-        """A lease on everything in the state from now on; read the state after this, not before."""
+        """Take a lease on everything in the state from now on. Read the state after this call, not before."""
         head = retry_read(lambda: self._meta.head(log.key), self._runtime, self._settings)
         record = LeaseRecord(
             lease="",
@@ -138,7 +137,7 @@ class Leases:
                 self._by_key[lease_key(record.shard, record.lease)] = _HeldLease(held.expected, moved)
 
     def beat(self) -> None:
-        """Say for every lease that its reader lives. Lost ones are dropped here, and found lost by their readers."""
+        """Renew all leases. It drops lost ones; their readers notice by `Lease.check`."""
         with self._lock:
             pending = list(self._by_key)
             while pending:
@@ -149,7 +148,7 @@ class Leases:
                     pending = [key for key in chunk if key in self._by_key] + pending
 
     def _adopt(self, stale: Stale) -> None:
-        """Gone is lost. Moved on is ours, as nobody else writes it: a beat whose answer was lost."""
+        """A missing key is a lost lease. A later record is our own beat whose answer was lost."""
         if stale.found == 0:
             self._forget(stale.key)
         else:
@@ -172,7 +171,7 @@ class Leases:
         return _HeldLease(held.expected + 1, record)
 
     def release(self, lease: Lease) -> None:
-        """Give it back. Gone already is fine: the data was read, or the reader found out."""
+        """Remove the lease. It may be gone already."""
         key = lease_key(lease.log.shard, lease.id)
         with self._lock:
             while (held := self._by_key.get(key)) is not None:
@@ -193,7 +192,7 @@ class Leases:
 
 
 def renew_lease(log: ShardLog, lease: str) -> bool:
-    """Beat for a lease that another process took. False if it is gone; losing a race to another beat is fine."""
+    """Beat for a lease of another process. Return False if it is gone; losing a race to another beat is fine."""
     key = lease_key(log.shard, lease)
     found = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if found is None:
@@ -207,7 +206,7 @@ def renew_lease(log: ShardLog, lease: str) -> bool:
 
 
 def end_lease(log: ShardLog, lease: str) -> None:
-    """Give back a lease that another process took. If somebody beats at the same moment, it ends by its clock."""
+    """Remove a lease of another process. If a beat is written at the same moment, it expires later."""
     key = lease_key(log.shard, lease)
     found = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if found is not None:
@@ -215,7 +214,7 @@ def end_lease(log: ShardLog, lease: str) -> None:
 
 
 def live_leases(log: ShardLog) -> dict[str, LeaseRecord]:
-    """The leases on this shard, after ending the silent ones by compare-and-set. One that just beat stays."""
+    """Return the leases on this shard, after removing expired ones by compare-and-set."""
     now_s = log.runtime.wall_s()
     live = {}
     for key, found in retry_read(lambda: log.meta.heads(lease_prefix(log.shard)), log.runtime, log.settings).items():
@@ -230,4 +229,4 @@ def _is_still_live(log: ShardLog, removal: Write) -> bool:
     try:
         return commit_until_known(log.meta, [removal], (), log.runtime, log.settings) is not None
     except StorageFull:
-        return True  # it ends another time: collection needs no room to begin with
+        return True  # it is removed another time: garbage collection itself needs no space

@@ -1,21 +1,21 @@
 """The durable log of one shard's state: reading it, and changing it by compare-and-set.
 
-Where it lies: the diffs in Meta under `shard/<shard>` (`evertide.shard.state`), the newest roll-up's address under
-`rollup/<shard>`, the roll-up itself in `rollups/<shard>/<writer>-<seq>.state`. Version 1 of each. Any writer rolls
-up, every `rollup_every_diffs`; collection deletes older roll-ups and truncates the diffs that the newest covers.
+Stored in Meta: the diffs under `shard/<shard>` (`evertide.shard.state`), and the address of the newest roll-up under
+`rollup/<shard>`. The roll-up itself is the blob `rollups/<shard>/<writer>-<seq>.state`. Each has version 1. Any writer
+rolls up every `rollup_every_diffs`; garbage collection deletes older roll-ups and the diffs that the newest covers.
 
-Reading: take the newest roll-up, then the diffs above it. A roll-up that is gone, or diffs that begin later than they
-should, mean that a collector was at work between our two looks: look again. If nothing moved in between, it is damage.
+A reader takes the newest roll-up, then the diffs above it. If the roll-up is gone, or diffs are missing, a collector
+may have worked between the two reads, so the reader starts again. If it finds the same a second time, it is damage.
 
-Changing (`commit`): make a diff against the state as known, commit it together with the writer's guards, and
+`commit` makes a diff against the known state and commits it with the writer's guards. The outcome is one of these:
 
-1. done: adopt the new state;
-2. stale because of our own guards: `Fenced`;
-3. stale because the log moved on: read again, make the diff anew. The caller's `make` decides whether it still fits; so
-   a compaction or a since that came in between costs a retry and is never taken for a lost race;
-4. "did not happen": wait, try again;
-5. "may have happened": look for our token above the state that we started from; if it is not there, try again as we
-   were: at most one of the two can succeed.
+1. committed: adopt the new state;
+2. stale because of the writer's guards: raise `Fenced`;
+3. stale because the log has a new diff: read again, and call the proposal's `make` again, which decides whether the
+   change still applies. So a concurrent compaction or a new since costs a retry only;
+4. "did not happen": wait, and try again;
+5. "may have happened": look for the token above the state that the commit started from; if it is missing, try the same
+   commit again. At most one of the two can succeed.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from evertide.errors import (
     OutcomeUnknown,
     RecordDamaged,
     Unavailable,
+    Unexpected,
     UnsupportedFormat,
 )
 from evertide.runtime import Runtime
@@ -59,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rollup(msgspec.Struct, frozen=True):
-    """The address of a rolled-up state."""
+    """The address of a roll-up."""
 
     seqno: SequenceNumber
     key: str
@@ -76,7 +77,7 @@ class Version:
 
 
 class ShardLog:
-    """One shard's log as this process sees it; keeps the last state it saw. Safe to share between threads."""
+    """One shard's log, with the last state that this process saw. Safe to share between threads."""
 
     def __init__(self, shard: str, blob: Blob, meta: Meta, runtime: Runtime, settings: Settings) -> None:
         self.shard = check_shard(shard)
@@ -92,39 +93,39 @@ class ShardLog:
         self._schema: pa.Schema | None = None
 
     def known(self) -> Version:
-        """The last state seen: may be behind, never wrong about the past."""
+        """The last state seen. It may be behind, but is never wrong about the past."""
         known = self._known
         return known if known is not None else self.read()
 
     def remembered(self) -> Version | None:
-        """As `known`, and never asks storage; None if nothing was seen yet."""
+        """Like `known`, but without a storage call; None if no state was seen."""
         return self._known
 
     def read(self) -> Version:
-        """The state as it is now."""
+        """Read the present state."""
         found = self.find()
         if found is None:
-            raise InvalidInput(where=self.path, why=f"there is no shard {self.shard!r}; create it first")
+            raise InvalidInput(where=self.path, why=f"shard {self.shard!r} does not exist; create it first")
         return found
 
     def find(self) -> Version | None:
-        """The state as it is now; None if the shard was never created."""
+        """Read the present state; None if the shard was never created."""
         with self._lock:
             self._known = retry_read(self._advance, self.runtime, self.settings)
             return self._known
 
     def schema(self) -> pa.Schema:
-        """The shard's columns; they never change, so they are decoded once."""
+        """The shard's columns. They never change, so they are decoded once."""
         if self._schema is None:
             self._schema = pa.ipc.read_schema(pa.py_buffer(self.known().state.schema))
         return self._schema
 
     def reread(self) -> Version:
-        """The state as a newcomer would find it: what this process remembers does not count."""
+        """Read the state from storage alone, without what this process has cached."""
         with self._lock:
             found = retry_read(self._open, self.runtime, self.settings)
             if found is None:
-                raise RecordDamaged(path=self.path, why="the log is gone")
+                raise RecordDamaged(path=self.path, why="the shard's log has disappeared")
             self._known = found
             return found
 
@@ -148,7 +149,7 @@ class ShardLog:
             try:
                 return self._open_from(base[1] if base else None)
             except (BlobMissing, RecordDamaged) as error:
-                # The same finding twice is damage; another the second time is a collector at work between two looks.
+                # The same error twice is damage; another one means that a collector worked between the two reads.
                 if problem is not None and str(problem) == str(error):
                     raise
                 problem = error
@@ -170,7 +171,7 @@ class ShardLog:
         return record.seqno if record else 0
 
     def newest_rollup(self) -> tuple[int, Rollup] | None:
-        """The record number of its address, and the address."""
+        """The record number of the newest address, and the address."""
         key = rollup_key(self.shard)
         record = self.meta.head(key)
         return (record.seqno, unseal(record.data, Rollup, self.meta.path(key))) if record else None
@@ -180,7 +181,7 @@ class ShardLog:
         path = self.blob.path(base.key)
         found = xxhash.xxh3_128_hexdigest(content)
         if len(content) != base.bytes or found != base.checksum:
-            raise BlobDamaged(path=path, why="a roll-up with other content", expected=base.checksum, found=found)
+            raise BlobDamaged(path=path, why="the checksum of the roll-up differs", expected=base.checksum, found=found)
         return unseal(content, ShardState, path)
 
     def _replay(self, seqno: SequenceNumber, state: ShardState | None, records: Sequence[Record]) -> Version:
@@ -188,14 +189,14 @@ class ShardLog:
             state = apply(state, self.entry(record), f"{self.path} #{record.seqno}")
             seqno = record.seqno
         if state is None:
-            raise RecordDamaged(path=self.path, why="the log is empty")
+            raise RecordDamaged(path=self.path, why="the shard's log is empty")
         return Version(seqno, state)
 
     def entry(self, record: Record) -> LogEntry:
         return unseal(record.data, LogEntry, f"{self.path} #{record.seqno}")
 
     def has_written(self, after: int, writer: str, token: str) -> bool:
-        """Whether the diff with this token is in the log above `after`."""
+        """Return whether the diff with this token is in the log above `after`."""
         records = retry_read(lambda: self.meta.scan(self.key, after=after), self.runtime, self.settings)
         if records and records[0].seqno == after + 1:
             return any((e.writer, e.token) == (writer, token) for e in map(self.entry, records))
@@ -203,7 +204,7 @@ class ShardLog:
         return found is not None and token in found.state.tokens.get(writer, ())
 
     def roll_up(self, writer: Writer) -> Rollup | None:
-        """Write the state as one blob. None if a peer did so, or did more, in the meantime."""
+        """Write the state as one blob. None if a peer wrote the same or a later state."""
         version = self.read()
         expected, base = retry_read(self.newest_rollup, self.runtime, self.settings) or (0, None)
         self._rolled_up = base.seqno if base else 0
@@ -224,21 +225,21 @@ class ShardLog:
         return rollup
 
     def roll_up_if_due(self, writer: Writer, diffs: int | None = None) -> None:
-        """Rolling up is housekeeping: its failure is said, and fails nothing else."""
+        """Roll up if enough diffs have accumulated. A failure is logged, and fails nothing else."""
         known = self._known
         if known is None or known.seqno - self._rolled_up < (diffs or self.settings.rollup_every_diffs):
             return
         try:
             self.roll_up(writer)
         except EvertideError as error:
-            logger.warning("no roll-up of shard %s: %s", self.shard, error)
+            logger.warning("could not roll up shard %s: %s", self.shard, error)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to change in one shard: `make` is asked again whenever the state turned out to be another.
+    """A change of one shard. `make` is called again whenever the state has changed.
 
-    It returns None if there is nothing to do, and raises if the change no longer makes sense.
+    It returns None if there is nothing to do, and raises if the change no longer applies.
     """
 
     log: ShardLog
@@ -248,17 +249,17 @@ class Proposal:
 def commit(
     proposals: Sequence[Proposal], writer: Writer, *, writes: Sequence[Write] = (), guards: Sequence[Guard] = ()
 ) -> bool:
-    """Change several shards at once, or none (I4); see the header. False if no proposal makes a diff.
+    """Change all shards or none (I4); see the header. Return False if no proposal makes a diff.
 
-    `writes` and `guards` go into the same commit; if one of those is stale the answer is `Conflict`, as only the caller
-    can make them anew.
+    `writes` and `guards` are part of the commit. If one of them is stale, raise `Conflict`: only the caller can make
+    new ones.
     """
     with writer.open_token() as (token, settled):
         return _Commit(proposals, writer, token, settled).run(writes, guards)
 
 
 class _Commit:
-    """One call of `commit`: its token, and whether it is in doubt."""
+    """One call of `commit`: its token, and whether its outcome is in doubt."""
 
     def __init__(self, proposals: Sequence[Proposal], writer: Writer, token: str, settled: int) -> None:
         self._proposals = proposals
@@ -270,7 +271,7 @@ class _Commit:
         self._versions = [log.known() for log in self._logs]
         self._changes: list[_Change] = []
         self._doubt: tuple[OutcomeUnknown, ShardLog, int] | None = None
-        """A commit may have happened: the error that said so, and where its diff would be."""
+        """A commit that may have happened: the error, and where its diff would be."""
 
     def run(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool:
         while True:
@@ -281,7 +282,7 @@ class _Commit:
                 self._doubt = self._doubt or (error, change.log, change.write.expected)
                 self._patience.wait_after(error)
             except Unavailable as error:
-                # While in doubt, storage that goes away leaves it unknown: never "did not happen".
+                # In doubt, an unreachable storage leaves the outcome unknown: never "did not happen".
                 self._patience.wait_after(self._doubt[0] if self._doubt is not None else error)
             except (Damaged, UnsupportedFormat) as error:
                 if self._doubt is not None:
@@ -293,7 +294,7 @@ class _Commit:
                     return done
 
     def _try_once(self, writes: Sequence[Write], guards: Sequence[Guard]) -> bool | None:
-        """Whether it is done, or there was nothing to do; None if it must be made anew on what is there now."""
+        """Return whether a diff was committed; None if the state has changed and the diff must be made again."""
         if self._has_happened():
             return True
         self._changes = self._make_changes()
@@ -307,15 +308,15 @@ class _Commit:
             return True
         if self._has_happened():
             return True
-        self._doubt = None  # what was tried before expected the same or older records: it can happen no more
+        self._doubt = None  # an earlier attempt expected the same or older records, so it can no longer succeed
         self._judge(stale)
         self._versions = [log.read() for log in self._logs]
         return None
 
     def _has_happened(self) -> bool:
-        """Whether the commit in doubt is there.
+        """Return whether the commit in doubt is in the log.
 
-        "No" counts only if we are still registered after looking: collectors forget the tokens of writers that are not.
+        False is valid only if the writer is still registered afterwards: collectors remove the tokens of other writers.
         """
         if self._doubt is None:
             return False
@@ -326,23 +327,26 @@ class _Commit:
         return False
 
     def _make_changes(self) -> list[_Change]:
-        """Applied before they are committed: a diff that does not fit must never reach the log."""
+        """Make the diffs and apply them before the commit, so that an invalid diff never reaches the log."""
         changes = []
         for proposal, version in zip(self._proposals, self._versions, strict=True):
             diff = proposal.make(version.state)
             if diff is not None:
                 log, seqno = proposal.log, SequenceNumber(version.seqno + 1)
                 entry = LogEntry(self._writer.id, self._token, diff, self._settled)
-                after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
+                try:
+                    after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
+                except RecordDamaged as error:
+                    raise Unexpected(where=f"commit to shard {log.shard!r}", why=error.why) from error
                 changes.append(_Change(log, Write(log.key, version.seqno, seal(entry)), after))
         return changes
 
     def _judge(self, stale: Stale) -> None:
-        """Return if reading again can help, raise otherwise."""
+        """Return if reading again can help; otherwise raise an error."""
         if any(log.key == stale.key for log in self._logs):
             return
         self._writer.check(stale)
-        why = f"expected record {stale.expected}, found {stale.found}"
+        why = f"its newest record is {stale.found}, not {stale.expected}"
         raise Conflict(where=self._logs[0].meta.path(stale.key), why=why)
 
 

@@ -1,9 +1,10 @@
-"""Maintenance: compaction and collection of all shards, in a thread beside the appends, never in their way.
+"""`Maintenance`: the thread that compacts all shards and collects their garbage, beside the appends.
 
-A shard is compacted when its log moved since the last look, which a new since does too, so idle shards are not
-forgotten; and all shards are collected now and then, as leases end without a trace in the log. A shard that fails is
-named in `failing` until it works, and tried again after a wait that doubles; the other shards, and the appends, go on
-(I12)."""
+1. A shard is compacted when its log has new diffs. A new since is a diff, too, so idle shards are compacted.
+2. Garbage of all shards is collected every `collection_interval_s`, because the end of a lease leaves no diff.
+3. A shard whose maintenance fails is in `failing` until it succeeds. The wait before each retry doubles. Other shards
+   and the appends continue (I12).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Maintenance(Ticker):
         self._collected_at_s = shards.runtime.monotonic_s()
 
     def run_once(self, *, collect: bool = True) -> None:
-        """Compact what changed; collect everything, if asked to. A shard that failed waits until its try is due."""
+        """Compact the shards that changed, and collect the garbage of all if `collect`. A failed shard waits for its
+        retry."""
         prefix = shard_key("")
         for key, head in self._shards.meta.heads(prefix).items():
             name = key.removeprefix(prefix)

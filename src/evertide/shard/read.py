@@ -1,11 +1,12 @@
-"""Reading a shard: windows of time, listing, fetching, and snapshots.
+"""Read a shard: windows of time, listings, fetches and snapshots.
 
-A *window* is the times [lower, upper) that a read wants; `as_of`, if given, is the one time they are all told as (a
-snapshot forgets when a change happened). Listing picks the parts of the state that can hold changes in the window,
-fetching gets, verifies and cuts one of them to it.
+A *window* is the range of times [lower, upper) to read. `as_of`, if given, replaces all times: a snapshot does not say
+when a change happened. Listing selects the parts of the state that can have changes in the window. Fetching reads one
+part, verifies it and cuts it to the window.
 
-A window is exact only while since is below it: compaction may have moved earlier changes up to since, where they would
-be told twice, or have summed them up to nothing, so that they would not be told at all. That is `TimeCompacted`."""
+A window is exact only while since is below it. Compaction may have moved earlier changes up to since, where they would
+be read twice, or cancelled them out, so that they would be missed. Such a read raises `TimeCompacted`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Window:
     as_of: int | None = None
 
     def time_of(self, part: Part) -> Time:
-        """The first time of the window that this part can have changes for."""
+        """The first time in the window that this part can have changes for."""
         return Time(self.as_of if self.as_of is not None else max(part.time_min, self.lower))
 
 
@@ -76,15 +77,14 @@ def list_parts(log: ShardLog, version: Version, window: Window, where: Sequence[
 
 def _check_readable(log: ShardLog, state: ShardState, window: Window) -> None:
     if state.finalized:
-        raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized: it has no content any more")
+        raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized and has no content")
     as_of = window.lower - 1 if window.as_of is None else window.as_of
     if as_of < state.since and state.since > 0:
-        why = f"the smallest time that can be read is {state.since}"
-        raise TimeCompacted(where=log.path, why=why, as_of=as_of, since=state.since)
+        raise TimeCompacted(where=log.path, why="earlier times were merged", as_of=as_of, since=state.since)
 
 
 def fetch(log: ShardLog, part: Part, listed: Listing, columns: Sequence[str] | None = None) -> pa.Table:
-    """One part's changes in the window, verified. `columns` narrows what is read; times and diffs always are."""
+    """Read and verify one part's changes in the window, of `columns`, with times and diffs."""
     blob = log.blob
     if part.key:
         stored = retry_read(lambda: blob.get(part.key), log.runtime, log.settings)
@@ -108,7 +108,7 @@ def cut(table: pa.Table, part: Part, window: Window) -> pa.Table:
 
 
 def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Version:
-    """The state once its upper is above a time. A finalized shard will never get there, and is returned at once."""
+    """Wait until the upper is above a time, and return the state. A finalized shard is returned at once."""
     deadline_s = None if timeout_s is None else log.runtime.monotonic_s() + timeout_s
     while True:
         version = log.read()
@@ -135,7 +135,7 @@ class Snapshot:
         return self._listed.parts
 
     def scan(self) -> Iterator[pa.Table]:
-        """The changes up to the time, part by part, not summed up: what was added and removed again is there twice."""
+        """Yield the changes up to the time, part by part, not added up: a row that was removed again occurs twice."""
         workers = self._log.settings.fetchers
         with ThreadPoolExecutor(workers, thread_name_prefix="evertide-scan") as pool:
             ahead = []
@@ -147,7 +147,7 @@ class Snapshot:
                 yield pending.result()
 
     def fetch(self, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
-        """The changes of one of its parts."""
+        """Read the changes of one part."""
         try:
             return fetch(self._log, part, self._listed, columns or self._columns)
         except BlobMissing:
@@ -155,9 +155,9 @@ class Snapshot:
             raise
 
     def to_arrow(self, choose: Callable[[pa.Table], pa.Table] | None = None) -> pa.Table:
-        """The rows with `__diff`, their number: each distinct row once.
+        """Return each distinct row once, with its count as `__diff`.
 
-        `choose` may leave out rows by what they hold: that is done part by part, so they take no memory.
+        `choose` may drop rows, part by part, so that they need no memory.
         """
         schema = changes_schema(self._listed.schema)
         if self._columns is not None:
@@ -184,7 +184,7 @@ def take_snapshot(
     columns: Sequence[str] | None = None,
     timeout_s: float | None = None,
 ) -> Snapshot:
-    """Wait until `as_of` is complete, then list what it holds. Lease first, then the state, uncached (I6)."""
+    """Wait until `as_of` is complete, then list its content. Lease first, then the state, uncached (I6)."""
     wait_for_upper(log, as_of, timeout_s)
     lease = leases.take(log, Time(as_of))
     try:
@@ -206,9 +206,9 @@ def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeo
 
 
 def inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | None:
-    """The changes of [lower, upper), if all of them lie in the state itself; None otherwise.
+    """Return the changes of [lower, upper) if they are all inside the state; None otherwise.
 
-    No blob is read, so there is nothing that a lease would have to keep: that saves two commits for each small read.
+    No blob is read, so no lease is needed. That saves two commits for each small read.
     """
     version = log.read()
     if version.state.upper < upper:
@@ -218,24 +218,24 @@ def inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | No
 
 
 class Lister:
-    """Lists window after window of a shard, from a time on: the first half of a shard source."""
+    """List window after window of a shard, from a time on: the first half of a shard source."""
 
     def __init__(self, log: ShardLog, start: Window, where: Sequence[Predicate] = ()) -> None:
         self._log = log
         self._where = where
         self._next = start
-        """`upper` matters for a snapshot only: a later window ends at the upper that is found."""
+        """`upper` matters only for a snapshot; a later window ends at the shard's upper."""
         self.seqno = 0
-        """The diff of the state last looked at: what a lease without outstanding parts may move to."""
+        """The diff of the last state read: a lease without outstanding parts may move there."""
 
     def poll(self, timeout_s: float) -> Listing | None:
-        """The next window with all its parts, or None if the upper did not move for so long."""
+        """Return the next window with its parts; None if the upper did not move within the timeout."""
         version = self._log.read()
-        if not self._reached(version.state):
+        if not self._has_reached(version.state):
             self._log.meta.wait(self._log.key, version.seqno, timeout_s)
             version = self._log.read()
         self.seqno = version.seqno
-        if not self._reached(version.state):
+        if not self._has_reached(version.state):
             return None
         snapshot = self._next.as_of is not None
         window = self._next if snapshot else Window(self._next.lower, version.state.upper)
@@ -243,6 +243,6 @@ class Lister:
         self._next = Window(window.upper, window.upper)
         return listed
 
-    def _reached(self, state: ShardState) -> bool:
+    def _has_reached(self, state: ShardState) -> bool:
         wanted = self._next.as_of if self._next.as_of is not None else self._next.lower
         return state.upper > wanted or state.finalized

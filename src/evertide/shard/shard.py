@@ -1,20 +1,4 @@
-"""`Shard`: a durable collection, exact for every time in [since, upper).
-
-This is the face of the package: everything below is one small module each.
-
-    state       what a shard is, and how a diff changes it (pure)
-    log         its durable log: read, compare-and-set, roll-up
-    append      compare_and_append, several shards at once, append for replicated writers
-    read        windows, listing, fetching, snapshots
-    frontier    how far a reader is (pure)
-    source      a shard as a stream
-    lease       a reader's hold on parts
-    hold        since, and what keeps it
-    compaction  merging batches
-    collection  deleting what nobody needs
-    inspect     looking inside
-    heart, maintenance  the threads beside it (ticker: what they share)
-"""
+"""`Shard`: a durable collection, exact for every time in [since, upper), and `Shards`: those of one storage."""
 
 from __future__ import annotations
 
@@ -49,7 +33,7 @@ __all__ = ["Shard", "Shards"]
 
 
 class Shard:
-    """One shard. Reading needs nothing else; whatever writes takes the process's `Writer`."""
+    """One shard. Methods that write take the process's `Writer`."""
 
     def __init__(self, log: ShardLog, leases: Leases) -> None:
         self.log = log
@@ -81,7 +65,7 @@ class Shard:
         return append_missing(self.log, changes, lower, upper, writer)
 
     def wait_for_upper(self, above: int, timeout_s: float | None = None) -> int:
-        """The upper, once it is above a time."""
+        """Wait until the upper is above a time, and return it."""
         return wait_for_upper(self.log, above, timeout_s).state.upper
 
     def snapshot(
@@ -96,7 +80,7 @@ class Shard:
         return take_snapshot(self.log, self._leases, as_of, where=where, columns=columns, timeout_s=timeout_s)
 
     def changes(self, lower: int, upper: int, *, timeout_s: float | None = None) -> pa.Table:
-        """What changed at the times [lower, upper): rows with `__time` and `__diff`, each once per time."""
+        """The changes at the times [lower, upper), with `__time` and `__diff`: each distinct row once per time."""
         tables = inline_changes(self.log, lower, upper)
         if tables is None:
             with take_changes(self.log, self._leases, lower, upper, timeout_s=timeout_s) as found:
@@ -104,48 +88,48 @@ class Shard:
         return consolidate(pa.concat_tables([empty(self.schema), *tables]), self.name)
 
     def lease_changes(self, lower: int, upper: int) -> Snapshot:
-        """A lease on the changes of [lower, upper): these can be read, in whatever steps, until it is closed."""
+        """Take a lease on the changes of [lower, upper), so that they can be read in several steps."""
         return take_changes(self.log, self._leases, lower, upper)
 
     def listen(
         self, as_of: int, *, where: Sequence[Predicate] = (), columns: Sequence[str] | None = None
     ) -> ShardSource:
-        """What changes after a time."""
+        """Stream the changes after a time."""
         return ShardSource(self.log, self._leases, as_of, snapshot=False, where=where, columns=columns)
 
     def subscribe(
         self, as_of: int, *, where: Sequence[Predicate] = (), columns: Sequence[str] | None = None
     ) -> ShardSource:
-        """The content at a time, then what changes after it."""
+        """Stream the content at a time, then the changes after it."""
         return ShardSource(self.log, self._leases, as_of, snapshot=True, where=where, columns=columns)
 
     def hold(self, name: str, time: int) -> None:
-        """Keep since at or below a time until the hold is moved or released; it never lapses."""
+        """Keep since at or below a time until the hold is moved or released. It never expires."""
         set_hold(self.log, name, time)
 
     def release(self, name: str) -> None:
         release_hold(self.log, name)
 
     def advance_since(self, time: int, writer: Writer) -> int:
-        """Let times below be forgotten, as far as holds and leases allow. Returns the since reached."""
+        """Move since up to a time, as far as holds and leases allow. Return the new since."""
         return advance_since(self.log, time, writer)
 
     def compact(self, writer: Writer, is_stopping: IsStopping = never_stopping) -> list[Compaction]:
-        """Merge until nothing is left to merge, or whoever asked for it stops."""
+        """Merge until nothing is left to merge, or `is_stopping` returns true."""
         done = []
         while not is_stopping() and (one := compact(self.log, writer, is_stopping)) is not None:
             done.append(one)
         return done
 
     def collect_garbage(self, writer: Writer, pinned: Pinned = pin_nothing) -> ShardGarbage:
-        """Delete what nobody needs. `pinned` names parts that are needed by others than this shard's readers."""
+        """Delete what is not needed. `pinned` names parts that others than this shard's readers need."""
         return collect_garbage(self.log, writer, pinned)
 
     def inspect(self) -> Inspection:
         return inspect(self.log)
 
     def finalize(self, writer: Writer) -> None:
-        """End the shard: it takes no more changes and has no content; its parts are left to collection."""
+        """End the shard: it accepts no more changes and has no content. Garbage collection deletes its parts."""
 
         def make(state: ShardState) -> Finalized | None:
             return None if state.finalized else Finalized(tuple(part.key for part in state.parts if part.key))
@@ -154,7 +138,7 @@ class Shard:
 
 
 class Shards:
-    """The shards of one storage, sharing what a process has once: leases, settings, clock."""
+    """The shards of one storage, with the leases, settings and clock that they share."""
 
     def __init__(self, blob: Blob, meta: Meta, *, runtime: Runtime, settings: Settings, reader: str = "") -> None:
         self.blob = blob
@@ -164,23 +148,23 @@ class Shards:
         self.leases = Leases(meta, runtime, settings, reader)
 
     def open(self, name: str) -> Shard:
-        """A shard that exists; an error that names it otherwise."""
+        """Open an existing shard; raise an error if there is none."""
         shard = self._shard(name)
         shard.log.read()
         return shard
 
     def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
-        """The shard with these columns, made now or by a peer earlier. Other columns are an error."""
+        """Open the shard, or create it. Raise `InvalidInput` if it exists with other columns."""
         shard = self._shard(name)
         if shard.log.find() is None:
             self._create(name, _check_schema(name, schema), writer)
             shard.log.read()
         if not shard.schema.equals(schema):
-            raise InvalidInput(where=f"shard {name!r}", why=f"it exists with other columns: {shard.schema}")
+            raise InvalidInput(where=f"shard {name!r}", why=f"the shard exists with other columns: {shard.schema}")
         return shard
 
     def names(self) -> list[str]:
-        """All shards, finalized ones too."""
+        """The names of all shards, including finalized ones."""
         prefix = shard_key("")
         found = retry_read(lambda: self.meta.heads(prefix), self.runtime, self.settings)
         return [key.removeprefix(prefix) for key in found]
@@ -207,9 +191,9 @@ class Shards:
 
 
 def _check_schema(name: str, schema: pa.Schema) -> pa.Schema:
-    """Names, types and nullability; what else Arrow's fields may carry is not a shard's."""
+    """Return the schema without metadata: a shard stores names, types and nullability only."""
     names = schema.names
-    taken = sorted({column for column in names if names.count(column) > 1 or column in (TIME, DIFF)})
-    if taken:
-        raise InvalidInput(where=f"shard {name!r}", why=f"columns {taken} are there twice, or are Evertide's own")
+    refused = sorted({column for column in names if names.count(column) > 1 or column in (TIME, DIFF)})
+    if refused:
+        raise InvalidInput(where=f"shard {name!r}", why=f"the columns {refused} are duplicates or reserved names")
     return pa.schema([field.remove_metadata() for field in schema])

@@ -1,21 +1,21 @@
-"""The shard source: a shard as a stream of changes and progress.
+"""`ShardSource`: a shard as a stream of changes and progress.
 
 One lister and several fetchers, each a thread:
 
-1. The lister takes a lease, then lists window after window as the upper moves (`evertide.shard.read.Lister`). While
+1. The lister takes a lease, then lists window after window as the upper advances (`evertide.shard.read.Lister`). While
    there is nothing new it sleeps in Meta's `wait`.
-2. Fetchers get the parts, in any order, and hand them out as `Delivered`, as soon as they are there: a large time is
-   never in memory as a whole. At most `fetchers` parts are under way and as many wait to be taken.
-3. `Progressed` follows the last part of a time (`evertide.shard.frontier`). It comes out of the same queue, after the
-   data: what is below the frontier has been handed out.
-4. A part that is damaged or missing is said once, as `Frozen`, and its time stays incomplete: the frontier never
-   passes it (I5). What other parts still arrive changes nothing. So does a listing that fails.
-5. A lost lease is told apart from a lost file by asking Meta (I6). The source then takes a new lease and lists again
-   from its frontier, and says `Restarted`: whatever was delivered at or above that time is to be forgotten. If that
-   time is compacted away by then, it freezes with `TimeCompacted`.
-6. Stopping has two phases: `stop` fixes the frontier for good and lets threads run out; `join` waits for them and
-   gives the lease back. A stopped source never looks complete: whoever combines sources takes the least of their
-   frontiers."""
+2. Fetchers read the parts in any order and emit each as `Delivered`, so the changes of a large time are never in memory
+   all at once. At most `fetchers` parts are being read, and as many wait for the consumer.
+3. `Progressed` follows the last part of a time (`evertide.shard.frontier`), in the same queue: all data below the
+   frontier precedes it.
+4. A damaged or missing part, or a failed listing, is reported once as `Frozen`. Its time stays incomplete, and the
+   frontier never passes it (I5).
+5. A lost lease is told apart from a lost file by reading Meta (I6). The source then takes a new lease, lists again from
+   its frontier, and emits `Restarted`: the consumer discards what was delivered at or above that time. If that time is
+   compacted, the source freezes with `TimeCompacted`.
+6. Stopping has two phases. `stop` fixes the frontier, and the threads end; `join` waits for them and releases the
+   lease. A stopped source never looks complete: a consumer of several sources takes the least of their frontiers.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from evertide.types import SequenceNumber, Time
 __all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSource"]
 
 _WAIT_S = 0.25
-"""How long a thread sleeps at most before it looks whether the source was stopped."""
+"""The longest sleep of a thread before it checks whether the source was stopped."""
 
 _PASSING = (Unavailable, OutcomeUnknown)
-"""What trying again may heal: shown in `error` until it did, and no reason to freeze."""
+"""Errors that a retry may resolve: shown in `error` until then, and no reason to freeze."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Forget what was delivered at `frontier` or later: it comes again."""
+    """Discard what was delivered at `frontier` or later: it is delivered again."""
 
     frontier: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The frontier will not pass `frontier`; `error` says why."""
+    """The frontier will not pass `frontier`, because of `error`."""
 
     frontier: Time
     error: EvertideError
@@ -85,7 +85,7 @@ class _Task:
     part: Part
     listed: Listing
     lease: Lease
-    """Under which it was listed: a later one says nothing about this part."""
+    """The lease under which the part was listed. A later lease does not protect it."""
 
     @property
     def time(self) -> Time:
@@ -93,7 +93,7 @@ class _Task:
 
 
 class ShardSource:
-    """`snapshot`: begin with the content at `as_of`; otherwise with what changes after it."""
+    """With `snapshot`, it starts with the content at `as_of`; otherwise with the changes after it."""
 
     def __init__(
         self,
@@ -136,21 +136,21 @@ class ShardSource:
         return self
 
     def poll(self, timeout_s: float) -> Event | None:
-        """The next event, or None if there was none for so long."""
+        """Return the next event; None if there was none within the timeout."""
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def __iter__(self) -> Iterator[Event]:
-        """Events until the source is stopped. A frozen source yields `Frozen` once and then waits."""
+        """Yield events until the source is stopped. A frozen source yields `Frozen` once and then waits."""
         while not self._stopping.is_set():
             event = self.poll(_WAIT_S)
             if event is not None:
                 yield event
 
     def stop(self) -> None:
-        self._stopping.set()  # first, as a thread that waits for room in a queue holds the lock
+        self._stopping.set()  # first, because a thread that waits for space in a queue holds the lock
         with self._lock:
             self._frontier.stop()
 
@@ -182,12 +182,12 @@ class ShardSource:
                     lister = self._new_lister()
                 listed = lister.poll(_WAIT_S)
             except (Unavailable, OutcomeUnknown) as error:
-                self._pause(error)  # a lease that was taken without our knowing ends by itself
+                self._pause(error)  # a lease that was taken unnoticed expires
                 continue
             except EvertideError as error:
                 if self._freeze(error, epoch, self._frontier.listed_upper):
                     return
-                continue  # a fetcher restarted the source meanwhile: list again for that
+                continue  # a fetcher has restarted the source: list again
             self._clear()
             if listed is not None:
                 self._hand_out(listed, epoch)
@@ -195,7 +195,7 @@ class ShardSource:
                 self._idle(SequenceNumber(lister.seqno), epoch)
 
     def _pause(self, error: Unavailable | OutcomeUnknown) -> None:
-        """Storage did not answer, and had its time to, or refuses at once: say so, and do not hammer it."""
+        """Storage did not answer, or refused: show the error, and wait before the next attempt."""
         self.error = error
         self._stopping.wait(_WAIT_S)
 
@@ -216,13 +216,13 @@ class ShardSource:
         tasks = [_Task(epoch, part, listed, lease) for part in listed.parts]
         self._account(
             epoch,
-            lambda: self._frontier.listed([task.time for task in tasks], Time(listed.window.upper), listed.seqno),
+            lambda: self._frontier.add_listing([task.time for task in tasks], Time(listed.window.upper), listed.seqno),
         )
         for task in tasks:
             self._give(self._tasks, task)
 
     def _idle(self, seqno: SequenceNumber, epoch: int) -> None:
-        """Let go of what an idle shard's compaction replaced."""
+        """Move the lease past what compaction of an idle shard replaced."""
         with self._lock:
             if epoch == self._epoch and self._lease is not None and self._frontier.outstanding == 0:
                 self._lease.advance(seqno, Time(self._frontier.value - 1))
@@ -249,7 +249,7 @@ class ShardSource:
         else:
             self._clear()
             self._emit(task.epoch, Delivered(task.time, changes))
-            self._account(task.epoch, lambda: self._frontier.delivered(task.time, task.listed.seqno))
+            self._account(task.epoch, lambda: self._frontier.add_delivery(task.time, task.listed.seqno))
         return True
 
     def _fetch(self, task: _Task) -> pa.Table:
@@ -260,7 +260,7 @@ class ShardSource:
             raise
 
     def _account(self, epoch: int, move: Callable[[], bool]) -> None:
-        """Count, and say so if the frontier moved. The lock keeps announcements in order."""
+        """Update the frontier, and announce it if it moved. The lock keeps announcements in order."""
         with self._lock:
             if self._stopping.is_set() or epoch != self._epoch or not move():
                 return
@@ -284,7 +284,7 @@ class ShardSource:
             self._give(self._events, Restarted(self._frontier.value))
 
     def _freeze(self, error: EvertideError, epoch: int, time: Time) -> bool:
-        """Say so, once. False if this is about a listing that a restart has made void."""
+        """Emit `Frozen` once. Return False if a restart has already discarded the listing."""
         with self._lock:
             if epoch != self._epoch:
                 return False
@@ -294,7 +294,7 @@ class ShardSource:
             return True
 
     def _on_thread_death(self, error: Unexpected) -> None:
-        """Of a thread, of something that nothing expects: the frontier stands, and whoever reads is told why."""
+        """Freeze the source: an unexpected error ended one of its threads."""
         self._freeze(error, self._epoch, self._frontier.value)
 
     def _clear(self) -> None:
@@ -302,7 +302,7 @@ class ShardSource:
             self.error = None
 
     def _give(self, target: queue.Queue[_Task] | queue.Queue[Event], item: _Task | Event) -> None:
-        """Put, unless the source is stopped while the queue is full."""
+        """Put the item, unless the source is stopped while the queue is full."""
         while not self._stopping.is_set():
             try:
                 target.put(item, timeout=_WAIT_S)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pipeline.reading.collections import View
 from evertide.rows.changes import DIFF, expanded
-from evertide.shard.parts.groups import content_rows, inside
+from evertide.shard.parts.groups import content_rows, is_inside
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, is_ordered, split
 from evertide.shard.read import Snapshot
@@ -93,7 +93,7 @@ class _Read:
     def __call__(self, part: Part) -> pa.Table:
         changes = self.content.matching(self.found.fetch(part, self.columns))
         span = self.group.span
-        return changes if span is None else changes.filter(inside(changes.column(span.column), span))
+        return changes if span is None else changes.filter(is_inside(changes.column(span.column), span))
 
 
 def content_of(

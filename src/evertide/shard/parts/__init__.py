@@ -1,1 +1,8 @@
-"""Parts of a shard: their files (`part`), statistics, and how a read splits them (`split`, `groups`, `pieces`)."""
+"""The files of a shard.
+
+part        encoding, decoding and verification of parts
+statistics  ranges of columns, and the predicates that they can exclude
+split       dividing the parts of a read into independent tasks (pure)
+groups      reading the parts of one task
+pieces      reading the content of a shard in pieces
+"""

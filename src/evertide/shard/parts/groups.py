@@ -1,9 +1,9 @@
-"""Reading one group of parts (`evertide.shard.parts.split`): the rows that are there, without all of them in memory.
+"""Read one group of parts (`evertide.shard.parts.split`) without holding all of its rows in memory.
 
-A plain group goes part by part. Any other sums up what was added and what was taken away: only rows that share a value
-with something that was taken away, in one column, need to be summed up; the others were only added. So the parts that
-take away are read first, the others go by, and only the few that may meet are held. The column is one whose values are
-equal if and only if they are the same: floats are not, as NaN is no value's equal, and -0.0 is 0.0's.
+A plain group is read part by part. In any other group additions and retractions must be added up. Only rows that share
+a value in one column with a retraction can be affected, so the retractions are read first, the other parts stream by,
+and only rows that may meet a retraction are held. The column must have exact equality: not a float, because NaN equals
+no value and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from evertide.rows.changes import DIFF, expanded, net
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, Span
 
-__all__ = ["content_rows", "inside"]
+__all__ = ["content_rows", "is_inside"]
 
 Changes = Callable[[Part], pa.Table]
-"""The changes of a part, cut to the rows that are asked for, with `__diff`, the columns told and the one to meet by."""
+"""The changes of a part, cut to the requested rows, with `__diff`, the requested columns and the one to match by."""
 
 
 def content_rows(
     group: Group, changes: Changes, columns: Sequence[str], *, by: str | None, where: str
 ) -> Iterator[pa.Table]:
-    """These columns, each row as often as it is there, in pieces. A count below zero would be damage, and is said."""
+    """Yield these columns in pieces, each row as often as its count. A negative count is damage."""
     told = [*columns, DIFF]
     if group.is_plain:
         for part in group.parts:
@@ -48,8 +48,8 @@ def content_rows(
     yield from expanded(net(pa.concat_tables(rest).select(told), where, is_sorted=False), where)
 
 
-def inside(column: Any, span: Span) -> Any:
-    """Which values of a column lie in a span."""
+def is_inside(column: Any, span: Span) -> Any:
+    """Return which values of a column are in a span."""
     ends = []
     if span.low is not None:
         ends.append(pc.greater_equal(column, _scalar(span.low, column.type)))
@@ -60,7 +60,7 @@ def inside(column: Any, span: Span) -> Any:
 
 
 def _scalar(end: Any, kind: Any) -> Any:
-    """The end of a span as a value of the column; times are integers in its unit."""
+    """The end of a span as a value of the column's type; times are integers in its unit."""
     if pa.types.is_date32(kind):
         return pa.scalar(end, pa.int32()).cast(kind)
     return pa.scalar(end, pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else pa.scalar(end, kind)

@@ -1,25 +1,25 @@
-"""Parts: the immutable files that hold a shard's changes, and what the shard's state says about each.
+"""Parts: the immutable files of a shard's changes, and the description of each in the shard's state.
 
-Where it lies: as a blob `parts/<shard>/<name>.parquet`, or, if at most `Settings.inline_bytes_max` long, inside the
-shard's state (`Part.inline`). Version 1, written as `evertide.format` into the metadata of the file's schema. Whoever
-appends or compacts writes a part, once; collection deletes it when no state names it.
+Stored as a blob `parts/<shard>/<name>.parquet`, or inside the shard's state if at most `Settings.inline_bytes_max` long
+(`Part.inline`). Version 1, in the metadata of the file's schema as `evertide.format`. An append or a compaction writes
+a part once; garbage collection deletes it when no state names it.
 
 Layout: the shard's columns, then `__time` and `__diff`.
 
     blob      Parquet, zstd, row groups of `Settings.row_group_rows`, with the Arrow schema
-    inline    an Arrow IPC stream of one batch, without compression, or with lz4 or zstd, whichever does
+    inline    an Arrow IPC stream of one batch, uncompressed, or compressed with lz4 or zstd
 
-Types that Parquet lacks or would round (`stored_type`) are written as integers or bytes of the same bits, lists of a
-fixed size as lists, extension types as their storage; reading gives back exactly the shard's types.
+Types that Parquet lacks or would round (`stored_type`) are stored as integers or bytes of the same bits, fixed-size
+lists as lists, extension types as their storage type. Reading returns exactly the shard's types.
 
-Invariants, and what would break without them:
+Invariants, and what they prevent:
 
-1. `bytes` and `checksum` (XXH3-128) are those of the encoded bytes: or damage would be decoded into wrong rows.
-2. `rows`, `count` and `digest` are those of its changes: or compaction could lose rows unnoticed.
-3. All times lie in [time_min, time_max], all values in `ranges`: or readers would skip what they need. An inline
-   part has no ranges: it is at hand already, and they would cost more than the rows.
-4. A part never changes. One with `slice_count` n holds all those rows of its batch whose hash falls into slice
-   `slice_index` of n, a power of two.
+1. `bytes` and `checksum` (XXH3-128) are those of the encoded bytes: damage would be decoded into wrong rows.
+2. `rows`, `count` and `digest` are those of its changes: compaction could lose rows unnoticed.
+3. All times are in [time_min, time_max], all values in `ranges`: readers would skip rows. An inline part has no ranges:
+   they would cost more than its rows.
+4. A part never changes. A part with `slice_count` n has all rows of its batch whose hash is in slice `slice_index` of
+   n, a power of two.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _METADATA = {_FORMAT_KEY: str(FORMAT_VERSION).encode()}
 _PARQUET_MAGIC = b"PAR1"
 
 _RAW_BYTES_MAX = 2048
-"""Below this, compression costs time and saves next to nothing."""
+"""Below this size, compression costs time and saves little."""
 
 _RATIO_MAX = 8
-"""What compression may be hoped to save: a batch larger than the limit times this is not tried inline."""
+"""A batch larger than the limit times this ratio is not tried inline."""
 
 _LZ4_RATIO = 2
-"""What lz4 saves at best, as a rule: beyond it only zstd is tried."""
+"""Above this ratio only zstd is tried."""
 
 # Threads cost more than they gain on so few bytes.
 _RAW = pa.ipc.IpcWriteOptions(use_threads=False)
@@ -75,26 +75,26 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     checksum: str
     digest: str
     count: int
-    """The sum of all diffs: how many rows the part adds."""
+    """The sum of all diffs: the number of rows that the part adds."""
     retractions: int
-    """Rows with a negative diff."""
+    """The number of rows with a negative diff."""
     time_min: int
     time_max: int
     ranges: dict[str, Range]
     key: str = ""
-    """The blob, or empty if the part is inline."""
+    """The key of the blob; empty if the part is inline."""
     inline: Encoded = b""
     slice_index: int = 0
     slice_count: int = 1
 
 
 def encode_parts(table: pa.Table, *, settings: Settings) -> list[tuple[Part, bytes]]:
-    """Checked changes as parts, each with its encoded bytes: to be put as a blob, unless `Part.inline` has them."""
+    """Encode checked changes as parts. The bytes are to be stored as a blob, unless `Part.inline` has them."""
     encoded = []
     for start in range(0, table.num_rows, settings.part_rows_max):
         piece = table.slice(start, settings.part_rows_max)
-        stored = _stored(piece)
-        data = _inline(stored, settings.inline_bytes_max) if table.num_rows == piece.num_rows else None
+        stored = _to_stored(piece)
+        data = _encode_inline(stored, settings.inline_bytes_max) if table.num_rows == piece.num_rows else None
         is_inline = data is not None
         data = data if data is not None else _parquet(stored, settings.row_group_rows)
         encoded.append((_describe(piece, data, inline=data if is_inline else b""), data))
@@ -110,9 +110,10 @@ def decode_part(
     columns: Iterable[str] | None = None,
     use_threads: bool = True,
 ) -> pa.Table:
-    """The changes of a part, of all columns or those named (then in the shard's order), with `__time` and `__diff`.
+    """Return the changes of a part, of all columns or of those named (in the shard's order), with `__time` and
+    `__diff`.
 
-    Nothing is decoded before length and checksum are right. `path` is where a person would look.
+    Length and checksum are verified before anything is decoded. `path` is for errors.
     """
     _check_bytes(part, data, path)
     wanted = changes_schema(schema)
@@ -122,25 +123,25 @@ def decode_part(
         else:
             table = _read_inline(data, wanted, path, _names(wanted, columns))
     except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
-        raise BlobDamaged(path=path, why=f"its checksum is right, but it cannot be read: {error}") from error
+        raise BlobDamaged(path=path, why=f"its checksum matches, but it cannot be read: {error}") from error
     if table.num_rows != part.rows:
-        raise BlobDamaged(path=path, why="row count", expected=str(part.rows), found=str(table.num_rows))
+        raise BlobDamaged(path=path, why="the row count differs", expected=str(part.rows), found=str(table.num_rows))
     return table
 
 
 def verify_rows(part: Part, table: pa.Table, path: str) -> None:
-    """Whether a decoded part (all columns) holds the rows that its state says: counts, times, digest."""
+    """Check that a decoded part (all columns) has the recorded counts, times and digest."""
     found = _describe(table, b"", inline=b"")
     for name in ("rows", "count", "retractions", "time_min", "time_max", "digest"):
         expected_value, found_value = getattr(part, name), getattr(found, name)
         if expected_value != found_value:
             raise BlobDamaged(
-                path=path, why=f"{name} of its rows", expected=str(expected_value), found=str(found_value)
+                path=path, why=f"the {name} of its rows differs", expected=str(expected_value), found=str(found_value)
             )
 
 
 def may_match(part: Part, schema: pa.Schema, predicates: Sequence[Predicate]) -> bool:
-    """False only if the statistics prove that no row of the part satisfies all predicates."""
+    """Return False only if the statistics prove that no row satisfies all predicates."""
     for predicate in predicates:
         found = part.ranges.get(predicate.column)
         at = schema.get_field_index(predicate.column)
@@ -167,7 +168,7 @@ def _describe(table: pa.Table, data: bytes, *, inline: bytes) -> Part:
 
 
 def _exact_sum(diffs: Longs) -> int:
-    """In halves, as the sum of many large diffs may not fit 64 bits."""
+    """Sum in halves: the sum of many large diffs may exceed 64 bits."""
     return (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFF_FFFF).sum())
 
 
@@ -178,16 +179,16 @@ def _ranges(columns: pa.Table) -> Iterator[tuple[str, Range]]:
             yield name, found
 
 
-def _stored(table: pa.Table) -> pa.Table:
-    """The same rows in types that the files hold exactly, with the format's version in the metadata."""
+def _to_stored(table: pa.Table) -> pa.Table:
+    """Convert rows to types that the files store exactly, with the format version in the metadata."""
     schema = _file_schema(table.schema)
-    arrays = [_retyped(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
+    arrays = [_retype(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema.with_metadata(_METADATA))
 
 
 @lru_cache(maxsize=1024)
 def _file_schema(schema: pa.Schema) -> pa.Schema:
-    """What a table of changes with this schema is stored as; decided once per shard."""
+    """The schema that a table of changes is stored with; computed once per shard."""
     return _stored_schema(changes_schema(pa.schema([*schema][:-2])))
 
 
@@ -196,14 +197,14 @@ def _stored_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, stored_type(field.type), field.nullable) for field in schema])
 
 
-def _retyped(column: Any, kind: Any) -> Any:
+def _retype(column: Any, kind: Any) -> Any:
     if column.type.equals(kind, check_metadata=True):
         return column
     return pa.chunked_array([reinterpret(chunk, kind) for chunk in column.chunks], kind)
 
 
-def _inline(stored: pa.Table, bytes_max: int) -> bytes | None:
-    """The stream, if it is short enough; the cheapest way that is: a blob costs more than any compression."""
+def _encode_inline(stored: pa.Table, bytes_max: int) -> bytes | None:
+    """Return the encoded stream if it is short enough, with the cheapest compression that achieves it."""
     raw_bytes = stored.nbytes
     if raw_bytes > bytes_max * _RATIO_MAX:
         return None
@@ -232,10 +233,10 @@ def _parquet(stored: pa.Table, row_group_rows: int) -> bytes:
 
 def _check_bytes(part: Part, data: bytes, path: str) -> None:
     if len(data) != part.bytes:
-        raise BlobDamaged(path=path, why="length in bytes", expected=str(part.bytes), found=str(len(data)))
+        raise BlobDamaged(path=path, why="the length in bytes differs", expected=str(part.bytes), found=str(len(data)))
     found = xxhash.xxh3_128_hexdigest(data)
     if found != part.checksum:
-        raise BlobDamaged(path=path, why="checksum", expected=part.checksum, found=found)
+        raise BlobDamaged(path=path, why="the checksum differs", expected=part.checksum, found=found)
 
 
 def _names(wanted: pa.Schema, columns: Iterable[str] | None) -> list[str] | None:
@@ -253,14 +254,14 @@ def _read_parquet(data: bytes, wanted: pa.Schema, path: str, names: list[str] | 
         table = pq.read_table(pa.BufferReader(data), columns=names)
     else:
         table = file.read(columns=names, use_threads=use_threads)
-    return _as_declared(table, wanted, names)
+    return _to_declared(table, wanted, names)
 
 
 def _read_inline(data: bytes, wanted: pa.Schema, path: str, names: list[str] | None) -> pa.Table:
     with pa.ipc.open_stream(data, options=_READ) as reader:
         _check_schema(reader.schema, reader.schema.metadata, wanted, path)
         table = reader.read_all()
-    return _as_declared(table if names is None else table.select(names), wanted, names)
+    return _to_declared(table if names is None else table.select(names), wanted, names)
 
 
 def _check_schema(found: pa.Schema, metadata: dict[bytes, bytes] | None, wanted: pa.Schema, path: str) -> None:
@@ -271,10 +272,10 @@ def _check_schema(found: pa.Schema, metadata: dict[bytes, bytes] | None, wanted:
     stored = _stored_schema(wanted)
     if not _stored_schema(found).equals(stored):  # older files have NOT NULL inside structs, too
         expected, given = (str(schema.remove_metadata()) for schema in (stored, found))
-        raise BlobDamaged(path=path, why="columns", expected=expected, found=given)
+        raise BlobDamaged(path=path, why="the columns differ", expected=expected, found=given)
 
 
-def _as_declared(table: pa.Table, wanted: pa.Schema, names: list[str] | None) -> pa.Table:
+def _to_declared(table: pa.Table, wanted: pa.Schema, names: list[str] | None) -> pa.Table:
     schema = wanted if names is None else pa.schema([wanted.field(name) for name in names])
-    arrays = [_retyped(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
+    arrays = [_retype(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,19 +1,19 @@
-"""How the parts of a read become tasks that can be read apart: pure.
+"""Divide the parts of a read into tasks that can be read independently: pure.
 
-A part holds changes, and what one part adds another may take away. So tasks are right only if no row's changes meet
-across two of them, or if they need not meet:
+One part may retract what another adds. Tasks are correct only if all changes of a row are in one task, or if they need
+not be added up:
 
-1. *Whole parts*, if none of them has a retraction: then every change adds rows, and the content is all of them. Parts
-   are spread over tasks by their bytes.
-2. *Ranges*: one column is cut into spans, and each task sums up the rows of one span, out of all parts that can hold
-   any. Equal rows have equal values, so they meet in one task. Parts are sorted by their first columns when they are
-   compacted: the large ones are read once, and the small recent ones, which overlap them all, by every task.
-3. *One task*, if cutting would make the tasks read more than twice what there is, or leave most of it to one of them.
+1. *Whole parts*, if none has a retraction: every change adds rows, so the content is all of them. Parts are distributed
+   over tasks by size.
+2. *Ranges*: one column is cut into spans, and each task adds up the rows of one span from all parts that can have any.
+   Equal rows have equal values, so they are in one task. Compaction sorts parts by their first columns: large parts are
+   read once, and the small recent ones, which overlap them all, by every task.
+3. *One task*, if tasks would read more than twice the data, or one of them most of it.
 
-The changes between two times are summed up per time: parts that share no time need not meet (`by_time`).
+The changes between two times are added up per time: parts without a common time are independent (`by_time`).
 
-Statistics may be wider than the values, never narrower (`evertide.shard.parts.statistics`), and a part without any is
-read by every task: so 2 holds whatever they are.
+Statistics may be wider than the values, never narrower (`evertide.shard.parts.statistics`), and every task reads a part
+without statistics, so rule 2 always holds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LARGEST_SHARE = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows with low <= value < high; without a low end also those with NULL. None is no end."""
+    """The rows with low <= value < high; without a low end also those with NULL. None means unbounded."""
 
     column: str
     low: Any
@@ -53,7 +53,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one task reads. Not `is_plain`: it has to sum up."""
+    """The parts of one task. Unless `is_plain`, their changes must be added up."""
 
     parts: tuple[Part, ...]
     is_plain: bool
@@ -61,7 +61,7 @@ class Group:
 
 
 def split(parts: Sequence[Part], schema: pa.Schema, bytes_max: int) -> list[Group]:
-    """For the content at a time."""
+    """Divide the parts of a snapshot."""
     whole, count = _group(parts), _count(parts, bytes_max)
     if whole.is_plain:
         return [_group(found) for found in _spread([(part,) for part in parts], count)]
@@ -73,7 +73,7 @@ def split(parts: Sequence[Part], schema: pa.Schema, bytes_max: int) -> list[Grou
 
 
 def by_time(parts: Sequence[Part], window: Window, bytes_max: int) -> list[Group]:
-    """For the changes of a window: parts that share a time stay together."""
+    """Divide the parts of a window of changes: parts with a common time stay together."""
     together: list[list[Part]] = []
     last = -1
     for part in sorted(parts, key=lambda part: part.time_min):
@@ -86,7 +86,7 @@ def by_time(parts: Sequence[Part], window: Window, bytes_max: int) -> list[Group
 
 
 def _group(parts: Sequence[Part], span: Span | None = None) -> Group:
-    """Also a span may be plain by itself."""
+    """A single span may be plain even if others are not."""
     return Group(tuple(parts), is_plain=all(part.retractions == 0 for part in parts), span=span)
 
 
@@ -99,7 +99,7 @@ def _count(parts: Sequence[Part], bytes_max: int) -> int:
 
 
 def _spread(pieces: Sequence[tuple[Part, ...]], count: int) -> list[tuple[Part, ...]]:
-    """The pieces in at most so many lots of like size; the largest first, each to the lot that has least."""
+    """Distribute the pieces over at most `count` lots of similar size: the largest first, each to the smallest lot."""
     lots: list[list[Part]] = [[] for _ in range(max(1, min(count, len(pieces))))]
     sizes = [0] * len(lots)
     for piece in sorted(pieces, key=_bytes, reverse=True):
@@ -110,7 +110,7 @@ def _spread(pieces: Sequence[tuple[Part, ...]], count: int) -> list[tuple[Part, 
 
 
 def _ranges(parts: Sequence[Part], schema: pa.Schema, field: Any, count: int) -> list[Group] | None:
-    """Tasks by spans of one column; None if it has no order that is known, or they would read too much."""
+    """Tasks by spans of one column; None if its order is unknown, or the tasks would read too much."""
     if not is_ordered(field.type):
         return None
     ends = [None, *_bounds(parts, field, count), None]
@@ -124,13 +124,13 @@ def _ranges(parts: Sequence[Part], schema: pa.Schema, field: Any, count: int) ->
 
 
 def is_ordered(kind: Any) -> bool:
-    """Whether values can be cut into ranges, and are the same if they are equal. Floats: NaN has no place, 0.0 two."""
+    """Return whether values can be cut into ranges and equality is exact. Not for floats, because of NaN and -0.0."""
     kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_decimal)
     return any(is_kind(kind) for is_kind in kinds)
 
 
 def _bounds(parts: Sequence[Part], field: Any, count: int) -> Iterator[Any]:
-    """Where to cut: at low ends of parts, so that about as many bytes begin in each span."""
+    """Choose cuts at the low ends of parts, so that about as many bytes begin in each span."""
     known = [(part.ranges[field.name].low, part.bytes) for part in parts if field.name in part.ranges]
     lows = sorted((_typed(low, field.type), size) for low, size in known if low is not None)
     share = sum(size for _, size in lows) / count

@@ -1,16 +1,16 @@
 """Statistics of a part's columns, and what they prove about a predicate.
 
-A `Range` bounds the values of one flat column in one part, both ends included; None is an unknown end. Bounds are wide
-enough, never too narrow, or a reader would skip rows that it was asked for:
+A `Range` bounds the values of one flat column in one part, both ends inclusive; None is an unknown end. Bounds are
+never too narrow, because a reader would then skip rows:
 
 1. a string or binary longer than 64 is cut: low down, high up to the next string of that length, or unknown;
-2. NaN is greater than any number: where there is one, high is unknown;
+2. NaN is greater than any number: with a NaN, high is unknown;
 3. -0.0 and 0.0 are equal in SQL: a bound of zero is the outer one of the two;
 4. dates, times, timestamps, durations are integers in the unit of their type, decimals their digits as text;
 5. nested columns have no range, intervals have no order: only their NULLs are counted.
 
-A NULL satisfies no comparison. Whatever cannot be compared exactly (another type, NaN, a naive time against a zone) may
-match: statistics only ever prove that nothing does.
+A NULL satisfies no comparison. A value that cannot be compared exactly (another type, NaN, a naive time against a zone)
+may match: statistics only ever exclude.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ class Predicate:
 
     def __post_init__(self) -> None:
         if self.op not in OPERATORS:
-            raise InvalidInput(where=f"predicate on {self.column!r}", why=f"{self.op!r} is none of {sorted(OPERATORS)}")
+            raise InvalidInput(
+                where=f"predicate on {self.column!r}", why=f"{self.op!r} is not one of {sorted(OPERATORS)}"
+            )
 
 
 def column_range(array: Any) -> Range | None:  # noqa: PLR0911 - one per kind of type
-    """The range of a column, given as one array; None for nested types."""
+    """Return the range of a column; None for nested types."""
     array = plain(array)
     kind, nulls = array.type, array.null_count
     if kind.id in LISTS or kind.id == pa.lib.Type_STRUCT:
@@ -80,7 +82,7 @@ def column_range(array: Any) -> Range | None:  # noqa: PLR0911 - one per kind of
 
 
 def range_may_match(found: Range, rows: int, kind: Any, predicate: Predicate) -> bool:
-    """Whether a column of this range and type may hold a row that satisfies the predicate."""
+    """Return whether a column with this range and type may have a row that satisfies the predicate."""
     if predicate.op == "is null":
         return found.nulls > 0
     if found.nulls == rows:
@@ -111,7 +113,7 @@ def _may_compare(op: str, low: Any, high: Any, value: Any) -> bool:
 
 
 def _float_bounds(array: Any) -> tuple[float | None, float | None]:
-    """-0.0 as low and 0.0 as high: whoever orders the two by their bits still finds them inside."""
+    """-0.0 as low and 0.0 as high, so that both are inside if they are ordered by bits."""
     numbers = _valid(array, bits(array).view(FLOATS[array.type.id]))
     is_nan = np.isnan(numbers)
     any_nan = bool(is_nan.any())
@@ -141,7 +143,7 @@ def _decimal(unscaled: int, scale: int) -> str:
 
 
 def _cut_up(high: str | bytes) -> str | bytes | None:
-    """A bound of at most 64 characters or bytes that is not below `high`, or None if there is none."""
+    """Return a bound of at most 64 characters or bytes that is not below `high`; None if there is none."""
     if len(high) <= _LENGTH_MAX:
         return high
     for end in range(_LENGTH_MAX, 0, -1):
@@ -156,7 +158,7 @@ def _cut_up(high: str | bytes) -> str | bytes | None:
 
 
 def _comparable(value: Any, kind: Any) -> Any:
-    """The value as the column's bounds are given, or `_UNKNOWN` unless that is exact."""
+    """Convert the value to the form of the column's bounds; `_UNKNOWN` unless that is exact."""
     if isinstance(kind, pa.BaseExtensionType):
         return _comparable(value, kind.storage_type)
     if pa.types.is_temporal(kind) and isinstance(value, date | datetime | time | timedelta):
@@ -178,7 +180,7 @@ def _comparable(value: Any, kind: Any) -> Any:
 
 
 def _temporal(value: Any, kind: Any) -> Any:
-    """Only if the type gives back the very same value: it may round, or know no zone."""
+    """Convert the value only if the type returns the same value: it may round, or have no zone."""
     try:
         scalar = pa.scalar(value, kind)
         return scalar.value if scalar.as_py() == value else _UNKNOWN

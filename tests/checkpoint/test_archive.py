@@ -201,7 +201,7 @@ def test_something_else(memory: Memory, archive: Path) -> None:
 
 def test_a_newer_format(memory: Memory, archive: Path) -> None:
     rewritten(archive, lambda name, content: (name, b"2\n" if name == "FORMAT" else content))
-    with pytest.raises(UnsupportedFormat, match="found=2"):
+    with pytest.raises(UnsupportedFormat, match="format version 2"):
         brought_in(memory, archive, archive.parent / "copy.evertide")
 
 

@@ -121,7 +121,7 @@ def test_c2_a_newer_manifest_is_refused_and_not_fallen_back_from(memory: Memory,
     fresh = memory.process()
     with pytest.raises(UnsupportedFormat) as caught:
         fresh.restore()
-    said_well(caught.value, "00000002/manifest.json", "found=2", "supported=1")
+    said_well(caught.value, "00000002/manifest.json", "format version 2", "reads 1")
 
 
 def test_x8_a_flipped_version_is_damage_and_not_another_version(memory: Memory, process: Process) -> None:

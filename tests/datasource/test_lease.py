@@ -81,9 +81,7 @@ def test_a_lease_that_was_lost_before_planning_is_taken_anew_or_the_time_is_gone
         assert list(leases(history)) == [f"lease/{pinned.shard}/{again[0].pin.lease}"]
         end_lease(history.shard("things").log, again[0].pin.lease)
         disturbed(history)
-        with pytest.raises(
-            TimeCompacted, match=f"the smallest time that can be read is {history.shard('things').since}"
-        ):
+        with pytest.raises(TimeCompacted, match=f"the earliest is {history.shard('things').since}"):
             plan(request, pinned)
         assert leases(history) == {}
 
@@ -128,7 +126,7 @@ def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
         history = grown(p, 2, 9)
         since, last = history.shard("things").since, max(history.at)
         for options in ({"as_of": since - 1}, {"changes_after": since - 1}):
-            with pytest.raises(TimeCompacted, match=f"the smallest time that can be read is {since}"):
+            with pytest.raises(TimeCompacted, match=f"the earliest is {since}"):
                 pin(asked(history.root, "things", **options))
         with pytest.raises(InvalidInput, match=f"time {last + 1} is not there yet; the last is {last}"):
             pin(asked(history.root, "things", as_of=last + 1))

@@ -91,7 +91,7 @@ def test_a_damaged_part_is_named_before_any_of_it_is_used(verify: bool) -> None:
             world.restored(manifest, verify=verify).lookup(keys(*range(30)))
         assert caught.value.path == blob.path(victim.key), name
         if name in ("cut", "longer", "empty"):
-            assert caught.value.why == "length in bytes"
+            assert caught.value.why == "the length in bytes differs"
         if verify:
             with pytest.raises(BlobDamaged):
                 world.restored(manifest)

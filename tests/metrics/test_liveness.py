@@ -106,8 +106,8 @@ def test_a_source_that_does_not_return_stalls_before_the_bind(clock: Clock) -> N
 
 
 def test_a_thread_that_has_ended_is_no_life(clock: Clock) -> None:
-    liveness, _ = pulse_of(clock, lambda: ["evertide-heart"])
-    assert liveness.report().why == "the threads ['evertide-heart'] have ended: see the log"
+    liveness, _ = pulse_of(clock, lambda: ["evertide-heartbeat"])
+    assert liveness.report().why == "the threads ['evertide-heartbeat'] have ended: see the log"
 
 
 def test_a_ticker_that_dies_is_named_and_one_that_is_stopped_is_not() -> None:
@@ -137,7 +137,7 @@ def test_health_of_a_pipeline_whose_thread_died_is_503_for_the_liveness_probe_on
         heart._stopping.clear()
         answer = client.get(LIVE)
         assert answer.status == 503
-        assert "evertide-heart" in answer.body["why"]
+        assert "evertide-heartbeat" in answer.body["why"]
         assert client.get(READY).status == 200, "it still serves what it has"
 
 

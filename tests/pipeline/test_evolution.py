@@ -63,10 +63,10 @@ def test_x18_a_collection_is_not_read_as_empty_before_it_was_computed() -> None:
         p.commit()
         for name, rows in (("share", 4), ("orders", 4), ("revenue", 1)):
             assert len(p.view(name).as_of(computed).to_pylist()) == rows
-            with pytest.raises(TimeCompacted, match=f"smallest time that can be read is {computed}"):
+            with pytest.raises(TimeCompacted, match=f"the earliest is {computed}"):
                 p.view(name).as_of(computed - 1).to_pylist()
         assert len(p.view("counts").as_of(computed).to_pylist()) == 1
-        with pytest.raises(TimeCompacted, match="smallest time that can be read"):
+        with pytest.raises(TimeCompacted, match="the earliest is"):
             p.view("share").changes()
         assert p.view("share").changes(since=computed).num_rows == 1
 

@@ -298,7 +298,9 @@ def test_a_damaged_part_is_named_and_not_used(
         with pytest.raises(kind) as found:
             act()
         said_well(found.value, path)
-        assert kind is BlobMissing or found.value.why in ("length in bytes", "checksum"), "before any of it is used"
+        assert kind is BlobMissing or found.value.why in ("the length in bytes differs", "the checksum differs"), (
+            "before any of it is used"
+        )
     assert place.kept() == before
     host.append(shard, {77: 1})
     assert shard.upper == TIMES + 1, "appends go on"

@@ -67,7 +67,7 @@ def test_a_hold_below_since_is_refused_with_the_smallest_legal_time(memory: Memo
     host = memory.host()
     shard = filled(host)
     shard.advance_since(4, host.writer)
-    with pytest.raises(TimeCompacted, match="'sink' came too late") as late:
+    with pytest.raises(TimeCompacted, match="'sink' would be below since") as late:
         shard.hold("sink", 3)
     assert (late.value.as_of, late.value.since) == (3, 4)
     shard.hold("sink", 4)

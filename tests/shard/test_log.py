@@ -23,6 +23,7 @@ from evertide.errors import (
     RecordDamaged,
     StorageFull,
     Unavailable,
+    Unexpected,
     UpperMismatch,
 )
 from evertide.rows.changes import changes_schema
@@ -434,9 +435,9 @@ def test_foreign_writes_and_guards_that_are_stale_are_a_conflict(memory: Memory)
     shard = host.create()
     proposals = [Proposal(shard.log, lambda state: Appended(state.upper, Time(state.upper + 1), ()))]
     memory.meta.commit([Write("journal/x", 0, b"1")])
-    with pytest.raises(Conflict, match=r"memory:journal/x.*expected record 0, found 1") as by_write:
+    with pytest.raises(Conflict, match=r"memory:journal/x.*newest record is 1, not 0") as by_write:
         commit(proposals, host.writer, writes=[Write("journal/x", 0, b"2")])
-    with pytest.raises(Conflict, match=r"memory:journal/y.*expected record 3, found 0"):
+    with pytest.raises(Conflict, match=r"memory:journal/y.*newest record is 0, not 3"):
         commit(proposals, host.writer, guards=[Guard("journal/y", 3)])
     assert type(by_write.value) is Conflict
     assert shard.upper == 0
@@ -453,7 +454,7 @@ def test_a_diff_that_does_not_apply_is_never_committed(memory: Memory, diff: Dif
     """Seen to fail with `_changes` not applying what it made."""
     host = memory.host()
     shard = host.create()
-    with pytest.raises(RecordDamaged):
+    with pytest.raises(Unexpected):
         commit([Proposal(shard.log, lambda _state: diff)], host.writer)
     assert len(memory.meta.scan(shard.log.key)) == 1
     assert memory.log().read().state.upper == 0

@@ -156,7 +156,7 @@ def test_damage_is_found_before_anything_is_decoded(settings: Settings, monkeypa
     for reader in ("_read_parquet", "_read_inline"):
         monkeypatch.setattr(f"evertide.shard.parts.part.{reader}", lambda *_: pytest.fail("decoded"))
     for cut in (0, 1, len(content) - 1):
-        with pytest.raises(BlobDamaged, match=f"{PATH}.*length.*expected='{part.bytes}' found='{cut}'"):
+        with pytest.raises(BlobDamaged, match=f"{PATH}.*length.*expected {part.bytes}, found {cut}"):
             decode_part(part, content[:cut], SCHEMA, PATH)
     for at in range(0, len(content), 97):
         damaged = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
@@ -171,9 +171,11 @@ def resealed(part: Part, content: bytes) -> Part:
 @pytest.mark.parametrize("settings", [INLINE, BLOB], ids=["inline", "blob"])
 def test_other_formats_and_contents_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     part, content = one(sample(), settings)
-    with pytest.raises(BlobDamaged, match=f"{PATH}.*columns.*id: int64.*id: int64 not null"):
+    with pytest.raises(
+        BlobDamaged, match=f"{PATH}.*columns differ(?s:.*)expected id: int64(?s:.*)found id: int64 not null"
+    ):
         decode_part(part, content, pa.schema([("id", pa.int64()), ("name", pa.string())]), PATH)
-    with pytest.raises(BlobDamaged, match=f"{PATH}.*row count.*'99'.*'100'"):
+    with pytest.raises(BlobDamaged, match=f"{PATH}.*row count differs .expected 99, found 100"):
         decode_part(msgspec.structs.replace(part, rows=99), content, SCHEMA, PATH)
     for garbage in (b"PAR1" + content[10:], b"no such thing"):
         with pytest.raises(BlobDamaged, match=f"{PATH}.*cannot be read"):
@@ -193,7 +195,7 @@ def test_rows_that_are_not_those_of_the_state_are_found() -> None:
     for table, name in ((sample(99), "rows"), (other, "digest"), (with_times(SAMPLE, [3] * 100), "time_min")):
         with pytest.raises(BlobDamaged, match=f"{PATH}.*{name}"):
             verify_rows(part, table, PATH)
-    with pytest.raises(BlobDamaged, match=f"digest of its rows.*expected='{ZERO}'"):
+    with pytest.raises(BlobDamaged, match=f"digest of its rows.*expected {ZERO}"):
         verify_rows(msgspec.structs.replace(part, digest=ZERO), sample(), PATH)
 
 

@@ -99,7 +99,7 @@ create; append 0 1; finalize; forget w                                          
 """
 
 BAD = """
-create; create                                                     | 0 created twice
+create; create                                                     | 0 it creates the shard a second time
 append 0 1                                                         | 0 does not begin with the creation
 since 0                                                            | 0 does not begin with the creation
 create; append 1 2                                                 | 1 append of [1, 2) at upper 0: a gap
@@ -107,9 +107,9 @@ create; append 0 2 p=5@0; append 0 2 q=5@0                         | 1 append of
 create; append 0 2; append 1 3                                     | 1 append of [1, 3) at upper 2: an overlap
 create; append 0 2; append 2 1                                     | 1 append of [2, 1) at upper 2: backwards
 create; append 0 0 p=5@0                                           | 1 append of [0, 0) at upper 0: changes at no time
-create; append 0 5; since 3; since 2                               | 2 since moves to 2: back
-create; append 0 5; since 5                                        | 2 since moves to 5: no time could be read
-create; since 1                                                    | 2 since moves to 1: no time could be read
+create; append 0 5; since 3; since 2                               | 2 it moves since from 3 to 2
+create; append 0 5; since 5                                        | 2 it moves since from 0 to 5
+create; since 1                                                    | 2 it moves since from 0 to 1
 create; append 0 2 p=5@2                                           | 3 a part with times that its batch has not
 create; append 0 2; append 2 4 p=5@0-3                             | 3 a part with times that its batch has not
 create; append 0 2 p=5@0; compact 0 2 s=0 r=5@0-4 -p               | 3 a part with times that its batch has not
@@ -117,14 +117,14 @@ create; append 0 2 p=5@0; append 2 3; compact 0 2 s=2 r=5@2 -p     | 3 moved up 
 create; append 0 2 p=5@0; compact 0 2 s=0 r=6@0 -p                 | 4 compaction of [0, 2) changes the digest
 create; append 0 2 p=5@0; compact 0 2 s=0 -p                       | 4 compaction of [0, 2) changes the digest
 create; append 0 2 p=5@0; append 2 3 q=7@2; compact 0 3 s=0 r=5@0 -p | 4 changes the digest: swallows q
-create; append 0 2 p=5@0; compact 0 2 s=0 r=5@0 -x                 | 4 replaces batches that are not there
-create; append 0 2; compact 0 2 s=0 r=0@0                          | 4 replaces batches that are not there
+create; append 0 2 p=5@0; compact 0 2 s=0 r=5@0 -x                 | 4 it replaces batches that the state does not have
+create; append 0 2; compact 0 2 s=0 r=0@0                          | 4 it replaces batches that the state does not have
 create; append 0 2 p=5@0; append 2 4 q=0@2; compact 0 3 s=0 r=5@0 -p -q | 4 a batch that lies in it only in part
 create; append 0 2 p=5@0 q=0@0; compact 0 2 s=0 r=5@0 -p           | 4 forgets to name blob q, which is gone
-create; append 0 1; finalize; append 1 2                           | 5 a finalized shard is changed
-create; append 0 1; finalize; since 0                              | 5 a finalized shard is changed
-create; append 0 1; finalize; finalize                             | 5 a finalized shard is changed
-create; append 0 1 p=5@0; finalize -p; compact 0 1 s=0 r=5@0 -p    | 5 a finalized shard is changed
+create; append 0 1; finalize; append 1 2                           | 5 it changes a finalized shard
+create; append 0 1; finalize; since 0                              | 5 it changes a finalized shard
+create; append 0 1; finalize; finalize                             | 5 it changes a finalized shard
+create; append 0 1 p=5@0; finalize -p; compact 0 1 s=0 r=5@0 -p    | 5 it changes a finalized shard
 """
 
 

@@ -99,7 +99,7 @@ def test_u7_compare_and_append_is_exact() -> None:
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
     shard.compare_and_append(batch(0, 3), 0, 3, writer)
-    for expected, why in ((2, "a peer wrote these times"), (4, "times below are missing")):
+    for expected, why in ((2, "a peer wrote these times"), (4, "earlier times are missing")):
         with pytest.raises(UpperMismatch) as caught:
             shard.compare_and_append(batch(expected, 6), expected, 6, writer)
         assert (caught.value.why, caught.value.expected, caught.value.upper) == (why, expected, 3)

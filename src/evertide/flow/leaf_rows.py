@@ -1,13 +1,15 @@
-"""Rows of a leaf before and after a transaction, from what was looked up and the delta."""
+"""Rows of a leaf that stay, go and come in a transaction, from what was looked up and the delta."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from evertide.rows.changes import DIFF, expand, net
 
-__all__ = ["add_diffs", "cancel_out", "diffs_of", "split_before_after"]
+__all__ = ["Moves", "add_diffs", "cancel_out", "diffs_of", "split_moves"]
 
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
@@ -33,27 +35,47 @@ def _has_retractions(delta: pa.Table) -> bool:
     return bool(delta.num_rows) and bool(diffs_of(delta).min() < 0)
 
 
-def split_before_after(delta: pa.Table, fetched: list[pa.Table], where: str) -> tuple[pa.Table, pa.Table]:
-    """Multisets, each row repeated: what was there of the cone, and what is there now.
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Of a leaf, the rows of the cone as multisets, each row repeated: those that stay, that go, and that come."""
+
+    stays: pa.Table
+    goes: pa.Table
+    comes: pa.Table
+    old: pa.Table
+    """What was there: `stays` and `goes`."""
+    new: pa.Table
+    """What is there now: `stays` and `comes`."""
+
+    @property
+    def changes(self) -> int:
+        """How many rows go or come."""
+        return int(self.goes.num_rows + self.comes.num_rows)
+
+
+def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
+    """From what was looked up, and the delta, in which no row both comes and goes.
 
     A row that was looked up came with its whole count. One that the delta takes away and nobody looked up is there
     before in so many copies as are taken.
     """
     before = _deduplicate(fetched, where) if fetched else delta.slice(0, 0)
+    nothing = before.slice(0, 0).drop_columns([DIFF])
     if delta.num_rows == 0:
         rows = expand(before, where)
-        return rows, rows
+        return Moves(rows, nothing, nothing, rows, rows)
     if not _has_retractions(delta):
-        olds = expand(before, where)
-        return olds, pa.concat_tables([olds, expand(delta, where)])
-    total = net(pa.concat_tables([before, delta]), where, is_sorted=False)
-    counts = diffs_of(total)
-    missing = counts < 0
-    if missing.any():
-        taken = total.filter(pa.array(missing))
-        before = pa.concat_tables([before, add_diffs(taken.drop_columns([DIFF]), -diffs_of(taken))])
-        total = total.filter(pa.array(~missing))
-    return expand(before, where), expand(total, where)
+        olds, comes = expand(before, where), expand(delta, where)
+        return Moves(olds, nothing, comes, olds, pa.concat_tables([olds, comes]))
+    diffs = diffs_of(delta)
+    taken = delta.filter(pa.array(diffs < 0))
+    comes = expand(delta.filter(pa.array(diffs > 0)), where)
+    goes = expand(add_diffs(taken.drop_columns([DIFF]), -diffs_of(taken)), where)
+    stays = nothing
+    if before.num_rows:
+        left = net(pa.concat_tables([before, taken]), where, is_sorted=False)
+        stays = expand(left.filter(pa.array(diffs_of(left) > 0)), where)
+    return Moves(stays, goes, comes, pa.concat_tables([stays, goes]), pa.concat_tables([stays, comes]))
 
 
 def _deduplicate(fetched: list[pa.Table], where: str) -> pa.Table:

@@ -1,4 +1,7 @@
-"""A stage: a part of a plan that runs as one fragment, by the difference rule over the cone of a delta."""
+"""A stage: a part of a plan that runs as one fragment over the cone of a delta.
+
+It runs by the difference rule. A large run of a stage of joins whose cone has rows that stay runs by the linear rule
+(`evertide.flow.linear`), which computes fewer pairs of rows, in more terms."""
 
 from __future__ import annotations
 
@@ -9,13 +12,21 @@ import pyarrow as pa
 
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
-from evertide.flow.leaf_rows import cancel_out, split_before_after
+from evertide.flow.leaf_rows import Moves, cancel_out, split_moves
+from evertide.flow.linear import Linear
 from evertide.flow.trace import Cut, has_constant, has_leaf, trace
 from evertide.plan.algebra.nodes import Aggregate, Constant, Expand, Generate, Join, Node, TopK, Union, Window
-from evertide.plan.fragment.fragment import Fragment
+from evertide.plan.fragment.forms import Form
+from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.rows.changes import DIFF
 
-__all__ = ["Stage", "find_lookups", "find_own_lookups"]
+__all__ = ["ROWS_SURPLUS_MAX", "Stage", "find_lookups", "find_own_lookups"]
+
+ROWS_SURPLUS_MAX = 4_096
+"""How many rows that stay may be in the cone of leaves that change, before only what changes is computed of them. The
+linear rule has up to two terms for each leaf, where the difference rule has two in all."""
+TERMS_FEW = 4
+"""Up to so many terms, those of two leaves, a large run by the linear rule is never worth less than by the other."""
 
 
 class Stage:
@@ -26,6 +37,7 @@ class Stage:
         self.output = output
         self.run_counts: Counter[str] = Counter()
         """How many runs were small, large, or a recomputation with a diff."""
+        self._linear = Linear(cut)
         self._is_multiplying = any(isinstance(node, Expand | Generate) for node in _list_own_nodes(cut, cut.root))
         for at, attributes in sorted(find_lookups(cut)):
             self.leaves[at].need(attributes)
@@ -43,21 +55,41 @@ class Stage:
             return self._move_columns()
         cone = Cone(self.cut, self.leaves)
         cone.reach()
-        bags = [
-            split_before_after(leaf.delta, fetched, self.output.name)
+        moves = [
+            split_moves(leaf.delta, fetched, self.output.name)
             for leaf, fetched in zip(self.leaves, cone.fetched, strict=True)
         ]
-        olds, news = [old for old, _ in bags], [new for _, new in bags]
-        terms = [] if is_first or self._is_empty(self.cut.root, olds) else [(-1, olds)]
-        if not self._is_empty(self.cut.root, news):
-            terms.append((1, news))
+        terms = self._drop_empty(_make_terms(moves)[is_first:])
         if not terms:
             return self.output.empty
-        found = self.fragment.run(terms, is_counted=self.output.is_counted and self._is_multiplying)
+        surplus = sum(each.stays.num_rows for each in moves if each.changes)
+        large = self._make_large_terms(moves, terms) if self._linear.holds and surplus else None
+        if large is not None and large.keys() == {Form.WHOLE} and surplus > ROWS_SURPLUS_MAX:
+            terms = large[Form.WHOLE]
+            if not terms:
+                return self.output.empty
+        is_counted = self.output.is_counted and self._is_multiplying
+        found = self.fragment.run(terms, is_counted=is_counted, large=large)
         is_large = self.fragment.is_large(terms)  # the run may have found that out
         took_all = is_large and any(leaf.was_scanned for leaf in self.leaves)
         self.run_counts["recompute" if took_all else "large" if is_large else "small"] += 1
         return found
+
+    def _make_large_terms(self, moves: Sequence[Moves], terms: list[Term]) -> dict[Form, list[Term]] | None:
+        """By the linear rule; `terms` are those of the difference rule. None if there would be many terms for little:
+        each is a plan of its own, and the more rows change, the fewer pairs stay."""
+        linear = [
+            (sign, rows)
+            for sign, rows in self._linear.make_terms(moves)
+            if not self._is_empty(self.cut.root, rows, is_inner=True)
+        ]
+        changed = [each for each in moves if each.changes]
+        if len(linear) > TERMS_FEW and sum(each.stays.num_rows - each.changes for each in changed) <= 0:
+            return None
+        return {self._linear.form: linear, **dict.fromkeys(self._linear.forms_alone, terms)}
+
+    def _drop_empty(self, terms: list[Term]) -> list[Term]:
+        return [(sign, rows) for sign, rows in terms if not self._is_empty(self.cut.root, rows)]
 
     def _move_columns(self) -> pa.Table:
         """Columns only change places: no need to ask Spark."""
@@ -68,18 +100,22 @@ class Stage:
         moved = [leaf.delta.column(column) for column in (*columns, DIFF)]
         return pa.Table.from_arrays(moved, schema=self.output.empty.schema)
 
-    def _is_empty(self, node: Node, rows: Sequence[pa.Table]) -> bool:
-        """Whether the node has no rows for sure, given those of the leaves."""
+    def _is_empty(self, node: Node, rows: Sequence[pa.Table], *, is_inner: bool = False) -> bool:
+        """Whether the node has no rows for sure, given those of the leaves; `is_inner`: if all joins were inner."""
         if self.cut.is_leaf(node):
             return bool(rows[self.cut.leaf_number(node)].num_rows == 0)
         if isinstance(node, Constant) or (isinstance(node, Aggregate) and not node.keys):
             return False
-        found = [self._is_empty(child, rows) for child in node.children]
+        found = [self._is_empty(child, rows, is_inner=is_inner) for child in node.children]
         if isinstance(node, Join):
-            either = node.join in ("Inner", "LeftSemi")
+            either = is_inner or node.join in ("Inner", "LeftSemi")
             side = {"RightOuter": found[1], "FullOuter": all(found)}.get(node.join, found[0])
             return any(found) if either else side
         return all(found)
+
+
+def _make_terms(moves: Sequence[Moves]) -> list[Term]:
+    return [(-1, [each.old for each in moves]), (1, [each.new for each in moves])]
 
 
 def find_lookups(cut: Cut) -> set[tuple[int, tuple[int, ...]]]:

@@ -19,7 +19,7 @@ view even, run beside it; they share the `Catalyst` and the plans in the JVM, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,6 +32,7 @@ from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.columns import arrow_schema
 from evertide.plan.catalyst.scala import sequence
 from evertide.plan.catalyst.walk import kind
+from evertide.plan.fragment.forms import Form, rewrite_to_form
 from evertide.plan.fragment.local_runner import LocalRunner, Term
 from evertide.plan.fragment.narrow_map import NarrowMap, narrow_map
 from evertide.rows.changes import DIFF
@@ -72,12 +73,13 @@ class Fragment:
         self._outputs = [catalyst.seq(attributes) for attributes in self._attributes]
         self._empty = [catalyst.local(attributes) for attributes in self._attributes]
         self._structs = [relation.schema() for relation in self._empty]
-        self._places = range(len(self.reads))
         self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
         marks = [catalyst.placeholder(outputs) for outputs in self._outputs]
         self._marks = [mark.rdd().id() for mark in marks]
-        plan = _replace_leaves(catalyst, root.jvm, root, list(leaves), marks)
-        self._tree = _tree_of(catalyst.optimize(plan), {mark: at for at, mark in enumerate(self._marks)})
+        self._numbers = {mark: at for at, mark in enumerate(self._marks)}
+        self._plan = _replace_leaves(catalyst, root.jvm, root, list(leaves), marks)
+        self._tree = _tree_of(catalyst.optimize(self._plan), self._numbers)
+        self._forms = {Form.WHOLE: self._tree}
         self._columns = sequence(self._tree.jvm.output())
         self._signed_struct = self._add_sign(self._tree.jvm, 1).schema()
         self._rows_heavy: int | None = None
@@ -85,17 +87,21 @@ class Fragment:
         self.is_row_wise = _is_row_wise(root, list(leaves))
         self.is_moves_only = _is_moves_only(root, list(leaves))
 
-    def run(self, terms: Sequence[Term], *, is_counted: bool = False) -> pa.Table:
+    def run(
+        self, terms: Sequence[Term], *, is_counted: bool = False, large: Mapping[Form, Sequence[Term]] | None = None
+    ) -> pa.Table:
         """Of each term the rows that the tree makes of its leaves, times its sign.
 
         `is_counted`: many are alike, so that it pays to have the executors count them. A diff may then be any number.
+        `large`: other terms with the same sum, by the form of the tree, for the executors.
         """
+        many = {Form.WHOLE: terms} if large is None else large
         if self.is_large(terms):
-            return self._run_large(terms, is_counted=is_counted)
+            return self._run_large(many, is_counted=is_counted)
         found = self._local_runner.run(terms, is_row_wise=self.is_row_wise)
         if found is None:
             self._rows_heavy = _rows_of(terms)
-            return self._run_large(terms, is_counted=is_counted)
+            return self._run_large(many, is_counted=is_counted)
         typed = [conform_table(rows, self._changes) for rows in found]
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
@@ -105,16 +111,31 @@ class Fragment:
         rows = _rows_of(terms)
         return rows > ROWS_SMALL_MAX or (self._rows_heavy is not None and rows >= self._rows_heavy)
 
-    def _run_large(self, terms: Sequence[Term], *, is_counted: bool) -> pa.Table:
-        if self._narrow is not None:
-            return self._run_narrow(self._narrow, terms)
+    def _run_large(self, terms: Mapping[Form, Sequence[Term]], *, is_counted: bool) -> pa.Table:
+        if self._narrow is not None and terms.keys() == {Form.WHOLE}:
+            return self._run_narrow(self._narrow, terms[Form.WHOLE])
         with_diff = self._add_count if is_counted else self._add_sign
+        spread: dict[tuple[int, int], Any] = {}
+        """By leaf and table: terms share tables, each of which goes to the executors once."""
+        for _, leaves in (term for several in terms.values() for term in several):
+            for at, rows in enumerate(leaves):
+                if (at, id(rows)) not in spread:
+                    spread[at, id(rows)] = self._spread(at, rows)
         trees = [
-            with_diff(self._bind(self._tree, [*map(self._spread, self._places, leaves)]), sign)
-            for sign, leaves in terms
+            with_diff(self._bind(self._plan_form(form), [spread[at, id(rows)] for at, rows in enumerate(leaves)]), sign)
+            for form, several in terms.items()
+            for sign, leaves in several
         ]
+        if not trees:
+            return self._changes.empty_table()
         found = self._collect_large(self._catalyst.union(trees))
         return conform_table(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
+
+    def _plan_form(self, form: Form) -> _Tree:
+        if form not in self._forms:
+            plan = rewrite_to_form(self._catalyst, self._plan, form)
+            self._forms[form] = _tree_of(self._catalyst.optimize(plan), self._numbers)
+        return self._forms[form]
 
     def _run_narrow(self, narrow_map: NarrowMap, terms: Sequence[Term]) -> pa.Table:
         leaves = [leaf for _, [leaf] in terms]
@@ -161,12 +182,13 @@ class Fragment:
         return LocalRunner(made, self.schemas)
 
     def _add_sign(self, plan: Any, sign: int) -> Any:
-        return self._catalyst.project([*self._columns, self._signs[sign]], plan)
+        return self._catalyst.project([*sequence(plan.output()), self._signs[sign]], plan)
 
     def _add_count(self, plan: Any, sign: int) -> Any:
         """Each row once, with how often it is there, times the sign."""
         count = self._catalyst.alias(self._catalyst.count_rows(), DIFF)
-        counted = self._catalyst.aggregate(self._columns, [*self._columns, count], plan)
+        columns = sequence(plan.output())
+        counted = self._catalyst.aggregate(columns, [*columns, count], plan)
         if sign > 0:
             return counted
         *columns, count = sequence(counted.output())

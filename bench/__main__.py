@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from bench import connectors, pipelines, replicas, shape_index, shapes, shards, sizing, views
+from bench import bounds, connectors, pipelines, replicas, shape_index, shapes, shards, sizing, views
 from bench.measure import Figure
 from bench.peers.contest import ENGINES, MEASURES, Contest, ContestSize
 from bench.peers.publishing import publish
@@ -34,6 +34,7 @@ OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "shapes": (shapes.ShapesSize, shapes.shapes),
     "replicas": (replicas.ReplicaSize, replicas.replicas),
     "sizing": (sizing.SizingSize, sizing.sizing),
+    "bounds": (bounds.BoundSize, bounds.bounds),
 }
 """Each with its sizes."""
 BENCHMARKS = (*shards.BENCHMARKS, "refresh", *OTHERS, *connectors.BENCHMARKS, "peers")
@@ -80,7 +81,10 @@ def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[
         return _peers(chosen, moved)
     if name in OTHERS:
         sizes, measure = OTHERS[name]
-        return measure(sizes.short() if chosen.short else sizes(), moved)
+        chosen_size = sizes.short() if chosen.short else sizes()
+        if name == "bounds" and chosen.views:
+            chosen_size = replace(chosen_size, cases=tuple(chosen.views.split(",")))
+        return measure(chosen_size, moved)
     size = views.ViewSize.short() if chosen.short else views.ViewSize()
     if chosen.full:
         size = replace(size, histories=(*size.histories, 100_000_000))

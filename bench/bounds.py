@@ -1,0 +1,302 @@
+"""Bounds: what a step costs where it could cost more than computing the view again (docs/decisions/0014).
+
+Each case is one view whose shape lets a small change touch much: skewed joins, subqueries, conditions that reject most
+pairs, cross joins, one huge partition, DISTINCT over a skewed group. After the first content, each transaction updates
+one row in a hundred in every table. The peer is Spark's own batch of the whole query over the same rows as Parquet
+files, in the same session, in turns with the steps; it hands over its rows as Arrow, as a step does with its changes.
+Time and CPU time (of Python and the JVM together) of a step are given as a share of the peer's.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from bench.measure import Figure
+from bench.shards import Progress
+from bench.views import bench_spark
+from evertide.flow import Circuit
+from evertide.flow.stage import Stage
+from evertide.rows.changes import DIFF
+
+__all__ = ["CASES", "BoundSize", "bounds"]
+
+HOT_SHARE = 0.3
+HOT_KEYS = 25
+CHANGED_SHARE = 0.01
+BOUND = 1.5
+"""Times the time of Spark's whole query: what decision 14 allows a step."""
+
+Columns = dict[str, Any]
+Rows = dict[str, Columns]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSize:
+    rows: int = 50_000
+    warm_up: int = 2
+    rounds: int = 5
+    cases: tuple[str, ...] = ()
+    """All, if none is named."""
+
+    @classmethod
+    def short(cls) -> BoundSize:
+        return cls(rows=600, warm_up=1, rounds=1, cases=("skewed_join", "not_in"))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    tables: dict[str, str]
+    """The columns of each table, all BIGINT, as `id k a`."""
+    make: Callable[[np.random.Generator, int], Rows]
+    query: str
+
+    @property
+    def script(self) -> str:
+        declared = [
+            f"CREATE TABLE {name} ({', '.join(f'{column} BIGINT NOT NULL' for column in columns.split())},"
+            " PRIMARY KEY (id));"
+            for name, columns in self.tables.items()
+        ]
+        return "".join([*declared, f"CREATE MATERIALIZED VIEW v AS {self.query};"])
+
+
+def skewed(random: np.random.Generator, rows: int) -> Any:
+    """Keys of which a few have 30 % of the rows, and the others two rows each on average."""
+    is_hot = random.random(rows) < HOT_SHARE
+    return np.where(is_hot, random.integers(0, HOT_KEYS, rows), HOT_KEYS + random.integers(0, rows // 2 + 1, rows))
+
+
+def two_sides(random: np.random.Generator, rows: int) -> Rows:
+    return {
+        name: {
+            "id": np.arange(rows),
+            "k": skewed(random, rows),
+            "a": random.integers(0, 1000, rows),
+            "g": random.integers(0, 50, rows),
+        }
+        for name in ("r", "s")
+    }
+
+
+def ranges(random: np.random.Generator, rows: int) -> Rows:
+    low = random.integers(0, 1_000_000, rows // 50 + 1)
+    return {
+        "r": {"id": np.arange(rows), "x": random.integers(0, 1_000_000, rows), "g": random.integers(0, 50, rows)},
+        "s": {"id": np.arange(len(low)), "lo": low, "hi": low + random.integers(1, 500, len(low))},
+    }
+
+
+def sales(random: np.random.Generator, rows: int) -> Rows:
+    items = rows // 50 + 1
+    facts = {
+        name: {
+            "id": np.arange(size),
+            "i": random.integers(0, items, size),
+            "d": random.integers(0, 2_000, size),
+            "quantity": random.integers(1, 100, size),
+            "price": random.integers(1, 300, size),
+        }
+        for name, size in (("store", rows), ("catalog", rows // 2), ("web", rows // 4))
+    }
+    numbers = np.arange(items)
+    item = {"id": numbers, "brand": numbers % 97, "class": numbers % 7}
+    return {"item": item, "day": {"id": np.arange(2_000), "year": 1999 + np.arange(2_000) % 5}, **facts}
+
+
+FACTS = ("store", "catalog", "web")
+SOLD = " INTERSECT ".join(
+    f"SELECT n.brand AS b, n.class AS c FROM {name} s, item n, day y WHERE s.i = n.id AND s.d = y.id AND year < 2002"
+    for name in FACTS
+)
+AMOUNTS = " UNION ALL ".join(
+    f"SELECT quantity, price FROM {name} s, day y WHERE s.d = y.id AND year < 2002" for name in FACTS
+)
+CHANNELS = " UNION ALL ".join(
+    f"SELECT '{name}' AS channel, brand, class, sum(quantity * price) AS sales, count(*) AS n"
+    f" FROM {name} s, item n, day y"
+    " WHERE s.i IN (SELECT id FROM crossed) AND s.i = n.id AND s.d = y.id AND year = 2001"
+    " GROUP BY brand, class HAVING sum(quantity * price) > (SELECT a FROM average)"
+    for name in FACTS
+)
+Q14 = (
+    f"WITH crossed AS (SELECT item.id FROM item, ({SOLD}) WHERE brand = b AND class = c),"
+    f" average AS (SELECT avg(quantity * price) AS a FROM ({AMOUNTS}))"
+    f" SELECT channel, brand, class, sum(sales) AS sales, sum(n) AS n FROM ({CHANNELS})"
+    " GROUP BY ROLLUP (channel, brand, class)"
+)
+TWO = {"r": "id k a g", "s": "id k a g"}
+CASES = {
+    "skewed_join": Case(
+        TWO,
+        two_sides,
+        "SELECT r.g AS rg, s.g AS sg, sum(r.a * s.a) AS x, count(*) AS n FROM r JOIN s ON r.k = s.k GROUP BY r.g, s.g",
+    ),
+    "skewed_rows": Case(
+        TWO, two_sides, "SELECT r.id AS i, s.id AS j FROM r JOIN s ON r.k = s.k WHERE (r.a + s.a) % 100 = 0"
+    ),
+    "skewed_outer": Case(
+        TWO,
+        two_sides,
+        "SELECT r.g AS g, count(s.id) AS n, max(s.a) AS x FROM r LEFT JOIN s ON r.k = s.k GROUP BY r.g",
+    ),
+    "exists": Case(
+        TWO, two_sides, "SELECT r.id, r.g FROM r WHERE EXISTS (SELECT 1 FROM s WHERE s.k = r.k AND s.a > r.a)"
+    ),
+    "not_exists": Case(
+        TWO, two_sides, "SELECT r.id, r.g FROM r WHERE NOT EXISTS (SELECT 1 FROM s WHERE s.k = r.k AND s.a > r.a)"
+    ),
+    "exists_key": Case(TWO, two_sides, "SELECT r.id, r.g FROM r WHERE EXISTS (SELECT 1 FROM s WHERE s.k = r.k)"),
+    "not_in": Case(TWO, two_sides, "SELECT r.id, r.g FROM r WHERE r.k NOT IN (SELECT k FROM s WHERE a < 900)"),
+    "range_join": Case(
+        {"r": "id x g", "s": "id lo hi"},
+        ranges,
+        "SELECT s.id, count(*) AS n, sum(r.g) AS x FROM r JOIN s ON r.x BETWEEN s.lo AND s.hi GROUP BY s.id",
+    ),
+    "q14": Case(
+        {
+            "item": "id brand class",
+            "day": "id year",
+            **dict.fromkeys(FACTS, "id i d quantity price"),
+        },
+        sales,
+        Q14,
+    ),
+    "cross_aggregates": Case(
+        TWO,
+        two_sides,
+        "SELECT x.g AS xg, y.g AS yg, x.t * y.t AS t FROM (SELECT g, sum(a) AS t FROM r GROUP BY g) x"
+        " CROSS JOIN (SELECT g, sum(a) AS t FROM s GROUP BY g) y",
+    ),
+    "cross_rows": Case(
+        TWO,
+        two_sides,
+        "SELECT x.g, y.k, x.t * y.t AS t FROM (SELECT g, sum(a) AS t FROM r WHERE g < 10 GROUP BY g) x"
+        " CROSS JOIN (SELECT k, sum(a) AS t FROM s GROUP BY k) y",
+    ),
+    "huge_partition": Case(
+        TWO,
+        two_sides,
+        "SELECT id, sum(a) OVER (ORDER BY a, id) AS t, row_number() OVER (ORDER BY a, id) AS n FROM r",
+    ),
+    "distinct_skewed": Case(
+        TWO,
+        two_sides,
+        "SELECT k, count(DISTINCT a) AS n, sum(DISTINCT g) AS t, count(DISTINCT a, g) AS m FROM r GROUP BY k",
+    ),
+}
+
+
+class _Tables:
+    """What the tables of a case hold, and the updates."""
+
+    def __init__(self, case: Case, rows: int) -> None:
+        self._random = np.random.default_rng(5)
+        self._case = case
+        self.rows = case.make(self._random, rows)
+
+    def first(self) -> dict[str, pa.Table]:
+        return {name: _delta(_table(columns), 1) for name, columns in self.rows.items()}
+
+    def update(self) -> dict[str, pa.Table]:
+        """One row in a hundred of each table gets the values of another row, and keeps its id."""
+        found = {}
+        for name, columns in self.rows.items():
+            size = len(columns["id"])
+            at = self._random.choice(size, max(1, int(size * CHANGED_SHARE)), replace=False)
+            olds = {column: values[at].copy() for column, values in columns.items()}
+            other = self._random.integers(0, size, len(at))
+            for column, values in columns.items():
+                if column != "id":
+                    values[at] = values[other]
+            news = {column: values[at] for column, values in columns.items()}
+            found[name] = pa.concat_tables([_delta(_table(olds), -1), _delta(_table(news), 1)])
+        return found
+
+
+def _table(columns: Columns) -> pa.Table:
+    fields = [pa.field(name, pa.int64(), nullable=False) for name in columns]
+    return pa.Table.from_arrays(
+        [pa.array(values.copy(), pa.int64()) for values in columns.values()], schema=pa.schema(fields)
+    )
+
+
+def _delta(rows: pa.Table, diff: int) -> pa.Table:
+    field = pa.field(DIFF, pa.int64(), nullable=False)
+    return rows.append_column(field, pa.array(np.full(rows.num_rows, diff, np.int64)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    seconds: float
+    cpu_s: float
+
+
+def bounds(size: BoundSize, moved: Progress) -> list[Figure]:
+    cases = size.cases or tuple(CASES)
+    with bench_spark("local[2]") as spark:
+        found = []
+        for at, name in enumerate(cases):
+            found.append(_measure(spark, name, size))
+            moved(at + 1, len(cases))
+    return found
+
+
+def _measure(spark: SparkSession, name: str, size: BoundSize) -> Figure:
+    case = CASES[name]
+    tables = _Tables(case, size.rows)
+    circuit = Circuit(spark, case.script)
+    first = _cost(lambda: circuit.step(tables.first()))
+    steps, wholes, changed = [], [], 0
+    peer = spark.newSession()
+    with tempfile.TemporaryDirectory(dir=os.environ.get("EVERTIDE_BENCH_DIR")) as scratch:
+        for number in range(size.warm_up + size.rounds):
+            deltas = tables.update()
+            result: list[pa.Table] = []
+            step = _cost(lambda: result.append(circuit.step(deltas)["v"]))  # noqa: B023 - called at once
+            for table, columns in tables.rows.items():
+                path = str(Path(scratch) / f"{table}-{number}.parquet")
+                pq.write_table(_table(columns), path)
+                peer.read.parquet(path).createOrReplaceTempView(table)
+            whole = _cost(lambda: peer.sql(case.query).toArrow())
+            changed = result[0].num_rows
+            if number >= size.warm_up:
+                steps.append(step)
+                wholes.append(whole)
+    ways = sum((part.ways for part in circuit.order if isinstance(part, Stage)), Counter[str]())
+    step_s, whole_s = (statistics.median(cost.seconds for cost in costs) for costs in (steps, wholes))
+    step_cpu, whole_cpu = (statistics.median(cost.cpu_s for cost in costs) for costs in (steps, wholes))
+    detail = (
+        f"step {step_s:.2f} s, CPU {step_cpu:.2f} s; whole query {whole_s:.2f} s, CPU {whole_cpu:.2f} s; first content"
+        f" {first.seconds:.1f} s; {changed:,} changes of the view; runs {dict(ways)}"
+    )
+    value = f"{step_s / whole_s:.2f}x, CPU {step_cpu / max(whole_cpu, 0.01):.2f}x"
+    return Figure(
+        f"{name}: a step against the whole query", value, detail, f"at most {BOUND}x", step_s <= BOUND * whole_s
+    )
+
+
+def _cost(call: Callable[[], object]) -> _Cost:
+    begun, cpu = time.perf_counter(), _cpu_s()
+    call()
+    return _Cost(time.perf_counter() - begun, _cpu_s() - cpu)
+
+
+def _cpu_s() -> float:
+    """CPU time of this process and of those that it started."""
+    process = psutil.Process()
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))

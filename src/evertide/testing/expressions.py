@@ -6,6 +6,12 @@ decimal     DECIMAL(20, 4)
 real        DOUBLE that is the same however it is computed
 truth       BOOLEAN
 time        TIMESTAMP
+date        DATE
+span        INTERVAL DAY TO SECOND
+pair        STRUCT<a: BIGINT, b: STRING>
+list        ARRAY<BIGINT>
+dict        MAP<STRING, BIGINT>, which has no order
+variant     VARIANT, which is neither equal to anything nor in any order
 rough       DOUBLE whose last digits depend on the order of rows: never an operand
 folded      STRING under a collation, by which different texts are equal
 
@@ -28,6 +34,12 @@ _LITERALS = {
     "real": ("0.5D", "-0.0D", "double('NaN')"),
     "truth": ("true", "false", "CAST(NULL AS BOOLEAN)"),
     "time": ("TIMESTAMP'2026-01-01 00:00:04'",),
+    "date": ("DATE'2026-01-02'", "CAST(NULL AS DATE)"),
+    "span": ("INTERVAL '1 02:00:00' DAY TO SECOND", "CAST(NULL AS INTERVAL DAY TO SECOND)"),
+    "pair": ("CAST(NULL AS STRUCT<a: BIGINT, b: STRING>)", "named_struct('a', 1L, 'b', 'a')"),
+    "list": ("CAST(array() AS ARRAY<BIGINT>)", "array(1L, 2L)", "CAST(NULL AS ARRAY<BIGINT>)"),
+    "dict": ("map('x', 1L)", "CAST(NULL AS MAP<STRING, BIGINT>)"),
+    "variant": ('parse_json(\'{"a": [1, null], "b": "x"}\')', "CAST(NULL AS VARIANT)", "parse_json('null')"),
     "folded": ("CAST('A' AS STRING COLLATE UTF8_LCASE)",),
 }
 _FORMS = {
@@ -41,12 +53,22 @@ _FORMS = {
         "CASE WHEN {truth} THEN {whole} ELSE {whole} END",
         "nullif({whole}, 1)",
         "least({whole}, {whole})",
+        "{pair}.a",
+        "{dict}['x']",
+        "CAST(size({list}) AS BIGINT)",
+        "aggregate({list}, 0L, (s, e) -> s + coalesce(e, 1L))",
+        "CAST(extract(MINUTE FROM {span}) AS BIGINT)",
+        "try_variant_get({variant}, '$.a', 'BIGINT')",
+        "CAST(datediff({date}, DATE'2026-01-01') % 9 AS BIGINT)",
     ),
     "text": (
         "upper({text})",
         "substring(concat({text}, {text}), 1, 4)",
         "coalesce({text}, 'none')",
         "CAST({whole} AS STRING)",
+        "{pair}.b",
+        "schema_of_variant({variant})",
+        "array_join(map_keys({dict}), '+')",
     ),
     "decimal": (
         "CAST({decimal} + {decimal} AS DECIMAL(20, 4))",
@@ -75,8 +97,28 @@ _FORMS = {
         "({whole} <=> {whole})",
         "({text} IS NULL)",
         "({real} IS NOT NULL)",
+        "({pair} {compares} {pair})",
+        "({list} {compares} {list})",
+        "({span} {compares} {span})",
+        "({date} {compares} {date})",
+        "(({text} COLLATE UTF8_LCASE) {compares} ({text} COLLATE UTF8_LCASE))",
+        "(({text} COLLATE UNICODE_CI) = upper({text}))",
+        "map_contains_key({dict}, {text})",
+        "array_contains({list}, {whole})",
+        "is_variant_null({variant})",
     ),
-    "time": ("date_trunc('MINUTE', {time})", "({time} + INTERVAL 5 SECONDS)"),
+    "time": ("date_trunc('MINUTE', {time})", "({time} + INTERVAL 5 SECONDS)", "CAST({date} AS TIMESTAMP)"),
+    "date": ("date_add({date}, 1)", "CAST({time} AS DATE)", "trunc({date}, 'MONTH')"),
+    "span": ("make_dt_interval(0, 0, CAST({whole} % 5 AS INT), 1)", "({span} * 2)", "coalesce({span}, {span})"),
+    "pair": ("named_struct('a', {whole}, 'b', {text})", "if({truth}, {pair}, {pair})"),
+    "list": ("array({whole}, {whole})", "array_distinct({list})", "filter({list}, e -> e > 1)", "array_sort({list})"),
+    "dict": ("map('x', {whole}, 'y', {whole})", "if({truth}, {dict}, {dict})", "map_filter({dict}, (k, v) -> v > 0)"),
+    "variant": (
+        "to_variant_object(named_struct('a', {whole}, 'b', {text}))",
+        "CAST({whole} AS VARIANT)",
+        "CAST({list} AS VARIANT)",
+        "variant_get({variant}, '$.b', 'VARIANT')",
+    ),
     "folded": ("coalesce({folded}, {folded})", "if({truth}, {folded}, {folded})"),
 }
 _COMPARES = ("=", "<", "<=", ">", "<>")
@@ -125,7 +167,7 @@ class Expressions:
     def aggregate(self, columns: Sequence[Column], *, is_rough: bool = True) -> Column:
         """A function of a group."""
         whole, decimal = (self.value(kind, columns)[0] for kind in ("whole", "decimal"))
-        kind = self._one(("whole", "text", "decimal", "real", "truth", "time"))
+        kind = self._one(("whole", "text", "decimal", "real", "truth", "time", "date", "span", "pair", "list"))
         operand = self.value(kind, columns)[0]
         distinct = self._one(("", "", "DISTINCT "))
         forms = [
@@ -139,6 +181,11 @@ class Expressions:
             (f"sum({distinct}{decimal})", "decimal"),
             (f"avg({decimal})", "decimal"),
             (f"bit_xor({whole})", "whole"),
+            (f"sum({self.value('span', columns)[0]})", "span"),
+            (f"sort_array(collect_set({whole}))", "list"),
+            (f"CAST(count_if({self.truth(columns)}) AS BIGINT)", "whole"),
+            (f"max_by({whole}, {whole})", "whole"),
+            (f"CAST(regr_count({whole}, {whole}) AS BIGINT)", "whole"),
             (f"bool_or({self.truth(columns)})", "truth"),
             (f"percentile({whole}, 0.5)", "real"),
             (f"CAST(size(collect_set({operand})) AS BIGINT)", "whole"),

@@ -15,7 +15,10 @@ A query is grown from relations, each a SELECT with named columns of a known kin
     count       joins of whose rows one side, or each, is only counted
     lateral     a subquery in FROM, for each row
     pivot       rows to columns, and unpivot
-    session     groups by session windows, if the order is open
+    session     groups by session windows
+    tumbling    groups by windows of time that may overlap
+    generate    rows of arrays, maps, structs and values: explode, posexplode, inline, stack
+    nested      structs, maps, arrays, intervals and variants as keys, arguments and values
 
 Everywhere an expression stands, a subquery may: scalar, EXISTS, IN and NOT IN, of each row or of none.
 
@@ -42,6 +45,20 @@ __all__ = ["random_queries"]
 _JOINS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN", "CROSS JOIN")
 _SETS = ("UNION ALL", "UNION", "EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL")
 _DISTINCT_COLUMNS_MAX = 4
+_FRAMES = (
+    "1 PRECEDING AND CURRENT ROW",
+    "UNBOUNDED PRECEDING AND 1 FOLLOWING",
+    "1 FOLLOWING AND 2 FOLLOWING",
+    "2 PRECEDING AND 1 PRECEDING",
+    "CURRENT ROW AND UNBOUNDED FOLLOWING",
+    "UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING",
+)
+_RANGES = (
+    "UNBOUNDED PRECEDING AND CURRENT ROW",
+    "CURRENT ROW AND UNBOUNDED FOLLOWING",
+    "CURRENT ROW AND CURRENT ROW",
+)
+_SPAN = "INTERVAL 5 SECONDS"
 
 
 def random_queries(
@@ -84,7 +101,19 @@ class _Queries(RareRelations):
             self._top,
             self._explode,
         )
-        rare = (self._top, self._with, self._count, self._lateral, self._pivot, self._unpivot)
+        rare = (
+            self._top,
+            self._with,
+            self._count,
+            self._lateral,
+            self._pivot,
+            self._unpivot,
+            self._session,
+            self._tumbling,
+            self._generate,
+            self._nested,
+            self._nested,
+        )
         if self._is_open:
             makers = (*makers, self._window, self._top, self._session)
         elif not self.chance.below(3):
@@ -132,28 +161,37 @@ class _Queries(RareRelations):
     def _group(self, depth: int) -> Relation:
         source, columns = self._source(depth)
         keys = [column for column in self._some(exact(columns), 3) if self.chance.below(4)]
-        operands = self._operands(columns)
+        operands = self._operands(columns, self._one(((), columns)))
         if len(operands) > len(columns) and self.chance.below(2):
             keys.append(Column(*self._expressions.value("whole", operands)))
         values = [self._expressions.aggregate(operands) for _ in range(1 + self.chance.below(3))]
         having = ""
         if not self.chance.below(3):
             value = self._expressions.aggregate(operands, is_rough=False)
-            having = f" HAVING {self._expressions.truth(self._operands([value]))}"
-        return self._made([*keys, *values], f"FROM {source}{self._grouping(keys)}{having}")
+            having = f" HAVING {self._expressions.truth(self._operands([value], self._one(((), keys))))}"
+        grouping = self._grouping(keys)
+        if "(" in grouping and self._has_sets(grouping) and self.chance.below(2):
+            values.append(Column("CAST(grouping_id() AS BIGINT)", "whole"))
+        return self._made([*keys, *values], f"FROM {source}{grouping}{having}")
+
+    @staticmethod
+    def _has_sets(grouping: str) -> bool:
+        return grouping.startswith((" GROUP BY ROLLUP", " GROUP BY CUBE", " GROUP BY GROUPING SETS"))
 
     def _grouping(self, keys: Sequence[Column]) -> str:
         if not keys:
             return ""
         names = list(dict.fromkeys(key.name for key in keys))
         listed = ", ".join(names)
-        match self.chance.below(8):
+        match self.chance.below(9):
             case 0:
                 return f" GROUP BY ROLLUP ({listed})"
             case 1:
                 return f" GROUP BY CUBE ({listed})"
             case 2:
                 return f" GROUP BY GROUPING SETS (({listed}), ({names[0]}), ())"
+            case 3:
+                return f" GROUP BY {names[0]}, ROLLUP ({listed})"
         return f" GROUP BY {listed}"
 
     def _window(self, depth: int) -> Relation:
@@ -166,6 +204,7 @@ class _Queries(RareRelations):
         some = f"OVER ({by}ORDER BY {self._order(self._some(operands, 1))})"
         column = self._one(columns)
         value = Column(*self._expressions.value("whole", operands))
+        time = self._expressions.value("time", operands)[0]
         shown = self._some(
             [
                 Column(f"row_number() {total}", "whole"),
@@ -180,6 +219,17 @@ class _Queries(RareRelations):
                 Column(f"sum({value.name}) {total[:-1]} ROWS BETWEEN {self._frame()})", "whole"),
                 Column(f"min({column.name}) {total[:-1]} ROWS BETWEEN {self._frame()})", column.kind),
                 Column(f"first_value({column.name}) {total}", column.kind),
+                Column(
+                    f"nth_value({column.name}, 2) IGNORE NULLS {total[:-1]} ROWS BETWEEN {self._frame()})", column.kind
+                ),
+                Column(f"lag({column.name}, 1) IGNORE NULLS {total}", column.kind),
+                Column(f"last_value({column.name}) {total[:-1]} ROWS BETWEEN {self._frame()})", column.kind),
+                Column(f"percent_rank() {some}", "real"),
+                Column(f"cume_dist() {some}", "real"),
+                Column(f"count(*) OVER ({by}ORDER BY {value.name} RANGE BETWEEN {self._range('1')})", "whole"),
+                Column(f"sum({value.name}) OVER ({by}ORDER BY {value.name} RANGE BETWEEN {self._range('2')})", "whole"),
+                Column(f"min({column.name}) {some[:-1]} RANGE BETWEEN {self._one(_RANGES)})", column.kind),
+                Column(f"count({column.name}) OVER ({by}ORDER BY {time} RANGE BETWEEN {self._range(_SPAN)})", "whole"),
             ],
             2,
         )
@@ -213,8 +263,15 @@ class _Queries(RareRelations):
         ]
 
     def _frame(self) -> str:
-        frames = ("1 PRECEDING AND CURRENT ROW", "UNBOUNDED PRECEDING AND 1 FOLLOWING", "1 FOLLOWING AND 2 FOLLOWING")
-        return self._one(frames)
+        return self._one(_FRAMES)
+
+    def _range(self, by: str) -> str:
+        ends = (
+            f"{by} PRECEDING AND {by} FOLLOWING",
+            f"CURRENT ROW AND {by} FOLLOWING",
+            f"{by} PRECEDING AND CURRENT ROW",
+        )
+        return self._one((*ends, *_RANGES))
 
     def _order(self, columns: Sequence[Column]) -> str:
         """By all of them, each up or down, NULL first or last."""

@@ -1,4 +1,5 @@
-"""Random relations of the rarer kinds: WITH, LATERAL, PIVOT, UNPIVOT, and rows that are only counted."""
+"""Random relations of the rarer kinds: WITH, LATERAL, PIVOT, UNPIVOT, generators, windows of time, nested values, and
+rows that are only counted."""
 
 from __future__ import annotations
 
@@ -74,3 +75,63 @@ class RareRelations(Relations):
         read = f"(SELECT {key.name} AS g, {first} AS a, {second} AS b FROM {source})"
         made = f"UNPIVOT {self._one(('', 'INCLUDE NULLS '))}(v FOR n IN (a, b))"
         return self._made([Column("g", key.kind), Column("n", "text"), Column("v", "whole")], f"FROM {read} {made}")
+
+    def _tumbling(self, depth: int) -> Relation:
+        source, columns = self._source(depth)
+        time = self._expressions.value("time", columns)[0]
+        window = self._one(("'10 seconds'", "'10 seconds', '5 seconds'", "'1 minute', '1 minute', '7 seconds'"))
+        keys = [column for column in self._some(exact(columns), 2) if self.chance.below(2)]
+        values = [self._expressions.aggregate(columns) for _ in range(1 + self.chance.below(2))]
+        names = dict.fromkeys([*(key.name for key in keys), f"window({time}, {window})"])
+        shown = [*keys, Column("window.start", "time"), *values]
+        return self._made(shown, f"FROM {source} GROUP BY {', '.join(names)}")
+
+    def _generate(self, depth: int) -> Relation:
+        source, columns = self._source(depth)
+        operands = self._operands(columns)
+        whole, items, pairs, dicts = (
+            self._expressions.value(kind, operands)[0] for kind in ("whole", "list", "pair", "dict")
+        )
+        first, second = self._alias("e"), self._alias("e")
+        outer = self._one(("", "OUTER "))
+        made, kinds = self._one(
+            (
+                (f"posexplode({items})", ("whole", "whole")),
+                (f"explode({dicts})", ("text", "whole")),
+                (f"inline(array({pairs}, named_struct('a', {whole}, 'b', 'x')))", ("whole", "text")),
+                (f"stack(2, {whole}, 'a', 0L, 'b')", ("whole", "text")),
+            )
+        )
+        names = [Column(name, kind) for name, kind in zip((first, second), kinds, strict=True)]
+        view = f"LATERAL VIEW {outer}{made} AS {first}, {second}"
+        shown = [Column(f"CAST({each.name} AS BIGINT)", "whole") if each.kind == "whole" else each for each in names]
+        return self._made([*self._some(columns, 2), *shown], f"FROM {source} {view}")
+
+    def _nested(self, depth: int) -> Relation:
+        """Values of these types are computed below, and above they are keys, arguments, or handed on."""
+        source, columns = self._source(depth)
+        kinds = ("pair", "list", "span", "date", "dict", "variant")
+        made = [Column(*self._expressions.value(kind, self._operands(columns))) for kind in kinds]
+        below = self._made([*made, *self._some(columns, 2)], f"FROM {source}")
+        alias = self._alias()
+        found = [Column(f"{alias}.{column.name}", column.kind) for column in below.columns]
+        read = f"FROM ({below.sql}) AS {alias}"
+        keys = self._some(found[:4], 2)
+        names = ", ".join(key.name for key in keys)
+        match self.chance.below(5):
+            case 0:
+                values = [self._expressions.aggregate(found) for _ in range(2)]
+                return self._made([*keys, *values], f"{read} GROUP BY {names}")
+            case 1:
+                return self._made(keys, read, "SELECT DISTINCT")
+            case 2:
+                order = ", ".join(column.name for column in exact(found))
+                value = Column(f"CAST(row_number() OVER (PARTITION BY {names} ORDER BY {order}) AS BIGINT)", "whole")
+                return self._made([*exact(found), value], read)
+            case 3:
+                other_source, others = self._source(0)
+                pairs = pairs_of(found, others)
+                a, b = self._one(pairs) if pairs else (Column("1", "whole"), Column("1", "whole"))
+                join = self._one(("JOIN", "LEFT JOIN", "LEFT ANTI JOIN"))
+                return self._made(self._some(found, 4), f"{read} {join} {other_source} ON {a.name} = {b.name}")
+        return self._made([*found, *self._expressions.several(found, 3)], read)

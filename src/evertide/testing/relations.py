@@ -17,7 +17,15 @@ __all__ = ["Relation", "Relations", "exact", "pairs_of", "where_of"]
 
 T = TypeVar("T")
 
-_CASTS = {"whole": "CAST({0} AS BIGINT)", "decimal": "CAST({0} AS DECIMAL(20, 4))"}
+_CASTS = {
+    "whole": "CAST({0} AS BIGINT)",
+    "decimal": "CAST({0} AS DECIMAL(20, 4))",
+    "pair": "CAST({0} AS STRUCT<a: BIGINT, b: STRING>)",
+    "list": "CAST({0} AS ARRAY<BIGINT>)",
+    "dict": "CAST({0} AS MAP<STRING, BIGINT>)",
+}
+_NOT_COMPARED = frozenset(("rough", "truth", "dict", "variant"))
+_NO_KEYS = frozenset(("rough", "folded", "dict", "variant"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class Relations(ABC):
             way = self._one(("IN", "NOT IN"))
             found = f"{left.name} {way} (SELECT {right.name} FROM {source}{where_of(conditions)})"
         else:
-            conditions.append(f"{left.name} = {right.name}")
+            conditions.append(f"{left.name} {self._one(('=', '=', '<=>', '<'))} {right.name}")
             found = f"{self._one(('', 'NOT '))}EXISTS (SELECT 1 FROM {source}{where_of(conditions)})"
         return found if self.chance.below(2) else f"({found} OR {self._expressions.truth(outer)})"
 
@@ -144,7 +152,7 @@ class Relations(ABC):
         if not pairs or not self.chance.below(2):
             return []
         left, right = self._one(pairs)
-        return [f"{left.name} = {right.name}"]
+        return [f"{left.name} {self._one(('=', '=', '=', '<=>', '<', '>='))} {right.name}"]
 
 
 def _kind_of(kind: pa.DataType) -> str | None:
@@ -155,6 +163,11 @@ def _kind_of(kind: pa.DataType) -> str | None:
         (kinds.is_string, "text"),
         (kinds.is_boolean, "truth"),
         (kinds.is_timestamp, "time"),
+        (kinds.is_date, "date"),
+        (kinds.is_duration, "span"),
+        (lambda of: of == pa.struct([("f", pa.int32()), ("g", pa.string())]), "pair"),
+        (lambda of: kinds.is_list(of) and kinds.is_integer(of.value_type), "list"),
+        (lambda of: kinds.is_map(of) and kinds.is_integer(of.item_type), "dict"),
     ):
         if applies(kind):
             return name
@@ -163,12 +176,12 @@ def _kind_of(kind: pa.DataType) -> str | None:
 
 def exact(columns: Sequence[Column]) -> tuple[Column, ...]:
     """Those that can be keys."""
-    return tuple(column for column in columns if column.kind not in ("rough", "folded")) or (Column("1", "whole"),)
+    return tuple(column for column in columns if column.kind not in _NO_KEYS) or (Column("1", "whole"),)
 
 
 def pairs_of(left: Sequence[Column], right: Sequence[Column]) -> list[tuple[Column, Column]]:
     """What could be compared."""
-    return [(a, b) for a in left for b in right if a.kind == b.kind and a.kind not in ("rough", "truth")]
+    return [(a, b) for a in left for b in right if a.kind == b.kind and a.kind not in _NOT_COMPARED]
 
 
 def where_of(conditions: Sequence[str]) -> str:

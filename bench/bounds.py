@@ -276,12 +276,12 @@ def _measure(spark: SparkSession, name: str, size: BoundSize) -> Figure:
             if number >= size.warm_up:
                 steps.append(step)
                 wholes.append(whole)
-    ways = sum((part.ways for part in circuit.order if isinstance(part, Stage)), Counter[str]())
+    runs = sum((part.run_counts for part in circuit.order if isinstance(part, Stage)), Counter[str]())
     step_s, whole_s = (statistics.median(cost.seconds for cost in costs) for costs in (steps, wholes))
     step_cpu, whole_cpu = (statistics.median(cost.cpu_s for cost in costs) for costs in (steps, wholes))
     detail = (
         f"step {step_s:.2f} s, CPU {step_cpu:.2f} s; whole query {whole_s:.2f} s, CPU {whole_cpu:.2f} s; first content"
-        f" {first.seconds:.1f} s; {changed:,} changes of the view; runs {dict(ways)}"
+        f" {first.seconds:.1f} s; {changed:,} changes of the view; runs {dict(runs)}"
     )
     value = f"{step_s / whole_s:.2f}x, CPU {step_cpu / max(whole_cpu, 0.01):.2f}x"
     return Figure(

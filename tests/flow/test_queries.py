@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from evertide.flow import Circuit
+from evertide.flow import Circuit, stage
+from evertide.flow.stage import ROWS_SURPLUS_MAX
+from evertide.plan.fragment import fragment
 from evertide.testing.oracle import Reference
 from evertide.testing.queries import random_queries
 from tests.flow.checked import TABLES, Views, check
@@ -43,10 +45,24 @@ def test_random_queries_are_maintained(spark: SparkSession, seed: int) -> None:
     check_random_queries(spark, seed, COUNT, TRANSACTIONS)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", ["small", "large"])
+def test_random_queries_are_maintained_by_the_linear_rule(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Few rows would hardly ever take it."""
+    monkeypatch.setattr(stage, "ROWS_SURPLUS_MAX", 0)
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0 if way == "large" else fragment.ROWS_SMALL_MAX)
+    check_random_queries(spark, 5, COUNT, TRANSACTIONS)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_many_random_queries_are_maintained(spark: SparkSession, soak: Soak) -> None:
+def test_many_random_queries_are_maintained(spark: SparkSession, soak: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second round by the linear rule, wherever it holds."""
+
     def run_round(seed: int) -> str:
+        monkeypatch.setattr(stage, "ROWS_SURPLUS_MAX", (ROWS_SURPLUS_MAX, 0)[seed % 2])
         check_random_queries(spark, seed, COUNT_LONG, 8)
         return f"{COUNT_LONG} queries"
 

@@ -59,6 +59,48 @@ def test_duckdb_leaves_a_function_that_is_not_in_the_table_to_spark() -> None:
             Duck(Settings()).parse(f"SELECT * FROM {name}('x')")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WITH x AS (COPY t TO 'out.csv') SELECT 1",
+        "WITH x AS MATERIALIZED (COPY (SELECT 1) TO 'out.csv') SELECT * FROM x",
+        "SELECT 1 WHERE EXISTS (WITH x AS (DELETE FROM t RETURNING *) SELECT 1 FROM x)",
+        "WITH x AS (INSERT INTO t VALUES (1) RETURNING *) SELECT * FROM x",
+        "WITH x AS (UPDATE t SET a = 1 RETURNING *) SELECT * FROM x",
+        "SELECT * FROM t AT (VERSION => 1)",
+        "SELECT * FROM t AT (TIMESTAMP => TIMESTAMP '2020-01-01')",
+        *("ATTACH 'x.db' AS x", "COPY t TO 'out.csv'", "PRAGMA database_list", "SET enable_external_access = true"),
+        *("SET VARIABLE v = 1", "SELECT getvariable('v')", "RESET threads", "INSTALL httpfs", "LOAD 'x'"),
+        *("EXPORT DATABASE 'x'", "IMPORT DATABASE 'x'", "CALL duckdb_settings()", "PREPARE p AS SELECT 1", "EXECUTE p"),
+        *(
+            "CREATE MACRO m() AS 1",
+            "CREATE SECRET s (TYPE s3)",
+            "USE memory",
+            "CHECKPOINT",
+            "BEGIN",
+            "SELECT 1; SELECT 2",
+        ),
+        *("SELECT * FROM query_table('t')", "SELECT * FROM read_files('x')", "EXPLAIN ANALYZE SELECT 1"),
+    ],
+)
+def test_duckdb_runs_nothing_but_a_select(text: str) -> None:
+    """Fails for COPY in WITH if only the kind of the whole statement is checked."""
+    with pytest.raises(InvalidInput):
+        Duck(Settings()).parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WITH a AS (SELECT 1 AS n), b AS MATERIALIZED (SELECT n FROM a) SELECT * FROM b UNION ALL SELECT 2",
+        "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 3) SELECT * FROM r",
+        "SELECT * FROM (VALUES (1), (2)) AS v (n) WHERE n IN (SELECT a FROM t EXCEPT SELECT 1) ORDER BY n LIMIT 1",
+    ],
+)
+def test_duckdb_takes_every_form_of_a_select(text: str) -> None:
+    Duck(Settings()).parse(text)
+
+
 @pytest.mark.parametrize("name", sorted({*of_spark.REFUSED} - {"python_worker_logs"}))
 def test_spark_has_no_refused_function(spark: SparkSession, name: str) -> None:
     for text in (f"SELECT {name}()", f"SELECT builtin.{name.upper()}('x', 'y')"):

@@ -195,8 +195,18 @@ def _ctes(node: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found["map"] if isinstance(found, dict) else []
 
 
+_QUERY_NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
+"""The kinds of query nodes that only read. DuckDB also accepts COPY, INSERT, UPDATE and DELETE in a WITH clause; a kind
+that a later version adds is refused."""
+
+
 def _refused(node: Mapping[str, Any]) -> str | None:
-    kind = node.get("type")
+    kind = str(node.get("type"))
+    if kind.endswith("_NODE") and kind not in _QUERY_NODES:
+        name = kind.removesuffix("_NODE").removesuffix("_QUERY")
+        return f"a query is a SELECT over tables and views, and this holds {name}"
+    if node.get("at_clause") is not None:
+        return "AT (VERSION or TIMESTAMP): a query reads tables and views as they are now"
     if kind == "TABLE_FUNCTION":
         name = str(node["function"].get("function_name", "")).lower()
         if name not in ALLOWED_IN_FROM:

@@ -393,8 +393,10 @@ def test_a_first_content_whose_pieces_do_not_fit_into_memory_is_cut_into_more(*,
             sizes.append([])
             for piece in changes:
                 sizes[-1].append(piece.num_rows)
-                if piece.num_rows > 40:
+                if piece.num_rows > 60:
                     raise MemoryError
+                if piece.num_rows > 40:
+                    raise SinkFailed(sink="lake", where="table", why="no memory") from MemoryError()
 
         def close(self) -> None:
             pass

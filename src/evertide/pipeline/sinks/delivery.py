@@ -90,12 +90,10 @@ class Delivery:
         TRANSACTION.set(None)
         try:
             return self._step()
-        except MemoryError:
+        except BaseException as error:
             self._close()
-            self._halve_pieces()
-            raise
-        except BaseException:
-            self._close()
+            if _is_out_of_memory(error):
+                self._halve_pieces()
             raise
 
     def record_position(self, after_s: float = 0.0) -> None:
@@ -338,3 +336,11 @@ class Delivery:
 
     def _failure(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=f"{self.declaration.where}, {self.declaration.collection!r}", why=why)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error, or one that caused it, is for lack of memory: connectors wrap errors of their libraries."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, MemoryError):
+        cause = cause.__cause__
+    return cause is not None

@@ -1,1 +1,14 @@
-"""The connector `kafka`: topics as tables. `source` is its door."""
+"""The connector `kafka`: reads the records of a topic as rows of a table.
+
+source           the source: offers, reads, errors
+options          the options
+place            positions and fragments
+fetch            fetches records, once or again
+spread           reads ranges of offsets on Spark's executors
+rows             records to rows, by envelope
+formats          bytes of keys and values: JSON, Avro, CSV, text
+debezium         Debezium's envelope
+unavailable      placeholders for values that Debezium omits
+whole_json       many JSON records at once
+schema_registry  schemas of Avro records
+"""

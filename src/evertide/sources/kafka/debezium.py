@@ -1,17 +1,17 @@
-"""Debezium's envelope: what was done to a row of a database.
+"""Interpret Debezium's envelope: the change of a row in a database.
 
     {"before": {...} | null, "after": {...} | null, "op": "c" | "u" | "d" | "r" | "m" | "t", "source": {...}, ...}
 
-It comes as it is, or as `payload` beside the `schema` that describes it. Dates, times and decimals come as numbers or
-bytes, and only their schema says so; they become what the table has. Without a schema, numbers in columns of dates and
-times cannot be told, and are faults: let Debezium write them as texts, or with schemas.
+The envelope is the whole value, or its field `payload` next to the `schema` that describes it. Dates, times and
+decimals are numbers or bytes whose meaning only the schema has; they are converted to the table's types. Without a
+schema, numbers in date and time columns are ambiguous, and are faults: configure Debezium to write texts or schemas.
 
-1. c, r: the row is there. u: the old one is not, the new one is. d: the old one is not.
-2. In a table with a key, `before` counts only if its key is another one; so it may be missing.
-3. Without a key an update or a delete needs the whole `before`: in PostgreSQL, REPLICA IDENTITY FULL.
-4. A value that Debezium does not have (`evertide.sources.kafka.unavailable`) is `UNAVAILABLE`, unless `before` has it;
-   NULL in `before` does not count.
-5. m, a message, changes nothing. t, a truncation, cannot be said of single rows: `Truncated` stalls the source.
+1. c and r add the row; u replaces the old row by the new one; d removes the old row.
+2. In a table with a key, `before` is used only if its key differs from that of `after`, so it may be missing.
+3. Without a key, an update or delete needs the whole `before`: in PostgreSQL, REPLICA IDENTITY FULL.
+4. An omitted value (`evertide.sources.kafka.unavailable`) is `UNAVAILABLE`, unless `before` has it; NULL in `before`
+   does not count.
+5. m, a message, changes nothing. t, a truncation, is not a change of a row: `Truncated` stalls the source.
 """
 
 from __future__ import annotations

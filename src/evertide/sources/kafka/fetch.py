@@ -1,13 +1,13 @@
-"""Records of a topic: those that come, and those that are read again.
+"""Fetch records of a topic: new records as they arrive, and bound records again.
 
-`Fetched` follows a topic. librdkafka fetches from all partitions at once, in threads of its own, into a queue of
-limited size; what is drained from there waits here until a position says that it was taken. So `offer` names only
-what is here already, and a read right after it costs no second fetch.
+`Fetched` follows a topic. librdkafka fetches from all partitions in its own threads, into a queue of limited size.
+Records from the queue are kept here until a position shows that they were bound. So `offer` names only records that are
+already here, and reading them needs no second fetch.
 
-1. What is kept of a partition is all its records in [`first`, `next`), in order, and nothing else.
-2. A position behind or beyond that is followed by fetching anew from there.
-3. Only records of committed transactions are seen (read_committed); marks and aborted ones are gaps in the offsets.
-4. An offset that the broker does not have is not skipped: `lost` names it, and somebody decides (J4).
+1. Of each partition, `Fetched` keeps exactly the records in [`first`, `next`), in order.
+2. For a position outside that range, it fetches again from the position.
+3. Only records of committed transactions are visible (read_committed); markers and aborted records are gaps in offsets.
+4. An offset that the broker no longer has is not skipped: `lost` names it, and the source decides (J4).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the bytes of a key or a value mean: JSON, Avro, CSV or a plain text.
+"""Decode the bytes of a key or a value: JSON, Avro, CSV or plain text.
 
-A format turns bytes into a mapping by name, or a bare value, or says why it cannot (`Unreadable`). The values of CSV
-and of a plain text are texts, which become values when their column is known; so `is_text` tells how they are taken.
+A format decodes bytes to a mapping by name or to a single value, or raises `Unreadable`. The values of CSV and plain
+text are texts, which are converted when their column is known; `is_text` is true for these formats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of the connector `kafka`, read and checked before anything is asked of a broker."""
+"""Read and check the options of the connector `kafka`, without access to a broker."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Where a source of kind `kafka` stands, and what a fragment of it names.
+"""Positions and fragments of a Kafka source.
 
-Where it lies: as JSON in the position of the source, and in `Place.where`. Version 1 of each. A position has the next
-offset of each partition, and the id of the topic, so that a topic that was made anew is not taken for the old one. A
-fragment has a range of offsets per partition, with how many records the range held when it was offered and a checksum
-of them: offsets have gaps (records of transactions that were aborted, marks, what was compacted), so that the offsets
-alone do not say it. What expired before it was read is named in the fragment that passed over it.
+1. Both are JSON, version 1: the position of the source, and `Place.where` of a fragment.
+2. A position has the next offset of each partition, and the id of the topic, which detects a topic that was deleted and
+   created again.
+3. A fragment has a range of offsets per partition, with the number of records in the range when it was offered, and
+   their checksum. The offsets alone are not enough: they have gaps (aborted records, markers, compacted records).
+4. A fragment names the records that expired before they were read, and were skipped.
 """
 
 from __future__ import annotations

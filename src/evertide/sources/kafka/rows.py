@@ -1,16 +1,16 @@
-"""Records of a partition as rows of the table: what an envelope says, column by column.
+"""Convert the records of a partition to rows of the table, by envelope.
 
-| envelope | a record is |
+| envelope | meaning of a record |
 |---|---|
 | append | a row |
-| upsert | the row of its key from now on; without a value, the end of it |
-| debezium | a change of a row in a database: before, after, and what was done |
+| upsert | the new row of its key; a record without a value deletes the row |
+| debezium | a change of a row in a database: before, after, and the operation |
 
-1. The columns of the table's key come from the record's key if it has a format (`key_format`), else from the value.
-2. A record that cannot be read is a fault at its offset. If its key could be read, the fault is the key's (U6).
-3. A value is taken into Arrow column by column; names of columns are found whatever their case.
-4. A value that Debezium does not have, as it did not change, is never taken for one. In a table with a key the column
-   stays as it is (`evertide.sources.contract.SAME`); if there is no row under the key, the record is a fault.
+1. The columns of the table's key are read from the record's key if it has a format (`key_format`), else from the value.
+2. A record that cannot be read is a fault at its offset. If its key could be read, the fault has the key (U6).
+3. Values are converted column by column; column names are case-insensitive.
+4. A value that Debezium omitted because it did not change is never taken for a value. In a table with a key the column
+   keeps its value (`evertide.sources.contract.SAME`); if there is no row under the key, the record is a fault.
 """
 
 from __future__ import annotations

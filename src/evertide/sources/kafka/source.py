@@ -1,18 +1,18 @@
-"""The connector `kafka`: a topic's records as rows of a table.
+"""The connector `kafka`: reads the records of a topic as rows of a table.
 
     CREATE TABLE t (...) USING kafka OPTIONS (brokers 'host:port', topic 't', format 'json', envelope 'upsert')
 
-docs/kafka.md has all options. How it keeps the contract:
+docs/kafka.md has all options. How the source implements the contract:
 
-1. A position has the next offset of each partition. Where to begin (`start`) is found out once and bound by itself at
-   once, so that 'latest' is one moment, whatever is restarted.
-2. Rows come partition by partition, by offset. Producers put a key into one partition, always the same as long as their
-   number stays; so the last change of a key wins (U5).
-3. A partition that is new is read from its beginning.
-4. What was bound is read again as it was, or is `SourceChanged` (J4): another topic of that name, offsets that expired,
-   records that were compacted away or differ. All of it shows in counts and checksums.
-5. Brokers that are away stall the source, which asks again after a while, longer each time; librdkafka connects again
-   by itself. Nothing is passed over.
+1. A position has the next offset of each partition. The offsets where reading starts (`start`) are determined once and
+   bound immediately, so that 'latest' means the same moment after a restart.
+2. Rows are read partition by partition, by offset. Producers write all records of a key to one partition, as long as
+   the number of partitions does not change; so the last change of a key wins (U5).
+3. A new partition is read from its beginning.
+4. Bound input is read again exactly as it was, or the error is `SourceChanged` (J4): another topic of the same name,
+   expired offsets, records that were compacted or differ. Counts and checksums detect all of these.
+5. If the brokers are unreachable, the source stalls and retries with growing waits; librdkafka reconnects. No record is
+   skipped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Ranges of offsets that executors read and decode: one task for each partition.
+"""Read and decode ranges of offsets on Spark's executors: one task per partition.
 
-1. Whoever reads a range, its records have the same count and checksum, which the journal binds (J4), and the same rows.
-2. An executor that is lost in the middle is Spark's to replace: a task only reads, and begins from its first offset.
-3. What goes wrong with the topic is no failure of the task: it comes back as a `Trouble`, and is raised where somebody
-   knows what to say of it. So it is not tried again in vain, and reads as if the driver had met it.
+1. A range gives the same records, count and checksum, which the journal binds (J4), and the same rows, on any machine.
+2. Spark replaces an executor that is lost: a task only reads, and starts again at its first offset.
+3. A problem with the topic does not fail the task. It is returned as `Trouble`, and raised in the driver. So Spark does
+   not repeat the task in vain, and the error is the same as if the driver had read the range.
 """
 
 from __future__ import annotations

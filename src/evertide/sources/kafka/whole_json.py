@@ -1,16 +1,15 @@
-"""Many JSON records at once, straight into Arrow's columns, where that is sure to give what record by record gives.
+"""Convert many JSON records to Arrow columns at once, where the result is certain to equal that of record by record.
 
-Arrow reads all records as one text, an object per line. It is faster by far than an object of Python for each value,
-and other threads run meanwhile. But it takes some texts for numbers, and some numbers for others, that
-`evertide.sources.values.values` does not; and it does not say which record is a bad one. So:
+Arrow parses all records as one text with an object per line. This is much faster than Python objects for all values,
+and lets other threads run. But Arrow accepts some texts and numbers that `evertide.sources.values.values` does not, and
+does not report which record is invalid. So:
 
-1. Only tables of plain columns without defaults are read so. Dates and timestamps are read as texts.
-2. Every record must begin with `{`, and there must be as many objects as records. So an object is a record: none can
-   go on from one record to the next, as no string may have a line end in it, and no column takes an object. (A text
-   of nothing but `null` would end the process: Arrow must never see one.)
-3. Whatever Arrow refuses, and whatever it may have read in another way (a DOUBLE that a whole number may have become
-   inexactly, zero with a sign, a text that is no UTF-8, a DECIMAL with too many digits), is left to the slow way, with
-   all records beside it.
+1. Only tables with simple columns and without defaults are read this way. Dates and timestamps are read as texts.
+2. Every record must start with `{`, and the number of objects must equal the number of records. So each object is one
+   record: an object cannot span two records, as strings cannot contain line ends and no column has an object. (Arrow
+   must never see a text that is only `null`, which would end the process.)
+3. If Arrow refuses a record, or may have read it differently (an inexact DOUBLE, a negative zero, invalid UTF-8, a
+   DECIMAL with too many digits), all records of the call are converted one by one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Many messages of the stream at once: new rows as columns of texts, without a Python object for each value.
+"""Decode many messages of the stream at once: new rows as columns of texts, without a Python object per value.
 
-Nearly all messages of a stream are new rows: inserts, and updates without an old row that leave no value alone. Where
-the values of all of them begin and end is found column by column, over all messages together, and each column is then
-taken out of the messages in one go. What is no such message, or not one from its first byte to its last, is left for
-`evertide.sources.postgres.messages`, which has the last word on all of them: both ways give the same rows.
+Nearly all messages are new rows: inserts, and updates without an old row or unchanged values. The offsets of their
+values are computed column by column, for all messages together, and each column is then extracted at once. Any other
+message is left to `evertide.sources.postgres.messages`, which defines the result: both ways give the same rows.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a server must have for tables to be fed from it: looked at before anything starts, and at each connection.
+"""Check that a server can feed the declared tables, before the pipeline starts and at each connection.
 
-1. The server: version 14 or newer, `wal_level` logical, a user that may replicate.
-2. The table: there, ordinary or partitioned, logged; every column that is declared, with a type that fits. The key is
-   unique there, and the replica identity has it, so that deletes name it. A table without a key needs all columns in
-   the identity.
-3. The publication, if it is there: it has the table, whole, and publishes all that happens. If it is not, the user may
-   make it.
+1. The server has version 14 or newer, `wal_level` logical, and a user that may replicate.
+2. The table exists, is ordinary or partitioned, and is logged; it has every declared column, with a type that fits. The
+   key is unique, and part of the replica identity, so that deletes contain it. A table without a key needs all columns
+   in the identity.
+3. The publication, if it exists, has the whole table and publishes all operations. If not, the user may create it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The thread that receives: it makes slot and snapshot, follows the stream, and comes back whatever ends a connection.
+"""The thread that receives: it creates slot and snapshot, follows the stream, and reconnects after every failure.
 
-A *session* is one connection's life. It goes on from where the queue ends, not from what is bound: what waits there
-needs no second journey (`evertide.sources.postgres.follower`).
+A *session* is the lifetime of one connection. It continues from the end of the queue, not from the bound position, so
+that queued input is not sent again (`evertide.sources.postgres.follower`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""One stream, from its start to its end.
+"""Follow one replication stream, from its start to its end.
 
-What the server is told is the bound position, as the journal has it, and never more (I10). Status updates go out every
-second, also while nothing is read because the pipeline is behind.
-
-An idle slot: if all that was received is bound, the server's own position is offered like a transaction without rows,
-now and then; and at once where somebody waits for it. So the slot advances, and never stands beyond the journal; a slot
-that does was moved by somebody else.
+1. The server is told only the bound position of the journal (I10). Status updates are sent every second, also while the
+   pipeline is behind and nothing is read.
+2. If all received input is bound, the server's position is offered as a transaction without rows: from time to time,
+   and at once if a client waits for it. So an idle slot advances, but never beyond the journal; a slot that is beyond
+   the journal was moved by another program.
 """
 
 from __future__ import annotations

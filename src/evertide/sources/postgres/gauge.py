@@ -1,8 +1,8 @@
-"""Where the server is, and how its slot fares: asked now and then, over a connection of its own.
+"""Measure the server's position and the state of the slot, periodically, over a separate connection.
 
-The stream does not say it. Its messages have positions that were sent, and while a large transaction is decoded, or
-nothing is read because the pipeline is behind, the server is further than that. If it cannot be asked, it is not known,
-and the stream itself tells what is wrong; only whoever waits for what the server has at a moment needs an answer.
+The stream does not contain them: its positions are those that were sent, and the server is ahead while it decodes a
+large transaction, or while the pipeline is behind. If the server does not answer, the values are unknown, and the
+stream reports the error; only a client that waits for the server's present position needs an answer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What PostgreSQL says on a replication connection: the outer messages of the stream, and those of `pgoutput` inside.
+"""Decode the messages of a replication connection: the stream's own, and those of `pgoutput` inside.
 
-Version 2 of pgoutput's protocol, which servers have from 14 on: big transactions may be *streamed* while they are still
-open, in pieces between `StreamStart` and `StreamStop`. In a piece every change carries the id of the subtransaction
-that it belongs to, and a part of a transaction may be taken back later (`StreamAbort`).
+The protocol is version 2 of pgoutput, of servers from 14. A large transaction may be *streamed* while it is open, in
+pieces between `StreamStart` and `StreamStop`. In a piece every change has the id of its subtransaction, and a part of
+the transaction may be rolled back later (`StreamAbort`).
 
-Values are text as the server writes them, None for NULL, or `UNCHANGED`: a large value that an update left alone.
+A value is the text that the server writes, None for NULL, or `UNCHANGED`: a large value that an update did not change.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Partitions of a table upstream: what happens to one by itself is not in the stream.
+"""Detect changes of upstream partitions that the replication stream does not contain.
 
-A publication with `publish_via_partition_root` sends changes of partitions as changes of the table. It sends neither a
-TRUNCATE of one partition, nor that one was attached, detached or dropped. So the catalog is compared with what it was:
-each partition has an id, the number of its file, which a TRUNCATE changes, and the transaction that attached it.
+A publication with `publish_via_partition_root` sends changes of partitions as changes of the table. It does not send a
+TRUNCATE of one partition, or that a partition was attached, detached or dropped. So the source compares the catalog
+with its previous state: each partition's id, its file number, which a TRUNCATE changes, and the attaching transaction.
 
-1. A partition that is gone took its rows along: the source stalls.
+1. A missing partition took its rows along: the source stalls.
 2. A partition with another file was truncated, or rewritten with the same rows (VACUUM FULL, CLUSTER, ALTER TABLE). The
-   catalog does not tell which: a warning, which stays. A TRUNCATE of the whole table is in the stream: once it has
-   come, the files that are there are the ones to compare with; until then it looks like the others.
-3. A partition that is new, or was attached again, may have rows from before: nobody sends those, nor what was changed
-   while it was detached. Rows know the transaction that wrote them, so they are looked at: a warning, which stays as
-   long as there are such rows. If all partitions were attached again, the catalog was written anew (pg_upgrade).
+   catalog does not distinguish these: a permanent warning. A TRUNCATE of the whole table is in the stream; after it,
+   the source compares with the new files, and before it, the TRUNCATE looks like the others.
+3. A new or re-attached partition may have older rows, which the server does not send, nor changes made while it was
+   detached. Rows have the transaction that wrote them, so the source checks: a warning, as long as there are such rows.
+   If all partitions were attached again, the catalog was rewritten (pg_upgrade).
 4. With the option partitions 'keep' nothing is compared: rows of such partitions stay, as in an archive.
 
-Where it lies: in the position of the source, per table, as base64 of compressed pairs of id and file, and of id and
-transaction, so that it is compared after a restart as well.
+The state is in the position of the source, per table, as base64 of compressed pairs of id and file, and of id and
+transaction, so that it is also compared after a restart.
 """
 
 from __future__ import annotations

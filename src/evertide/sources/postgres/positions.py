@@ -1,12 +1,12 @@
-"""Where a PostgreSQL source stands: a JSON text in the journal, and all that it needs to go on.
+"""The positions of a PostgreSQL source: a JSON text in the journal with all that is needed to continue.
 
-    start      nothing was asked of the server yet
-    making     the slot is about to be made: whatever slot has that name is ours, and may be made anew
-    snapshot   some of the first content was taken; if it is interrupted, slot and snapshot are made anew
-    stream     everything that was committed before `lsn` was taken
+    start      the server was not accessed yet
+    making     the slot is about to be created: a slot of that name belongs to the source, and may be replaced
+    snapshot   part of the initial content was read; after an interruption, slot and snapshot are created again
+    stream     everything that was committed before `lsn` was read
 
-`columns` are the columns that were taken, with their types: if the server says something else later, rows were changed
-in a way that no stream tells.
+`columns` are the columns that were read, with their types: if the server's differ later, rows were changed in a way
+that the stream does not contain.
 """
 
 from __future__ import annotations

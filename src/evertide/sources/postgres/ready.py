@@ -1,9 +1,9 @@
-"""What was received, staged, and waits to be bound: filled by the thread that receives, emptied by the pipeline.
+"""The queue of staged transactions that wait to be bound: filled by the receiving thread, emptied by the pipeline.
 
-1. Entries are in order; each ends at a position. The pipeline takes the first ones, and what is bound leaves.
-2. What was offered may be about to be bound: only the pipeline's own calls take anything out.
-3. If the pipeline stands somewhere else than expected (a peer was first), all of it is given up, and the thread begins
-   anew from there: `epoch` tells.
+1. Entries are in order; each ends at a position. The pipeline reads the first ones; bound entries leave the queue.
+2. An offered entry may be about to be bound, so only calls of the pipeline remove entries.
+3. If the pipeline's position is not the expected one (a peer committed first), all entries are discarded, and the
+   thread starts again from there; `epoch` counts this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Changes of one table as rows to be staged: texts as PostgreSQL wrote them, until there are enough of them.
+"""Collect the changes of one table as texts, and convert them to rows to stage.
 
-A `Buffer` is what waits in memory for one table; `staged_table` converts it, all values of a column in one go. A row
-with a value that does not fit is a fault in its place (`evertide.sources.staged`).
+A `Buffer` holds the changes of one table in memory; `staged_table` converts it, column by column. A row with a value
+that does not fit is a fault in its place (`evertide.sources.staged`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A PostgreSQL server as a source sees it: a stream beside plain connections, and its slot and publication."""
+"""A PostgreSQL server as a source uses it: connections, the replication stream, the slot and the publication."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the tables hold when their slot is made: read once, without a gap or an overlap to the stream.
+"""Read the content of the tables at the time when the slot is created, without a gap or overlap to the stream.
 
-The server makes the slot and a snapshot in one step: the snapshot has exactly the transactions that the slot will not
-send. All tables are read in it, by COPY, so many rows at a time. It lives as long as the connections do; if they end
-before all is read, slot and snapshot are made anew, and the tables begin from empty.
+The server creates the slot and a snapshot in one step: the snapshot has exactly the transactions that the slot does not
+send. All tables are read in it, by COPY, in chunks. It lasts as long as the connections; if they end before all is
+read, slot and snapshot are created again, and the tables start empty.
 """
 
 from __future__ import annotations

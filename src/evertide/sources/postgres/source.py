@@ -1,4 +1,4 @@
-"""`PostgresSource`: what the pipeline sees of a PostgreSQL server. All work is done beside it (`feed`)."""
+"""`PostgresSource`: the source that the pipeline sees. The thread of `feed` does the work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A replication connection: messages in, status updates out. It never waits for longer than it is told to.
+"""A replication connection: receives messages, sends status updates. No call waits longer than its limit.
 
-It is libpq's own interface, and not that of a driver for replication, as those confirm positions by themselves when the
-server asks for a sign of life: only what is bound may be confirmed (I10).
+It uses libpq directly. Replication drivers confirm positions on their own when the server asks for a keepalive, but
+only bound positions may be confirmed (I10).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""From messages to whole transactions: what was committed, in order, staged in fragments; nothing else.
+"""Assemble messages into committed transactions, in order, staged in fragments.
 
-1. Small transactions come one after the other, and are gathered into a *batch*, so that a fragment holds many.
-2. A big one is staged piece by piece while it arrives. If it is *streamed*, it is open upstream, others come in
-   between, and it may be taken back, as a whole or by subtransactions: until its commit it is nobody's. Fragments with
-   rows of subtransactions that were taken back are written anew without them.
-3. A transaction that was bound already is a repeat, and dropped (J10).
-4. A relation that is not what it was ends the stream with an error, before any of its rows is taken. In a streamed
-   transaction it does so at its commit, as the change may be taken back, too.
+1. Small transactions arrive one after the other, and are collected into a *batch*, so that a fragment has many.
+2. A large transaction is staged in pieces while it arrives. If it is *streamed*, it is still open upstream, others
+   arrive in between, and it may be rolled back, as a whole or by subtransactions; until its commit it is not offered.
+   Fragments with rows of subtransactions that were rolled back are rewritten without them.
+3. A transaction that was already bound is a repeat, and dropped (J10).
+4. A relation that has changed ends the stream with an error, before any of its rows is read. In a streamed transaction
+   this happens at the commit, as the change may also be rolled back.
 
-`drop` gives up all that is not whole: the server sends it again.
+`drop` discards all incomplete transactions: the server sends them again.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.server.http.app import make_app
-from evertide.server.http.garbage import collect_seldom
+from evertide.server.http.garbage_collection import tune_garbage_collection
 from evertide.server.http.server import Server
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
@@ -161,7 +161,7 @@ def _served(place: str) -> Iterator[_Served]:
     with Pipeline(engine, storage, base=Path(place), runtime=runtime, settings=settings) as pipeline:
         service = ShapeService(pipeline.collections, _OPTIONS)
         with Server() as server, service:
-            collect_seldom()
+            tune_garbage_collection()
             server.start(make_app(pipeline, shapes=service))
             try:
                 yield _Served(pipeline, service, server, raise_file_limit())

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.server.access import Access, Listening
+from evertide.server.access import Access, ListenOptions
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.shapes.service import ShapeService
@@ -215,7 +215,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_is_told(browser: Page) -> None:
 
 @contextmanager
 def served(listen: str, found: Shop, access: Access | None = None) -> Iterator[tuple[str, Callable[[], None]]]:
-    with ShapeService(found.pipeline.collections) as service, Server(listen, Listening()) as server:
+    with ShapeService(found.pipeline.collections) as service, Server(listen, ListenOptions()) as server:
         server.start(make_app(found.pipeline, shapes=service, access=access))
 
         def stop() -> None:

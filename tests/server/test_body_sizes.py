@@ -160,7 +160,7 @@ def check_refused(client: Client, media: str, table: str, content: bytes) -> Non
     assert len(content) < LIMIT / 4
     answer = client.post(f"/v1/tables/{table}/rows", content, {"Content-Type": media})
     assert (answer.status, answer.body["error_code"]) == (413, "body_too_large"), answer
-    assert f"more than {LIMIT} decoded" in answer.body["message"]
+    assert f"decode to more than {LIMIT} bytes" in answer.body["message"]
 
 
 @pytest.mark.parametrize("media", [ARROW, PARQUET])

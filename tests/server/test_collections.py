@@ -48,7 +48,7 @@ def test_a_collection_that_is_not_there_is_404_and_those_that_are_are_named(path
     with shop() as (_, client):
         answer = client.get(path)
         assert (answer.status, answer.body["error_code"]) == (404, "not_found")
-        assert "it has [" in answer.body["message"]
+        assert "it has " in answer.body["message"]
 
 
 def test_a_table_that_is_not_kept_and_a_view_that_has_failed_are_told() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import SourceFailed
-from evertide.server.access import Access, Listening, Role, Token
+from evertide.server.access import Access, ListenOptions, Role, Token
 from evertide.server.endpoints import events
 from evertide.server.http import server as serving
 from evertide.server.http.app import make_app
@@ -109,7 +109,7 @@ def test_who_does_not_read_is_let_go() -> None:
 
 
 def test_so_many_may_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_LISTENERS", 1)
+    monkeypatch.setattr(events, "_LISTENERS_MAX", 1)
     with shop() as (_, client):
         with listening(client):
             assert client.get("/v1/events").status == 503
@@ -130,7 +130,7 @@ def test_a_stream_ends_when_its_token_does(monkeypatch: pytest.MonkeyPatch) -> N
     texts = "short-token-0123456789", "long-token-0123456789"
     short, long = (Token.of(text, Role.READ, text) for text in texts)
     access = Access.of([replace(short, ends_at_s=runtime.wall_s() + 10), long])
-    with open_pipeline(storage()) as p, Server(listening=Listening(access=access)) as server:
+    with open_pipeline(storage()) as p, Server(listening=ListenOptions(access=access)) as server:
         server.start(make_app(p, access=access, runtime=runtime))
         first, second = (Client(server.host, server.port, token=text) for text in texts)
         with listening(first) as ending, listening(second) as going:
@@ -146,7 +146,7 @@ def test_a_stream_ends_when_its_token_does(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_head_is_answered_at_once_and_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a stream is begun for it: nobody would ever end that."""
-    monkeypatch.setattr(events, "_LISTENERS", 0)
+    monkeypatch.setattr(events, "_LISTENERS_MAX", 0)
     with shop() as (_, client):
         connection = http.client.HTTPConnection(client.host, client.port, timeout=60)
         connection.request("HEAD", "/v1/events")

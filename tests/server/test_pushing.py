@@ -18,7 +18,7 @@ from evertide.errors import OutcomeUnknown, StorageFull, SystemRefused, Unavaila
 from evertide.journal.journal import Journal
 from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.transaction.runner import Runner
-from evertide.server.bodies.bodies import whole_json
+from evertide.server.bodies.bodies import decode_json_body
 from evertide.settings import Settings
 from evertide.sources.generated.seeded import RandomStream
 from tests.pipeline.kit import crash, open_pipeline, rows_of, storage
@@ -100,9 +100,9 @@ def unmoved() -> Iterator[Client]:
         (b'["\xff"]', {}, "body, line 1, column 3", "UTF-8"),
         (b"[" * 100_000, {}, "body, line 1", "nested"),
         (b'{"id": 1}\n{"id": 2}\n{"id"; 3}\n', LINES, "body, line 3, column 6", "expected ':'"),
-        (b"nonsense" * 9, ARROW, "body", "no Arrow stream"),
-        (stream(pa.table({"id": [1, 2]}))[:-40], ARROW, "body", "no Arrow stream"),
-        (b'{"id": 1}', {}, "body", "neither a list of rows nor"),
+        (b"nonsense" * 9, ARROW, "body", "not an Arrow stream"),
+        (stream(pa.table({"id": [1, 2]}))[:-40], ARROW, "body", "not an Arrow stream"),
+        (b'{"id": 1}', {}, "body", "expected a list of rows or"),
         (b'{"rows": 5}', {}, "table 'orders'", "no list of rows"),
         (b"[5]", {}, "table 'orders', row 1", "no mapping"),
         (b'[{"id": 1, "amount": 1, "amount": 2}]', {}, "body", "an object repeats the name 'amount'"),
@@ -366,7 +366,7 @@ def test_a_paused_pipeline_takes_nothing_and_half_a_transaction_of_others_is_lef
 
 
 def test_decimals_keep_every_digit() -> None:
-    assert whole_json(b'[{"a": 0.1000000000000000055511151231257827}]') == [
+    assert decode_json_body(b'[{"a": 0.1000000000000000055511151231257827}]') == [
         {"a": "0.1000000000000000055511151231257827"}
     ]
 

@@ -122,10 +122,10 @@ def test_some_columns_and_rows_at_a_time_that_was() -> None:
     [
         ("as_of=9", 400, "the last is 1"),
         ("as_of=-1", 400, ">= 0"),
-        ("columns=nothing", 400, "no column of 'orders'"),
+        ("columns=nothing", 400, "collection 'orders' has no column 'nothing'"),
         ("where=amount", 400, "where"),
         ("where=pg_sleep(1)", 400, "pg_sleep"),
-        ("params[1]=x", 400, "no where clause"),
+        ("params[1]=x", 400, "params need the parameter 'where'"),
         ("limit=many", 400, "limit"),
     ],
 )

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from evertide.errors import EvertideError, InvalidInput
 from evertide.pipeline.replicas.liveness import watch_for_hang
-from evertide.server.access import Access, Listening, Role, Token
+from evertide.server.access import Access, ListenOptions, Role, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.server import LOOPBACK, Server
 from evertide.sources.generated.seeded import RandomStream
@@ -41,7 +41,7 @@ def test_an_address_that_is_none_is_refused(listen: str) -> None:
 def test_an_address_that_is_not_ours_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"192\.0\.2\.1"):
         Server("192.0.2.1:0")
-    with pytest.raises(InvalidInput, match="the host is not known"):
+    with pytest.raises(InvalidInput, match="cannot resolve the host"):
         Server("no-such-host.invalid:0")
 
 
@@ -80,10 +80,10 @@ def test_other_machines_are_let_in_only_if_asked_and_with_a_warning(caplog: pyte
     for listen in ("0.0.0.0:0", "[::]:0"):
         with pytest.raises(InvalidInput, match=r"no tokens.*--tokens.*--insecure"):
             Server(listen)
-    with Server("0.0.0.0:0", Listening(is_insecure=True)):
-        assert "there are no tokens" in caplog.text
+    with Server("0.0.0.0:0", ListenOptions(is_insecure=True)):
+        assert "every client that reaches 0.0.0.0:0 may read and write everything" in caplog.text
     known = Access.of([Token.of("one", Role.READ, "a-token-of-some-length")])
-    with Server("0.0.0.0:0", Listening(access=known)):
+    with Server("0.0.0.0:0", ListenOptions(access=known)):
         assert "--tls-cert" in caplog.text
 
 

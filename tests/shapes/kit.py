@@ -15,7 +15,7 @@ import pyarrow as pa
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import Role
-from evertide.server.access import Access, Listening
+from evertide.server.access import Access, ListenOptions
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.settings import Settings
@@ -172,7 +172,7 @@ def shop(
     """Without `follow`, no background thread runs."""
     with open_pipeline(store or storage(), made or engine(), settings=settings, role=role) as pipeline:
         service = ShapeService(pipeline.collections, options)
-        with Server(listen, Listening(access=access or Access.open())) as server:
+        with Server(listen, ListenOptions(access=access or Access.open())) as server:
             server.start(make_app(pipeline, shapes=service, access=access))
             if follow:
                 service.start()

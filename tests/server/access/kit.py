@@ -13,7 +13,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from evertide.pgexpr.restriction import Restriction
-from evertide.server.access import Access, Listening, Role, Token
+from evertide.server.access import Access, ListenOptions, Role, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.shapes.service import ShapeService
@@ -83,7 +83,7 @@ class Guarded:
 
 
 @contextmanager
-def guarded(access: Access | None = ACCESS, listening: Listening | None = None) -> Iterator[Guarded]:
+def guarded(access: Access | None = ACCESS, listening: ListenOptions | None = None) -> Iterator[Guarded]:
     """Four orders, of ann and of bob; not followed: requests take in what was committed."""
     access = access or Access.open()
     with open_pipeline(storage(), engine()) as pipeline, ShapeService(pipeline.collections, OPTIONS) as service:
@@ -91,7 +91,7 @@ def guarded(access: Access | None = ACCESS, listening: Listening | None = None) 
             "orders", [order(1, "ann"), order(2, "bob", 987650100077), order(3, "ann"), order(4, "bob", 987650100078)]
         )
         pipeline.commit()
-        with Server(listening=listening or Listening(access=access)) as server:
+        with Server(listening=listening or ListenOptions(access=access)) as server:
             server.start(make_app(pipeline, shapes=service, access=access))
             try:
                 yield Guarded(Shop(pipeline, service, server.host, server.port))

@@ -91,7 +91,7 @@ def test_a_token_in_the_address_counts_for_shapes_only(g: Guarded) -> None:
     for name in ("secret", "api_secret", "token", "access_token"):
         answer = raw(g.client(), f"GET /v1/status?{name}={READER}")
         assert status(answer) == 401
-        assert b"belongs into the header" in answer
+        assert b"send it in the header" in answer
         assert READER.encode() not in answer
     assert status(raw(g.client(), f"GET /v1/shape?table=orders&offset=-1&token={READER}")) == 401
 

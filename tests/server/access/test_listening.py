@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from evertide.errors import InvalidInput
-from evertide.server.access import Access, Listening, Tls
+from evertide.server.access import Access, ListenOptions, Tls
 from evertide.server.http.server import Server
 from evertide.settings import Settings
 from tests.cli.kit import evertide, made, one_error
@@ -97,7 +97,7 @@ def status_over(port: int, context: ssl.SSLContext) -> int:
 
 
 def test_tls_is_spoken_and_nothing_else(certificates: Made) -> None:
-    with guarded(ACCESS, Listening(access=ACCESS, tls=certificates.tls)) as g:
+    with guarded(ACCESS, ListenOptions(access=ACCESS, tls=certificates.tls)) as g:
         assert status_over(g.shop.port, certificates.client()) == 200
         with pytest.raises(ssl.SSLCertVerificationError):
             status_over(g.shop.port, ssl.create_default_context())
@@ -114,7 +114,7 @@ def test_tls_is_spoken_and_nothing_else(certificates: Made) -> None:
 def test_clients_may_need_a_certificate_as_well(certificates: Made) -> None:
     """Fails if one that nobody signed, or none, is let in."""
     mutual = Tls(certificates.path("server.crt"), certificates.path("server.key"), certificates.path("ca.crt"))
-    with guarded(ACCESS, Listening(access=ACCESS, tls=mutual)) as g:
+    with guarded(ACCESS, ListenOptions(access=ACCESS, tls=mutual)) as g:
         assert status_over(g.shop.port, certificates.client("client")) == 200
         for name in ("", "stranger"):
             with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
@@ -127,19 +127,19 @@ def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(certific
     for wrong, why in (
         (Tls(path("none.crt"), key), "--tls-cert .*No such file"),
         (Tls(server, path("none.key")), "--tls-key .*No such file"),
-        (Tls(server, path("client.key")), "the key is not that of the certificate"),
-        (Tls(path("text"), key), "no certificate and its key"),
-        (Tls(server, path("text")), "no certificate and its key"),
+        (Tls(server, path("client.key")), "the key does not belong to the certificate"),
+        (Tls(path("text"), key), "expected a certificate and its key"),
+        (Tls(server, path("text")), "expected a certificate and its key"),
         (Tls(server, path("locked.key")), "--tls-key .*encrypted"),
         (Tls(server, key, path("text")), "--tls-client-ca .*no certificate"),
         (Tls(server, key, path("none")), "--tls-client-ca .*No such file"),
     ):
         with pytest.raises(InvalidInput, match=why):
-            Server(listening=Listening(tls=wrong))
+            Server(listening=ListenOptions(tls=wrong))
     for given in ((server, None, None), (None, key, None), (None, None, path("ca.crt"))):
         with pytest.raises(InvalidInput, match="belong together"):
             Tls.of(*given)
-    with Server(listening=Listening(tls=certificates.tls)) as made_:
+    with Server(listening=ListenOptions(tls=certificates.tls)) as made_:
         assert made_.address.startswith("https://127.0.0.1:")
 
 
@@ -157,15 +157,17 @@ def test_the_command_line_says_it_the_same_way(
         open_to_all = one_error(evertide(*command, "--listen", "0.0.0.0:0"), 2)
         assert "--tokens FILE" in open_to_all
         assert "--insecure" in open_to_all
-        assert "holds no token" in one_error(evertide(*command, "--listen", ":0", "--tokens", tmp_path / "empty"), 2)
+        assert "the file has no tokens" in one_error(
+            evertide(*command, "--listen", ":0", "--tokens", tmp_path / "empty"), 2
+        )
         lone = one_error(evertide(*command, "--listen", ":0", "--tls-cert", certificates.path("server.crt")), 2)
-        assert "belong together" in lone
+        assert "both are needed" in lone
     assert not (tmp_path / "r").exists()
 
 
 @pytest.fixture(scope="module")
 def unguarded() -> Iterator[Guarded]:
-    with guarded(None, Listening(hosts=("Console.Example.",))) as made_:
+    with guarded(None, ListenOptions(hosts=("Console.Example.",))) as made_:
         yield made_
 
 
@@ -254,7 +256,7 @@ def test_a_link_to_the_console_may_be_followed_from_anywhere(unguarded: Guarded)
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Guarded]:
-    with guarded(ACCESS, Listening(access=ACCESS, settings=QUICK)) as made_:
+    with guarded(ACCESS, ListenOptions(access=ACCESS, settings=QUICK)) as made_:
         yield made_
 
 
@@ -283,7 +285,7 @@ def small() -> Iterator[Client]:
         if scope["type"] == "http":
             await Response()(scope, receive, send)
 
-    with Server(listening=Listening(settings=SMALL)) as server:
+    with Server(listening=ListenOptions(settings=SMALL)) as server:
         server.start(app)
         yield Client(server.host, server.port)
 
@@ -322,7 +324,7 @@ def test_who_takes_nothing_of_his_answer_is_cut_off() -> None:
         except ClientDisconnect:
             ended.set()
 
-    with Server(listening=Listening(settings=QUICK)) as server:
+    with Server(listening=ListenOptions(settings=QUICK)) as server:
         server.start(app)
         with socket.create_connection((server.host, server.port), timeout=30) as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -369,7 +371,7 @@ def test_an_idle_connection_stays_open_for_as_long_as_the_answer_says(small: Cli
 
 def test_how_long_an_idle_connection_stays_open_is_a_setting() -> None:
     """Fails, by the socket's own limit, if the setting does not reach the server."""
-    with Server(listening=Listening(settings=Settings(keep_alive_s=0.2))) as server:
+    with Server(listening=ListenOptions(settings=Settings(keep_alive_s=0.2))) as server:
         server.begin()
         with socket.create_connection((server.host, server.port), timeout=30) as idle:
             idle.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -377,7 +379,7 @@ def test_how_long_an_idle_connection_stays_open_is_a_setting() -> None:
 
 
 def test_an_app_without_tokens_is_open() -> None:
-    assert Listening().access == Access.open() == Access()
+    assert ListenOptions().access == Access.open() == Access()
 
 
 def test_health_says_why_only_where_no_tokens_are_asked_for() -> None:

@@ -86,7 +86,7 @@ def test_other_collections_are_not_there_and_nobody_tells_which_there_are(g: Gua
     for table in ("revenue", "buyers", "notes", "evertide_errors", '"REVENUE"', "public.revenue", "no_such_table"):
         answer = g.shape("ann", table=table)
         assert (answer.status, answer.body["error_code"]) == (403, "forbidden"), table
-        assert "buyers" not in answer.body["message"]
+        assert "buyers" not in answer.body["message"].replace(f"collection {table!r}", "")
     assert g.shape("ann", table="other.orders").status == 400
     assert g.shape("totals", table="revenue").status == 200
     assert g.shape("totals").status == 403
@@ -119,8 +119,8 @@ def test_what_does_not_fit_is_said_at_the_start(caplog: pytest.LogCaptureFixture
     with guarded(Access.of([*ACCESS.tokens, lost])):
         told = [record.message for record in caplog.records if record.name.endswith("restriction_check")]
     assert len(told) == 2
-    assert "'broken' gets nothing of 'orders'" in told[0]
-    assert "'lost' is restricted to 'nowhere', and there is no such collection" in told[1]
+    assert "'broken' cannot read the collection 'orders'" in told[0]
+    assert "'lost' is restricted to the collection 'nowhere', which does not exist" in told[1]
 
 
 def test_rows_and_changes_keep_to_it_as_well(g: Guarded) -> None:

@@ -104,33 +104,33 @@ def token(**given: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "it holds no token"),
-        ("# nothing yet\n", "it holds no token"),
-        ("{}", "name is not there"),
+        ("", "the file has no tokens"),
+        ("# nothing yet\n", "the file has no tokens"),
+        ("{}", "the field 'name' is missing"),
         ("[token", "neither TOML nor JSON lines"),
         (f"token = '{TEXT}'", "expected a [[token]]"),
         (f"x = 1\n{TOML}", "expected a [[token]]"),
-        (f'{{"name": "a"}}\n{TEXT}', "it is no JSON object"),
-        (token(role="root"), "there is no role 'root'"),
+        (f'{{"name": "a"}}\n{TEXT}', "expected a JSON object"),
+        (token(role="root"), "the role 'root' does not exist"),
         (token(token="short"), "at least 16 characters"),
-        (token(token=f" {TEXT}"), "no blanks around it"),
-        (token(token_sha256=DIGEST), "either token or token_sha256"),
-        ([{"name": "a", "role": "read"}], "either token or token_sha256"),
+        (token(token=f" {TEXT}"), "no spaces around it"),
+        (token(token_sha256=DIGEST), "exactly one of the fields token and token_sha256"),
+        ([{"name": "a", "role": "read"}], "exactly one of the fields token and token_sha256"),
         ([{"name": "a", "role": "read", "token_sha256": "12ab"}], "64 hexadecimal digits"),
         ([{"name": "a", "role": "read", "token_sha256": TEXT}], "64 hexadecimal digits"),
         (token(token="${ENV:NOT_THERE}"), "no variable 'NOT_THERE'"),
-        (token(wher={"orders": "true"}), "there is no field 'wher'"),
+        (token(wher={"orders": "true"}), "the field 'wher' does not exist"),
         (token(where={}), "where is empty"),
-        (token(where="true"), "no table of clauses"),
-        (token(where={"orders": ""}), "no table of clauses"),
+        (token(where="true"), "where must map collections to where clauses"),
+        (token(where={"orders": ""}), "where must map collections to where clauses"),
         (token(where={"orders": "region ="}), "where of 'orders'"),
         (token(where={"orders": "true"}, collections=["totals"]), "not among the collections"),
-        (token(collections=[]), "no list of names"),
-        (token(collections="orders"), "no list of names"),
-        (token(where={"orders": "true"}, role="write"), "can only be read"),
-        (token(collections=["orders"], role="admin"), "can only be read"),
-        (token(ends="soon"), "ends is no moment"),
-        (token(ends=17), "ends is no moment"),
+        (token(collections=[]), "collections must be a list of names"),
+        (token(collections="orders"), "collections must be a list of names"),
+        (token(where={"orders": "true"}, role="write"), "must have the role read"),
+        (token(collections=["orders"], role="admin"), "must have the role read"),
+        (token(ends="soon"), "ends must be a date and time"),
+        (token(ends=17), "ends must be a date and time"),
         (token() + token(name="b"), "another token has the same text"),
         (token() + token(token=f"{TEXT}-2"), "another token has the same name"),
     ],
@@ -154,11 +154,11 @@ def test_who_else_may_read_or_write_the_file_is_looked_at(tmp_path: Path) -> Non
     """Fails if the mode is not looked at."""
     digests = [{"name": "a", "role": "read", "token_sha256": DIGEST}]
     for mode in (0o644, 0o604):
-        with pytest.raises(InvalidInput, match="everybody may read"):
+        with pytest.raises(InvalidInput, match="other users may read the tokens"):
             loaded(written(tmp_path / "t", token(), mode))
         assert loaded(written(tmp_path / "d", digests, mode)).tokens
     for mode in (0o660, 0o602, 0o666):
-        with pytest.raises(InvalidInput, match="may write it"):
+        with pytest.raises(InvalidInput, match="other users may write the file"):
             loaded(written(tmp_path / "d", digests, mode))
     assert loaded(written(tmp_path / "t", token(), 0o440)).tokens
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
@@ -177,7 +177,7 @@ def test_a_variable_that_is_set_and_empty_is_refused() -> None:
 def test_a_token_has_a_name_and_roles_are_a_ladder() -> None:
     assert Role.READ < Role.WRITE < Role.ADMIN
     assert str(Role.WRITE) == "write"
-    with pytest.raises(InvalidInput, match="no name"):
+    with pytest.raises(InvalidInput, match="the name is empty"):
         Token.of(" ", Role.READ, TEXT)
     with pytest.raises(InvalidInput, match=r"token 'x', where of 'orders'"):
         Token.of("x", Role.READ, TEXT, Restriction.to({"orders": "a b"}, None))
@@ -188,18 +188,18 @@ def test_a_file_that_is_changed_is_read_again(tmp_path: Path, caplog: pytest.Log
     start: one that got lost could not be taken back without a restart."""
     path = written(tmp_path / "t.toml", TOML)
     access = loaded(path, EVERTIDE_TOKEN="what-the-environment-has")
-    assert access.renewed(10.0) is access
+    assert access.reload_if_changed(10.0) is access
     written(path, TOML.partition('[[token]]\nname = "till"')[0])
-    assert access.renewed(10.5) is access
-    fewer = access.renewed(11.0)
+    assert access.reload_if_changed(10.5) is access
+    fewer = access.reload_if_changed(11.0)
     assert [token.name for token in fewer.tokens] == ["dashboard", "EVERTIDE_TOKEN"]
-    assert fewer.renewed(13.0) is fewer
+    assert fewer.reload_if_changed(13.0) is fewer
     for number, (broken, mode) in enumerate([("[[token]", 0o600), ("", 0o600), (TOML, 0o666)]):
         caplog.clear()
         written(path, broken, mode)
-        assert fewer.renewed(20.0 + number) is fewer
-        assert "stay as they were" in caplog.text
+        assert fewer.reload_if_changed(20.0 + number) is fewer
+        assert "the previous tokens stay valid" in caplog.text
     path.unlink()
-    assert fewer.renewed(1e9) is fewer
+    assert fewer.reload_if_changed(1e9) is fewer
     written(path, TOML)
-    assert [token.name for token in fewer.renewed(2e9).tokens] == ["dashboard", "till", "EVERTIDE_TOKEN"]
+    assert [token.name for token in fewer.reload_if_changed(2e9).tokens] == ["dashboard", "till", "EVERTIDE_TOKEN"]

@@ -19,7 +19,7 @@ from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, Tls
 from evertide.cli.output.live import Watch
 from evertide.cli.output.output import Bars, Output, bytes_text, guarded, table_of
 from evertide.cli.recompute import Compared, recomputed
-from evertide.cli.running.listening import listening_of
+from evertide.cli.running.listen_options import listen_options_of
 from evertide.cli.running.observers import observing
 from evertide.cli.running.open_pipeline import opened, stopped_by_signals
 from evertide.cli.running.serve import address_of, served
@@ -72,7 +72,7 @@ def demo(
     output = Output(is_json=is_json)
     settings = Settings(checkpoint_interval_s=20)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listening = listening_of(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
+    listening = listen_options_of(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
     with (
         address_of(listen, listening) as server,
         observing(storage, listens=True, traces=False) as watched,

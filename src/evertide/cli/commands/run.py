@@ -33,7 +33,7 @@ from evertide.cli.options import (
 from evertide.cli.output.live import Watch
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Output, guarded
-from evertide.cli.running.listening import listening_of
+from evertide.cli.running.listen_options import listen_options_of
 from evertide.cli.running.observers import observing
 from evertide.cli.running.open_pipeline import opened, stopped_by_signals
 from evertide.cli.running.serve import address_of, served
@@ -99,7 +99,7 @@ def run(
     listening = None
     if listen is not None:
         tls = (tls_cert, tls_key, tls_client_ca)
-        listening = listening_of(
+        listening = listen_options_of(
             tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure, settings=settings
         )
     with (

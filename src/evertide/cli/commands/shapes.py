@@ -27,7 +27,7 @@ from evertide.cli.options import (
 )
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Output, guarded
-from evertide.cli.running.listening import listening_of
+from evertide.cli.running.listen_options import listen_options_of
 from evertide.cli.running.observers import observing
 from evertide.cli.running.serve import address_of
 from evertide.pipeline.reading.reader import Reader
@@ -70,7 +70,7 @@ def shapes(
 
     Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
     """
-    from evertide.server.http.garbage import collect_seldom  # noqa: PLC0415 - only who listens waits for it
+    from evertide.server.http.garbage_collection import tune_garbage_collection  # noqa: PLC0415 - only who listens waits for it
     from evertide.server.http.shapes_app import make_shapes_app  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
@@ -78,7 +78,7 @@ def shapes(
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
     options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listening = listening_of(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
+    listening = listen_options_of(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
     with (
         address_of(listen, listening) as server,
         observing(storage, listens=True, traces=traces) as watched,
@@ -87,7 +87,7 @@ def shapes(
     ):
         watched.watch_reader(reader, service)
         metrics, observer = watched.metrics, watched.observer
-        collect_seldom()
+        tune_garbage_collection()
         server.start(make_shapes_app(reader, service, listening.access, metrics=metrics, observer=observer))
         try:
             _told(output, server, reader)

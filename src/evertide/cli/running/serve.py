@@ -13,14 +13,14 @@ from evertide.cli.running.observers import Observing
 
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
-    from evertide.server.access import Listening
+    from evertide.server.access import ListenOptions
     from evertide.server.http.server import Server
 
 __all__ = ["address_of", "served"]
 
 
 @contextmanager
-def address_of(listen: str, listening: Listening) -> Iterator[Server]:
+def address_of(listen: str, listening: ListenOptions) -> Iterator[Server]:
     """Taken before Spark is started, so that what is wrong with it is said at once; whoever asks is told to wait."""
     from evertide.server.http.server import Server  # noqa: PLC0415 - only who listens waits for it
 
@@ -33,7 +33,7 @@ def served(
     server: Server,
     pipeline: Pipeline,
     output: Output,
-    listening: Listening,
+    listening: ListenOptions,
     watched: Observing,
     *,
     is_quiet: bool,
@@ -44,7 +44,7 @@ def served(
     With `deletion` clients may end shapes.
     """
     from evertide.server.http.app import make_app  # noqa: PLC0415 - pyspark
-    from evertide.server.http.garbage import collect_seldom  # noqa: PLC0415
+    from evertide.server.http.garbage_collection import tune_garbage_collection  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
@@ -60,7 +60,7 @@ def served(
             observer=watched.observer,
             logs=watched.logs,
         )
-        collect_seldom()
+        tune_garbage_collection()
         server.start(app)
         try:
             if output.is_json and not is_quiet:

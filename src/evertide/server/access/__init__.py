@@ -1,14 +1,23 @@
-"""Who may do what by HTTP: tokens with roles, and the gate that every request passes.
+"""Access control: which HTTP requests a server accepts, from whom, and how much memory and time each may take.
 
-`token` says what a token is, `tokens_file` where tokens come from, `roles` which role each address needs, `gate`
-decides. `listening` is how a server listens: tokens, TLS, hosts and limits together.
+listen_options     tokens, TLS, hosts and limits of a server, together
+access             the tokens that a server knows
+token              a token: name, role, digest, restriction
+tokens_file        tokens from a file and from the environment
+roles              the role that each address needs
+gate               admits or refuses each request
+hosts              refuses requests that a page of another site causes in a browser
+tls                certificate and key of the server
+connections        limits of connections and timeouts of clients
+body_memory        the memory that the bodies of all requests may take
+restriction_check  warnings for restrictions that match no collection
 """
 
 from evertide.server.access.access import Access
 from evertide.server.access.gate import Gate
-from evertide.server.access.listening import Listening
+from evertide.server.access.listen_options import ListenOptions
 from evertide.server.access.roles import ROLES, Rule
 from evertide.server.access.tls import Tls
 from evertide.server.access.token import Role, Token
 
-__all__ = ["ROLES", "Access", "Gate", "Listening", "Role", "Rule", "Tls", "Token"]
+__all__ = ["ROLES", "Access", "Gate", "ListenOptions", "Role", "Rule", "Tls", "Token"]

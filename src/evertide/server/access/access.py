@@ -1,9 +1,9 @@
-"""`Access`: the tokens that a server knows. None: whoever reaches it may do everything.
+"""`Access`: the tokens that a server knows. Without tokens, every client that reaches the server may do everything.
 
-1. A text that is given is compared with all tokens, each in constant time: how long it takes tells nothing.
-2. Whoever asks for tokens to be read gets tokens, or an error: a file without any is never "everybody may".
-3. A file of tokens is read again when it has changed, which is looked at once a second while somebody asks. If it
-   cannot be read then, the tokens stay as they were, and the log says why.
+1. The text of a request is compared with every token, each in constant time, so that timing reveals nothing.
+2. A token file without tokens is an error: it never means open access.
+3. A token file is read again after a change. While requests arrive, the server checks for a change once a second. If
+   the changed file cannot be read, the tokens stay as they were, and the log has the reason.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pathlib import Path
 
 from evertide.errors import InvalidInput
 from evertide.server.access.token import Token
-from evertide.server.access.tokens_file import tokens_of_environment, tokens_of_file
+from evertide.server.access.tokens_file import read_environment_tokens, read_token_file
 
 __all__ = ["Access"]
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 
 Signature = tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _File:
-    """Where tokens came from, and how the file was then."""
+    """The token file, and its signature when it was read."""
 
     path: Path
     environment: Mapping[str, str]
     shapes_secret: str
     signature: Signature
-    looked_s: float = float("-inf")
+    checked_s: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Access:
 
     @classmethod
     def open(cls) -> Access:
-        """For whoever reaches the server."""
+        """No tokens: every client may do everything."""
         return cls()
 
     @classmethod
@@ -64,49 +64,48 @@ class Access:
 
     @classmethod
     def load(cls, path: Path | None, environment: Mapping[str, str], shapes_secret: str = "") -> Access:
-        """From a file, and from the environment; `shapes_secret` is a token that may read."""
-        of_environment = tokens_of_environment(environment, shapes_secret)
+        """Tokens from a file and from the environment; `shapes_secret` is a token with the role read."""
+        environment_tokens = read_environment_tokens(environment, shapes_secret)
         if path is None:
-            return cls(of_environment)
-        file = _File(path, environment, shapes_secret, _signature(path))  # before it is read: a later change shows
-        return cls((*tokens_of_file(path, environment), *of_environment), file)
+            return cls(environment_tokens)
+        file = _File(path, environment, shapes_secret, _signature(path))  # before reading, so that no change is missed
+        return cls((*read_token_file(path, environment), *environment_tokens), file)
 
     @property
     def is_open(self) -> bool:
         return not self.tokens
 
-    def renewed(self, now_s: float) -> Access:
-        """As the file says now."""
+    def reload_if_changed(self, now_s: float) -> Access:
         file = self._file
-        if file is None or now_s - file.looked_s < _LOOK_EVERY_S:
+        if file is None or now_s - file.checked_s < _CHECK_EVERY_S:
             return self
-        file.looked_s = now_s
+        file.checked_s = now_s
         signature = _signature(file.path)
         if signature == file.signature:
             return self
         file.signature = signature
         try:
-            found = Access.load(file.path, file.environment, file.shapes_secret)
+            access = Access.load(file.path, file.environment, file.shapes_secret)
         except InvalidInput as error:
-            why = "the tokens stay as they were, as the file that was changed cannot be read: %s"
-            logger.error(why, error)  # noqa: TRY400 - the error says what to do, and a trace nothing more
+            message = "cannot read the changed token file; the previous tokens stay valid: %s"
+            logger.error(message, error)  # noqa: TRY400 - the error says what to do; a traceback adds nothing
             return self
-        logger.info("the tokens were read again: there are %d", len(found.tokens))
-        return found
+        logger.info("read the changed token file: %d tokens", len(access.tokens))
+        return access
 
     def find(self, text: str) -> Token | None:
-        """Also one that has ended: whoever asks looks at that."""
-        given = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        found = None
-        for token in self.tokens:  # all of them, also after one was found
-            if hmac.compare_digest(given, token.digest):
-                found = token
-        return found
+        """The token with this text, even if it has expired: the caller checks that."""
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        match = None
+        for token in self.tokens:  # all of them, also after a match: rule 1
+            if hmac.compare_digest(digest, token.digest):
+                match = token
+        return match
 
 
 def _signature(path: Path) -> Signature:
     try:
-        there = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

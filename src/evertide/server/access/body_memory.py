@@ -1,11 +1,12 @@
-"""`Room`: what the bodies of all requests together may take of the memory.
+"""`BodyMemory`: limits how much memory the bodies of all requests take together.
 
-1. Room is taken before a body is read, some at a time as it comes, and given back when its answer begins. A client that
-   announces much and sends little holds little.
-2. What a body comes to once it is taken apart counts as well: whoever does that says so before (`Held.more`).
-3. Who finds no room waits, the first first. After some seconds he is told to come again: 503, and nothing was taken.
-4. All who wait might hold what the others wait for. So one of those that hold something may always have more, beyond
-   the limit: it gets done, and the next one after it. What is held is the limit, and what one request takes, at most.
+1. Memory is reserved step by step while a body arrives, and released when the response starts. A client that announces
+   a large body and sends little holds little.
+2. The decoded size of a body counts as well. A handler reserves it before it decodes (`Reservation.reserve`).
+3. A request that finds no memory waits, in order of arrival. After `wait_s` seconds the server answers 503, and nothing
+   was changed.
+4. Requests that wait could each hold what the others wait for. So one request that already holds something may exceed
+   the limit: it completes, then the next one. All requests together hold at most the limit plus one request.
 """
 
 from __future__ import annotations
@@ -17,134 +18,134 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Held", "Room", "held_in"]
+__all__ = ["BodyMemory", "Reservation", "reservation_of"]
 
 _STEP_BYTES = 256 * 1024
-_AGAIN_S = 5
-_HELD = "evertide.held"
+_RETRY_AFTER_S = 5
+_RESERVATION = "evertide.reservation"
 
 
-class Held:
-    """What one request holds."""
+class Reservation:
+    """The memory that one request holds."""
 
-    def __init__(self, room: Room, declared: int | None) -> None:
-        self._room = room
+    def __init__(self, memory: BodyMemory, declared: int | None) -> None:
+        self._memory = memory
         self._declared = declared
         self._received = 0
         self.bytes = 0
 
-    async def next_step(self) -> None:
-        """Room for what comes next of a body."""
+    async def reserve_step(self) -> None:
+        """Reserve memory for the next piece of the body."""
         wanted = self._received + _STEP_BYTES
         wanted = wanted if self._declared is None else max(self._received, min(wanted, self._declared))
         if wanted > self.bytes:
-            await self.more(wanted - self.bytes)
+            await self.reserve(wanted - self.bytes)
 
-    async def more(self, size: int) -> None:
-        """503 if there is none for too long."""
-        await self._room.take(self, size)
+    async def reserve(self, size: int) -> None:
+        """Raise 503 if there is no memory for too long."""
+        await self._memory.acquire(self, size)
 
-    def came(self, size: int, *, is_last: bool) -> None:
-        """So much of the body; where that was more than there was room for, it counts all the same."""
+    def count_received(self, size: int, *, is_last: bool) -> None:
+        """Count a piece of the body, even if it is larger than what was reserved for it."""
         self._received += size
         if is_last or self._received > self.bytes:
-            self._room.give(self, self.bytes - self._received)
+            self._memory.release(self, self.bytes - self._received)
 
     def end(self) -> None:
-        self._room.give(self, self.bytes, is_done=True)
+        self._memory.release(self, self.bytes, is_done=True)
 
 
-class Room:
+class BodyMemory:
     def __init__(self, app: ASGIApp, bytes_max: int, wait_s: float) -> None:
         self._app = app
         self._bytes_max = bytes_max
         self._wait_s = wait_s
-        self._waiting: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
-        self._favoured: Held | None = None
-        """Who may have more than there is."""
+        self._waiting: deque[tuple[Reservation, int, asyncio.Future[None]]] = deque()
+        self._favoured: Reservation | None = None
+        """The request that may exceed the limit."""
         self.bytes = 0
-        """What is held."""
+        """Reserved by all requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared, is_whole = _declared(scope), False
-        held = Held(self, declared)
-        scope.setdefault("extensions", {})[_HELD] = held
+        declared, is_complete = _declared_bytes(scope), False
+        reservation = Reservation(self, declared)
+        scope.setdefault("extensions", {})[_RESERVATION] = reservation
 
-        async def receiving() -> Message:
-            nonlocal is_whole
-            if is_whole or declared == 0:
+        async def receive_counted() -> Message:
+            nonlocal is_complete
+            if is_complete or declared == 0:
                 return await receive()
-            await held.next_step()
+            await reservation.reserve_step()
             message = await receive()
-            is_whole = not message.get("more_body", False)
-            held.came(len(message.get("body", b"")), is_last=is_whole)
+            is_complete = not message.get("more_body", False)
+            reservation.count_received(len(message.get("body", b"")), is_last=is_complete)
             return message
 
-        async def sending(message: Message) -> None:
+        async def release_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                held.end()
+                reservation.end()
             await send(message)
 
         try:
-            await self._app(scope, receiving, sending)
+            await self._app(scope, receive_counted, release_and_send)
         finally:
-            held.end()
+            reservation.end()
 
-    async def take(self, held: Held, size: int) -> None:
-        if (not self._waiting or held is self._favoured) and self._has_room(held, size):
+    async def acquire(self, reservation: Reservation, size: int) -> None:
+        if (not self._waiting or reservation is self._favoured) and self._try_acquire(reservation, size):
             return
         turn = asyncio.get_running_loop().create_future()
-        entry = (held, size, turn)
+        entry = (reservation, size, turn)
         self._waiting.append(entry)
         self._serve()
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
         except TimeoutError:
-            why = f"requests hold {self.bytes} bytes, of {self._bytes_max} that there are for all of them"
-            raise HTTPException(503, why, {"Retry-After": str(_AGAIN_S), "Connection": "close"}) from None
+            why = f"the bodies of other requests hold {self.bytes} of {self._bytes_max} bytes (bodies_bytes_max)"
+            raise HTTPException(503, why, {"Retry-After": str(_RETRY_AFTER_S), "Connection": "close"}) from None
         finally:
             if entry in self._waiting:
                 self._waiting.remove(entry)
                 self._serve()
 
-    def give(self, held: Held, size: int, *, is_done: bool = False) -> None:
-        """Back; what is below zero was more than was taken."""
+    def release(self, reservation: Reservation, size: int, *, is_done: bool = False) -> None:
+        """A negative size counts what a request received beyond its reservation."""
         self.bytes -= size
-        held.bytes -= size
-        if self.bytes <= self._bytes_max or (is_done and held is self._favoured):
+        reservation.bytes -= size
+        if self.bytes <= self._bytes_max or (is_done and reservation is self._favoured):
             self._favoured = None
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self._has_room(*self._waiting[0][:2]):
+        while self._waiting and self._try_acquire(*self._waiting[0][:2]):
             turn = self._waiting.popleft()[2]
             if not turn.done():
                 turn.set_result(None)
 
-    def _has_room(self, held: Held, size: int) -> bool:
+    def _try_acquire(self, reservation: Reservation, size: int) -> bool:
         if self.bytes + size > self._bytes_max:
-            if self._favoured not in (None, held):
+            if self._favoured not in (None, reservation):
                 return False
-            self._favoured = held
+            self._favoured = reservation
         self.bytes += size
-        held.bytes += size  # here, as whoever waited may be cancelled before he hears of it
+        reservation.bytes += size  # here, because a waiting task may be cancelled before it resumes
         return True
 
 
-def held_in(scope: Scope) -> Held | None:
-    """None where nobody counts."""
-    found: Held | None = scope.get("extensions", {}).get(_HELD)
-    return found
+def reservation_of(scope: Scope) -> Reservation | None:
+    """None if no `BodyMemory` is in front of the app."""
+    reservation: Reservation | None = scope.get("extensions", {}).get(_RESERVATION)
+    return reservation
 
 
-def _declared(scope: Scope) -> int | None:
-    """How long a body says that it is: 0 if there is none, None if it does not say."""
+def _declared_bytes(scope: Scope) -> int | None:
+    """The length that the headers declare: 0 without a body, None if it is not known."""
     headers: dict[bytes, Any] = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return None
-    told = headers.get(b"content-length", b"0")
-    return int(told) if told.isdigit() else None
+    declared = headers.get(b"content-length", b"0")
+    return int(declared) if declared.isdigit() else None

@@ -1,15 +1,15 @@
-"""What one client may take of a server's connections and patience.
+"""Limits of a server's connections, and the timeouts of clients.
 
-1. There are so many connections. One more is told so, and closed; those that are there go on.
-2. A request's first line and headers are so many bytes at most, and come within so many seconds. A connection that
-   says nothing is closed as well.
-3. A body comes, and an answer is taken, without a pause of more than so many seconds. The answer itself may take as
-   long as it takes: who waits for a change is no slow client.
-4. A connection stays open for `keep_alive_s` after an answer, and the answer says so (`Keep-Alive`): a client does not
-   send its next request on a connection that the server is about to close.
-5. An answer of up to `_JOINED_BYTES` is one write, head and body together, and the socket's send buffer is large enough
-   for it. The kernel sends what it took even if the process is killed, so that a client gets the whole answer or none:
-   clients retry a request without an answer, but some do not retry one whose body ends early.
+1. At most `connections_max` connections are open. A further one is answered with 503 and closed; the others stay.
+2. The request line and headers have at most `request_head_bytes_max` bytes, and arrive within `request_head_s`. A
+   connection that sends nothing is closed as well.
+3. While a client sends a body or receives a response, it pauses for at most `request_pause_s`. Computing the response
+   may take longer: a client that waits for a change is not slow.
+4. A connection stays open for `keep_alive_s` after a response, and the response says so (`Keep-Alive`), so that a
+   client does not send its next request on a connection that the server is about to close.
+5. A response of up to `_JOIN_BYTES_MAX` is one write, head and body together, and the socket's send buffer is large
+   enough for it. The kernel sends what it accepted even if the process is killed, so that a client gets the whole
+   response or none: clients retry a request without a response, but some do not retry one whose body ends early.
 """
 
 from __future__ import annotations
@@ -29,106 +29,106 @@ from evertide.errors import EvertideError, OutcomeUnknown
 from evertide.json_values import error_to_json
 from evertide.settings import Settings
 
-__all__ = ["Patience", "protocol_of"]
+__all__ = ["ClientTimeouts", "protocol_of"]
 
-_AGAIN_S = 5
+_RETRY_AFTER_S = 5
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_READING = ("/v1/query", "/v1/shape")
-"""Addresses that change nothing by POST."""
-_STOPPING = "the server is being stopped"
-_COME_AGAIN = "Nothing was changed. Ask again when the server is back."
+_READ_ONLY = ("/v1/query", "/v1/shape")
+"""Addresses whose POST changes nothing."""
+_STOPPING = "the server is stopping"
 _TRANSPORT = "evertide.transport"
-_JOINED_BYTES = 400 * 1024
-"""Up to this size, the pieces of an answer are written together."""
+_JOIN_BYTES_MAX = 400 * 1024
+"""Up to this size, the pieces of a response are written together."""
 _SEND_BUFFER_BYTES = 208 * 1024
-"""Linux reserves twice of it, which holds `_JOINED_BYTES`, and permits it by default (`net.core.wmem_max`). A new
-connection takes less than 80 KiB over Ethernet."""
+"""Linux reserves twice as much, which holds `_JOIN_BYTES_MAX`, and permits it by default (`net.core.wmem_max`). The
+buffer of a new connection accepts less than 80 KiB over Ethernet."""
 
 
-class _Underway:
-    """A request that is being answered."""
-
+class _ActiveRequest:
     def __init__(self, scope: Scope) -> None:
-        self.is_reading = scope["method"] in _SAFE or scope["path"] in _READING
-        self.is_whole = False
-        """Whether its body has come."""
+        self.is_read_only = scope["method"] in _SAFE or scope["path"] in _READ_ONLY
+        self.has_body = False
+        """Whether the whole body has arrived."""
         self.is_receiving = False
-        """Whether it waits for more of its body."""
-        self.has_begun = False
-        """Whether some of the answer was sent."""
+        """Whether the handler waits for more of the body."""
+        self.has_started = False
+        """Whether some of the response was sent."""
 
     @property
     def may_have_changed(self) -> bool:
-        return not self.is_receiving and not self.is_reading
+        return not self.is_receiving and not self.is_read_only
 
 
-class Patience:
-    """Ends a request whose client neither sends nor takes anything; and when the server stops, those under way."""
+class ClientTimeouts:
+    """Ends a request whose client neither sends nor receives; and, when the server stops, the active requests."""
 
     def __init__(self, app: ASGIApp, pause_s: float) -> None:
         self._app = app
         self._pause_s = pause_s
-        self._underway: dict[asyncio.Task[Any], _Underway] = {}
+        self._active: dict[asyncio.Task[Any], _ActiveRequest] = {}
 
     def end_reads(self) -> None:
-        """All that change nothing, as far as is known: reads, and what has not come as a whole."""
-        for task, one in [*self._underway.items()]:
-            if not one.may_have_changed:
+        """Cancel the requests that cannot have changed anything: reads, and those whose body is incomplete."""
+        for task, active in [*self._active.items()]:
+            if not active.may_have_changed:
                 task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        one = _Underway(scope)
+        active = _ActiveRequest(scope)
 
-        async def receiving() -> Message:
-            if one.is_whole:  # from now on it only tells that the client went away
+        async def receive_in_time() -> Message:
+            if active.has_body:  # from now on, a message only means that the client disconnected
                 return await receive()
-            one.is_receiving = True
+            active.is_receiving = True
             try:
                 async with asyncio.timeout(self._pause_s):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, headers={"Connection": "close"}) from None
-            one.is_whole = not message.get("more_body", False)
-            one.is_receiving = not one.is_whole
+            active.has_body = not message.get("more_body", False)
+            active.is_receiving = not active.has_body
             return message
 
-        async def sending(message: Message) -> None:
-            one.has_begun = True
+        async def send_in_time(message: Message) -> None:
+            active.has_started = True
             try:
                 async with asyncio.timeout(self._pause_s):
                     await send(message)
             except TimeoutError:
-                _cut(scope)
+                _abort_connection(scope)
                 raise ClientDisconnect from None
 
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a request is one
-        self._underway[task] = one
+        assert task is not None  # noqa: S101 - each request runs in a task
+        self._active[task] = active
         try:
-            await self._app(scope, receiving, sending)
+            await self._app(scope, receive_in_time, send_in_time)
         except asyncio.CancelledError:  # the server stops
-            if one.has_begun:
-                _cut(scope)
+            if active.has_started:
+                _abort_connection(scope)
                 await asyncio.sleep(0)
-                await asyncio.sleep(0)  # the connection is told to the protocol as lost
+                await asyncio.sleep(0)  # until the protocol knows that the connection is lost
             else:
-                await _stopping(one)(scope, receiving, send)
+                where = f"{scope['method']} {scope['path']}"
+                await _stop_response(where, active)(scope, receive_in_time, send)
         finally:
-            del self._underway[task]
+            del self._active[task]
 
 
-def _stopping(one: _Underway) -> JSONResponse:
-    if one.may_have_changed:
-        error: EvertideError = OutcomeUnknown(path="request", why=_STOPPING)
+def _stop_response(where: str, active: _ActiveRequest) -> JSONResponse:
+    if active.may_have_changed:
+        error: EvertideError = OutcomeUnknown(path=where, why=_STOPPING)
         return JSONResponse(error_to_json(error), 504, {"connection": "close"})
-    known = {"error_code": "stopping", "message": f"The request was ended: {_STOPPING}", "remedy": _COME_AGAIN}
-    return JSONResponse(known, 503, {"connection": "close", "retry-after": str(_AGAIN_S)})
+    message = f"{where}: the request was ended, because {_STOPPING}"
+    remedy = "Nothing was changed; retry when the server is back."
+    content = {"error_code": "stopping", "message": message, "remedy": remedy}
+    return JSONResponse(content, 503, {"connection": "close", "retry-after": str(_RETRY_AFTER_S)})
 
 
-def _cut(scope: Scope) -> None:
+def _abort_connection(scope: Scope) -> None:
     transport = scope.get("extensions", {}).get(_TRANSPORT)
     if transport is not None:
         transport.abort()
@@ -142,7 +142,7 @@ def _make_room(transport: Any, size: int) -> None:
 
 
 def protocol_of(settings: Settings) -> type[asyncio.Protocol]:
-    """HTTP as uvicorn speaks it, within limits."""
+    """uvicorn's HTTP protocol, with the limits of the settings."""
 
     class Limited(_Limited):
         pass
@@ -151,19 +151,19 @@ def protocol_of(settings: Settings) -> type[asyncio.Protocol]:
     return Limited
 
 
-class _Joined:
-    """The transport of one answer, as uvicorn's cycle uses it: joins what the answer writes at once."""
+class _JoiningTransport:
+    """The transport of one response, as uvicorn's cycle uses it. Joins what the response writes in one go (rule 5)."""
 
     def __init__(self, protocol: _Limited) -> None:
         self._transport = protocol.transport
         self._cycle = protocol.cycle
         self._loop = protocol.loop
         self._keep_alive_s = protocol.timeout_keep_alive
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self._has_head = False
         self._is_split = False
-        """Whether a part of the answer was written before its end."""
+        """Whether a part of the response was written before its end."""
 
     def write(self, data: bytes) -> None:
         if not self._cycle.response_started:  # 100 Continue
@@ -171,25 +171,25 @@ class _Joined:
             return
         if not self._has_head:
             self._has_head = True
-            data = self._head(data)
-        if self._held_bytes + len(data) > _JOINED_BYTES:
+            data = self._add_keep_alive(data)
+        if self._pending_bytes + len(data) > _JOIN_BYTES_MAX:
             self.flush()
             self._is_split = True
             self._transport.write(data)
             return
-        if not self._held:
-            self._loop.call_soon(self.flush)  # a stream may have nothing more to send for a long time
-        self._held.append(data)
-        self._held_bytes += len(data)
+        if not self._pending:
+            self._loop.call_soon(self.flush)  # a stream may not send anything else for a long time
+        self._pending.append(data)
+        self._pending_bytes += len(data)
 
     def flush(self) -> None:
-        held, size = self._held, self._held_bytes
-        self._held, self._held_bytes = [], 0
-        if held:
+        pending, size = self._pending, self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+        if pending:
             if self._cycle.response_complete and not self._is_split:
                 _make_room(self._transport, size)
             self._is_split = True
-            self._transport.write(b"".join(held))
+            self._transport.write(b"".join(pending))
 
     def close(self) -> None:
         self.flush()
@@ -198,11 +198,11 @@ class _Joined:
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
-    def _head(self, head: bytes) -> bytes:
+    def _add_keep_alive(self, head: bytes) -> bytes:
         if not self._cycle.keep_alive:
             return head
-        told = f"connection: keep-alive\r\nkeep-alive: timeout={int(self._keep_alive_s)}\r\n\r\n"
-        return head.removesuffix(b"\r\n") + told.encode()
+        headers = f"connection: keep-alive\r\nkeep-alive: timeout={int(self._keep_alive_s)}\r\n\r\n"
+        return head.removesuffix(b"\r\n") + headers.encode()
 
 
 class _Limited(HttpToolsProtocol):
@@ -210,18 +210,18 @@ class _Limited(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        keep_alive_s: Any = self.settings.keep_alive_s  # uvicorn's option takes whole seconds only, its timer any
+        keep_alive_s: Any = self.settings.keep_alive_s  # uvicorn's option takes only integers, its timer any number
         self.timeout_keep_alive = keep_alive_s
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        """Runs while a head is waited for."""
+        """Runs until the head of a request has arrived."""
         self._rest_timer: asyncio.TimerHandle | None = None
-        """Runs while a body comes that nobody needs any more, as the answer was given."""
+        """Runs while the rest of a body arrives after the response was sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections_max:
-            self._refuse(503, "too_many_connections", "There are too many connections", "Come again later.")
+            self._refuse(503, "too_many_connections", "The server has too many connections", "Retry later.")
         else:
             self._expect_head()
 
@@ -232,7 +232,7 @@ class _Limited(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self.settings.request_head_bytes_max:
-                self._refuse(431, "head_too_large", "The request's head is too large", "Put less into its headers.")
+                self._refuse(431, "head_too_large", "The head of the request is too large", "Send smaller headers.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -243,8 +243,8 @@ class _Limited(HttpToolsProtocol):
         super().on_headers_complete()
         scope: Any = self.scope
         scope.setdefault("extensions", {})[_TRANSPORT] = self.transport
-        cycle: Any = self.cycle  # its task has not begun to run
-        cycle.transport = _Joined(self)
+        cycle: Any = self.cycle  # its task has not started yet
+        cycle.transport = _JoiningTransport(self)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -264,7 +264,7 @@ class _Limited(HttpToolsProtocol):
     def _expect_head(self) -> None:
         self._stop_timers()
         self._head_bytes = 0
-        self._head_timer = self.loop.call_later(self.settings.request_head_s, self._too_slow)
+        self._head_timer = self.loop.call_later(self.settings.request_head_s, self._refuse_slow_head)
 
     def _stop_timers(self) -> None:
         for timer in (self._head_timer, self._rest_timer):
@@ -272,17 +272,17 @@ class _Limited(HttpToolsProtocol):
                 timer.cancel()
         self._head_timer = self._rest_timer = None
 
-    def _too_slow(self) -> None:
+    def _refuse_slow_head(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
-            self._refuse(408, "request_timeout", "The request did not come in time", "Send it again, at once.")
+            self._refuse(408, "request_timeout", "The request did not arrive in time", "Retry, without pauses.")
 
     def _refuse(self, status: int, code: str, message: str, remedy: str) -> None:
         self._stop_timers()
         body = msgspec.json.encode({"error_code": code, "message": message, "remedy": remedy})
         head = (
             f"HTTP/1.1 {status} {message}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"retry-after: {_AGAIN_S}\r\nconnection: close\r\n\r\n"
+            f"retry-after: {_RETRY_AFTER_S}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -1,14 +1,15 @@
-"""`Gate`: every request passes it, and is told who sent it; or is turned back.
+"""`Gate`: admits each request and attaches its token, or refuses it.
 
-1. The role follows from the method and the address as the routes see it, by one table (`roles`).
-2. Who is not known gets 401, who is known and may not gets 403 with the role that is needed. Neither says anything of
-   what lies behind, nor of the token that was given.
-3. A token comes as `Authorization: Bearer TOKEN`, or for shapes as `?secret=TOKEN`. If several are given, all have to
-   be the same: otherwise two who read the request might each take another one.
-4. The handlers find who asks as `request.state.token`, and what he may see by `restriction_in` (`evertide.shapes.
-   where.restriction`). Who was not asked (health, the page) may see nothing, even if a handler were to forget.
-5. A stream of events has no end of its own. Whoever may not have it any more, as his token has ended or the tokens
-   were changed, is told nothing further: the stream ends before its next piece, which may be a comment.
+1. The role that a request needs follows from its method and address, by one table (`roles`).
+2. A request without a valid token gets 401; a token that does not allow the request gets 403 with the role that is
+   needed. Neither response reveals anything about the data or about the token that was sent.
+3. A token is sent as `Authorization: Bearer TOKEN`, or for shapes as `?secret=TOKEN`. If a request has several, all
+   must be equal: otherwise a proxy and this server might each use another one.
+4. Handlers read the token from `request.state.token` and the restriction by `restriction_in`
+   (`evertide.pgexpr.restriction`). A request that needs no token (health, the page) is restricted to nothing at all, in
+   case a handler forgets to check.
+5. A stream of events has no end. If its token expires or is changed, the stream ends before its next piece, which may
+   be a comment.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from evertide.media import EVENTS
 from evertide.pgexpr.restriction import NOTHING, UNRESTRICTED
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access.access import Access
-from evertide.server.access.roles import ROLES, SHAPE, Rule, rule_of
+from evertide.server.access.roles import ROLES, SHAPE, Rule, find_rule
 from evertide.server.access.token import Token
-from evertide.server.http.answers import refused
+from evertide.server.http.answers import error_response
 from evertide.shapes.http.answers import cors
 
 __all__ = ["Gate"]
@@ -41,8 +42,8 @@ _ELSEWHERE = (*_IN_QUERY, "token", "access_token")
 _CHALLENGE = 'Bearer realm="evertide"'
 
 
-class _NotAnyMore(Exception):
-    """Whoever listens was let in, and would not be now."""
+class _AccessEnded(Exception):
+    """A stream was admitted, and would not be admitted now."""
 
 
 class Gate:
@@ -58,14 +59,14 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there are no others
+        if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
         request = Request(scope)
         try:
-            token = self._admitted(request)
+            token = self._admit(request)
         except (Unauthorized, Forbidden) as error:
-            await _turned_back(request, error)(scope, receive, send)
+            await _refusal(request, error)(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state["token"] = token
@@ -74,89 +75,87 @@ class Gate:
         else:
             (NOTHING if token is None else token.restriction).put_in(state)
         try:
-            await self._app(scope, receive, send if token is None else self._while_admitted(request, token, send))
-        except _NotAnyMore as error:
-            logger.info("%s %s: the stream ends: %s", request.method, scope["path"], error)
+            await self._app(scope, receive, send if token is None else self._send_while_admitted(request, token, send))
+        except _AccessEnded as error:
+            logger.info("%s %s: ending the stream: %s", request.method, scope["path"], error)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _while_admitted(self, request: Request, token: Token, send: Send) -> Send:
+    def _send_while_admitted(self, request: Request, token: Token, send: Send) -> Send:
         is_endless = False
 
-        async def sending(message: Message) -> None:
+        async def send_if_admitted(message: Message) -> None:
             nonlocal is_endless
             if message["type"] == "http.response.start":
                 is_endless = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
             elif is_endless and message.get("more_body", False):
                 try:
-                    now = self._admitted(request)
+                    now = self._admit(request)
                 except (Unauthorized, Forbidden) as error:
-                    raise _NotAnyMore(error.why) from error
+                    raise _AccessEnded(error.why) from error
                 if now is None or now.restriction != token.restriction:
-                    raise _NotAnyMore(f"token {token.name!r} is restricted to something else now")
+                    raise _AccessEnded(f"the restriction of token {token.name!r} was changed")
             await send(message)
 
-        return sending
+        return send_if_admitted
 
-    def _admitted(self, request: Request) -> Token | None:
-        """Whoever sent it; None if that is not known, and need not be."""
-        self._access = self._access.renewed(self._runtime.monotonic_s())
+    def _admit(self, request: Request) -> Token | None:
+        """The token of the request; None if the request needs none."""
+        self._access = self._access.reload_if_changed(self._runtime.monotonic_s())
         if self._access.is_open:
             return None
         method, path = request.method, request.scope["path"]
-        rule = rule_of(self._roles, method, path)
+        rule = find_rule(self._roles, method, path)
         if rule.role is None:
             return None
         where = f"{method} {path}"
-        token = self._known(request, where)
+        token = self._find_token(request, where)
         if token.role < rule.role:
-            why = f"token {token.name!r} has the role {token.role}, and {rule.role} is needed"
+            why = f"token {token.name!r} has the role {token.role}; this request needs the role {rule.role}"
             raise Forbidden(where=where, why=why, role=str(rule.role))
         if not token.restriction.is_free and not rule.is_restricted:
-            why = f"token {token.name!r} is restricted to collections, and this address tells of others"
+            why = f"token {token.name!r} is restricted to some collections, but the response would contain others"
             raise Forbidden(where=where, why=why)
         return token
 
-    def _known(self, request: Request, where: str) -> Token:
-        given = _given(request, where)
-        token = self._access.find(given)
+    def _find_token(self, request: Request, where: str) -> Token:
+        token = self._access.find(_token_text(request, where))
         if token is None:
-            raise Unauthorized(where=where, why="the token is not known")
+            raise Unauthorized(where=where, why="the server does not know the token")
         if token.ends_at_s is not None and token.ends_at_s <= self._runtime.wall_s():
-            raise Unauthorized(where=where, why=f"token {token.name!r} has ended")
+            raise Unauthorized(where=where, why=f"token {token.name!r} has expired")
         return token
 
 
-def _given(request: Request, where: str) -> str:
-    """The token, as text."""
-    found = []
+def _token_text(request: Request, where: str) -> str:
+    texts = []
     for value in request.headers.getlist("authorization"):
         scheme, _, text = value.partition(" ")
         if scheme.lower() != "bearer" or not text.strip():
             raise Unauthorized(where=where, why="the header Authorization is not `Bearer TOKEN`")
-        found.append(text.strip().encode("latin-1"))
+        texts.append(text.strip().encode("latin-1"))
     query = [(name, value) for name, value in _query(request) if name in _ELSEWHERE and value]
     if request.scope["path"] == SHAPE:
-        found += [value.encode("utf-8", "surrogateescape") for name, value in query if name in _IN_QUERY]
-    elif query and not found:
-        raise Unauthorized(where=where, why="a token in the address counts for shapes only; it belongs into the header")
-    if not found:
-        raise Unauthorized(where=where, why="no token was given")
-    if len(set(found)) > 1:
-        raise Unauthorized(where=where, why="several tokens were given, and not the same")
-    return found[0].decode("utf-8", "replace")
+        texts += [value.encode("utf-8", "surrogateescape") for name, value in query if name in _IN_QUERY]
+    elif query and not texts:
+        raise Unauthorized(where=where, why="a token in the URL is accepted for shapes only; send it in the header")
+    if not texts:
+        raise Unauthorized(where=where, why="the request has no token")
+    if len(set(texts)) > 1:
+        raise Unauthorized(where=where, why="the request has several tokens that differ")
+    return texts[0].decode("utf-8", "replace")
 
 
 def _query(request: Request) -> list[tuple[str, str]]:
     return parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
 
 
-def _turned_back(request: Request, error: EvertideError) -> Response:
-    answer = refused(request, error)
+def _refusal(request: Request, error: EvertideError) -> Response:
+    answer = error_response(request, error)
     if isinstance(error, Unauthorized):
         answer.headers["WWW-Authenticate"] = _CHALLENGE
     elif isinstance(error, Forbidden) and error.role:
         answer.headers["WWW-Authenticate"] = f'{_CHALLENGE}, error="insufficient_scope", scope="{error.role}"'
     answer.headers["Cache-Control"] = "no-store"
-    if request.scope["path"] == SHAPE:  # a page of another origin is to see why
+    if request.scope["path"] == SHAPE:  # so that a page of another origin can read the reason
         answer.headers.update(cors(request.headers.get("origin")))
     return answer

@@ -1,13 +1,13 @@
-"""`Hosts`: a web page must not reach a server of this machine through the browser of whoever sits in front of it.
+"""`Hosts`: refuses requests that a web page of another site causes in the browser of a user who can reach the server.
 
-1. Who listens on loopback is asked for by a name of this machine, or by one that was configured. Another name in `Host`
-   is that of a page whose name was made to lead here (DNS rebinding): 403.
-2. Without tokens, a request that a browser sends for a page (`Origin`) is served if the page comes from the host that
-   is asked, from this machine, or from a host that was configured; else 403. With tokens the token decides: a page
-   of another origin has none, as there are no cookies here.
-3. A browser sends some requests without `Origin` (images, scripts, forms under some policies, links), and says in
-   `Sec-Fetch-Site` where they come from. Without tokens, such a request of another site is refused too. Only a link to
-   the console may be followed. Another port of the same host (`same-site`) may read, but not change anything.
+1. A server that listens on loopback accepts only `Host` headers that name this machine or a configured host. Another
+   name is DNS rebinding, the name of a page made to resolve to this machine: 403.
+2. Without tokens, a request with `Origin` is served if the page comes from the host of the request, from this machine,
+   or from a configured host; otherwise 403. With tokens, the token decides: a page of another origin has none, because
+   the server uses no cookies.
+3. A browser sends some requests without `Origin` (images, scripts, links, some forms), and names their cause in
+   `Sec-Fetch-Site`. Without tokens, such a request of another site is error_response too, except a link to the console.
+   Another port of the same host (`same-site`) may read, but not change anything.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evertide.errors import Forbidden
-from evertide.server.http.answers import refused
+from evertide.server.http.answers import error_response
 
 __all__ = ["Hosts", "is_loopback"]
 
-_OTHER_PAGE = "it comes from a web page of another host, and there are no tokens: --allow-host NAME lets one in"
+_OTHER_PAGE = "a page of another host sent the request, and the server has no tokens; allow it with --allow-host NAME"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class Hosts:
     def __init__(self, app: ASGIApp, names: Iterable[str], *, is_loopback: bool, is_open: bool) -> None:
-        """`names` are those beside the ones of this machine."""
+        """`names` are allowed in addition to the names of this machine."""
         self._app = app
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         self._is_loopback = is_loopback
@@ -39,36 +39,36 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             request = Request(scope)
-            why = self._why_not(request)
+            why = self._refusal_reason(request)
             if why:
                 error = Forbidden(where=f"{request.method} {scope['path']}", why=why)
-                await refused(request, error)(scope, receive, send)
+                await error_response(request, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _why_not(self, request: Request) -> str:
+    def _refusal_reason(self, request: Request) -> str:
         hosts = request.headers.getlist("host")
         host = _host_of(f"//{hosts[0]}") if len(hosts) == 1 else ""
-        if self._is_loopback and not self._is_ours(host):
-            return "the header Host names no host of this machine: give --allow-host NAME if a proxy stands in front"
+        if self._is_loopback and not self._is_allowed(host):
+            return "the Host header does not name this machine; behind a proxy, allow its name with --allow-host NAME"
         if not self._is_open:
             return ""
         origin = request.headers.get("origin")
         if origin is None:
-            return _OTHER_PAGE if _is_of_other_site(request) else ""
+            return _OTHER_PAGE if _is_cross_site(request) else ""
         page = _host_of(origin)
-        if page and (page == host or self._is_ours(page)):
+        if page and (page == host or self._is_allowed(page)):
             return ""
         return _OTHER_PAGE
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_allowed(self, host: str) -> bool:
         return bool(host) and (host in self._names or is_loopback(host))
 
 
-def _is_of_other_site(request: Request) -> bool:
-    """Whether a browser says that a request without `Origin` was caused by a page of another site."""
+def _is_cross_site(request: Request) -> bool:
+    """Whether the browser names a page of another site as the cause of a request without `Origin`."""
     sites = {site.strip().lower() for site in request.headers.getlist("sec-fetch-site")}
-    if sites <= {"same-origin", "none"}:  # programs send none, the address bar of a browser sends "none"
+    if sites <= {"same-origin", "none"}:  # programs send no header, the address bar of a browser sends "none"
         return False
     if request.method not in _SAFE:
         return True
@@ -78,7 +78,7 @@ def _is_of_other_site(request: Request) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Of a name or an address."""
+    """`host` is a name or an IP address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,10 +1,10 @@
-"""Which role each address needs: one table, and the only one.
+"""The role that each address needs, in one table.
 
-1. What is not in it needs admin: an address that somebody adds and forgets here is closed, not open.
-2. HEAD is as GET. If several lines fit an address, the highest role counts.
-3. `is_restricted`: whether whoever serves it keeps to what a token is restricted to. Where it does not, a token with a
-   restriction gets nothing.
-4. Only shapes take a token from the address (`?secret=`), as Electric's clients send it: addresses end up in logs.
+1. An address that is not in the table needs the role admin, so that an endpoint that is missing here is closed.
+2. HEAD needs the same role as GET. If several rules match an address, the strictest applies.
+3. `is_restricted` means that the endpoint applies the restriction of a token. A restricted token can use no other
+   endpoint.
+4. Only shapes accept a token in the URL (`?secret=`), because Electric's clients send it there; URLs end up in logs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.routing import compile_path
 from evertide.server.access.token import Role
 from evertide.shapes.service import PATH as SHAPE
 
-__all__ = ["ROLES", "SHAPE", "Rule", "rule_of"]
+__all__ = ["ROLES", "SHAPE", "Rule", "find_rule"]
 
 READ, WRITE, ADMIN = Role.READ, Role.WRITE, Role.ADMIN
 
@@ -28,21 +28,21 @@ READ, WRITE, ADMIN = Role.READ, Role.WRITE, Role.ADMIN
 class Rule:
     method: str
     path: str
-    """As a route has it."""
+    """A route's path, with its parameters."""
     role: Role | None
-    """None: nobody is asked who he is."""
+    """None: no token is needed."""
     is_restricted: bool = False
 
     @cached_property
     def _pattern(self) -> Any:
         return compile_path(self.path)[0]
 
-    def fits(self, method: str, path: str) -> bool:
+    def matches(self, method: str, path: str) -> bool:
         return self.method == method and self._pattern.match(path) is not None
 
 
 ROLES: tuple[Rule, ...] = (
-    # The page, and what tells only that somebody is there
+    # The page, health and the API description: no data of the pipeline
     Rule("GET", "/", None, is_restricted=True),
     Rule("GET", "/console/{path:path}", None, is_restricted=True),
     Rule("GET", "/v1/health", None, is_restricted=True),
@@ -68,7 +68,7 @@ ROLES: tuple[Rule, ...] = (
     Rule("GET", "/v1/views/{name}/changes", READ, is_restricted=True),
     Rule("GET", "/v1/views/{name}/explain", READ),
     Rule("POST", "/v1/query", READ),
-    # How the pipeline fares
+    # Status
     Rule("GET", "/v1/status", READ),
     Rule("GET", "/v1/graph", READ),
     Rule("GET", "/v1/journal", READ),
@@ -78,7 +78,7 @@ ROLES: tuple[Rule, ...] = (
     Rule("GET", "/v1/transactions", READ),
     Rule("GET", "/metrics", READ),
     Rule("GET", "/v1/logs", ADMIN),
-    # Rows in
+    # Writing rows
     Rule("POST", "/v1/tables/{table}/rows", WRITE),
     Rule("POST", "/v1/transactions", WRITE),
     Rule("POST", "/v1/transactions/begin", WRITE),
@@ -86,17 +86,17 @@ ROLES: tuple[Rule, ...] = (
     Rule("POST", "/v1/transactions/{id}/tables/{table}/rows", WRITE),
     Rule("POST", "/v1/transactions/{id}/commit", WRITE),
     Rule("POST", "/v1/transactions/{id}/abort", WRITE),
-    # Whoever runs it
+    # Operation
     Rule("POST", "/v1/checkpoints", ADMIN),
     Rule("POST", "/v1/pause", ADMIN),
     Rule("POST", "/v1/resume", ADMIN),
 )
 
 
-def rule_of(rules: Iterable[Rule], method: str, path: str) -> Rule:
-    """The strictest that fits."""
-    asked = "GET" if method == "HEAD" else method
-    found = [rule for rule in rules if rule.fits(asked, path)]
-    if not found:
+def find_rule(rules: Iterable[Rule], method: str, path: str) -> Rule:
+    """The strictest rule that matches."""
+    method = "GET" if method == "HEAD" else method
+    matches = [rule for rule in rules if rule.matches(method, path)]
+    if not matches:
         return Rule(method, path, ADMIN)
-    return max(found, key=lambda rule: (not rule.is_restricted, rule.role or 0))
+    return max(matches, key=lambda rule: (not rule.is_restricted, rule.role or 0))

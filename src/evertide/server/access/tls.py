@@ -1,7 +1,7 @@
-"""`Tls`: a certificate and its key; and, if clients must have one as well, whose certificates are believed.
+"""`Tls`: the server's certificate and key, and optionally the authority that signs the certificates of clients.
 
-Read when the server is made, long before there is a pipeline: what is wrong with the files is said at once. TLS is 1.2
-or newer. Files that change are read at the next start.
+The files are read when the server is created, before the pipeline opens, so that errors show at once. A changed file
+takes effect at the next start. The server accepts TLS 1.2 or newer.
 """
 
 from __future__ import annotations
@@ -18,47 +18,48 @@ __all__ = ["Tls"]
 @dataclass(frozen=True, slots=True)
 class Tls:
     certificate: Path
-    """PEM, with those between it and the authority behind it."""
+    """PEM: the certificate, followed by the intermediate certificates."""
     key: Path
     client_authority: Path | None = None
     """None: clients need no certificate."""
 
     @classmethod
     def of(cls, certificate: Path | None, key: Path | None, client_authority: Path | None) -> Tls | None:
-        """As options have it; None if none is given."""
+        """From command line options; None if none is set."""
         if certificate is None and key is None and client_authority is None:
             return None
         if certificate is None or key is None:
-            raise InvalidInput(where="TLS", why="--tls-cert and --tls-key belong together; --tls-client-ca needs both")
+            why = "both are needed; --tls-client-ca needs both as well"
+            raise InvalidInput(where="--tls-cert, --tls-key", why=why)
         return cls(certificate, key, client_authority)
 
     def context(self) -> ssl.SSLContext:
-        """`InvalidInput` names the file that cannot be used, and why."""
+        """Raise `InvalidInput` for a file that cannot be used."""
         for option, path in (("cert", self.certificate), ("key", self.key), ("client-ca", self.client_authority)):
             if path is not None:
                 _check_readable(option, path)
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            made.load_cert_chain(self.certificate, self.key, password=_no_password)
+            context.load_cert_chain(self.certificate, self.key, password=_no_password)
         except ssl.SSLError as error:
             where = f"--tls-cert {str(self.certificate)!r}, --tls-key {str(self.key)!r}"
-            raise InvalidInput(where=where, why=_why(error)) from error
+            raise InvalidInput(where=where, why=_explain(error)) from error
         except InvalidInput as error:
             raise InvalidInput(where=f"--tls-key {str(self.key)!r}", why=error.why) from None
         if self.client_authority is not None:
             try:
-                made.load_verify_locations(self.client_authority)
+                context.load_verify_locations(self.client_authority)
             except ssl.SSLError as error:
                 where = f"--tls-client-ca {str(self.client_authority)!r}"
-                raise InvalidInput(where=where, why="it holds no certificate in PEM") from error
-            made.verify_mode = ssl.CERT_REQUIRED
-        return made
+                raise InvalidInput(where=where, why="the file contains no PEM certificate") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 def _no_password() -> str:
-    """OpenSSL would ask whoever sits at the terminal."""
-    raise InvalidInput(where="key", why="it is encrypted: `openssl pkey -in KEY -out PLAIN` makes a plain one")
+    """Called for an encrypted key. Without it, OpenSSL would prompt at the terminal."""
+    raise InvalidInput(where="key", why="the key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN`")
 
 
 def _check_readable(option: str, path: Path) -> None:
@@ -66,10 +67,11 @@ def _check_readable(option: str, path: Path) -> None:
         with path.open("rb"):
             pass
     except OSError as error:
-        raise InvalidInput(where=f"--tls-{option} {str(path)!r}", why=f"it cannot be read: {error.strerror}") from error
+        why = f"cannot read the file: {error.strerror}"
+        raise InvalidInput(where=f"--tls-{option} {str(path)!r}", why=why) from error
 
 
-def _why(error: ssl.SSLError) -> str:
+def _explain(error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
-        return "the key is not that of the certificate"
-    return f"they are no certificate and its key, in PEM: {error.reason or error.strerror}"
+        return "the key does not belong to the certificate"
+    return f"expected a certificate and its key in PEM: {error.reason or error.strerror}"

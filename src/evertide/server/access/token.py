@@ -1,10 +1,10 @@
 """`Token`: a name, a role, and the digest of a secret text. The text itself is not kept.
 
-1. Roles are a ladder: who may write may read, an admin may do everything.
-2. A token that is restricted to collections, or to rows of them, can only read: what it may write is not told by rows.
-3. A token has at least 16 characters. Its digest is not salted, as it is meant to be drawn at random, not to be
-   remembered: `openssl rand -hex 32`.
-4. It may end at a moment, by the clock of this machine.
+1. Each role includes the ones before it: read, write, admin.
+2. A token that is restricted to collections, or to rows of them, has the role read: restrictions do not limit writes.
+3. A token has at least 16 characters. Its digest is not salted, because tokens are random texts and not passwords:
+   `openssl rand -hex 32`.
+4. A token may expire, by the clock of this machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Role(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def named(cls, text: str, where: str) -> Role:
-        found = cls.__members__.get(text.upper())
-        if found is None:
-            raise InvalidInput(where=where, why=f"there is no role {text!r}: it is one of read, write, admin")
-        return found
+    def parse(cls, text: str, where: str) -> Role:
+        role = cls.__members__.get(text.upper())
+        if role is None:
+            raise InvalidInput(where=where, why=f"the role {text!r} does not exist; use read, write or admin")
+        return role
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Token:
     def __post_init__(self) -> None:
         where = f"token {self.name!r}"
         if not self.name.strip():
-            raise InvalidInput(where="token", why="it has no name")
+            raise InvalidInput(where="token", why="the name is empty")
         if not self.restriction.is_free and self.role is not Role.READ:
-            why = f"it is restricted to collections, and so its role can only be read, not {self.role}"
+            why = f"a token that is restricted to collections must have the role read, not {self.role}"
             raise InvalidInput(where=where, why=why)
         try:
             self.restriction.check_syntax()
@@ -63,18 +63,18 @@ class Token:
 
     @property
     def where(self) -> Mapping[str, str]:
-        """Clauses by collection, in lower case."""
+        """Where clauses by the name of the collection in lower case."""
         return dict(self.restriction.where)
 
     @classmethod
     def of(cls, name: str, role: Role, text: str, restriction: Restriction = UNRESTRICTED) -> Token:
-        """Of the secret text."""
+        """`text` is the secret."""
         return cls(name, role, digest_of(text, f"token {name!r}"), restriction)
 
 
 def digest_of(text: str, where: str) -> bytes:
     if len(text) < LENGTH_MIN or text != text.strip():
-        why = f"a token has at least {LENGTH_MIN} characters and no blanks around it; `openssl rand -hex 32` makes one"
+        why = f"a token has at least {LENGTH_MIN} characters, no spaces around it; `openssl rand -hex 32` makes one"
         raise InvalidInput(where=where, why=why)
-    remember(text)  # from now on it is in no line of the log
+    remember(text)  # so that the log never shows it
     return hashlib.sha256(text.encode()).digest()

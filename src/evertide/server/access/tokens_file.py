@@ -1,18 +1,18 @@
-"""Where tokens come from: a file, TOML or JSON lines, and the environment.
+"""Read tokens from a file (TOML or JSON lines) and from the environment.
 
-    [[token]]                                JSON lines: an object in each line, of the same fields
+    [[token]]                                JSON lines: one object per line, with the same fields
     name = "dashboard"
     role = "read"                            read, write, admin
     token_sha256 = "9f86d0..."               or token = "...", which may be ${ENV:NAME} or ${FILE:path}
-    ends = 2027-01-01T00:00:00Z              not needed
-    collections = ["orders", "totals"]       not needed: these, and no others
-    where = {orders = "region = 'eu'"}       not needed: these rows, and no others
+    ends = 2027-01-01T00:00:00Z              optional: when the token expires
+    collections = ["orders", "totals"]       optional: the only collections that the token may read
+    where = {orders = "region = 'eu'"}       optional: the only rows that the token may read
 
-1. A field that is not known is refused: a restriction that is misspelled must not be none.
-2. A file that others may write is refused, as they could let themselves in; so is one that others may read, if it holds
-   tokens and not only their digests.
-3. `EVERTIDE_TOKEN` and `EVERTIDE_TOKEN_ADMIN` are tokens of role admin, `_WRITE` and `_READ` of theirs. One that is
-   set and empty is refused: somebody meant to set it.
+1. An unknown field is refused, so that a misspelled restriction does not grant more.
+2. A file that other users may write is refused, because they could add tokens; so is a file that other users may read,
+   if it contains tokens and not only their digests.
+3. `EVERTIDE_TOKEN` and `EVERTIDE_TOKEN_ADMIN` are tokens with the role admin, `EVERTIDE_TOKEN_WRITE` and
+   `EVERTIDE_TOKEN_READ` with the role write and read. A variable that is set and empty is refused as a mistake.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from evertide.secrets import Secrets
 from evertide.server.access.token import Role, Token, digest_of
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["VARIABLES", "tokens_of_environment", "tokens_of_file"]
+__all__ = ["VARIABLES", "read_environment_tokens", "read_token_file"]
 
 VARIABLES: Mapping[str, Role] = {
     "EVERTIDE_TOKEN": Role.ADMIN,
@@ -46,61 +46,64 @@ _FIELDS = {"name", "role", "token", "token_sha256", "ends", "collections", "wher
 _DIGEST_BYTES = 32
 
 
-def tokens_of_environment(environment: Mapping[str, str], shapes_secret: str = "") -> tuple[Token, ...]:
-    made = {}
+def read_environment_tokens(environment: Mapping[str, str], shapes_secret: str = "") -> tuple[Token, ...]:
+    tokens = {}
     for name, role in VARIABLES.items():
         text = environment.get(name)
         if text is None:
             continue
         if not text:
-            raise InvalidInput(where=f"environment variable {name}", why="it is set, and empty")
-        made[text] = Token(name, role, digest_of(text, f"environment variable {name}"))
-    if shapes_secret and shapes_secret not in made:
-        made[shapes_secret] = Token.of("EVERTIDE_SHAPES_SECRET", Role.READ, shapes_secret)
-    return tuple(made.values())
+            why = "the variable is empty; unset it, or set it to a token"
+            raise InvalidInput(where=f"environment variable {name}", why=why)
+        tokens[text] = Token(name, role, digest_of(text, f"environment variable {name}"))
+    if shapes_secret and shapes_secret not in tokens:
+        tokens[shapes_secret] = Token.of("EVERTIDE_SHAPES_SECRET", Role.READ, shapes_secret)
+    return tuple(tokens.values())
 
 
-def tokens_of_file(path: Path, environment: Mapping[str, str]) -> tuple[Token, ...]:
+def read_token_file(path: Path, environment: Mapping[str, str]) -> tuple[Token, ...]:
     where = f"tokens file {str(path)!r}"
     try:
         content = path.read_bytes()
         mode = path.stat().st_mode
     except OSError as error:
-        raise InvalidInput(where=where, why=f"it cannot be read: {error.strerror}") from error
-    given = [*_objects(content, where)]
-    if not given:
-        raise InvalidInput(where=where, why="it holds no token: a [[token]] each, or a JSON object in each line")
-    _check_mode(mode, where, has_texts=any("token" in one for one in given))
+        raise InvalidInput(where=where, why=f"cannot read the file: {error.strerror}") from error
+    entries = [*_read_entries(content, where)]
+    if not entries:
+        why = "the file has no tokens; add a [[token]] table, or a JSON object per line"
+        raise InvalidInput(where=where, why=why)
+    _check_mode(mode, where, has_texts=any("token" in entry for entry in entries))
     secrets = Secrets(path.parent, environment)
-    return tuple(_token(one, f"{where}, token {number}", secrets) for number, one in enumerate(given, 1))
+    return tuple(_token(entry, f"{where}, token {number}", secrets) for number, entry in enumerate(entries, 1))
 
 
 def _check_mode(mode: int, where: str, *, has_texts: bool) -> None:
     if os.name != "posix":
         return
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidInput(where=where, why="others than its owner may write it: `chmod 600` it")
+        raise InvalidInput(where=where, why="other users may write the file; run `chmod 600` on it")
     if has_texts and mode & stat.S_IROTH:
-        raise InvalidInput(where=where, why="everybody may read the tokens in it: `chmod 600` it, or keep token_sha256")
+        why = "other users may read the tokens; run `chmod 600` on the file, or store token_sha256"
+        raise InvalidInput(where=where, why=why)
 
 
-def _objects(content: bytes, where: str) -> Iterator[dict[str, Any]]:
-    """What is said of a file that cannot be read has nothing of its text in it."""
+def _read_entries(content: bytes, where: str) -> Iterator[dict[str, Any]]:
+    """No error of this function contains text of the file: it has secrets."""
     if content.lstrip()[:1] == b"{":
-        yield from _lines(content, where)
+        yield from _read_lines(content, where)
         return
     try:
         document = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        place = str(error).rpartition("(")[2].rstrip(")") if isinstance(error, tomllib.TOMLDecodeError) else "no UTF-8"
-        raise InvalidInput(where=where, why=f"it is neither TOML nor JSON lines: {place}") from None
-    found = document.pop("token", [])
-    if document or not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise InvalidInput(where=where, why="expected a [[token]] for each token, and nothing else")
-    yield from found
+        place = str(error).rpartition("(")[2].rstrip(")") if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
+        raise InvalidInput(where=where, why=f"the file is neither TOML nor JSON lines: {place}") from None
+    entries = document.pop("token", [])
+    if document or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise InvalidInput(where=where, why="expected a [[token]] table per token, and nothing else")
+    yield from entries
 
 
-def _lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
+def _read_lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
@@ -111,42 +114,44 @@ def _lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise InvalidInput(where=f"{where}, line {number}", why="it is no JSON object")
+            raise InvalidInput(where=f"{where}, line {number}", why="expected a JSON object")
         yield value
 
 
 def _token(given: Mapping[str, Any], where: str, secrets: Secrets) -> Token:
     unknown = sorted(set(given) - _FIELDS)
     if unknown:
-        raise InvalidInput(where=where, why=f"there is no field {unknown[0]!r}; there are {', '.join(sorted(_FIELDS))}")
+        why = f"the field {unknown[0]!r} does not exist; the fields are {', '.join(sorted(_FIELDS))}"
+        raise InvalidInput(where=where, why=why)
     name, role = _text(given, "name", where), _text(given, "role", where)
     where = f"{where} ({name!r})"
+    clauses, names = _clauses(given, where), _names(given, where)
     try:
-        restriction = Restriction.to(_clauses(given, where), _names(given, where))
+        restriction = Restriction.to(clauses, names)
     except InvalidInput as error:
         raise InvalidInput(where=f"{where}, {error.where}", why=error.why) from error
-    return Token(name, Role.named(role, where), _digest(given, where, secrets), restriction, _ends(given, where))
+    return Token(name, Role.parse(role, where), _digest(given, where, secrets), restriction, _ends(given, where))
 
 
 def _text(given: Mapping[str, Any], field: str, where: str) -> str:
     value = given.get(field)
     if not isinstance(value, str) or not value.strip():
-        raise InvalidInput(where=where, why=f"{field} is not there, or no text")
+        raise InvalidInput(where=where, why=f"the field {field!r} is missing, or is not a text")
     return value
 
 
 def _digest(given: Mapping[str, Any], where: str, secrets: Secrets) -> bytes:
     if ("token" in given) == ("token_sha256" in given):
-        raise InvalidInput(where=where, why="expected either token or token_sha256")
+        raise InvalidInput(where=where, why="expected exactly one of the fields token and token_sha256")
     if "token" in given:
         return digest_of(secrets.reveal(_text(given, "token", where), where), where)
     try:
-        found = bytes.fromhex(_text(given, "token_sha256", where))
+        digest = bytes.fromhex(_text(given, "token_sha256", where))
     except ValueError:
-        found = b""
-    if len(found) != _DIGEST_BYTES:
-        raise InvalidInput(where=where, why="token_sha256 is no SHA-256: it has 64 hexadecimal digits")
-    return found
+        digest = b""
+    if len(digest) != _DIGEST_BYTES:
+        raise InvalidInput(where=where, why="token_sha256 must be a SHA-256 digest: 64 hexadecimal digits")
+    return digest
 
 
 def _names(given: Mapping[str, Any], where: str) -> frozenset[str] | None:
@@ -154,16 +159,16 @@ def _names(given: Mapping[str, Any], where: str) -> frozenset[str] | None:
         return None
     value = given["collections"]
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
-        raise InvalidInput(where=where, why="collections is no list of names")
+        raise InvalidInput(where=where, why="collections must be a list of names")
     return frozenset(value)
 
 
 def _clauses(given: Mapping[str, Any], where: str) -> dict[str, str]:
     value = given.get("where", {})
     if not isinstance(value, dict) or not all(isinstance(text, str) and text.strip() for text in value.values()):
-        raise InvalidInput(where=where, why="where is no table of clauses by collection")
+        raise InvalidInput(where=where, why="where must map collections to where clauses")
     if "where" in given and not value:
-        raise InvalidInput(where=where, why="where is empty: leave it out, or name a collection")
+        raise InvalidInput(where=where, why="where is empty; remove it, or name a collection")
     return value
 
 
@@ -172,9 +177,9 @@ def _ends(given: Mapping[str, Any], where: str) -> float | None:
     if value is None:
         return None
     try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        end = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:
-        moment = None
-    if not isinstance(moment, datetime):
-        raise InvalidInput(where=where, why="ends is no moment, as 2027-01-01T00:00:00Z is")
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+        end = None
+    if not isinstance(end, datetime):
+        raise InvalidInput(where=where, why="ends must be a date and time, such as 2027-01-01T00:00:00Z")
+    return (end if end.tzinfo is not None else end.replace(tzinfo=UTC)).timestamp()

@@ -1,18 +1,18 @@
-"""The body of a request, as rows to push.
+"""Decode the body of a request into rows to push.
 
     application/json                      [row, ...]  or  {"rows": [row, ...], "deletes": [key or row, ...]}
-    application/x-ndjson                  a row in each line
+    application/x-ndjson                  one row per line
     application/vnd.apache.arrow.stream   an Arrow IPC stream of rows
     text/csv                              with a header
     application/vnd.apache.parquet        a Parquet file
 
-1. A body is read up to a limit, and no further. It is decoded if it comes to no more than another limit, which is known
-   before (`arrow_size`, `parquet_size`, `text_size`), and waits until there is room for it among those of all requests
+1. A body has at most `request_bytes_max` bytes, and decodes to at most `request_decoded_bytes_max`. The decoded size is
+   known before decoding (`arrow_size`, `parquet_size`, `text_size`), and is reserved among the bodies of all requests
    (`evertide.server.access.body_memory`).
-2. Numbers with a fraction stay as they are written until their column is known: a DECIMAL loses no digit.
-3. What is not well-formed is told with its place: line and column, both from 1 on.
-4. The type must be named. A page that a browser shows can then not send rows from elsewhere unasked. An encoding on top
-   of it (`Content-Encoding`) is refused: Arrow and Parquet bring their own.
+2. Fractional numbers stay texts until their column is known, so that a DECIMAL loses no digit.
+3. The error of a malformed body names the line and column, both counted from 1.
+4. The Content-Type header is required, so that a page of another site cannot send rows by a to_json_value form. A
+   Content-Encoding is refused: Arrow and Parquet have compression of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.input.pushed_files import Format, rows_of_file
 from evertide.scratch import scratch_file, using_scratch
-from evertide.server.access.body_memory import held_in
+from evertide.server.access.body_memory import reservation_of
 from evertide.server.bodies.arrow_size import is_foreign, may_repeat, message_bytes, plain_bytes
 from evertide.server.bodies.parquet_size import parquet_bytes
 from evertide.server.bodies.text_size import text_bytes
@@ -45,15 +45,15 @@ from evertide.sources.values.values import Number, show_value
 
 __all__ = [
     "BODIES",
-    "Given",
-    "Intake",
+    "BodyReader",
+    "PushedRows",
     "Tables",
-    "content_of",
+    "decode_body",
+    "decode_json_body",
     "decoded_bytes",
-    "given_in",
-    "given_of",
-    "type_of",
-    "whole_json",
+    "media_type_of",
+    "parse_rows",
+    "read_body",
 ]
 
 Tables = Mapping[str, DeclaredTable]
@@ -62,71 +62,71 @@ BODIES = (JSON, LINES, ARROW, CSV, PARQUET)
 
 _FILES = {CSV: Format.csv, PARQUET: Format.parquet}
 _BYTE = re.compile(r" \(byte (\d+)\)$")
-_LOOKING = 2
-"""Bodies at a time that are looked through for what they come to: of some, more than a little has to be decoded."""
+_SIZING_MAX = 2
+"""Bodies whose decoded size is computed at the same time: some need partial decoding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """For one table: a list, or an Arrow table."""
+class PushedRows:
+    """Rows of one table: lists, or Arrow tables."""
 
     rows: Any = ()
     deletes: Any = ()
 
 
-def type_of(request: Request, *known: str) -> str:
+def media_type_of(request: Request, *known: str) -> str:
     named = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if named not in known:
         raise HTTPException(415, f"{named!r}; expected {' or '.join(known)}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise HTTPException(415, f"Content-Encoding {encoding!r}; send it as it is, or as Arrow or Parquet")
+        raise HTTPException(415, f"Content-Encoding {encoding!r}; send the body unencoded, or as Arrow or Parquet")
     return named
 
 
-async def content_of(request: Request, bytes_max: int) -> bytes:
+async def read_body(request: Request, bytes_max: int) -> bytes:
     chunks, size = [], 0
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and int(told) > bytes_max:
-        raise HTTPException(413, f"{told} bytes, of which at most {bytes_max} are taken", {"Connection": "close"})
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise HTTPException(413, f"{declared} bytes; the limit is {bytes_max} bytes", {"Connection": "close"})
     async for chunk in request.stream():
         size += len(chunk)
         if size > bytes_max:
-            raise HTTPException(413, f"at most {bytes_max} bytes are taken", {"Connection": "close"})
+            raise HTTPException(413, f"the limit is {bytes_max} bytes", {"Connection": "close"})
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-class Intake:
-    """Reads the bodies of requests that bring rows, with room for what they come to."""
+class BodyReader:
+    """Reads bodies with rows, and reserves memory for the decoded rows."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._looking = CapacityLimiter(_LOOKING)
+        self._sizing = CapacityLimiter(_SIZING_MAX)
 
-    async def content(self, request: Request, kind: str) -> bytes:
-        """413 if it is, or comes to, more than is allowed; 503 if there is no room for it."""
-        content = await content_of(request, self._settings.request_bytes_max)
+    async def read(self, request: Request, kind: str) -> bytes:
+        """Raise 413 if the body or its decoded rows exceed a limit, 503 if there is no memory."""
+        content = await read_body(request, self._settings.request_bytes_max)
         most = self._settings.request_decoded_bytes_max
-        size = await anyio.to_thread.run_sync(decoded_bytes, content, kind, most, limiter=self._looking)
+        size = await anyio.to_thread.run_sync(decoded_bytes, content, kind, most, limiter=self._sizing)
         if size > most:
-            limit = f"more than {most} decoded, which is the limit (request_decoded_bytes_max)"
-            raise HTTPException(413, f"it is {len(content)} bytes, and would come to {limit}")
-        held = held_in(request.scope)
-        if held is not None:
-            await held.more(size)
+            limit = f"more than {most} bytes (request_decoded_bytes_max)"
+            raise HTTPException(413, f"the {len(content)} bytes of the body would decode to {limit}")
+        reservation = reservation_of(request.scope)
+        if reservation is not None:
+            await reservation.reserve(size)
         return content
 
 
 def decoded_bytes(content: bytes, kind: str, enough: int) -> int:
-    """The size of a body once it is decoded; counted until it is more than `enough`, estimated if the body is text."""
+    """The decoded size of a body: estimated for text, counted for Arrow and Parquet until it exceeds `enough`."""
     if kind not in (ARROW, PARQUET):
         return text_bytes(content, kind)
     try:
         return parquet_bytes(content, enough) if kind == PARQUET else _stream_bytes(content, enough)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        what = "Parquet file" if kind == PARQUET else "Arrow stream"
-        raise InvalidInput(where="body", why=f"it is no {what}: {error}") from error
+        what = "a Parquet file" if kind == PARQUET else "an Arrow stream"
+        raise InvalidInput(where="body", why=f"the body is not {what}: {error}") from error
 
 
 def _stream_bytes(content: bytes, enough: int) -> int:
@@ -138,78 +138,81 @@ def _stream_bytes(content: bytes, enough: int) -> int:
     with pa.ipc.open_stream(content) as stream:
         for field in stream.schema:
             if is_foreign(field.type):
-                why = f"{field.type} is no type of a table: decode it before it is sent"
+                why = f"a table cannot have the type {field.type}; convert the column before sending it"
                 raise InvalidInput(where=f"body, column {field.name!r}", why=why)
         if not any(may_repeat(field.type) for field in stream.schema):
             return total
         for batch in stream:
-            batch.validate(full=True)  # what an index stands for is looked up
+            batch.validate(full=True)  # plain_bytes follows indices
             total += sum(map(plain_bytes, batch.columns))
             if total > enough:
                 break
     return total
 
 
-def given_in(content: bytes, kind: str, tables: Tables, table: str, *, is_delete: bool = False) -> Given:
-    """A body that is rows and nothing else holds keys, or rows, to delete if `is_delete`."""
+def decode_body(content: bytes, kind: str, tables: Tables, table: str, *, is_delete: bool = False) -> PushedRows:
+    """With `is_delete`, a body that is only rows has the keys, or rows, to delete."""
     if kind == JSON:
-        whole = whole_json(content)
+        whole = decode_json_body(content)
         if not isinstance(whole, list):
             if is_delete:
-                raise InvalidInput(where="parameter 'deletes'", why="the body says itself what is deleted")
-            return given_of(whole, "body")
+                raise InvalidInput(
+                    where="parameter 'deletes'",
+                    why="the body is an object, which has its own 'deletes'; remove the parameter",
+                )
+            return parse_rows(whole, "body")
         rows: Any = whole
     elif kind == ARROW:
         rows = _arrow(content)
     elif kind == LINES:
         lines = enumerate(content.split(b"\n"), 1)
-        rows = [_decoded(line, first_line=at) for at, line in lines if line.strip()]
+        rows = [_decode_json(line, first_line=at) for at, line in lines if line.strip()]
     else:
-        rows = _of_file(content, _FILES[kind], tables, table, is_delete=is_delete)
-    return Given(deletes=rows) if is_delete else Given(rows)
+        rows = _read_file(content, _FILES[kind], tables, table, is_delete=is_delete)
+    return PushedRows(deletes=rows) if is_delete else PushedRows(rows)
 
 
-def _of_file(content: bytes, form: Format, tables: Tables, table: str, *, is_delete: bool) -> Any:
-    """These are read as files are, with the same messages."""
-    with scratch_file() as kept:
+def _read_file(content: bytes, form: Format, tables: Tables, table: str, *, is_delete: bool) -> Any:
+    """CSV and Parquet are read like files, with the same errors."""
+    with scratch_file() as path:
         with using_scratch():
-            kept.write_bytes(content)
-        found = [*rows_of_file(tables, table, kept, form, "body", is_delete=is_delete)]
-    return pa.concat_tables(found) if found else ()
+            path.write_bytes(content)
+        pieces = [*rows_of_file(tables, table, path, form, "body", is_delete=is_delete)]
+    return pa.concat_tables(pieces) if pieces else ()
 
 
-def whole_json(content: bytes) -> Any:
-    return _decoded(content, first_line=1)
+def decode_json_body(content: bytes) -> Any:
+    return _decode_json(content, first_line=1)
 
 
-def given_of(value: Any, where: str) -> Given:
+def parse_rows(value: Any, where: str) -> PushedRows:
     if isinstance(value, list):
-        return Given(value)
+        return PushedRows(value)
     if not isinstance(value, Mapping) or not value.keys() <= {"rows", "deletes"}:
-        why = f'{show_value(value)} is neither a list of rows nor {{"rows": [...], "deletes": [...]}}'
+        why = f'expected a list of rows or {{"rows": [...], "deletes": [...]}}, not {show_value(value)}'
         raise InvalidInput(where=where, why=why)
-    return Given(value.get("rows", ()), value.get("deletes", ()))
+    return PushedRows(value.get("rows", ()), value.get("deletes", ()))
 
 
-def _decoded(content: bytes, *, first_line: int) -> Any:
+def _decode_json(content: bytes, *, first_line: int) -> Any:
     try:
         return decode_json(msgspec.json.Decoder(float_hook=Number), content)
     except RepeatedName as error:
         where = "body" if first_line == 1 else f"body, line {first_line}"
         raise InvalidInput(where=where, why=str(error)) from error
     except (msgspec.MsgspecError, UnicodeError) as error:
-        found = _BYTE.search(str(error))
-        at = int(found[1]) if found else _first_bad(content)
-        why = _BYTE.sub("", str(error)) if not isinstance(error, UnicodeError) else "it is not UTF-8"
+        match = _BYTE.search(str(error))
+        at = int(match[1]) if match else _find_non_utf8(content)
+        why = _BYTE.sub("", str(error)) if not isinstance(error, UnicodeError) else "the body is not UTF-8"
         line = first_line + content.count(b"\n", 0, at)
         column = at - content.rfind(b"\n", 0, at)
         raise InvalidInput(where=f"body, line {line}, column {column}", why=why) from error
     except RecursionError as error:
-        raise InvalidInput(where=f"body, line {first_line}", why="it is nested too deeply") from error
+        raise InvalidInput(where=f"body, line {first_line}", why="the JSON is nested too deeply") from error
 
 
-def _first_bad(content: bytes) -> int:
-    """Where UTF-8 ends, or the end, if it is all of it: what is cut off is cut off there."""
+def _find_non_utf8(content: bytes) -> int:
+    """The first byte that is not UTF-8; the end if there is none: truncated JSON fails there."""
     try:
         content.decode()
     except UnicodeDecodeError as error:
@@ -221,7 +224,7 @@ def _arrow(content: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(content) as stream:
             rows = stream.read_all()
-        rows.validate(full=True)  # offsets that lie outside would be read as they are
+        rows.validate(full=True)  # otherwise offsets outside of the buffers would be followed
     except (pa.ArrowException, OSError) as error:
-        raise InvalidInput(where="body", why=f"it is no Arrow stream: {error}") from error
+        raise InvalidInput(where="body", why=f"the body is not an Arrow stream: {error}") from error
     return rows

@@ -1,4 +1,4 @@
-"""What there is: `/v1/collections`, `/v1/tables`, `/v1/views`, and how it hangs together: `/v1/graph`."""
+"""`/v1/collections`, `/v1/tables`, `/v1/views`: the collections; `/v1/graph`: how they are connected."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from evertide.pipeline.status.status import SourceStatus, Status
 from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA
 from evertide.server.endpoints.columns import Column, columns_of
 from evertide.server.endpoints.history import History
-from evertide.server.http.answers import JSON, no_such, told
+from evertide.server.http.answers import JSON, not_found, struct_response
 from evertide.server.http.endpoint import Endpoint, NoQuery
 
-__all__ = ["Collection", "Collections", "Inventory", "name_of"]
+__all__ = ["Collection", "CollectionEndpoints", "Inventory", "declared_name"]
 
 
-class Feed(msgspec.Struct, frozen=True):
+class SourceSummary(msgspec.Struct, frozen=True):
     """The source that feeds a table."""
 
     name: str
@@ -34,10 +34,10 @@ class Feed(msgspec.Struct, frozen=True):
     state: str
     position: str
     lag: Any
-    """What it says of how far behind it is: `bytes`, `rows`, `files`, `seconds`; null if it says nothing."""
+    """As far as the source knows it: `bytes`, `rows`, `files`, `seconds`; otherwise null."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class SinkSummary(msgspec.Struct, frozen=True):
     """A sink that a collection is written to."""
 
     name: str
@@ -48,7 +48,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """A table or a view, as it is now."""
+    """A table or a view."""
 
     name: str
     kind: str
@@ -61,16 +61,16 @@ class Collection(msgspec.Struct, frozen=True):
     upper: int
     since: int
     rows: int | None
-    """Exact; null if its content is not kept, or not there yet."""
+    """Exact; null if the content is not stored, or not computed yet."""
     bytes: int
     parts: int
     reads: list[str]
-    source: Feed | None
-    sinks: list[Target]
+    source: SourceSummary | None
+    sinks: list[SinkSummary]
     is_kept: bool
 
 
-class Listed(msgspec.Struct, frozen=True):
+class CollectionsAnswer(msgspec.Struct, frozen=True):
     time: int
     collections: list[Collection]
 
@@ -100,7 +100,7 @@ class Graph(msgspec.Struct, frozen=True):
     edges: list[Edge]
 
 
-class Collections:
+class CollectionEndpoints:
     """The endpoints."""
 
     def __init__(self, pipeline: Pipeline, history: History) -> None:
@@ -108,26 +108,31 @@ class Collections:
         self._history = history
 
     def endpoints(self) -> Iterator[Endpoint]:
-        area, several, one = "collections", {JSON: Listed}, {JSON: Collection}
+        area, several, one = "collections", {JSON: CollectionsAnswer}, {JSON: Collection}
         yield Endpoint("GET", "/v1/collections", area, "All tables and views.", self._all, several)
         yield Endpoint("GET", "/v1/tables", area, "All tables.", self._tables, several)
         yield Endpoint("GET", "/v1/views", area, "All views.", self._views, several)
         for kind, handler in (("tables", self._table), ("views", self._view)):
-            summary = f"One of the {kind}."
+            summary = f"One {kind.removesuffix('s')}."
             path = f"/v1/{kind}/{{name}}"
             yield Endpoint("GET", path, area, summary, handler, one, refusals=(400, 404))
         yield Endpoint(
-            "GET", "/v1/graph", area, "Sources, tables, views and sinks, and what flows.", self._graph, {JSON: Graph}
+            "GET",
+            "/v1/graph",
+            area,
+            "Sources, tables, views and sinks, and the edges between them.",
+            self._graph,
+            {JSON: Graph},
         )
 
     async def _all(self, _: Request, __: NoQuery) -> Response:
-        return await run_in_threadpool(self._listed, ("table", "view"))
+        return await run_in_threadpool(self._list, ("table", "view"))
 
     async def _tables(self, _: Request, __: NoQuery) -> Response:
-        return await run_in_threadpool(self._listed, ("table",))
+        return await run_in_threadpool(self._list, ("table",))
 
     async def _views(self, _: Request, __: NoQuery) -> Response:
-        return await run_in_threadpool(self._listed, ("view",))
+        return await run_in_threadpool(self._list, ("view",))
 
     async def _table(self, request: Request, _: NoQuery) -> Response:
         return await run_in_threadpool(self._one, request.path_params["name"], "table")
@@ -136,35 +141,37 @@ class Collections:
         return await run_in_threadpool(self._one, request.path_params["name"], "view")
 
     async def _graph(self, _: Request, __: NoQuery) -> Response:
-        return await run_in_threadpool(self._drawn)
+        return await run_in_threadpool(self._draw_graph)
 
-    def _listed(self, kinds: tuple[str, ...]) -> Response:
+    def _list(self, kinds: tuple[str, ...]) -> Response:
         inventory = Inventory(self._pipeline)
-        return told(Listed(inventory.status.time, [one for one in inventory.all() if one.kind in kinds]))
+        return struct_response(
+            CollectionsAnswer(inventory.status.time, [one for one in inventory.all() if one.kind in kinds])
+        )
 
     def _one(self, name: str, kind: str) -> Response:
-        own = name_of(self._pipeline, name, kind)
-        return told(next(one for one in Inventory(self._pipeline).all() if one.name == own))
+        declared = declared_name(self._pipeline, name, kind)
+        return struct_response(next(one for one in Inventory(self._pipeline).all() if one.name == declared))
 
-    def _drawn(self) -> Response:
+    def _draw_graph(self) -> Response:
         inventory = Inventory(self._pipeline)
         self._history.follow()
-        return told(Graph(inventory.status.time, [*inventory.nodes(self._history)], [*inventory.edges()]))
+        return struct_response(Graph(inventory.status.time, [*inventory.nodes(self._history)], [*inventory.edges()]))
 
 
-def name_of(pipeline: Pipeline, name: str, kind: str) -> str:
-    """The name as it was declared; 404 if there is no such table, or view."""
+def declared_name(pipeline: Pipeline, name: str, kind: str) -> str:
+    """The name in the case of its declaration; raises 404 if the pipeline has no such table or view."""
     definition = pipeline.definition
     tables = [*(one for one, table in definition.tables.items() if table.is_declared), ERRORS]
     known = tables if kind == "table" else [*definition.views]
-    found = next((one for one in known if one.lower() == name.lower()), None)
-    if found is None:
-        raise no_such(f"{kind} {name!r}", f"the pipeline has no such {kind}; it has {sorted(known)}")
-    return found
+    declared = next((one for one in known if one.lower() == name.lower()), None)
+    if declared is None:
+        raise not_found(f"{kind} {name!r}", f"the pipeline has no such {kind}; it has {', '.join(sorted(known))}")
+    return declared
 
 
 class Inventory:
-    """What there is, as of one look."""
+    """All sources, collections and sinks, from one read of the status."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -180,7 +187,9 @@ class Inventory:
                 yield self._table(name, table, engine.tables.get(name))
         for name, view in definition.views.items():
             yield self._view(name, view, engine.views.get(name))
-        yield self._stored(ERRORS, "table", definition.errors, ERRORS_SCHEMA, comment="Rows that did not fit.")
+        yield self._stored(
+            ERRORS, "table", definition.errors, ERRORS_SCHEMA, comment="Rows that did not fit their table."
+        )
 
     def _table(self, name: str, record: TableRecord, declared: DeclaredTable | None) -> Collection:
         return self._stored(
@@ -222,7 +231,7 @@ class Inventory:
             bytes=sum(part.bytes for part in parts),
             parts=len(parts),
             sinks=[
-                Target(sink.name, sink.connector, sink.state, sink.last, sink.behind)
+                SinkSummary(sink.name, sink.connector, sink.state, sink.last, sink.behind)
                 for sink in self.status.sinks
                 if sink.collection == name
             ],
@@ -230,11 +239,11 @@ class Inventory:
             **facts,
         )
 
-    def _source(self, table: str, connector: str) -> Feed | None:
+    def _source(self, table: str, connector: str) -> SourceSummary | None:
         source = self._sources.get(table)
         if source is None:
             return None
-        return Feed(source.name, connector or PUSH, source.state, source.position, to_json_value(source.lag))
+        return SourceSummary(source.name, connector or PUSH, source.state, source.position, to_json_value(source.lag))
 
     def nodes(self, history: History) -> Iterator[Node]:
         sources, shards = history.rates()

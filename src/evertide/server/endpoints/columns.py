@@ -1,4 +1,4 @@
-"""The columns of an answer, as people write their types."""
+"""The columns of an answer, with their SQL types."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`/v1/pause` and `/v1/resume`: the pipeline takes no new transaction in between.
+"""`/v1/pause` and `/v1/resume`: between them, the pipeline starts no transaction.
 
-It is this process that waits. It says so in its status, also to those who ask the storage; a restart ends it.
+The pause belongs to this process: its status shows it, also when read from the storage, and a restart ends it.
 """
 
 from __future__ import annotations
@@ -14,37 +14,35 @@ from starlette.responses import Response
 
 from evertide.media import JSON
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.http.answers import told
+from evertide.server.http.answers import struct_response
 from evertide.server.http.endpoint import Endpoint, NoQuery
 
-__all__ = ["Control"]
+__all__ = ["ControlEndpoints"]
 
 
-class Going(msgspec.Struct, frozen=True):
+class ControlAnswer(msgspec.Struct, frozen=True):
     state: str
     time: int
 
 
-class Control:
-    """The endpoints."""
-
+class ControlEndpoints:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
     def endpoints(self) -> Iterator[Endpoint]:
         area = "control"
-        pause = "Take no new transaction until resumed; one that is under way is completed."
-        yield Endpoint("POST", "/v1/pause", area, pause, self._pause, {JSON: Going})
-        yield Endpoint("POST", "/v1/resume", area, "Go on.", self._resume, {JSON: Going})
+        pause = "Start no transaction until the pipeline is resumed; the current one is completed."
+        yield Endpoint("POST", "/v1/pause", area, pause, self._pause, {JSON: ControlAnswer})
+        yield Endpoint("POST", "/v1/resume", area, "Resume a paused pipeline.", self._resume, {JSON: ControlAnswer})
 
     async def _pause(self, _: Request, __: NoQuery) -> Response:
         await run_in_threadpool(self._pipeline.pause)
-        return await self._told()
+        return await self._answer()
 
     async def _resume(self, _: Request, __: NoQuery) -> Response:
         await run_in_threadpool(self._pipeline.resume)
-        return await self._told()
+        return await self._answer()
 
-    async def _told(self) -> Response:
+    async def _answer(self) -> Response:
         status = await run_in_threadpool(self._pipeline.status)
-        return told(Going(status.state, status.time))
+        return struct_response(ControlAnswer(status.state, status.time))

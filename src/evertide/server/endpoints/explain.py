@@ -1,4 +1,4 @@
-"""`/v1/views/{name}/explain`: the operators of a view, how each is maintained, and the state behind it."""
+"""`/v1/views/{name}/explain`: the operators of a view, how each is maintained, and its state."""
 
 from __future__ import annotations
 
@@ -10,40 +10,39 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.errors import InvalidInput
+from evertide.errors import NotAllowedNow
 from evertide.flow.explanation.diagrams import dot, mermaid
 from evertide.flow.explanation.explanation import Explanation
 from evertide.media import DOT, JSON, MERMAID, TEXT
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.endpoints.collections import name_of
-from evertide.server.http.answers import said
+from evertide.server.endpoints.collections import declared_name
+from evertide.server.http.answers import json_response
 from evertide.server.http.endpoint import BYTES, Endpoint
-from evertide.server.http.media import chosen
+from evertide.server.http.media import choose_media
 
-__all__ = ["Explaining"]
+__all__ = ["ExplainEndpoints"]
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: (
-        Annotated[str, msgspec.Meta(description="json, text, mermaid or dot: counts before the header Accept.")] | None
+        Annotated[str, msgspec.Meta(description="json, text, mermaid or dot; takes precedence over the Accept header.")]
+        | None
     ) = None
 
 
-class Explained(msgspec.Struct, frozen=True):
-    """As `evertide explain --json` says it, with the state that is there."""
+class ExplainAnswer(msgspec.Struct, frozen=True):
+    """The output of `evertide explain --json`, with the current state."""
 
     views: list[Any]
     arrangements: list[Any]
 
 
-class Explaining:
-    """The endpoint."""
-
+class ExplainEndpoints:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
     def endpoints(self) -> Iterator[Endpoint]:
-        answers = {JSON: Explained, TEXT: BYTES, MERMAID: BYTES, DOT: BYTES}
+        answers = {JSON: ExplainAnswer, TEXT: BYTES, MERMAID: BYTES, DOT: BYTES}
         yield Endpoint(
             "GET",
             "/v1/views/{name}/explain",
@@ -56,17 +55,18 @@ class Explaining:
         )
 
     async def _explain(self, request: Request, query: ExplainQuery) -> Response:
-        media = chosen(request, query.format, (JSON, TEXT, MERMAID, DOT))
-        found = await run_in_threadpool(self._explained, request.path_params["name"])
+        media = choose_media(request, query.format, (JSON, TEXT, MERMAID, DOT))
+        explanation = await run_in_threadpool(self._explain_view, request.path_params["name"])
         if media == JSON:
-            return said(found.to_dict())
-        text = found.text() if media == TEXT else mermaid(found) if media == MERMAID else dot(found)
-        return Response(text, media_type=media)
+            return json_response(explanation.to_dict())
+        render = {MERMAID: mermaid, DOT: dot}.get(media, Explanation.text)
+        return Response(render(explanation), media_type=media)
 
-    def _explained(self, name: str) -> Explanation:
-        own = name_of(self._pipeline, name, "view")
-        explained: list[Explanation] = self._pipeline.explain()
-        for found in explained:
-            if own in found.names:
-                return found.only(own)
-        raise InvalidInput(where=f"view {own!r}", why="it is not maintained just now; GET /v1/status says why")
+    def _explain_view(self, name: str) -> Explanation:
+        view = declared_name(self._pipeline, name, "view")
+        explanations: list[Explanation] = self._pipeline.explain()
+        for explanation in explanations:
+            if view in explanation.names:
+                return explanation.only(view)
+        why = "the view is not maintained at the moment; GET /v1/status has the reason"
+        raise NotAllowedNow(where=f"view {view!r}", why=why)

@@ -1,13 +1,13 @@
-"""Rows in each of the formats that they are given in: from tables, one after the other, to pieces of bytes.
+"""Encode Arrow tables, one after the other, in the format of the answer.
 
     application/json                      {"time": T, "columns": [{name, type, is_nullable}, ...], "rows": [[...], ...]}
-    application/x-ndjson                  an object in each line
-    text/csv                              with a header; NULL is nothing at all, an empty text is ""
+    application/x-ndjson                  one JSON object per line
+    text/csv                              with a header; NULL is an empty field, an empty text is ""
     application/vnd.apache.arrow.stream   an Arrow IPC stream
     application/vnd.apache.parquet        a Parquet file
 
-1. What is given can be pushed again, and is the same then.
-2. Nothing is held but the table at hand.
+1. An answer can be pushed again, and gives the same rows.
+2. Memory holds one table at a time.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ import pyarrow.parquet as pq
 
 from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
-from evertide.rows.conform import conform_table
 from evertide.server.endpoints.columns import columns_of
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["ROW_FORMATS", "csv_text", "pieces", "unique_names", "values_of"]
+__all__ = ["ROW_FORMATS", "csv_text", "encode_rows", "unique_names", "values_of"]
 
-_ROWS = 4096
+_SLICE_ROWS = 4096
 _QUOTED = re.compile(r'[",\r\n]|^\s|\s$|^$')
 
 Pieces = Callable[[pa.Schema, Iterable[pa.Table], Mapping[str, Any]], Iterator[bytes]]
 
 
-def pieces(
+def encode_rows(
     media: str, schema: pa.Schema, tables: Iterable[pa.Table], facts: Mapping[str, Any] | None = None
 ) -> Iterator[bytes]:
-    """`facts` stand before the rows, in JSON. The first table is read before anything is said."""
-    found = iter(tables)
-    first = next(found, None)
-    yield from _WRITERS[media](schema, chain([] if first is None else [first], found), facts or {})
+    """In JSON, `facts` precede the rows. The first table is read before the first piece is returned."""
+    rest = iter(tables)
+    first = next(rest, None)
+    yield from _WRITERS[media](schema, chain([] if first is None else [first], rest), facts or {})
 
 
 def unique_names(rows: pa.Table) -> pa.Table:
-    """A query may name two columns alike, which no JSON object does."""
+    """A query may return columns with equal names; a JSON object has none."""
     names: list[str] = []
     for name in rows.schema.names:
         count, unique = 1, name
@@ -58,7 +57,7 @@ def unique_names(rows: pa.Table) -> pa.Table:
 
 
 def values_of(rows: pa.Table) -> list[list[Any]]:
-    """As JSON has them, in the order of the columns."""
+    """JSON values, in the order of the columns."""
     return [[*row.values()] for row in json_rows(rows)]
 
 
@@ -66,20 +65,20 @@ def _json(schema: pa.Schema, tables: Iterable[pa.Table], facts: Mapping[str, Any
     head = msgspec.json.encode({**facts, "columns": columns_of(schema)})
     yield head.removesuffix(b"}") + b',"rows":['
     between = b""
-    for piece in _small(tables):
+    for piece in _slices(tables):
         yield between + msgspec.json.encode(values_of(piece))[1:-1]
         between = b","
     yield b"]}"
 
 
 def _lines(_: pa.Schema, tables: Iterable[pa.Table], __: Mapping[str, Any]) -> Iterator[bytes]:
-    for piece in _small(tables):
+    for piece in _slices(tables):
         yield b"".join(msgspec.json.encode(row) + b"\n" for row in json_rows(piece))
 
 
 def _csv(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
     yield (",".join(map(_field, schema.names)) + "\n").encode()
-    for piece in _small(tables):
+    for piece in _slices(tables):
         yield "".join(",".join(map(_field, row.values())) + "\n" for row in json_rows(piece)).encode()
 
 
@@ -100,25 +99,27 @@ def _arrow(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) 
     buffer = io.BytesIO()
     with pa.ipc.new_stream(buffer, schema) as writer:
         for table in tables:
-            writer.write_table(conform_table(table, schema))
-            yield _taken(buffer)
-    yield _taken(buffer)
+            writer.write_table(table.cast(schema))
+            yield _drain(buffer)
+    yield _drain(buffer)
 
 
 def _parquet(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
-    sink = _Growing()
+    sink = _DrainableFile()
     try:
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for table in tables:
-                writer.write_table(conform_table(table, schema))
-                yield sink.taken()
+                writer.write_table(table.cast(schema))
+                yield sink.drain()
     except pa.ArrowNotImplementedError as error:
-        raise InvalidInput(where="format 'parquet'", why=f"{error}; ask for Arrow, which has all types") from error
-    yield sink.taken()
+        raise InvalidInput(
+            where="format 'parquet'", why=f"{error}; use the format 'arrow', which supports all types"
+        ) from error
+    yield sink.drain()
 
 
-class _Growing(io.RawIOBase):
-    """A file that nobody holds as a whole: what was written is taken away, and its length stays known."""
+class _DrainableFile(io.RawIOBase):
+    """A file for writing whose content can be removed while its length stays known."""
 
     def __init__(self) -> None:
         self._waiting: list[bytes] = []
@@ -136,23 +137,23 @@ class _Growing(io.RawIOBase):
     def tell(self) -> int:
         return self._length
 
-    def taken(self) -> bytes:
-        found, self._waiting = b"".join(self._waiting), []
-        return found
+    def drain(self) -> bytes:
+        content, self._waiting = b"".join(self._waiting), []
+        return content
 
 
-def _taken(buffer: io.BytesIO) -> bytes:
-    found = buffer.getvalue()
+def _drain(buffer: io.BytesIO) -> bytes:
+    content = buffer.getvalue()
     buffer.seek(0)
     buffer.truncate()
-    return found
+    return content
 
 
-def _small(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Texts take more room than Arrow: some thousand rows at a time."""
+def _slices(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Text takes more memory than Arrow, so rows are encoded a few thousand at a time."""
     for table in tables:
-        for start in range(0, table.num_rows, _ROWS):
-            yield table.slice(start, _ROWS)
+        for start in range(0, table.num_rows, _SLICE_ROWS):
+            yield table.slice(start, _SLICE_ROWS)
 
 
 _WRITERS: dict[str, Pieces] = {JSON: _json, LINES: _lines, CSV: _csv, ARROW: _arrow, PARQUET: _parquet}

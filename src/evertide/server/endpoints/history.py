@@ -1,8 +1,7 @@
-"""`History`: the transactions that this process saw being committed, by whoever committed them, and how long they took.
+"""`History`: the latest transactions of all processes, and their durations, for people.
 
-1. It remembers so many; the journal knows further ones, without how long they took.
-2. How long is from the binding of a transaction until its commit was seen here.
-3. Nothing rests on it: it is for people who look.
+1. It holds the last 4,096 transactions. The journal has further ones, without durations.
+2. A duration is the time from the binding of a transaction until this process saw its commit.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WINDOW_S = 10.0
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """A transaction that is in all collections."""
+    """A committed transaction."""
 
     time: int
     at_s: float
@@ -42,7 +41,7 @@ class Transaction(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    told: Transaction
+    transaction: Transaction
     sources: Mapping[str, int]
     shards: Mapping[str, int]
     seen_s: float
@@ -62,26 +61,26 @@ class History:
         self._began_s = runtime.monotonic_s()
 
     def follow(self) -> list[Transaction]:
-        """Those that were committed since it was last asked."""
+        """The transactions that were committed since the last call."""
         with self._lock:
-            upper, found = self._journal.committed_upper, []
+            upper, new = self._journal.committed_upper, []
             for time in range(self._next, upper):
-                seen = self._look(time)
+                seen = self._read(time)
                 if seen is not None:
                     self._seen.append(seen)
-                    found.append(seen.told)
+                    new.append(seen.transaction)
                 self._next = time + 1
-            return found
+            return new
 
-    def _look(self, time: int) -> _Seen | None:
+    def _read(self, time: int) -> _Seen | None:
         try:
             bound, committed = self._journal.read(time), self._journal.committed(time)
-        except TimeCompacted:  # it was away for so long that nobody needs to know any more
+        except TimeCompacted:  # the journal no longer has it
             return None
         if committed is None:
             return None
         now_s = self.runtime.wall_s()
-        told = Transaction(
+        transaction = Transaction(
             time=time,
             at_s=now_s,
             rows_in=sum(content.rows for content in committed.sources.values()),
@@ -91,21 +90,21 @@ class History:
         )
         sources = {name: content.rows for name, content in committed.sources.items()}
         shards = {name: content.rows for name, content in committed.shards.items()}
-        return _Seen(told, sources, shards, self.runtime.monotonic_s())
+        return _Seen(transaction, sources, shards, self.runtime.monotonic_s())
 
     def transactions(self, before: int | None, limit: int) -> list[Transaction]:
-        """The last ones before a time, the newest first."""
+        """The last transactions before a time, the newest first."""
         self.follow()
         with self._lock:
-            known = {seen.told.time: seen.told for seen in self._seen}
+            known = {seen.transaction.time: seen.transaction for seen in self._seen}
         last = self._journal.committed_upper - 1 if before is None else min(before, self._journal.committed_upper) - 1
         wanted = range(last, max(-1, last - limit), -1)
         if all(time in known for time in wanted):
             return [known[time] for time in wanted]
         lines = {line.time: line for line in self._journal.describe(max(0, last - limit + 1), last) if line.committed}
-        return [known.get(time) or self._recorded(lines[time]) for time in wanted if time in known or time in lines]
+        return [known.get(time) or self._from_journal(lines[time]) for time in wanted if time in known or time in lines]
 
-    def _recorded(self, line: TransactionSummary) -> Transaction:
+    def _from_journal(self, line: TransactionSummary) -> Transaction:
         try:
             committed = self._journal.committed(line.time)
         except TimeCompacted:
@@ -114,20 +113,20 @@ class History:
         return Transaction(line.time, line.bound_at_s, line.rows, out, None, line.bytes)
 
     def _rows_out(self, committed: Committed) -> int:
-        """Changes of views: of all that is no table."""
+        """The number of changes of all views."""
         definition = self._definition()
         tables = {table.shard for table in definition.tables.values()} | {definition.errors}
         return sum(content.rows for name, content in committed.shards.items() if name not in tables)
 
     def rates(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Rows per second of the last seconds: by source, and changes by shard."""
+        """Rows per second over the last 10 seconds: by source, and changes by shard."""
         now_s = self.runtime.monotonic_s()
         span_s = min(_WINDOW_S, max(now_s - self._began_s, 1.0))
         with self._lock:
-            lately = [seen for seen in self._seen if seen.seen_s > now_s - _WINDOW_S]
+            latest = [seen for seen in self._seen if seen.seen_s > now_s - _WINDOW_S]
         sources: Counter[str] = Counter()
         shards: Counter[str] = Counter()
-        for seen in lately:
+        for seen in latest:
             sources.update(seen.sources)
             shards.update(seen.shards)
         return {name: rows / span_s for name, rows in sources.items()}, {

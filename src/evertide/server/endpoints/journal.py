@@ -1,4 +1,4 @@
-"""What happened: `/v1/journal`, the last of `/v1/transactions`, and what is wrong: `/v1/errors`."""
+"""`/v1/journal`, the last transactions (`/v1/transactions`), and current problems (`/v1/errors`)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from evertide.errors import ViewFailed
 from evertide.journal.journal import Journal
 from evertide.json_values import to_json_value
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
 from evertide.problem import Problem
-from evertide.server.endpoints.content import content_of
+from evertide.server.endpoints.content import select_content
 from evertide.server.endpoints.history import History, Transaction
-from evertide.server.http.answers import JSON, told
+from evertide.server.http.answers import JSON, struct_response
 from evertide.server.http.endpoint import Endpoint
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["Journaling", "Page", "Trouble", "troubles"]
+__all__ = ["JournalEndpoints", "Page", "ReportedProblem", "problems_in"]
 
-Limit = Annotated[int, msgspec.Meta(ge=1, le=10_000, description="At most so many.")]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=10_000, description="The largest number of entries.")]
 
 
 class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    before: Annotated[int, msgspec.Meta(ge=0, le=2**62, description="Only those before this time.")] | None = None
+    before: Annotated[int, msgspec.Meta(ge=0, le=2**62, description="Only entries before this time.")] | None = None
     limit: Limit = 100
 
 
@@ -41,7 +42,7 @@ class Transactions(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Which input a transaction holds."""
+    """The input of a transaction."""
 
     time: int
     generation: int
@@ -59,8 +60,8 @@ class Records(msgspec.Struct, frozen=True):
     records: list[Record]
 
 
-class Trouble(msgspec.Struct, frozen=True):
-    """Something that is wrong now: with what, since when, why, and what to do."""
+class ReportedProblem(msgspec.Struct, frozen=True):
+    """A current problem: of which object, since when, why, and what to do."""
 
     of: str
     state: str
@@ -73,16 +74,14 @@ class Trouble(msgspec.Struct, frozen=True):
 
 class Errors(msgspec.Struct, frozen=True):
     time: int
-    problems: list[Trouble]
+    problems: list[ReportedProblem]
     errors: list[dict[str, Any]]
     """Rows that did not fit their table."""
     count: int
     is_truncated: bool
 
 
-class Journaling:
-    """The endpoints."""
-
+class JournalEndpoints:
     def __init__(self, pipeline: Pipeline, history: History) -> None:
         self._pipeline = pipeline
         self._history = history
@@ -93,54 +92,57 @@ class Journaling:
         area = "journal"
         last = "The last transactions, the newest first."
         yield Endpoint("GET", "/v1/transactions", area, last, self._transactions, {JSON: Transactions}, Page)
-        records = "Which input each transaction holds, the newest first."
+        records = "The input of each transaction, the newest first."
         yield Endpoint("GET", "/v1/journal", area, records, self._records, {JSON: Records}, Page)
-        wrong = "What is wrong now, and rows that did not fit their table."
-        yield Endpoint("GET", "/v1/errors", area, wrong, self._errors, {JSON: Errors}, ErrorsQuery)
+        errors = "Current problems, and rows that did not fit their table."
+        yield Endpoint("GET", "/v1/errors", area, errors, self._errors, {JSON: Errors}, ErrorsQuery)
 
     async def _transactions(self, _: Request, query: Page) -> Response:
-        found = await run_in_threadpool(self._history.transactions, query.before, query.limit)
-        return told(Transactions(found))
+        transactions = await run_in_threadpool(self._history.transactions, query.before, query.limit)
+        return struct_response(Transactions(transactions))
 
     async def _records(self, _: Request, query: Page) -> Response:
-        return await run_in_threadpool(self._described, query)
+        return await run_in_threadpool(self._read_records, query)
 
-    def _described(self, query: Page) -> Response:
+    def _read_records(self, query: Page) -> Response:
         upper = self._journal.upper
         last = (upper if query.before is None else min(query.before, upper)) - 1
         lines = self._journal.describe(max(0, last - query.limit + 1), last)
-        return told(Records([msgspec.convert(to_json_value(line), Record) for line in reversed(lines)]))
+        return struct_response(Records([msgspec.convert(to_json_value(line), Record) for line in reversed(lines)]))
 
     async def _errors(self, _: Request, query: ErrorsQuery) -> Response:
-        return await run_in_threadpool(self._wrong, query.limit)
+        return await run_in_threadpool(self._read_errors, query.limit)
 
-    def _wrong(self, limit: int) -> Response:
+    def _read_errors(self, limit: int) -> Response:
         view, shard = self._pipeline.view(ERRORS), self._pipeline.collections.members().collection(ERRORS)
-        content = content_of(view, shard)
-        found = [row for table in content.tables(limit) for row in json_rows(table)]
+        content = select_content(view, shard)
+        rows = [row for table in content.tables(limit) for row in json_rows(table)]
         count = sum(part.count for part in shard.log.read().state.parts)
         status = self._pipeline.status()
-        return told(Errors(content.time, [*troubles(status)], found, count, is_truncated=count > len(found)))
+        problems = [*problems_in(status)]
+        return struct_response(Errors(content.time, problems, rows, count, is_truncated=count > len(rows)))
 
 
-def troubles(status: Status) -> Iterator[Trouble]:
-    """Of the pipeline, its sources, its sinks and its views; each once."""
-    told_of: set[str] = set()
+def problems_in(status: Status) -> Iterator[ReportedProblem]:
+    """The problems of the pipeline, its sources, sinks and views, each once."""
+    reasons: set[str] = set()
     for source in status.sources:
         for problem in source.problems:
-            told_of.add(problem.why)
-            yield _trouble(f"source {source.name!r}", problem)
+            reasons.add(problem.why)
+            yield _report(f"source {source.name!r}", problem)
     for problem in status.problems:
-        if problem.why not in told_of:
-            yield _trouble("pipeline", problem)
+        if problem.why not in reasons:
+            yield _report("pipeline", problem)
     for sink in status.sinks:
         if sink.problem is not None:
-            yield _trouble(f"sink {sink.name!r}", sink.problem)
-    for one in status.collections:
-        if one.state == "failed":
-            remedy = "Correct the row; the view is tried again when a transaction touches it."
-            yield Trouble(f"view {one.name!r}", one.state, "view_failed", one.why, remedy, 0.0)
+            yield _report(f"sink {sink.name!r}", sink.problem)
+    for view in status.collections:
+        if view.state == "failed":
+            code, remedy = ViewFailed.error_code, ViewFailed.remedy
+            yield ReportedProblem(f"view {view.name!r}", view.state, code, view.why, remedy, 0.0)
 
 
-def _trouble(of: str, problem: Problem) -> Trouble:
-    return Trouble(of, problem.state, problem.error_code, problem.why, problem.remedy, problem.since_s, problem.wait_s)
+def _report(of: str, problem: Problem) -> ReportedProblem:
+    return ReportedProblem(
+        of, problem.state, problem.error_code, problem.why, problem.remedy, problem.since_s, problem.wait_s
+    )

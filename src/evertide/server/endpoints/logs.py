@@ -1,4 +1,4 @@
-"""`/v1/logs`: the last lines of the log of this process, as records (`evertide.logs`). No secret is in them."""
+"""`/v1/logs`: the last log lines of this process, as records (`evertide.logs`). They contain no secrets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.logs import LogLine, Ring
-from evertide.server.http.answers import JSON, told
+from evertide.server.http.answers import JSON, struct_response
 from evertide.server.http.endpoint import Endpoint
 
-__all__ = ["Logs"]
+__all__ = ["LogEndpoints"]
 
 
 class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, msgspec.Meta(ge=1, le=2000, description="At most so many.")] = 100
+    limit: Annotated[int, msgspec.Meta(ge=1, le=2000, description="The largest number of lines.")] = 100
     level: Annotated[
-        Literal["debug", "info", "warning", "error", "critical"], msgspec.Meta(description="Of this level or worse.")
+        Literal["debug", "info", "warning", "error", "critical"], msgspec.Meta(description="The lowest level.")
     ] = "info"
 
 
@@ -27,16 +27,13 @@ class LogLines(msgspec.Struct, frozen=True):
     logs: list[LogLine]
 
 
-class Logs:
-    """The endpoint. A process that keeps no lines says none."""
-
+class LogEndpoints:
     def __init__(self, ring: Ring | None) -> None:
         self._ring = ring
 
     def endpoints(self) -> Iterator[Endpoint]:
-        last = "The last lines of the log of this process, the newest first."
+        last = "The last log lines of this process, the newest first."
         yield Endpoint("GET", "/v1/logs", "status", last, self._logs, {JSON: LogLines}, LogsQuery)
 
     async def _logs(self, _: Request, query: LogsQuery) -> Response:
-        found = [] if self._ring is None else self._ring.lines(query.limit, query.level)
-        return told(LogLines(found))
+        return struct_response(LogLines([] if self._ring is None else self._ring.lines(query.limit, query.level)))

@@ -1,4 +1,4 @@
-"""`/v1/openapi.json`: all endpoints, described."""
+"""`/v1/openapi.json`: the description of all endpoints."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from evertide.media import JSON
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.server.http.openapi import document
 
-__all__ = ["described"]
+__all__ = ["with_openapi"]
 
 
-def described(
+def with_openapi(
     endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any] | None = None
 ) -> Iterator[Endpoint]:
-    """The endpoints, and the one that describes them; that one is described as well.
-
-    `others` are paths of the document that are described elsewhere.
-    """
+    """The endpoints, and the one that describes them and itself. `others` are further paths of the document."""
     table = [*endpoints]
-    made: list[bytes] = []
+    encoded: list[bytes] = []
 
     async def describe(_: Request, __: NoQuery) -> Response:
-        if not made:
-            made.append(msgspec.json.encode(document(table, has_tokens=has_tokens, others=others or {})))
-        return Response(made[0], media_type=JSON)
+        if not encoded:
+            encoded.append(msgspec.json.encode(document(table, has_tokens=has_tokens, others=others or {})))
+        return Response(encoded[0], media_type=JSON)
 
     handler: Any = describe
     table.append(Endpoint("GET", "/v1/openapi.json", "status", "This document.", handler, {JSON: BYTES}))

@@ -1,13 +1,14 @@
-"""Rows that come by HTTP: `POST /v1/tables/{name}/rows` and `POST /v1/transactions`.
+"""`POST /v1/tables/{name}/rows` and `POST /v1/transactions`: push rows, each request in one transaction.
 
-1. An answer is given after the commit: 200, and the rows are in all views (I7).
-2. If the rows are bound, and their transaction cannot be completed now, the answer is 202, with the problem: they are
-   durable, and show once the pipeline goes on. Nobody may send them again.
-3. Any other answer means that nothing of the request was taken, but for `outcome_unknown` (504).
-4. A client that names itself (`Evertide-Producer`) and numbers its requests (`Evertide-Sequence`) may repeat one
-   whatever was answered: it is taken once (J10). It sends one after the other, with numbers that go up.
-5. Requests that come while a transaction is made are taken together by the next one. Each waits in a thread of its
-   own; there are so many of these, and others that look on.
+1. The server answers 200 after the commit: the rows are in all views (I7).
+2. If the rows are bound, but their transaction cannot be completed now, the answer is 202 with the problem. The rows
+   are durable and become visible when the pipeline continues. The client must not send them again.
+3. Any other answer means that nothing was written, except `outcome_unknown` (504).
+4. A client that sends its name (`Evertide-Producer`) and a sequence number (`Evertide-Sequence`) may repeat a request
+   after any answer: it takes effect once (J10). The client sends its requests one after the other, with increasing
+   numbers.
+5. Requests that arrive during a transaction share the next one. Each waits in one of 64 threads; other endpoints use
+   other threads.
 """
 
 from __future__ import annotations
@@ -27,45 +28,62 @@ from evertide.json_values import error_to_json
 from evertide.media import JSON
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.bodies.bodies import BODIES, Given, Intake, given_in, given_of, type_of, whole_json
-from evertide.server.http.answers import told
+from evertide.server.bodies.bodies import (
+    BODIES,
+    BodyReader,
+    PushedRows,
+    decode_body,
+    decode_json_body,
+    media_type_of,
+    parse_rows,
+)
+from evertide.server.http.answers import struct_response
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.sources.values.values import show_value
 
-__all__ = ["HEADERS", "TXID_HEADER", "PushQuery", "Pushing", "Taken", "answer_of", "named", "taken"]
+__all__ = [
+    "HEADERS",
+    "TXID_HEADER",
+    "PushEndpoints",
+    "PushQuery",
+    "PushResult",
+    "commit_push",
+    "parse_producer",
+    "push_response",
+]
 
-TablesIn = Callable[[bytes], Mapping[str, Given]]
-"""What a body holds, by table."""
+TablesIn = Callable[[bytes], Mapping[str, PushedRows]]
+"""Decodes a body; the rows are by table."""
 
 HEADERS = {
-    "Evertide-Producer": "Who sends it, if it may be sent again; with Evertide-Sequence.",
-    "Evertide-Sequence": "The number of the request, which goes up from one to the next of a producer.",
+    "Evertide-Producer": "The name of the producer, if it may repeat the request; needs Evertide-Sequence.",
+    "Evertide-Sequence": "The number of the request; a producer increases it with each request.",
 }
 
 TXID_HEADER = "Evertide-Txid"
-"""The number that live shapes tell of the transaction in `txids`."""
+"""The number under which shapes list the transaction in `txids`."""
 _THREADS = 64
 _PRODUCER_MAX = 200
 _SEQUENCE_MAX = 2**63 - 1
 
 
 class PushQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    deletes: Annotated[bool, msgspec.Meta(description="The body holds keys, or rows, to delete.")] = False
+    deletes: Annotated[bool, msgspec.Meta(description="The body has keys, or rows, to delete.")] = False
 
 
-class Taken(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The transaction that holds the rows."""
+class PushResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The transaction of the rows."""
 
     time: int
     rows: int
     is_repeated: bool = False
-    """It was taken before, and not again."""
+    """Whether an earlier request with the same number took effect instead."""
     problem: dict[str, Any] | None = None
-    """Why the rows do not show yet."""
+    """Why the rows are not visible yet."""
 
 
 class RowsBody(msgspec.Struct, frozen=True):
-    """For one table. Rows are objects, and so are deletes, or the key itself."""
+    """Rows of one table. A row is an object; a delete is an object or the key itself."""
 
     rows: list[Any] = []
     deletes: list[Any] = []
@@ -75,22 +93,20 @@ class TransactionBody(msgspec.Struct, frozen=True):
     tables: dict[str, RowsBody | list[Any]]
 
 
-class Pushing:
-    """The endpoints."""
-
+class PushEndpoints:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._intake = Intake(pipeline.settings)
+        self._body_reader = BodyReader(pipeline.settings)
 
     def endpoints(self) -> Iterator[Endpoint]:
-        area, answers, refusals = "rows", {JSON: Taken}, (400, 409, 413, 415, 503, 504)
-        waits = {202: "The rows are durable, and show once the pipeline goes on."}
+        area, answers, refusals = "rows", {JSON: PushResult}, (400, 409, 413, 415, 503, 504)
+        waits = {202: "The rows are durable, and become visible when the pipeline continues."}
         yield Endpoint(
             "POST",
             "/v1/tables/{name}/rows",
             area,
-            "Rows, or keys to delete, for one table: one transaction.",
+            "Push rows, or keys to delete, into one table, in one transaction.",
             self._rows,
             answers,
             PushQuery,
@@ -103,7 +119,7 @@ class Pushing:
             "POST",
             "/v1/transactions",
             area,
-            "Rows for several tables that belong together: one transaction.",
+            "Push rows into several tables, in one transaction.",
             self._transaction,
             answers,
             bodies={JSON: TransactionBody},
@@ -113,18 +129,18 @@ class Pushing:
         )
 
     async def _rows(self, request: Request, query: PushQuery) -> Response:
-        kind = type_of(request, *BODIES)
+        kind = media_type_of(request, *BODIES)
         table, tables = request.path_params["name"], self._pipeline.engine.tables
-        read = partial(given_in, kind=kind, tables=tables, table=table, is_delete=query.deletes)
+        read = partial(decode_body, kind=kind, tables=tables, table=table, is_delete=query.deletes)
         return await self._answer(request, kind, lambda content: {table: read(content)})
 
     async def _transaction(self, request: Request, _: NoQuery) -> Response:
-        kind = type_of(request, JSON)
-        return await self._answer(request, kind, lambda content: _tables(whole_json(content)))
+        kind = media_type_of(request, JSON)
+        return await self._answer(request, kind, lambda content: _tables(decode_json_body(content)))
 
     async def _answer(self, request: Request, kind: str, tables_in: TablesIn) -> Response:
-        producer, sequence = named(request.headers)
-        content = await self._intake.content(request, kind)
+        producer, sequence = parse_producer(request.headers)
+        content = await self._body_reader.read(request, kind)
         push = partial(self._push, producer, sequence, content, tables_in)
         return await anyio.to_thread.run_sync(push, limiter=self._threads)
 
@@ -132,43 +148,45 @@ class Pushing:
         with self._pipeline.transaction(producer, sequence) as pushed:
             for table, one in tables_in(content).items():
                 pushed.push(table, one.rows, deletes=one.deletes)
-        return answer_of(self._pipeline, taken(self._pipeline, pushed))
+        return push_response(self._pipeline, commit_push(self._pipeline, pushed))
 
 
-def answer_of(pipeline: Pipeline, found: Taken) -> Response:
-    headers = {TXID_HEADER: str(pipeline.txid_of(found.time))}
-    return told(found, 202 if found.problem else 200, headers)
+def push_response(pipeline: Pipeline, result: PushResult) -> Response:
+    headers = {TXID_HEADER: str(pipeline.txid_of(result.time))}
+    return struct_response(result, 202 if result.problem else 200, headers)
 
 
-def taken(pipeline: Pipeline, pushed: PushTransaction) -> Taken:
-    """What was offered up is committed. An error says that it was not taken, or that it is not known."""
+def commit_push(pipeline: Pipeline, pushed: PushTransaction) -> PushResult:
+    """Commit the rows that were offered. An error means that nothing was written, or that the outcome is unknown."""
     if not pushed.rows:
-        return Taken(pipeline.time, 0)
+        return PushResult(pipeline.time, 0)
     try:
         time = pipeline.take(pushed)
     except EvertideError as error:
         if pushed.time is None:
             raise
-        return Taken(pushed.time, pushed.rows, problem=error_to_json(error))
-    return Taken(time, pushed.rows, is_repeated=pushed.is_repeated)
+        return PushResult(pushed.time, pushed.rows, problem=error_to_json(error))
+    return PushResult(time, pushed.rows, is_repeated=pushed.is_repeated)
 
 
-def named(headers: Mapping[str, str]) -> tuple[str, int]:
-    """Producer and sequence; an empty name if there is none."""
+def parse_producer(headers: Mapping[str, str]) -> tuple[str, int]:
+    """Producer and sequence; the name is empty if the request has none."""
     producer, sequence = headers.get("evertide-producer", ""), headers.get("evertide-sequence", "")
     if not producer and not sequence:
         return "", 0
     if not 0 < len(producer) <= _PRODUCER_MAX:
-        why = f"{show_value(producer)} is no name of 1 to {_PRODUCER_MAX} characters; it goes with Evertide-Sequence"
+        why = f"expected a name of 1 to {_PRODUCER_MAX} characters beside Evertide-Sequence, not {show_value(producer)}"
         raise InvalidInput(where="header Evertide-Producer", why=why)
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 20 and int(sequence) <= _SEQUENCE_MAX):
-        why = f"{show_value(sequence)} is no whole number up to 2^63 - 1; it goes with Evertide-Producer"
+        why = f"expected an integer from 0 to 2^63 - 1 beside Evertide-Producer, not {show_value(sequence)}"
         raise InvalidInput(where="header Evertide-Sequence", why=why)
     return producer, int(sequence)
 
 
-def _tables(value: Any) -> dict[str, Given]:
+def _tables(value: Any) -> dict[str, PushedRows]:
     tables = value.get("tables") if isinstance(value, dict) and value.keys() == {"tables"} else None
     if not isinstance(tables, dict):
-        raise InvalidInput(where="body", why=f'{show_value(value)} is not {{"tables": {{name: {{"rows": [...]}}}}}}')
-    return {name: given_of(one, f"body, table {name!r}") for name, one in tables.items()}
+        raise InvalidInput(
+            where="body", why=f'expected {{"tables": {{name: {{"rows": [...]}}}}}}, not {show_value(value)}'
+        )
+    return {name: parse_rows(rows, f"body, table {name!r}") for name, rows in tables.items()}

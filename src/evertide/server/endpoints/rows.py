@@ -1,10 +1,10 @@
-"""Rows that go out: `GET .../rows`, the content at a time, and `GET .../changes`, what changed between two.
+"""`GET .../rows`: the content of a collection at one time; `GET .../changes`: its changes between two times.
 
-1. The header `Evertide-Time` says which time it is: of changes, the last one that they tell of.
-2. Whoever follows a collection asks for its changes since the time that he has, again and again; `wait_s` lets him wait
-   for the next one.
-3. Of what whoever asks is restricted to, the rest is not there for him: neither in the content, nor in the changes.
-4. HEAD is answered by the headers alone: nothing is read, and nobody waits.
+1. The `Evertide-Time` header has the time of the rows, or the last time of the changes.
+2. A client follows a collection by repeated requests for the changes since its last time; with `wait_s`, a request
+   waits for the next transaction.
+3. A restricted token sees only the rows that its restriction allows, in the content and in the changes.
+4. HEAD returns only headers: it reads nothing and does not wait.
 """
 
 from __future__ import annotations
@@ -32,51 +32,54 @@ from evertide.pgexpr.restriction import Restriction, restriction_in
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import View
 from evertide.rows.changes import DIFF, TIME, changes_schema
-from evertide.server.endpoints.collections import name_of
+from evertide.server.endpoints.collections import declared_name
 from evertide.server.endpoints.columns import Column
-from evertide.server.endpoints.content import Content, changes, content_of
-from evertide.server.endpoints.formats import ROW_FORMATS, pieces
-from evertide.server.http.answers import headed, streamed
+from evertide.server.endpoints.content import Content, changes, select_content
+from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows
+from evertide.server.http.answers import head_response, stream_response
 from evertide.server.http.endpoint import BYTES, Endpoint
-from evertide.server.http.media import chosen
+from evertide.server.http.media import choose_media
 from evertide.shard.shard import Shard
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["Format", "Rows", "RowsQuery"]
+__all__ = ["Format", "RowEndpoints", "RowsQuery"]
 
-_WAITING = 256
-"""Requests that wait for the next transaction at a time, each in a thread of its own."""
+_WAITING_MAX = 256
+"""Requests that may wait for the next transaction at the same time, each in a thread."""
 
 _WAIT_S = 0.5
-"""How soon one of them notices that the server stops."""
+"""How long a waiting request takes to notice that the server stops."""
 
-AsOf = Annotated[int, msgspec.Meta(ge=0, le=2**62, description="At this time; the last one if it is not given.")]
-Limit = Annotated[int, msgspec.Meta(ge=0, le=2**62, description="At most so many rows.")]
+AsOf = Annotated[int, msgspec.Meta(ge=0, le=2**62, description="The time of the rows; the last one by default.")]
+Limit = Annotated[int, msgspec.Meta(ge=0, le=2**62, description="The largest number of rows.")]
 Format = Annotated[
-    str, msgspec.Meta(description="json, ndjson, csv, arrow or parquet: counts before the header Accept.")
+    str, msgspec.Meta(description="json, ndjson, csv, arrow or parquet; takes precedence over the Accept header.")
 ]
 
 
 class RowsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     as_of: AsOf | None = None
     limit: Limit | None = None
-    columns: Annotated[str, msgspec.Meta(description="Names with commas between them; all if it is not given.")] = ""
-    where: Annotated[str, msgspec.Meta(description="An expression of PostgreSQL, as shapes have them.")] = ""
+    columns: Annotated[str, msgspec.Meta(description="Names separated by commas; all columns by default.")] = ""
+    where: Annotated[str, msgspec.Meta(description="A PostgreSQL expression that selects rows, as for shapes.")] = ""
     params: Annotated[
-        dict[str, str], msgspec.Meta(description="What $1, $2 and so on stand for: params[1], params[2].")
+        dict[str, str], msgspec.Meta(description="The values of $1, $2 and so on: params[1], params[2].")
     ] = {}
     format: Format | None = None
 
 
 class ChangesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    since: Annotated[int, msgspec.Meta(ge=-1, le=2**62, description="What changed after this time.")]
+    since: Annotated[int, msgspec.Meta(ge=-1, le=2**62, description="Changes after this time.")]
     until: (
-        Annotated[int, msgspec.Meta(ge=0, le=2**62, description="Up to this time; the last one otherwise.")] | None
+        Annotated[int, msgspec.Meta(ge=0, le=2**62, description="Changes up to this time; the last one by default.")]
+        | None
     ) = None
     wait_s: Annotated[
         float, msgspec.Meta(ge=0, le=60, description="How long to wait for a transaction after `since`.")
     ] = 0.0
-    format: Annotated[str, msgspec.Meta(description="ndjson or arrow: counts before the header Accept.")] | None = None
+    format: (
+        Annotated[str, msgspec.Meta(description="ndjson or arrow; takes precedence over the Accept header.")] | None
+    ) = None
 
 
 class RowsAnswer(msgspec.Struct, frozen=True):
@@ -85,13 +88,11 @@ class RowsAnswer(msgspec.Struct, frozen=True):
     rows: list[list[Any]]
 
 
-class Rows:
-    """The endpoints."""
-
+class RowEndpoints:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._waiting = anyio.CapacityLimiter(_WAITING)
-        self._is_ending = threading.Event()
+        self._waiting = anyio.CapacityLimiter(_WAITING_MAX)
+        self._is_stopping = threading.Event()
 
     def endpoints(self) -> Iterator[Endpoint]:
         rows = {media: RowsAnswer if media == JSON else BYTES for media in ROW_FORMATS}
@@ -99,79 +100,85 @@ class Rows:
         for kind in ("table", "view"):
             path, handler = f"/v1/{kind}s/{{name}}/rows", self._handler(kind)
             yield Endpoint(
-                "GET", path, "rows", f"The content of a {kind} at a time.", handler, rows, RowsQuery, refusals=refusals
+                "GET",
+                path,
+                "rows",
+                f"The content of a {kind} at one time.",
+                handler,
+                rows,
+                RowsQuery,
+                refusals=refusals,
             )
         for kind in ("table", "view"):
             path, handler = f"/v1/{kind}s/{{name}}/changes", self._changes_handler(kind)
-            summary = f"What changed in a {kind} after a time, up to another."
+            summary = f"The changes of a {kind} between two times."
             answers = {LINES: BYTES, ARROW: BYTES}
             yield Endpoint("GET", path, "rows", summary, handler, answers, ChangesQuery, refusals=refusals)
 
     def drain(self) -> None:
-        """Let those who wait for a change go: the server is about to stop."""
-        self._is_ending.set()
+        """End the requests that wait for a change, because the server stops."""
+        self._is_stopping.set()
 
     def _handler(self, kind: str) -> Any:
         async def rows(request: Request, query: RowsQuery) -> Response:
-            media = chosen(request, query.format, ROW_FORMATS)
-            asked = partial(self._content, request.path_params["name"], kind, query, restriction_in(request.scope))
-            content = await run_in_threadpool(asked)
+            media = choose_media(request, query.format, ROW_FORMATS)
+            read = partial(self._content, request.path_params["name"], kind, query, restriction_in(request.scope))
+            content = await run_in_threadpool(read)
             headers = {TIME_HEADER: str(content.time)}
             if request.method == "HEAD":
-                return headed(media, headers)
-            found = content.tables(query.limit)
-            facts = {"time": content.time}
-            return await streamed(pieces(media, content.schema, found, facts), media, headers)
+                return head_response(media, headers)
+            tables, facts = content.tables(query.limit), {"time": content.time}
+            return await stream_response(encode_rows(media, content.schema, tables, facts), media, headers)
 
         return rows
 
     def _content(self, name: str, kind: str, query: RowsQuery, restriction: Restriction) -> Content:
-        own = self._own(name, kind, restriction)
-        view = self._pipeline.view(own)
+        declared = self._declared_name(name, kind, restriction)
+        view = self._pipeline.view(declared)
         if query.as_of is not None:
             view = view.as_of(query.as_of)
-        shard = self._pipeline.collections.members().collection(own)
+        shard = self._pipeline.collections.members().collection(declared)
         columns = [each.strip() for each in query.columns.split(",") if each.strip()]
-        found = content_of(view, shard, columns, query.where, query.params)
-        return replace(found, where=conjoin_both(restriction.clause(own, shard.schema), found.where))
+        content = select_content(view, shard, columns, query.where, query.params)
+        return replace(content, where=conjoin_both(restriction.clause(declared, shard.schema), content.where))
 
-    def _own(self, name: str, kind: str, restriction: Restriction) -> str:
-        """The name as it was declared. Who is restricted is not told which others there are."""
+    def _declared_name(self, name: str, kind: str, restriction: Restriction) -> str:
+        """The error of a restricted token does not list the other collections."""
         restriction.check(name)
         try:
-            return name_of(self._pipeline, name, kind)
+            return declared_name(self._pipeline, name, kind)
         except (EvertideError, HTTPException):
             if restriction.is_free:
                 raise
-            raise Forbidden(where=f"{kind} {name!r}", why="there is no such one for this token") from None
+            raise Forbidden(where=f"{kind} {name!r}", why="the token may not read it") from None
 
     def _changes_handler(self, kind: str) -> Any:
         async def changes_of(request: Request, query: ChangesQuery) -> Response:
-            media = chosen(request, query.format, (LINES, ARROW))
+            media = choose_media(request, query.format, (LINES, ARROW))
             if request.method == "HEAD":
                 query = msgspec.structs.replace(query, wait_s=0.0)
-            asked = partial(self._changes, request.path_params["name"], kind, query, restriction_in(request.scope))
+            read = partial(self._changes, request.path_params["name"], kind, query, restriction_in(request.scope))
             limiter = self._waiting if query.wait_s else None
-            last, schema, found = await anyio.to_thread.run_sync(asked, limiter=limiter)
+            last, schema, tables = await anyio.to_thread.run_sync(read, limiter=limiter)
             headers = {TIME_HEADER: str(last)}
             if request.method == "HEAD":
-                return headed(media, headers)
-            told = pieces(ARROW, schema, found) if media == ARROW else _lines(found, last)
-            return await streamed(told, media, headers)
+                return head_response(media, headers)
+            pieces = encode_rows(ARROW, schema, tables) if media == ARROW else _lines(tables, last)
+            return await stream_response(pieces, media, headers)
 
         return changes_of
 
     def _changes(
         self, name: str, kind: str, query: ChangesQuery, restriction: Restriction
     ) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
-        """The last time that is told, the columns, and the changes."""
-        own = self._own(name, kind, restriction)
-        view = self._pipeline.view(own)
-        shard = self._pipeline.collections.members().collection(own)
-        clause = restriction.clause(own, shard.schema)
+        """The last time of the changes, their columns, and the changes."""
+        declared = self._declared_name(name, kind, restriction)
+        view = self._pipeline.view(declared)
+        shard = self._pipeline.collections.members().collection(declared)
+        clause = restriction.clause(declared, shard.schema)
         last = view.time
         if query.since > last:
-            why = f"time {query.since} is not there yet; the last is {last}"
+            why = f"time {query.since} is in the future; the last time is {last}"
             raise InvalidInput(where="parameter 'since'", why=why)
         if query.since == last and query.wait_s:
             last = self._wait(view, shard, last, query.wait_s)
@@ -181,27 +188,27 @@ class Rows:
             last = view.as_of(query.until).time if query.until > last else query.until
         lower, upper = query.since + 1, last + 1
         if lower > upper:
-            why = f"it lies before since, which is {query.since}"
+            why = f"time {query.until} is before the parameter 'since', which is {query.since}"
             raise InvalidInput(where="parameter 'until'", why=why)
-        found = changes(shard, lower, upper) if lower < upper else iter(())
-        return last, changes_schema(shard.schema), found if clause is None else map(clause.filter_rows, found)
+        tables = changes(shard, lower, upper) if lower < upper else iter(())
+        return last, changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
 
     def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
-        """The time of the view, once it is above `last`, or when the limit is over, or the server stops."""
+        """The time of the view, as soon as it is above `last`, or after `limit_s`, or when the server stops."""
         left_s = limit_s
-        while left_s > 0 and not self._is_ending.is_set() and view.time == last:  # which raises if storage is away
-            with suppress(Unavailable):  # nothing came
+        while left_s > 0 and not self._is_stopping.is_set() and view.time == last:  # raises if storage is away
+            with suppress(Unavailable):  # no transaction within the wait
                 shard.wait_for_upper(last + 1, min(left_s, _WAIT_S))
             left_s -= _WAIT_S
         return view.time
 
 
 def _lines(tables: Iterable[pa.Table], last: int) -> Iterator[bytes]:
-    """As `evertide subscribe --json` tells them."""
+    """The form of `evertide subscribe --json`."""
     for table in tables:
         times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
         rows = json_rows(table.drop_columns([TIME, DIFF]))
-        told = zip(times, diffs, rows, strict=True)
-        lines = (msgspec.json.encode({"time": time, "diff": diff, "row": row}) for time, diff, row in told)
+        entries = zip(times, diffs, rows, strict=True)
+        lines = (msgspec.json.encode({"time": time, "diff": diff, "row": row}) for time, diff, row in entries)
         yield b"\n".join(lines) + b"\n"
     yield msgspec.json.encode({"complete": last}) + b"\n"

@@ -1,4 +1,4 @@
-"""`/v1/shapes`: the shapes that are known to the storage, whoever serves them; and the end of one."""
+"""`/v1/shapes`: lists the shapes in the storage, of all processes, and ends one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.media import JSON
-from evertide.server.http.answers import no_such, told
+from evertide.server.http.answers import not_found, struct_response
 from evertide.server.http.endpoint import Endpoint, NoQuery
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.record import ShapeRecord, log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.service import ShapeService
 
-__all__ = ["Shaping"]
+__all__ = ["ShapeEndpoints"]
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -26,43 +26,41 @@ class Shape(msgspec.Struct, frozen=True):
     columns: list[str]
     where: str | None
     time: int
-    """Of its snapshot."""
+    """The time of the snapshot."""
     made_at_s: float
     rows: int
-    """Changes that the collection held then."""
+    """Changes in the collection at that time."""
     log_rows: int
-    """Changes that are kept for it, about."""
+    """Changes in the log, approximately."""
     bytes: int
-    """That this process holds of its log, in memory."""
+    """Memory that the log takes in this process."""
     clients: int
-    """That wait for a change here."""
+    """Clients that wait for a change in this process."""
 
 
 class ShapesAnswer(msgspec.Struct, frozen=True):
     shapes: list[Shape]
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndShapeAnswer(msgspec.Struct, frozen=True):
     handle: str
 
 
-class Shaping:
-    """The endpoints."""
-
+class ShapeEndpoints:
     def __init__(self, service: ShapeService) -> None:
         self._shapes: Shapes = service.shapes
 
     def endpoints(self) -> Iterator[Endpoint]:
         area = "shapes"
-        yield Endpoint("GET", "/v1/shapes", area, "The shapes that there are.", self._all, {JSON: ShapesAnswer})
-        end = "End a shape: whoever follows it begins anew."
+        yield Endpoint("GET", "/v1/shapes", area, "All shapes.", self._all, {JSON: ShapesAnswer})
+        end = "End a shape; its clients start again with a new one."
         path = "/v1/shapes/{handle}"
-        yield Endpoint("DELETE", path, area, end, self._end, {JSON: Ended}, refusals=(400, 404))
+        yield Endpoint("DELETE", path, area, end, self._end, {JSON: EndShapeAnswer}, refusals=(400, 404))
 
     async def _all(self, _: Request, __: NoQuery) -> Response:
-        return told(ShapesAnswer(await run_in_threadpool(self._listed)))
+        return struct_response(ShapesAnswer(await run_in_threadpool(self._list)))
 
-    def _listed(self) -> list[Shape]:
+    def _list(self) -> list[Shape]:
         self._shapes.refresh_collections()
         live = {shape.handle: shape for shape in self._shapes.live()}
         return [self._shape(record, live.get(record.handle)) for record in self._shapes.records.all()]
@@ -85,6 +83,6 @@ class Shaping:
 
     async def _end(self, request: Request, _: NoQuery) -> Response:
         handle: str = request.path_params["handle"]
-        if not await run_in_threadpool(self._shapes.end, handle, "somebody asked for it"):
-            raise no_such(f"shape {handle!r}", "there is none of that handle")
-        return told(Ended(handle))
+        if not await run_in_threadpool(self._shapes.end, handle, "a client ended it"):
+            raise not_found(f"shape {handle!r}", "no shape has this handle")
+        return struct_response(EndShapeAnswer(handle))

@@ -1,13 +1,11 @@
-"""Transactions that a client begins, fills and ends, each by a request of its own: `/v1/transactions/begin` and so on.
+"""`/v1/transactions/begin` and so on: transactions that a client fills and commits in several requests.
 
-1. Nothing of one shows anywhere before its commit; then all of it does, at once (I4). An abort, or its end for any
-   other reason, drops it.
-2. It is kept by this process, and lost with it: whoever asks then is told so, by 404, and begins again.
-3. There are so many at most, each takes so many bytes at most, and is kept for so long after its client was last heard
-   of. What is over any of these is refused, and said.
-4. How one ended is remembered for a while: a commit that is asked for again, because its answer was lost, is answered
-   the same.
-5. Requests of one transaction are taken one after the other.
+1. The rows become visible at the commit, all at once (I4). If the transaction ends in any other way, they are dropped.
+2. An open transaction is lost if this process ends; a later request for it gets 404, and the client begins again.
+3. At most `open_transactions_max` transactions are open; each holds at most `open_transaction_bytes_max` bytes, and
+   expires `open_transaction_s` seconds after its last request.
+4. The outcome of the last 1,000 transactions is kept: a repeated commit gets the same answer.
+5. The requests of one transaction run one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -30,9 +29,17 @@ from evertide.media import JSON
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime
-from evertide.server.bodies.bodies import BODIES, Intake, given_in, type_of
-from evertide.server.endpoints.push import HEADERS, PushQuery, RowsBody, Taken, answer_of, named, taken
-from evertide.server.http.answers import no_such, told
+from evertide.server.bodies.bodies import BODIES, BodyReader, decode_body, media_type_of
+from evertide.server.endpoints.push import (
+    HEADERS,
+    PushQuery,
+    PushResult,
+    RowsBody,
+    commit_push,
+    parse_producer,
+    push_response,
+)
+from evertide.server.http.answers import not_found, struct_response
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 
 __all__ = ["OpenTransactions"]
@@ -40,29 +47,34 @@ __all__ = ["OpenTransactions"]
 logger = logging.getLogger(__name__)
 
 _THREADS = 32
-_REMEMBERED = 1000
-_UNKNOWN = "unknown"
+_ENDED_MAX = 1000
 
 
-class Begun(msgspec.Struct, frozen=True):
+class TransactionState(StrEnum):
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    UNKNOWN = "unknown"
+    """The commit was interrupted: the rows may or may not be visible."""
+
+
+class BeginAnswer(msgspec.Struct, frozen=True):
     id: str
     expires_at_s: float
 
 
-class Opened(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A transaction that was begun."""
-
+class TransactionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
-    state: str
-    """`open`, `committed`, `aborted`, `expired`, or `unknown`: nobody knows whether it was committed."""
+    state: TransactionState
     rows: int
     bytes: int
     expires_at_s: float | None = None
     time: int | None = None
 
 
-class Pushed(msgspec.Struct, frozen=True):
-    """Rows of this request, and of all so far."""
+class TransactionPushAnswer(msgspec.Struct, frozen=True):
+    """The rows of this request, and of the transaction so far."""
 
     rows: int
     total: int
@@ -75,14 +87,15 @@ class _Open:
         self.pushed = pushed
         self.turn = threading.Lock()
         self.bytes = 0
-        self.heard_s = 0.0
+        self.used_s = 0.0
         self.expires_at_s = 0.0
-        self.ended: Taken | str | None = None
-        """How it ended: what was committed, or a word."""
+        self.state = TransactionState.OPEN
+        self.result: PushResult | None = None
+        """Of the commit."""
 
 
 class OpenTransactions:
-    """The endpoints, and the transactions that are open."""
+    """The endpoints, and the open transactions."""
 
     def __init__(self, pipeline: Pipeline, runtime: Runtime) -> None:
         self._pipeline = pipeline
@@ -92,179 +105,186 @@ class OpenTransactions:
         self._open: dict[str, _Open] = {}
         self._ended: OrderedDict[str, _Open] = OrderedDict()
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._intake = Intake(pipeline.settings)
+        self._body_reader = BodyReader(pipeline.settings)
 
     def endpoints(self) -> Iterator[Endpoint]:
         area, at = "transactions", "/v1/transactions"
         refusals = (400, 404, 409, 413, 415, 422, 503)
         yield Endpoint(
-            "POST", f"{at}/begin", area, "Begin a transaction.", self._begin, {JSON: Begun}, headers=HEADERS,
+            "POST", f"{at}/begin", area, "Begin a transaction.", self._begin, {JSON: BeginAnswer}, headers=HEADERS,
             refusals=(400, 422),
         )  # fmt: skip
         yield Endpoint(
-            "GET", f"{at}/{{id}}", area, "What became of a transaction.", self._look, {JSON: Opened}, refusals=(404,)
+            "GET",
+            f"{at}/{{id}}",
+            area,
+            "The state of a transaction.",
+            self._state,
+            {JSON: TransactionAnswer},
+            refusals=(404,),
         )
         yield Endpoint(
             "POST",
             f"{at}/{{id}}/tables/{{table}}/rows",
             area,
-            "Rows, or keys to delete, for a table: part of the transaction.",
+            "Push rows, or keys to delete, into a table, as part of the transaction.",
             self._push,
-            {JSON: Pushed},
+            {JSON: TransactionPushAnswer},
             PushQuery,
             bodies={**dict.fromkeys(BODIES, BYTES), JSON: RowsBody | list[Any]},
             refusals=refusals,
         )
-        waits = {202: "The rows are durable, and show once the pipeline goes on."}
-        commit = "All of it becomes visible at once."
+        waits = {202: "The rows are durable, and become visible when the pipeline continues."}
+        commit = "Commit the transaction: its rows become visible at once."
         yield Endpoint(
-            "POST", f"{at}/{{id}}/commit", area, commit, self._commit, {JSON: Taken}, statuses=waits,
+            "POST", f"{at}/{{id}}/commit", area, commit, self._commit, {JSON: PushResult}, statuses=waits,
             refusals=(404, 409, 504),
         )  # fmt: skip
         yield Endpoint(
-            "POST", f"{at}/{{id}}/abort", area, "Forget all of it.", self._abort, {JSON: Opened}, refusals=(404, 409)
+            "POST",
+            f"{at}/{{id}}/abort",
+            area,
+            "Drop the transaction.",
+            self._abort,
+            {JSON: TransactionAnswer},
+            refusals=(404, 409),
         )
 
     def close(self) -> None:
-        """What is still open is dropped."""
+        """Drop all open transactions."""
         with self._lock:
-            left = [*self._open.values()]
-        for one in left:
+            open_ = [*self._open.values()]
+        for one in open_:
             with one.turn:
-                if one.ended is None:
-                    self._drop(one, "aborted")
+                if one.state is TransactionState.OPEN:
+                    self._drop(one, TransactionState.ABORTED)
 
     async def _begin(self, request: Request, _: NoQuery) -> Response:
-        producer, sequence = named(request.headers)
-        return await self._aside(self._begun, producer, sequence)
+        producer, sequence = parse_producer(request.headers)
+        return await self._in_thread(self._begin_transaction, producer, sequence)
 
-    async def _look(self, request: Request, _: NoQuery) -> Response:
-        return await self._aside(lambda: told(_told(self._found(request.path_params["id"]))))
+    async def _state(self, request: Request, _: NoQuery) -> Response:
+        return await self._in_thread(lambda: struct_response(_answer(self._find(request.path_params["id"]))))
 
     async def _push(self, request: Request, query: PushQuery) -> Response:
-        kind = type_of(request, *BODIES)
-        one = await anyio.to_thread.run_sync(self._found, request.path_params["id"], limiter=self._threads)
-        content = await self._intake.content(request, kind)
-        return await self._aside(self._pushed, one, request.path_params["table"], kind, content, query.deletes)
+        kind = media_type_of(request, *BODIES)
+        one = await anyio.to_thread.run_sync(self._find, request.path_params["id"], limiter=self._threads)
+        content = await self._body_reader.read(request, kind)
+        return await self._in_thread(self._push_rows, one, request.path_params["table"], kind, content, query.deletes)
 
     async def _commit(self, request: Request, _: NoQuery) -> Response:
-        return await self._aside(lambda: self._committed(self._found(request.path_params["id"])))
+        return await self._in_thread(lambda: self._commit_transaction(self._find(request.path_params["id"])))
 
     async def _abort(self, request: Request, _: NoQuery) -> Response:
-        return await self._aside(lambda: self._aborted(self._found(request.path_params["id"])))
+        return await self._in_thread(lambda: self._abort_transaction(self._find(request.path_params["id"])))
 
-    async def _aside(self, call: Any, *given: Any) -> Response:
-        return await anyio.to_thread.run_sync(partial(call, *given), limiter=self._threads)
+    async def _in_thread(self, call: Any, *arguments: Any) -> Response:
+        return await anyio.to_thread.run_sync(partial(call, *arguments), limiter=self._threads)
 
-    # In threads
-
-    def _begun(self, producer: str, sequence: int) -> Response:
-        self._sweep()
+    def _begin_transaction(self, producer: str, sequence: int) -> Response:
+        self._expire()
         one = _Open(self._runtime.new_id(), self._pipeline.transaction(producer, sequence))
         with self._lock:
             most = self._settings.open_transactions_max
             if len(self._open) >= most:
-                why = f"{most} transactions are open, which is all that there may be: commit or abort one"
+                why = f"{most} transactions are open already (open_transactions_max); commit or abort one"
                 raise LimitExceeded(where="POST /v1/transactions/begin", why=why)
-            self._heard(one)
+            self._extend(one)
             self._open[one.id] = one
-        return told(Begun(one.id, one.expires_at_s))
+        return struct_response(BeginAnswer(one.id, one.expires_at_s))
 
-    def _pushed(self, one: _Open, table: str, kind: str, content: bytes, is_delete: bool) -> Response:  # noqa: FBT001
+    def _push_rows(self, one: _Open, table: str, kind: str, content: bytes, is_delete: bool) -> Response:  # noqa: FBT001
         with one.turn:
             self._check_open(one)
             if one.bytes + len(content) > self._settings.open_transaction_bytes_max:
                 most = self._settings.open_transaction_bytes_max
-                why = f"it would take more than {most} bytes: commit it, and begin another one"
+                why = f"the transaction would exceed {most} bytes (open_transaction_bytes_max); commit it first"
                 raise LimitExceeded(where=f"transaction {one.id!r}", why=why)
-            given = given_in(content, kind, self._pipeline.engine.tables, table, is_delete=is_delete)
+            body = decode_body(content, kind, self._pipeline.engine.tables, table, is_delete=is_delete)
             before = one.pushed.rows
-            one.pushed.push(table, given.rows, deletes=given.deletes)
+            one.pushed.push(table, body.rows, deletes=body.deletes)
             one.bytes += len(content)
-            self._heard(one)
-            return told(Pushed(one.pushed.rows - before, one.pushed.rows, one.expires_at_s))
+            self._extend(one)
+            return struct_response(TransactionPushAnswer(one.pushed.rows - before, one.pushed.rows, one.expires_at_s))
 
-    def _committed(self, one: _Open) -> Response:
+    def _commit_transaction(self, one: _Open) -> Response:
         with one.turn:
-            if isinstance(one.ended, Taken):
-                return told(msgspec.structs.replace(one.ended, is_repeated=True))
+            if one.result is not None:
+                return struct_response(msgspec.structs.replace(one.result, is_repeated=True))
             self._check_open(one)
             try:
-                with one.pushed:  # offers it up; it is dropped if that fails
+                with one.pushed:  # offers the rows; they are dropped if that fails
                     pass
-                found = taken(self._pipeline, one.pushed)
+                one.result = commit_push(self._pipeline, one.pushed)
             except OutcomeUnknown:
-                self._end(one, _UNKNOWN)
+                self._end(one, TransactionState.UNKNOWN)
                 raise
-            except Exception:  # whatever it was, its rows are dropped
-                self._end(one, "aborted")
+            except Exception:  # after any other error, the rows are dropped
+                self._end(one, TransactionState.ABORTED)
                 raise
-            self._end(one, found)
-            return answer_of(self._pipeline, found)
+            self._end(one, TransactionState.COMMITTED)
+            return push_response(self._pipeline, one.result)
 
-    def _aborted(self, one: _Open) -> Response:
+    def _abort_transaction(self, one: _Open) -> Response:
         with one.turn:
-            if one.ended is None:
-                self._drop(one, "aborted")
-            elif isinstance(one.ended, Taken):
-                why = f"the transaction was committed at time {one.ended.time}"
+            if one.state is TransactionState.OPEN:
+                self._drop(one, TransactionState.ABORTED)
+            elif one.result is not None:
+                why = f"the transaction was committed at time {one.result.time}"
                 raise NotAllowedNow(where=f"transaction {one.id!r}", why=why)
-            return told(_told(one))
+            return struct_response(_answer(one))
 
-    # Inside
-
-    def _found(self, id_: str) -> _Open:
-        self._sweep()
+    def _find(self, id_: str) -> _Open:
+        self._expire()
         with self._lock:
-            found = self._open.get(id_) or self._ended.get(id_)
-        if found is None:
-            why = "there is none: begin one; those that were open are lost when the process ends"
-            raise no_such(f"transaction {id_!r}", why)
-        return found
+            one = self._open.get(id_) or self._ended.get(id_)
+        if one is None:
+            why = "the server does not know it; open transactions are lost when the process ends, so begin another one"
+            raise not_found(f"transaction {id_!r}", why)
+        return one
 
     @staticmethod
     def _check_open(one: _Open) -> None:
-        if one.ended is not None:
-            where, how = f"transaction {one.id!r}", "committed" if isinstance(one.ended, Taken) else one.ended
-            if how == _UNKNOWN:
-                raise OutcomeUnknown(path=where, why="the commit was interrupted")
-            raise NotAllowedNow(where=where, why=f"the transaction is already {how}; begin another one")
+        where = f"transaction {one.id!r}"
+        if one.state is TransactionState.UNKNOWN:
+            raise OutcomeUnknown(path=where, why="the commit was interrupted")
+        if one.state is not TransactionState.OPEN:
+            raise NotAllowedNow(where=where, why=f"the transaction is already {one.state}; begin another one")
 
-    def _heard(self, one: _Open) -> None:
-        one.heard_s = self._runtime.monotonic_s()
+    def _extend(self, one: _Open) -> None:
+        one.used_s = self._runtime.monotonic_s()
         one.expires_at_s = self._runtime.wall_s() + self._settings.open_transaction_s
 
-    def _sweep(self) -> None:
-        """Ends those that nobody was heard of for too long; one that is just being used is not among them."""
+    def _expire(self) -> None:
+        """Drop the transactions without a request for too long, except those with an active one."""
         latest_s = self._runtime.monotonic_s() - self._settings.open_transaction_s
         with self._lock:
-            late = [one for one in self._open.values() if one.heard_s < latest_s]
+            late = [one for one in self._open.values() if one.used_s < latest_s]
         for one in late:
             if one.turn.acquire(blocking=False):
                 try:
-                    if one.ended is None and one.heard_s < latest_s:
-                        logger.warning("transaction %s expired, and its %d rows are dropped", one.id, one.pushed.rows)
-                        self._drop(one, "expired")
+                    if one.state is TransactionState.OPEN and one.used_s < latest_s:
+                        logger.warning("transaction %s expired: dropping its %d rows", one.id, one.pushed.rows)
+                        self._drop(one, TransactionState.EXPIRED)
                 finally:
                     one.turn.release()
 
-    def _drop(self, one: _Open, how: str) -> None:
+    def _drop(self, one: _Open, state: TransactionState) -> None:
         one.pushed.abort()
-        self._end(one, how)
+        self._end(one, state)
 
-    def _end(self, one: _Open, how: Taken | str) -> None:
-        one.ended = how
+    def _end(self, one: _Open, state: TransactionState) -> None:
+        one.state = state
         with self._lock:
             self._open.pop(one.id, None)
             self._ended[one.id] = one
-            while len(self._ended) > _REMEMBERED:
+            while len(self._ended) > _ENDED_MAX:
                 self._ended.popitem(last=False)
 
 
-def _told(one: _Open) -> Opened:
-    ended, rows = one.ended, one.pushed.rows
-    if isinstance(ended, Taken):
-        return Opened(one.id, "committed", ended.rows, one.bytes, time=ended.time)
-    if ended is not None:
-        return Opened(one.id, ended, 0, one.bytes)
-    return Opened(one.id, "open", rows, one.bytes, expires_at_s=one.expires_at_s)
+def _answer(one: _Open) -> TransactionAnswer:
+    if one.result is not None:
+        return TransactionAnswer(one.id, one.state, one.result.rows, one.bytes, time=one.result.time)
+    if one.state is TransactionState.OPEN:
+        return TransactionAnswer(one.id, one.state, one.pushed.rows, one.bytes, expires_at_s=one.expires_at_s)
+    return TransactionAnswer(one.id, one.state, 0, one.bytes)

@@ -1,10 +1,10 @@
-"""What is said when a request cannot be served: the same JSON object whatever went wrong.
+"""Responses: JSON values, streams, and errors in one form.
 
-1. `error_code`, `message`, `remedy`, and the facts of the error, as on the command line. The HTTP code follows from
-   the kind of the error (`STATUS`), and never changes for one.
-2. What HTTP itself refuses (no such address, wrong method, body too large, too many at once) has the same shape.
-3. Something unexpected is a bug: 500, without a trace, with an `id` that is in the log beside the trace.
-4. Everything that is answered with 500 or more is in the log as an error, what the client did wrong as information.
+1. An error is a JSON object with `error_code`, `message`, `remedy` and the facts of the error, as on the command line.
+   The HTTP status follows from the kind of the error (`STATUS`).
+2. Errors of HTTP itself (unknown address, wrong method, body too large) have the same form.
+3. An unexpected exception is a bug: 500 without a traceback, with an `id` under which the log has the traceback.
+4. The log has responses of 500 and more as errors, other refusals as information.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
     "JSON",
     "STATUS",
     "Guard",
-    "headed",
-    "http_refusal",
-    "no_such",
-    "refused",
-    "said",
+    "error_response",
+    "head_response",
+    "http_error_response",
+    "json_response",
+    "not_found",
     "status_of",
-    "streamed",
-    "told",
+    "stream_response",
+    "struct_response",
 ]
 
 logger = logging.getLogger(__name__)
@@ -67,25 +67,25 @@ STATUS: Mapping[type[EvertideError], int] = {
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
 }
-"""By kind; a class that is not listed is as the one above it in the tree."""
+"""By kind. A class that is not listed has the status of its base class."""
 
 _RETRY_AFTER_S = "1"
 _REFUSALS = {
     404: (
         "not_found",
-        "Nothing is at this address",
-        "GET /v1/status says what runs here; docs/http.md lists addresses.",
+        "The server has nothing at this address",
+        "docs/http.md and /v1/openapi.json list the addresses.",
     ),
     405: (
         "method_not_allowed",
-        "This address does not take that method",
-        "The header Allow names those that it takes.",
+        "This address does not support the method",
+        "The Allow header lists the methods that it supports.",
     ),
-    406: ("not_acceptable", "It is not given in that format", "Ask for one that is named, by ?format= or Accept."),
-    408: ("request_timeout", "The request did not come in time", "Send it again, without a pause."),
+    406: ("not_acceptable", "The format is not available", "Choose an available one with ?format= or Accept."),
+    408: ("request_timeout", "The request did not arrive in time", "Retry, without pauses."),
     413: ("body_too_large", "The body is too large", "Send the rows in several requests, or as an Arrow stream."),
-    415: ("unsupported_media_type", "The body's type is not known", "Name it in the header Content-Type."),
-    503: ("busy", "There is no room for it at the moment", "Come again, after the seconds that Retry-After names."),
+    415: ("unsupported_media_type", "The type of the body is not supported", "Set the Content-Type header."),
+    503: ("busy", "The server is busy", "Retry after the number of seconds in the Retry-After header."),
 }
 
 
@@ -93,37 +93,37 @@ def status_of(error: EvertideError) -> int:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
-def said(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(to_json_value(value), status, headers)
 
 
-def told(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A Struct that holds nothing but what JSON has."""
+def struct_response(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """`value` contains only types that JSON has."""
     return Response(msgspec.json.encode(value), status, headers, JSON)
 
 
-def no_such(what: str, why: str) -> HTTPException:
+def not_found(what: str, why: str) -> HTTPException:
     return HTTPException(404, f"{what}: {why}")
 
 
-def headed(media: str, headers: Mapping[str, str]) -> Response:
-    """For HEAD, of what would be streamed: how long it would be is not known, and not said."""
+def head_response(media: str, headers: Mapping[str, str]) -> Response:
+    """The response to HEAD for content that would be streamed: it has no length."""
     return StreamingResponse(iter(()), 200, headers, media)
 
 
-async def streamed(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
-    """The first pieces are made before anything is answered: what cannot be read is told as an error, by its code.
+async def stream_response(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
+    """Compute the first pieces before the response starts, so that content that cannot be read gets an error status.
 
-    A small answer is not streamed: its length is known, and it is written at once.
+    Small content is not streamed: its length is known, and it is written at once.
     """
     first, is_all = await run_in_threadpool(first_pieces, pieces)
     if is_all:
         return Response(b"".join(first), 200, headers, media)
-    return _Streamed(chain(first, pieces), pieces, media, headers)
+    return _ClosingStream(chain(first, pieces), pieces, media, headers)
 
 
-class _Streamed(StreamingResponse):
-    """Closes what it reads from, also if the client goes away: a lease lies behind it."""
+class _ClosingStream(StreamingResponse):
+    """Closes its iterator even if the client disconnects: the iterator holds a lease."""
 
     def __init__(self, content: Iterator[bytes], pieces: Any, media: str, headers: Mapping[str, str]) -> None:
         super().__init__(content, 200, headers, media)
@@ -132,56 +132,58 @@ class _Streamed(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except EvertideError as error:  # an answer that has begun can only be cut off: the client sees that it was
-            logger.log(logging.ERROR, "%s %s was cut off: %s", scope["method"], scope["path"], error)
+        except EvertideError as error:  # the response has started: its missing end tells the client
+            logger.log(logging.ERROR, "%s %s: the response was cut off: %s", scope["method"], scope["path"], error)
         finally:
             with anyio.CancelScope(shield=True):
                 await run_in_threadpool(self._pieces.close)
 
 
-def refused(request: Request, error: Exception) -> Response:
-    """For an `EvertideError`."""
-    assert isinstance(error, EvertideError)  # noqa: S101 - starlette hands over what it was told to
+def error_response(request: Request, error: Exception) -> Response:
+    assert isinstance(error, EvertideError)  # noqa: S101 - starlette calls this for the registered class only
     status = status_of(error)
     level = logging.ERROR if status >= 500 else logging.INFO
     logger.log(level, "%s %s: %d %s: %s", request.method, request.url.path, status, error.error_code, error)
     headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, errors.Unavailable) else None
-    return said(error_to_json(error), status, headers)
+    return json_response(error_to_json(error), status, headers)
 
 
-def http_refusal(request: Request, error: Exception) -> Response:
-    """For what starlette and the handlers refuse by an `HTTPException`; its detail says why."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - starlette hands over what it was told to
-    fallback = ("http_error", "The request cannot be served", "Correct it and try again.")
+def http_error_response(request: Request, error: Exception) -> Response:
+    """For an `HTTPException` of starlette or of a handler; its detail is the reason."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - starlette calls this for the registered class only
+    fallback = ("http_error", "The server cannot serve the request", "Correct the request and retry.")
     code, what, remedy = _REFUSALS.get(error.status_code, fallback)
-    is_own = error.status_code in (406, 413, 415, 503) or (error.status_code == 404 and error.detail != "Not Found")
-    why = error.detail if is_own else f"{request.method} {request.url.path}"
-    return said({"error_code": code, "message": f"{what}: {why}", "remedy": remedy}, error.status_code, error.headers)
+    has_reason = error.status_code in (406, 413, 415, 503) or (error.status_code == 404 and error.detail != "Not Found")
+    why = error.detail if has_reason else f"{request.method} {request.url.path}"
+    return json_response(
+        {"error_code": code, "message": f"{what}: {why}", "remedy": remedy}, error.status_code, error.headers
+    )
 
 
 class Guard:
-    """The outermost of ours: whatever nobody expected is answered, too."""
+    """The outermost middleware: answers unexpected exceptions as well."""
 
     def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
         self._app = app
         self._runtime = runtime
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+        has_started = False
 
-        async def sending(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
+        async def note_start(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receive, note_start)
         except ClientDisconnect:
-            logger.info("%s %s: the client went away", scope.get("method"), scope["path"])
-        except Exception:  # told to the client without a trace, to the log with it
-            number = self._runtime.new_id()
-            logger.exception("%s %s failed unexpectedly, id %s", scope.get("method"), scope["path"], number)
-            if not has_begun:
-                known = {"error_code": EvertideError.error_code, "message": "Something unexpected went wrong"}
-                remedy = "Report this as a bug, with what the log says about the id."
-                await said({**known, "remedy": remedy, "id": number}, 500)(scope, receive, send)
+            logger.info("%s %s: the client disconnected", scope.get("method"), scope["path"])
+        except Exception:  # the log has the traceback, the response only its id
+            id_ = self._runtime.new_id()
+            logger.exception("%s %s: unexpected error, id %s", scope.get("method"), scope["path"], id_)
+            if not has_started:
+                message = f"internal error in {scope.get('method')} {scope['path']}"
+                remedy = "Report this as a bug, with the lines of the log that have the id."
+                content = {"error_code": EvertideError.error_code, "message": message, "remedy": remedy, "id": id_}
+                await json_response(content, 500)(scope, receive, send)

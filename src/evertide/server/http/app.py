@@ -1,4 +1,4 @@
-"""The app: all endpoints behind one gate, and the errors that they share."""
+"""The ASGI app of a pipeline: all endpoints, shapes, metrics and the console, behind one gate."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access import Access, Gate
-from evertide.server.access.restriction_check import tell_what_does_not_fit
-from evertide.server.endpoints.collections import Collections
-from evertide.server.endpoints.control import Control
-from evertide.server.endpoints.events import Events
-from evertide.server.endpoints.explain import Explaining
-from evertide.server.endpoints.health import Looking
+from evertide.server.access.restriction_check import warn_of_unusable_restrictions
+from evertide.server.endpoints.collections import CollectionEndpoints
+from evertide.server.endpoints.control import ControlEndpoints
+from evertide.server.endpoints.events import EventEndpoints
+from evertide.server.endpoints.explain import ExplainEndpoints
+from evertide.server.endpoints.health import StatusEndpoints
 from evertide.server.endpoints.history import History
-from evertide.server.endpoints.journal import Journaling
-from evertide.server.endpoints.logs import Logs
-from evertide.server.endpoints.openapi import described
-from evertide.server.endpoints.push import Pushing
-from evertide.server.endpoints.rows import Rows
-from evertide.server.endpoints.shapes import Shaping
+from evertide.server.endpoints.journal import JournalEndpoints
+from evertide.server.endpoints.logs import LogEndpoints
+from evertide.server.endpoints.openapi import with_openapi
+from evertide.server.endpoints.push import PushEndpoints
+from evertide.server.endpoints.rows import RowEndpoints
+from evertide.server.endpoints.shapes import ShapeEndpoints
 from evertide.server.endpoints.transactions import OpenTransactions
-from evertide.server.http.answers import Guard, http_refusal, refused
-from evertide.server.http.endpoint import Area, routes_of
-from evertide.server.query.endpoint import Querying
+from evertide.server.http.answers import Guard, error_response, http_error_response
+from evertide.server.http.endpoint import EndpointGroup, make_routes
+from evertide.server.query.endpoint import QueryEndpoints
 from evertide.shapes.http.openapi import shape_paths
 from evertide.shapes.service import ShapeService
 
@@ -50,66 +50,67 @@ def make_app(
     observer: Observer = NO_OBSERVER,
     logs: Ring | None = None,
 ) -> Starlette:
-    """For one pipeline that is open. It may be run beside (`Pipeline.run`), or not: pushes make their transactions.
+    """The pipeline is open. `Pipeline.run` may run it in another thread, but need not: pushes commit by themselves.
 
-    Without `access`, whoever reaches it may do everything. `metrics` are served, the requests told to the `observer`,
-    and `logs` served to those who may see them.
+    Without `access`, every client may do everything. The app serves `metrics` and `logs`, and notifies the `observer`
+    of requests.
     """
     runtime, access = runtime or SystemRuntime(), access or Access.open()
-    tell_what_does_not_fit(access, pipeline.collections.members())
+    warn_of_unusable_restrictions(access, pipeline.collections.members())
     history = History(pipeline.storage, lambda: pipeline.definition, runtime=runtime, settings=pipeline.settings)
-    events, begun = Events(pipeline, history), OpenTransactions(pipeline, runtime)
+    events, open_transactions = EventEndpoints(pipeline, history), OpenTransactions(pipeline, runtime)
     pipeline.watch(events.troubles)
-    querying = Querying(pipeline, runtime)
-    rows = Rows(pipeline)
-    areas: tuple[Area, ...] = (
-        Looking(pipeline, runtime),
-        Collections(pipeline, history),
-        Explaining(pipeline),
+    queries = QueryEndpoints(pipeline, runtime)
+    rows = RowEndpoints(pipeline)
+    groups: tuple[EndpointGroup, ...] = (
+        StatusEndpoints(pipeline, runtime),
+        CollectionEndpoints(pipeline, history),
+        ExplainEndpoints(pipeline),
         rows,
-        Pushing(pipeline),
-        begun,
-        querying,
-        Journaling(pipeline, history),
+        PushEndpoints(pipeline),
+        open_transactions,
+        queries,
+        JournalEndpoints(pipeline, history),
         events,
-        Control(pipeline),
-        Logs(logs),
-        *([] if shapes is None else [Shaping(shapes)]),
+        ControlEndpoints(pipeline),
+        LogEndpoints(logs),
+        *([] if shapes is None else [ShapeEndpoints(shapes)]),
     )
     if shapes is not None:
         pipeline.watch_feeds(shapes.problems)
-    endpoints = described(
-        (one for area in areas for one in area.endpoints()),
+    endpoints = with_openapi(
+        (endpoint for group in groups for endpoint in group.endpoints()),
         has_tokens=not access.is_open,
         others=None if shapes is None else shape_paths(),
     )
 
     @asynccontextmanager
-    async def running(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         events.start()
         try:
             yield
         finally:
             events.stop()
-            begun.close()
-            querying.close()
+            open_transactions.close()
+            queries.close()
 
     def drain() -> None:
-        """Ends what has no end soon: streams, requests that wait for a change, and queries."""
+        """End streams, requests that wait for a change, and queries."""
         events.drain()
         rows.drain()
-        querying.close()
+        queries.close()
 
-    scraped = [] if metrics is None else [metrics_route(metrics)]
+    metrics_routes = [] if metrics is None else [metrics_route(metrics)]
+    shape_routes = [] if shapes is None else [shapes.route()]
     app = Starlette(
-        routes=[*routes_of(endpoints), *([shapes.route()] if shapes is not None else []), *scraped, *console_routes()],
+        routes=[*make_routes(endpoints), *shape_routes, *metrics_routes, *console_routes()],
         middleware=[
             Middleware(RequestTimer, observer=observer, runtime=runtime),
             Middleware(Guard, runtime=runtime),
             Middleware(Gate, access=access, runtime=runtime),
         ],
-        exception_handlers={EvertideError: refused, HTTPException: http_refusal},
-        lifespan=running,
+        exception_handlers={EvertideError: error_response, HTTPException: http_error_response},
+        lifespan=lifespan,
     )
     app.state.drain = drain
     return app

@@ -1,7 +1,7 @@
-"""In which of the media types a request wants its answer.
+"""Choose the media type of an answer.
 
-1. `?format=` counts before the header `Accept`. Without either it is JSON.
-2. What is asked for and not there is 406, with what is there.
+1. `?format=` takes precedence over the `Accept` header. Without both, the answer is JSON.
+2. A format that is not available is refused with 406 and the list of those that are.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from starlette.requests import Request
 
 from evertide.media import FORMATS
 
-__all__ = ["chosen"]
+__all__ = ["choose_media"]
 
 
-def chosen(request: Request, format_: str | None, known: Sequence[str]) -> str:
-    """One of those known, the first of which is what is given to who asks for nothing."""
+def choose_media(request: Request, format_: str | None, known: Sequence[str]) -> str:
+    """One of `known`; the first is the default."""
     if format_ is not None:
-        found = FORMATS.get(format_, "")
-        if found in known:
-            return found
-        raise HTTPException(406, f"{format_!r}; there are {_listed(known)}")
+        named = FORMATS.get(format_, "")
+        if named in known:
+            return named
+        raise HTTPException(406, f"{format_!r}; available are {_list_formats(known)}")
     accepted = request.headers.get("accept", "*/*")
-    wanted = sorted(map(_weighed, accepted.split(",")), key=lambda each: -each[1])
+    wanted = sorted(map(_parse_weight, accepted.split(",")), key=lambda each: -each[1])
     for media, weight in wanted:
         for one in known if weight > 0 else ():
             if media in (one, "*/*", "", f"{one.partition('/')[0]}/*"):
                 return one
-    raise HTTPException(406, f"{accepted!r}; there are {_listed(known)}")
+    raise HTTPException(406, f"{accepted!r}; available are {_list_formats(known)}")
 
 
-def _weighed(accepted: str) -> tuple[str, float]:
+def _parse_weight(accepted: str) -> tuple[str, float]:
     media, *facts = (each.strip().lower() for each in accepted.split(";"))
     weight = next((each.removeprefix("q=") for each in facts if each.startswith("q=")), "1")
     try:
@@ -41,6 +41,6 @@ def _weighed(accepted: str) -> tuple[str, float]:
         return media, 1.0
 
 
-def _listed(known: Sequence[str]) -> str:
+def _list_formats(known: Sequence[str]) -> str:
     names = {media: name for name, media in FORMATS.items()}
     return ", ".join(f"{names[media]} ({media})" for media in known)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the endpoints: made of the same table as the routes, so that it cannot say anything else."""
+"""The OpenAPI document, made from the same endpoints as the routes, so that both agree."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import msgspec
 from evertide import __version__
 from evertide.server.http.endpoint import BYTES, Endpoint
 
-__all__ = ["Refused", "document"]
+__all__ = ["ErrorAnswer", "document"]
 
 _PLACE = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REF = "#/components/schemas/{name}"
 
 _REFUSALS = {
-    400: "The input is not valid; nothing was changed.",
-    401: "A token is needed, and this is none.",
+    400: "The input is wrong; nothing was changed.",
+    401: "The request has no valid token.",
     403: "The token does not allow this.",
-    404: "Nothing is at this address.",
-    406: "It is not given in that format.",
+    404: "The server has nothing at this address.",
+    406: "The format is not available.",
     409: "Another writer was first, or the pipeline is paused or read-only; nothing was changed.",
-    410: "The time asked for is not kept any more.",
+    410: "The requested time is older than the history that is kept.",
     413: "The body is too large.",
-    415: "The body's type is not known.",
-    422: "It would take more than is allowed.",
-    429: "Too many at the same time.",
-    500: "The process needs somebody to look; or a bug.",
+    415: "The type of the body is not supported.",
+    422: "The request exceeds a limit.",
+    429: "Too many requests at the same time.",
+    500: "The pipeline has failed and needs an operator, or a bug.",
     502: "A source or a sink cannot be reached.",
-    503: "Storage does not answer; try again.",
-    504: "Nobody knows whether it happened.",
+    503: "The server is busy, or storage does not answer; retry.",
+    504: "The write may or may not have happened.",
     507: "Storage is full.",
 }
 
 
-class Refused(msgspec.Struct, frozen=True):
-    """An error: what happened, what to do, and the facts."""
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """An error: what happened, and what to do; further fields are the facts of the error."""
 
     error_code: str
     message: str
@@ -46,79 +46,76 @@ class Refused(msgspec.Struct, frozen=True):
 
 def document(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any]) -> dict[str, Any]:
     table = [*endpoints]
-    kinds: list[Any] = [Refused]
-    for one in table:
-        described = (*one.answers.values(), *one.bodies.values())
+    kinds: list[Any] = [ErrorAnswer]
+    for endpoint in table:
+        described = (*endpoint.answers.values(), *endpoint.bodies.values())
         kinds += [kind for kind in described if kind is not BYTES and kind not in kinds]
-        if one.query.__struct_fields__ and one.query not in kinds:
-            kinds.append(one.query)
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-    told = dict(zip(kinds, schemas, strict=True))
+        if endpoint.query.__struct_fields__ and endpoint.query not in kinds:
+            kinds.append(endpoint.query)
+    schema_list, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schemas = dict(zip(kinds, schema_list, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for one in table:
-        path = _PLACE.sub(r"{\1}", one.path)
-        paths.setdefault(path, {})[one.method.lower()] = _operation(one, told, components)
-    found: dict[str, Any] = {
+    for endpoint in table:
+        path = _PLACE.sub(r"{\1}", endpoint.path)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, schemas, components)
+    queries = {endpoint.query.__name__ for endpoint in table}
+    whole: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "Evertide", "version": __version__, "description": "Live views on Apache Spark."},
+        "info": {"title": "Evertide", "version": __version__, "description": "Incremental SQL views on Apache Spark."},
         "paths": {**paths, **others},
-        "components": {"schemas": _without(components, {one.query.__name__ for one in table})},
+        "components": {"schemas": {name: schema for name, schema in components.items() if name not in queries}},
     }
     if has_tokens:
-        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"token": []}]
-    return found
+        whole["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        whole["security"] = [{"token": []}]
+    return whole
 
 
-def _without(components: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: schema for name, schema in components.items() if name not in names}
-
-
-def _operation(one: Endpoint, told: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "operationId": _name(one),
-        "tags": [one.area],
-        "summary": one.summary,
-        "parameters": [*_places(one), *_parameters(one, components), *_headers(one)],
-        "responses": _responses(one, told),
+def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(endpoint),
+        "tags": [endpoint.area],
+        "summary": endpoint.summary,
+        "parameters": [*_path_parameters(endpoint), *_query_parameters(endpoint, components), *_headers(endpoint)],
+        "responses": _responses(endpoint, schemas),
     }
-    if one.bodies:
-        content = {media: {"schema": _schema(kind, told)} for media, kind in one.bodies.items()}
-        made["requestBody"] = {"required": True, "content": content}
-    return made
+    if endpoint.bodies:
+        content = {media: {"schema": _schema(kind, schemas)} for media, kind in endpoint.bodies.items()}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
 
 
-def _name(one: Endpoint) -> str:
-    words = re.sub(r"[{}]", "", one.path.removeprefix("/v1/").removeprefix("/"))
-    return f"{one.method.lower()}_{re.sub(r'[^A-Za-z0-9]+', '_', words)}"
+def _operation_id(endpoint: Endpoint) -> str:
+    words = re.sub(r"[{}]", "", endpoint.path.removeprefix("/v1/").removeprefix("/"))
+    return f"{endpoint.method.lower()}_{re.sub(r'[^A-Za-z0-9]+', '_', words)}"
 
 
-def _places(one: Endpoint) -> list[dict[str, Any]]:
+def _path_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
     schema = {"type": "string", "minLength": 1}
     return [
         {"name": name, "in": "path", "required": True, "schema": schema, "description": f"The {name}."}
-        for name in _PLACE.findall(one.path)
+        for name in _PLACE.findall(endpoint.path)
     ]
 
 
-def _parameters(one: Endpoint, components: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not one.query.__struct_fields__:
+def _query_parameters(endpoint: Endpoint, components: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not endpoint.query.__struct_fields__:
         return []
-    schema = components[one.query.__name__]
+    schema = components[endpoint.query.__name__]
     required = set(schema.get("required", ()))
-    found = []
-    for name, told in schema["properties"].items():
-        made = {"name": name, "in": "query", "required": name in required, "schema": _without_null(told)}
-        if "description" in told:
-            made["description"] = told["description"]
-        if told.get("type") == "object":
-            made |= {"style": "deepObject", "explode": True}
-        found.append(made)
-    return found
+    parameters = []
+    for name, inner in schema["properties"].items():
+        parameter = {"name": name, "in": "query", "required": name in required, "schema": _drop_null(inner)}
+        if "description" in inner:
+            parameter["description"] = inner["description"]
+        if inner.get("type") == "object":
+            parameter |= {"style": "deepObject", "explode": True}
+        parameters.append(parameter)
+    return parameters
 
 
-def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter is left out rather than null."""
+def _drop_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """An optional parameter is omitted, never null."""
     kept = {name: value for name, value in schema.items() if name != "default" or value is not None}
     options = [each for each in kept.get("anyOf", ()) if each != {"type": "null"}]
     if len(options) == 1:
@@ -127,24 +124,24 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _headers(one: Endpoint) -> list[dict[str, Any]]:
+def _headers(endpoint: Endpoint) -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}, "description": what}
-        for name, what in one.headers.items()
+        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}, "description": description}
+        for name, description in endpoint.headers.items()
     ]
 
 
-def _responses(one: Endpoint, told: Mapping[Any, Any]) -> dict[str, Any]:
-    content = {media: {"schema": _schema(kind, told)} for media, kind in one.answers.items()}
-    answers: dict[str, Any] = {"200": {"description": one.summary, "content": content}}
-    for code, what in one.statuses.items():
-        answers[str(code)] = {"description": what, "content": content}
-    refused = {"application/json": {"schema": told[Refused]}}
-    for code in (*one.refusals, 401, 403, 500, 503):
-        if str(code) not in answers:
-            answers[str(code)] = {"description": _REFUSALS[code], "content": refused}
-    return dict(sorted(answers.items()))
+def _responses(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    content = {media: {"schema": _schema(kind, schemas)} for media, kind in endpoint.answers.items()}
+    responses: dict[str, Any] = {"200": {"description": endpoint.summary, "content": content}}
+    for code, description in endpoint.statuses.items():
+        responses[str(code)] = {"description": description, "content": content}
+    refusal = {"application/json": {"schema": schemas[ErrorAnswer]}}
+    for code in (*endpoint.refusals, 401, 403, 500, 503):
+        if str(code) not in responses:
+            responses[str(code)] = {"description": _REFUSALS[code], "content": refusal}
+    return dict(sorted(responses.items()))
 
 
-def _schema(kind: Any, told: Mapping[Any, Any]) -> Any:
-    return {} if kind is BYTES else told[kind]
+def _schema(kind: Any, schemas: Mapping[Any, Any]) -> Any:
+    return {} if kind is BYTES else schemas[kind]

@@ -1,14 +1,12 @@
-"""`Server`: an app behind a socket, in a thread beside the pipeline.
+"""`Server`: serves an app on a socket, in a thread of its own.
 
-1. The address is taken when the server is made, long before there is a pipeline: what is wrong with it is said at once.
-   From `begin` on, whoever asks is told that the pipeline is being opened (`evertide.server.http.opening`); from
-   `start` on it is the app that answers. Without `begin`, connections are refused until `start`.
-2. `stop` takes no new requests. Streams, queries and requests that wait for something are ended at once, other reads
-   within a second, each with 503 if nothing of the answer was sent. Requests that change something, and have come as a
-   whole, are answered, for up to half a minute; then their outcome is not known, and they are told so. The pipeline is
-   closed after that, not before.
-3. It has no signal handlers: whoever runs the pipeline has them.
-4. Who may ask, and how, is said by a `Listening`: what is wrong with its tokens or its TLS is said at once, too.
+1. The constructor binds the address and reads the TLS files, before the pipeline opens, so that errors show at once.
+   From `begin` on, the server answers that the pipeline is opening (`evertide.server.http.opening_app`); from `start`
+   on, the app answers. Without `begin`, connections are refused until `start`.
+2. `stop` accepts no new requests. It ends streams, queries and waiting requests at once, and other reads within a
+   second, each with 503 if the response has not started. Requests that change something and have arrived completely
+   have 30 seconds to finish; after that they are answered with an unknown outcome. The pipeline is closed only then.
+3. The server installs no signal handlers; the command does.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.lifespan.on import LifespanOn
 
-from evertide.errors import EvertideError, InvalidInput
+from evertide.errors import InvalidInput, Unexpected
 from evertide.problem import Problem
-from evertide.server.access.connections import Patience, protocol_of
-from evertide.server.access.listening import Listening
-from evertide.server.http.opening import opening
+from evertide.server.access.connections import ClientTimeouts, protocol_of
+from evertide.server.access.listen_options import ListenOptions
+from evertide.server.http.opening_app import answer_while_opening
 from evertide.threads.watched import WatchedThread
 
 __all__ = ["LOOPBACK", "Server"]
@@ -38,23 +36,23 @@ LOOPBACK = "127.0.0.1"
 
 _STOP_LIMIT_S = 30
 _READ_LIMIT_S = 1.0
-"""How long reads under way may take when the server stops."""
+"""How long active reads may take when the server stops."""
 _BACKLOG = 2048
 
 
 class Server:
-    def __init__(self, listen: str = f"{LOOPBACK}:0", listening: Listening | None = None) -> None:
-        """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 is any that is free."""
+    def __init__(self, listen: str = f"{LOOPBACK}:0", listening: ListenOptions | None = None) -> None:
+        """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 means any free port."""
         self._listen = listen
-        self._listening = listening or Listening()
+        self._listening = listening or ListenOptions()
         self._tls = self._listening.tls.context() if self._listening.tls is not None else None
-        host, port = _parsed(listen)
-        self._socket = _bound(listen, host, port)
+        host, port = _parse_address(listen)
+        self._socket = _bind(listen, host, port)
         self._uvicorn: _Uvicorn | None = None
         self._thread: WatchedThread | None = None
-        self._front = _Front()
+        self._front = _CurrentApp()
         self._drain: Callable[[], None] | None = None
-        """Ends what an app streams without an end: it has one as `state.drain`."""
+        """Ends the streams of the app: its `state.drain`."""
         self.host, self.port = self._socket.getsockname()[:2]
         try:
             self._listening.check(listen, self.host)
@@ -68,18 +66,18 @@ class Server:
         return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 
     def begin(self) -> Self:
-        """Connections are taken when this returns."""
+        """The server accepts connections when this returns."""
         if self._uvicorn is not None:
             return self
         try:
-            self._socket.listen(_BACKLOG)  # here, as not every event loop says what goes wrong with it
+            self._socket.listen(_BACKLOG)  # here, because not every event loop reports its errors
         except OSError as error:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(error)) from error
-        patience = self._listening.wrapped(self._front, self.host)
-        self._uvicorn = _Uvicorn(self._config(patience), patience)
+        timeouts = self._listening.wrap(self._front, self.host)
+        self._uvicorn = _Uvicorn(self._config(timeouts), timeouts)
         self._thread = WatchedThread("evertide-http", self._uvicorn.run_until_stopped, self._socket)
         self._thread.start()
-        self._uvicorn.is_settled.wait()
+        self._uvicorn.has_started_or_failed.wait()
         if self._uvicorn.error is not None:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(self._uvicorn.error))
         return self
@@ -90,9 +88,9 @@ class Server:
     def start(self, app: ASGIApp) -> Self:
         """The app answers when this returns."""
         self.begin()
-        assert self._uvicorn is not None  # noqa: S101 - it was made, or that failed
+        assert self._uvicorn is not None  # noqa: S101 - begin() has set it, or raised
         self._drain = getattr(getattr(app, "state", None), "drain", None)
-        self._uvicorn.take_up(app)
+        self._uvicorn.start_lifespan(app)
         self._front.app = app
         return self
 
@@ -101,7 +99,7 @@ class Server:
         return uvicorn.Config(
             app,
             http=protocol_of(self._listening.settings),
-            lifespan="off",  # the app comes later: see `take_up`
+            lifespan="off",  # the app is not known yet: see `start_lifespan`
             ws="none",
             log_config=None,
             access_log=False,
@@ -112,11 +110,11 @@ class Server:
         )
 
     def stop(self) -> None:
-        """May be called twice, and before `start`."""
+        """May be called several times, and before `start`."""
         if self._uvicorn is not None and self._thread is not None:
             if self._drain is not None:
                 self._drain()
-            self._uvicorn.end_soon()
+            self._uvicorn.request_stop()
             self._thread.join()
         self._socket.close()
 
@@ -127,82 +125,81 @@ class Server:
         self.stop()
 
 
-class _Front:
-    """Whoever answers at the moment."""
+class _CurrentApp:
+    """Forwards each request to the app of the moment."""
 
     def __init__(self) -> None:
-        self.app: ASGIApp = opening
+        self.app: ASGIApp = answer_while_opening
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, patience: Patience) -> None:
+    def __init__(self, config: uvicorn.Config, timeouts: ClientTimeouts) -> None:
         super().__init__(config)
-        self._patience = patience
-        self.is_settled = threading.Event()
-        """It has started, or cannot."""
+        self._patience = timeouts
+        self.has_started_or_failed = threading.Event()
         self.error: OSError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._taken_up: LifespanOn | None = None
+        self._lifespan: LifespanOn | None = None
 
     def run_until_stopped(self, bound: socket.socket) -> None:
         try:
             self.run([bound])
-        except OSError as error:  # somebody else listened first at an address that both had bound
+        except OSError as error:  # two processes bound the address, and the other one listened first
             self.error = error
         finally:
-            self.is_settled.set()
+            self.has_started_or_failed.set()
 
-    def take_up(self, app: ASGIApp) -> None:
-        """Lets an app begin what it does beside its requests; it ends that when the last of them is answered."""
-        assert self._loop is not None  # noqa: S101 - it has started
+    def start_lifespan(self, app: ASGIApp) -> None:
+        """Start the background work of the app; it ends after the last request."""
+        assert self._loop is not None  # noqa: S101 - the server has started
         config = uvicorn.Config(app, lifespan="on", log_config=None)
         config.load()
         lifespan = LifespanOn(config)
         asyncio.run_coroutine_threadsafe(lifespan.startup(), self._loop).result()
         if lifespan.should_exit:
-            raise EvertideError
-        self._taken_up = lifespan
+            raise Unexpected(where="Server.start", why="the app did not start; the log has the reason")
+        self._lifespan = lifespan
 
-    def end_soon(self) -> None:
+    def request_stop(self) -> None:
         self.should_exit = True
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # it was closed meanwhile: nothing is under way
+            with suppress(RuntimeError):  # the loop was closed meanwhile: no request is active
                 loop.call_soon_threadsafe(loop.call_later, _READ_LIMIT_S, self._patience.end_reads)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        self.is_settled.set()
+        self.has_started_or_failed.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        if self._taken_up is not None:
-            await self._taken_up.shutdown()
+        if self._lifespan is not None:
+            await self._lifespan.shutdown()
 
 
-def _parsed(listen: str) -> tuple[str, int]:
+def _parse_address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise InvalidInput(where=f"address {listen!r}", why="expected HOST:PORT, with a port from 0 to 65535")
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
 
 
-def _bound(listen: str, host: str, port: int) -> socket.socket:
+def _bind(listen: str, host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise InvalidInput(where=f"address {listen!r}", why=f"the host is not known: {error}") from error
-    made = socket.socket(family, kind, proto)
+        raise InvalidInput(where=f"address {listen!r}", why=f"cannot resolve the host: {error}") from error
+    bound = socket.socket(family, kind, proto)
     try:
-        # A port that was used a moment ago may be used again; one that somebody listens at may not.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(where)
+        # A port that was released a moment ago may be used again; one that a process listens on may not.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(where)
     except OSError as error:
-        made.close()
-        why = f"{error.strerror}: choose another port, or 0 for any that is free"
+        bound.close()
+        why = f"{error.strerror}; choose another port, or 0 for any free port"
         raise InvalidInput(where=f"address {listen!r}", why=why) from error
-    return made
+    return bound

@@ -17,16 +17,16 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.query import Answer, Chosen, Question
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.runtime import Runtime
-from evertide.server.bodies.bodies import content_of, type_of
+from evertide.server.bodies.bodies import media_type_of, read_body
 from evertide.server.endpoints.columns import Column
-from evertide.server.endpoints.formats import ROW_FORMATS, pieces, unique_names
+from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows, unique_names
 from evertide.server.endpoints.rows import Format
-from evertide.server.http.answers import streamed
-from evertide.server.http.endpoint import BYTES, Endpoint, body_of
-from evertide.server.http.media import chosen
+from evertide.server.http.answers import stream_response
+from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
+from evertide.server.http.media import choose_media
 from evertide.server.query.workers import Workers
 
-__all__ = ["FACTS_HEADER", "Querying"]
+__all__ = ["FACTS_HEADER", "QueryEndpoints"]
 
 FACTS_HEADER = "Evertide-Query"
 """What JSON says beside the rows, for other formats: `engine=duckdb, is_truncated=false, took_ms=1.5`."""
@@ -57,7 +57,7 @@ class QueryAnswer(msgspec.Struct, frozen=True):
     rows: list[list[Any]]
 
 
-class Querying:
+class QueryEndpoints:
     """The endpoint."""
 
     def __init__(self, pipeline: Pipeline, runtime: Runtime) -> None:
@@ -85,9 +85,9 @@ class Querying:
         )
 
     async def _query(self, request: Request, query: QueryQuery) -> Response:
-        type_of(request, JSON)
-        media = chosen(request, query.format, ROW_FORMATS)
-        body = body_of(await content_of(request, _SQL_MAX), QueryBody)
+        media_type_of(request, JSON)
+        media = choose_media(request, query.format, ROW_FORMATS)
+        body = parse_body(await read_body(request, _SQL_MAX), QueryBody)
         limit = _JSON_ROWS if body.limit is None and media == JSON else body.limit
         question = Question(body.sql, body.as_of, body.engine, limit, body.parameters)
         answer = await self._ask(question)
@@ -100,7 +100,7 @@ class Querying:
         rows = answer.rows if media == ARROW else unique_names(answer.rows)
         told = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in facts.items())
         headers = {TIME_HEADER: str(answer.time), FACTS_HEADER: told.replace('"', "")}
-        return await streamed(pieces(media, rows.schema, [rows], facts), media, headers)
+        return await stream_response(encode_rows(media, rows.schema, [rows], facts), media, headers)
 
     def close(self) -> None:
         self._workers.close()

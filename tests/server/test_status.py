@@ -14,8 +14,8 @@ from evertide.json_values import to_json_value
 from evertide.pipeline.definition import Away
 from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.problem import Problem
-from evertide.server.endpoints import health as looking
 from evertide.server.endpoints import push as pushing
+from evertide.server.endpoints.health import StatusEndpoints
 from evertide.sources.contract import Lag
 from tests.pipeline.kit import (
     ORDERS,
@@ -112,7 +112,7 @@ def test_storage_that_does_not_answer_is_no_health(monkeypatch: pytest.MonkeyPat
 
     `/v1/status` has what is known meanwhile.
     """
-    monkeypatch.setattr(looking.Looking.__init__, "__defaults__", (0.1,))
+    monkeypatch.setattr(StatusEndpoints.__init__, "__defaults__", (0.1,))
     over = threading.Event()
 
     def hang(_: Any) -> None:

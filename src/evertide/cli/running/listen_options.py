@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from evertide.settings import Settings
 
 if TYPE_CHECKING:
-    from evertide.server.access import Listening
+    from evertide.server.access import ListenOptions
 
-__all__ = ["listening_of"]
+__all__ = ["listen_options_of"]
 
 
-def listening_of(
+def listen_options_of(
     *,
     tokens: Path | None = None,
     secret: str = "",
@@ -23,11 +23,11 @@ def listening_of(
     hosts: Sequence[str] | None = None,
     insecure: bool = False,
     settings: Settings | None = None,
-) -> Listening:
+) -> ListenOptions:
     """Tokens of the environment count as well. `tls`: certificate, key, and the authority of clients' certificates."""
-    from evertide.server.access import Access, Listening, Tls  # noqa: PLC0415 - only who listens waits for it
+    from evertide.server.access import Access, ListenOptions, Tls  # noqa: PLC0415 - only who listens waits for it
 
-    return Listening(
+    return ListenOptions(
         access=Access.load(tokens, os.environ, secret),
         tls=Tls.of(*tls),
         hosts=tuple(hosts or ()),

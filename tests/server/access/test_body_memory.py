@@ -1,4 +1,4 @@
-"""What the bodies of all requests together may take: in steps, in turn, and never for ever."""
+"""What the bodies of all requests together may acquire: in steps, in turn, and never for ever."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from evertide.server.access import Listening
-from evertide.server.access.body_memory import Room, held_in
+from evertide.server.access import ListenOptions
+from evertide.server.access.body_memory import BodyMemory, reservation_of
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.settings import Settings
@@ -47,10 +47,10 @@ class Upload:
         self.may_answer.set()
         return self
 
-    async def go(self, room: Room) -> None:
+    async def go(self, memory: BodyMemory) -> None:
         scope = {"type": "http", "headers": self.headers, "upload": self}
         try:
-            await room(scope, self._receive, self._send)
+            await memory(scope, self._receive, self._send)
         except HTTPException as error:
             self.error = error
 
@@ -64,14 +64,14 @@ class Upload:
         pass
 
 
-async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+async def read_then_answer(scope: Scope, receive: Receive, send: Send) -> None:
     """Reads all, takes it apart, answers when it is let."""
-    upload, held = scope["upload"], held_in(scope)
+    upload, reservation = scope["upload"], reservation_of(scope)
     while (await receive())["more_body"]:
         pass
-    assert held is not None
+    assert reservation is not None
     if upload.decoded:
-        await held.more(upload.decoded)
+        await reservation.reserve(upload.decoded)
     upload.is_read.set()
     await upload.may_answer.wait()
     await Response()(scope, receive, send)
@@ -85,8 +85,8 @@ def finished(run: Callable[[], Awaitable[None]]) -> None:
     anyio.run(limited)
 
 
-def made(wait_s: float = 60.0) -> Room:
-    return Room(reading, LIMIT, wait_s)
+def make_memory(wait_s: float = 60.0) -> BodyMemory:
+    return BodyMemory(read_then_answer, LIMIT, wait_s)
 
 
 def test_what_is_held_is_the_limit_and_one_body_at_most_and_all_get_done() -> None:
@@ -94,41 +94,41 @@ def test_what_is_held_is_the_limit_and_one_body_at_most_and_all_get_done() -> No
     beyond the limit: each holds what the others wait for, and all are turned back; and if nobody counts at all."""
 
     async def run() -> None:
-        room = made()
-        most, take = 0, room.take
+        memory = make_memory()
+        most, acquire = 0, memory.acquire
 
         async def watched(*given: Any) -> None:
             nonlocal most
-            await take(*given)
-            most = max(most, room.bytes)
+            await acquire(*given)
+            most = max(most, memory.bytes)
 
-        room.take = watched  # type: ignore[method-assign,assignment]
+        memory.acquire = watched  # type: ignore[method-assign,assignment]
         uploads = [Upload(8, declared=None if at % 2 else 8 * PIECE, decoded=LIMIT // 2).let() for at in range(20)]
         async with anyio.create_task_group() as tasks:
             for upload in uploads:
-                tasks.start_soon(upload.go, room)
+                tasks.start_soon(upload.go, memory)
         assert not [upload.error for upload in uploads if upload.error]
         assert LIMIT // 2 < most <= LIMIT + 2 * LIMIT // 2 + 4 * PIECE
-        assert room.bytes == 0
+        assert memory.bytes == 0
 
     finished(run)
 
 
 def test_who_announces_much_and_sends_nothing_holds_little() -> None:
-    """Fails if room is taken for all that a head announces: three such clients would keep out all others."""
+    """Fails if memory is taken for all that a head announces: three such clients would keep out all others."""
 
     async def run() -> None:
-        room = made()
+        memory = make_memory()
         idle = [Upload(1, declared=1000 * LIMIT) for _ in range(3)]
         async with anyio.create_task_group() as tasks:
             for upload in idle:
-                tasks.start_soon(upload.go, room)
+                tasks.start_soon(upload.go, memory)
             await asyncio.sleep(0.01)
             with anyio.fail_after(30):
-                await Upload(1).let().go(room)
+                await Upload(1).let().go(memory)
             for upload in idle:
                 upload.let()
-        assert room.bytes == 0
+        assert memory.bytes == 0
 
     finished(run)
 
@@ -137,60 +137,60 @@ def test_who_waits_too_long_is_turned_back_and_the_next_is_served() -> None:
     """Also one who goes away while he waits leaves nothing behind."""
 
     async def run() -> None:
-        room = made(wait_s=0.1)
+        memory = make_memory(wait_s=0.1)
         holders = [Upload(16), Upload(16)]
         for holder in holders:
             holder.may_send.set()
         async with anyio.create_task_group() as tasks:
             for holder in holders:
-                tasks.start_soon(holder.go, room)
+                tasks.start_soon(holder.go, memory)
                 await holder.is_read.wait()
-            assert room.bytes == 2 * LIMIT  # the second may, as the first of those who find no room
+            assert memory.bytes == 2 * LIMIT  # the second may, as the first of those who find no memory
             late = Upload(1).let()
-            await late.go(room)
+            await late.go(memory)
             assert late.error is not None
             assert (late.error.status_code, late.error.headers) == (503, {"Retry-After": "5", "Connection": "close"})
             assert str(LIMIT) in late.error.detail
             with anyio.move_on_after(0.02):
-                await Upload(1).let().go(room)
-            assert room.bytes == 2 * LIMIT
+                await Upload(1).let().go(memory)
+            assert memory.bytes == 2 * LIMIT
             for holder in holders:
                 holder.may_answer.set()
-        assert room.bytes == 0
+        assert memory.bytes == 0
         after = Upload(20).let()
-        await after.go(room)
+        await after.go(memory)
         assert after.error is None
 
     finished(run)
 
 
 def test_who_goes_away_leaves_nothing_behind() -> None:
-    """Fails if room is given back with answers only."""
+    """Fails if memory is given back with answers only."""
 
     async def leaving(_: Scope, receive: Receive, __: Send) -> None:
         await receive()
         raise ClientDisconnect
 
     async def run() -> None:
-        room = Room(leaving, LIMIT, 60.0)
+        memory = BodyMemory(leaving, LIMIT, 60.0)
         with pytest.raises(ClientDisconnect):
-            await Upload(2).let().go(room)
-        assert room.bytes == 0
+            await Upload(2).let().go(memory)
+        assert memory.bytes == 0
 
     finished(run)
 
 
 def test_who_sends_no_body_waits_for_nobody() -> None:
     async def run() -> None:
-        room = made(wait_s=0.1)
+        memory = make_memory(wait_s=0.1)
         holders = [Upload(16), Upload(16)]
         async with anyio.create_task_group() as tasks:
             for holder in holders:
                 holder.may_send.set()
-                tasks.start_soon(holder.go, room)
+                tasks.start_soon(holder.go, memory)
                 await holder.is_read.wait()
             looking = Upload(1, declared=0).let()
-            await looking.go(room)
+            await looking.go(memory)
             assert looking.error is None
             for holder in holders:
                 holder.may_answer.set()
@@ -200,9 +200,9 @@ def test_who_sends_no_body_waits_for_nobody() -> None:
 
 def test_many_that_upload_at_once_are_told_to_come_again_and_others_are_answered() -> None:
     """By a socket: clients that send half of a body each, and then nothing. Fails if bodies are read whatever they
-    take together."""
+    acquire together."""
     settings = Settings(bodies_bytes_max=LIMIT, bodies_wait_s=0.2)
-    with open_pipeline(storage(), settings=settings) as p, Server(listening=Listening(settings=settings)) as server:
+    with open_pipeline(storage(), settings=settings) as p, Server(listening=ListenOptions(settings=settings)) as server:
         server.start(make_app(p))
         client = Client(server.host, server.port)
         head = f"POST {ROWS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -220,10 +220,10 @@ def test_many_that_upload_at_once_are_told_to_come_again_and_others_are_answered
 @pytest.mark.parametrize("decoded", [True, False])
 def test_a_request_that_is_larger_than_all_room_is_taken_alone(*, decoded: bool) -> None:
     async def run() -> None:
-        room = made(wait_s=0.1)
+        memory = make_memory(wait_s=0.1)
         large = Upload(1 if decoded else 40, decoded=40 * LIMIT if decoded else 0).let()
-        await large.go(room)
+        await large.go(memory)
         assert large.error is None
-        assert room.bytes == 0
+        assert memory.bytes == 0
 
     finished(run)

@@ -9,9 +9,9 @@ import sys
 CODE = """
 import gc, json
 import duckdb
-from evertide.server.http.garbage import collect_seldom
+from evertide.server.http.garbage_collection import tune_garbage_collection
 before = gc.get_threshold()
-collect_seldom()
+tune_garbage_collection()
 cycle = []
 cycle.append(cycle)
 del cycle

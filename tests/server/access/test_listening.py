@@ -131,7 +131,7 @@ def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(certific
         (Tls(path("text"), key), "expected a certificate and its key"),
         (Tls(server, path("text")), "expected a certificate and its key"),
         (Tls(server, path("locked.key")), "--tls-key .*encrypted"),
-        (Tls(server, key, path("text")), "--tls-client-ca .*no certificate"),
+        (Tls(server, key, path("text")), "--tls-client-ca .*no PEM certificate"),
         (Tls(server, key, path("none")), "--tls-client-ca .*No such file"),
     ):
         with pytest.raises(InvalidInput, match=why):

@@ -161,7 +161,7 @@ def test_who_else_may_read_or_write_the_file_is_looked_at(tmp_path: Path) -> Non
         with pytest.raises(InvalidInput, match="other users may write the file"):
             loaded(written(tmp_path / "d", digests, mode))
     assert loaded(written(tmp_path / "t", token(), 0o440)).tokens
-    with pytest.raises(InvalidInput, match="cannot be read: No such file"):
+    with pytest.raises(InvalidInput, match="cannot read the file: No such file"):
         loaded(tmp_path / "none")
 
 

@@ -30,6 +30,7 @@ QUERIES = {
     "filtered": "SELECT c, b + 1 AS b1 FROM r WHERE a > 1",
     "joined": "SELECT r.c, s.f, r.b FROM r JOIN s ON r.b = s.id AND r.a < s.e",
     "outer_joined": "SELECT r.c, s.f, r.b FROM r FULL JOIN s ON r.b = s.id",
+    "variants": "SELECT r.c, CAST(if(s.e > 1, s.e, NULL) AS VARIANT) AS v FROM r LEFT JOIN s ON r.b = s.id",
     "hopping": "SELECT b, window.start AS since, count(*) AS n FROM r GROUP BY b, window(t, '10 days', '2 days')",
     "expanded": "SELECT a, b, count(*) AS n, count(c) AS nc FROM r GROUP BY CUBE (a, b)",
     "exploded": "SELECT w, count(*) AS n FROM r LATERAL VIEW explode(array(a, a, b)) AS w GROUP BY w",

@@ -23,11 +23,12 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.rows.changes import DIFF, expand, net
+from evertide.rows.conform import conform_table
 from evertide.testing.compare import Differs, compare, compare_bits
 from evertide.testing.ledger import Transaction, delta_of, delta_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Content", "Reference", "Steps", "drive", "drive_again"]
 
@@ -65,7 +66,9 @@ class Content:
             raise Differs(self._where, told)
         if delta.num_rows == 0:
             return
-        held = net(pa.concat_tables([self._held, delta.cast(self._schema)]), self._where)
+        held = net(
+            pa.concat_tables([self._held, pa.Table.from_arrays(delta.columns, schema=self._schema)]), self._where
+        )
         negative = held.filter(pc.less(held.column(DIFF), 0))
         if negative.num_rows:
             raise Differs(
@@ -122,7 +125,7 @@ class Reference:
                 session.createDataFrame(rows, schema=known).createOrReplaceTempView(name)
             for name, view in self._views.items() if stale else ():
                 session.sql(view).createOrReplaceTempView(name)
-            return session.sql(query).toArrow()
+            return _collect(session.sql(query))
 
     def by_duckdb(self, query: str) -> pa.Table:
         """The query's rows, by DuckDB; sums and averages may have other types than Spark's."""
@@ -255,6 +258,16 @@ def _left_active(sessions: type[SparkSession]) -> Iterator[None]:
         if before is not None:
             before._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(before._jsparkSession)  # noqa: SLF001
             sessions._activeSession = before  # noqa: SLF001
+
+
+def _collect(frame: DataFrame) -> pa.Table:
+    """What `toArrow` gives. That casts all columns, which Arrow refuses for a NULL of the type VARIANT: a NULL struct
+    whose fields are NOT NULL."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - DuckDB needs no pyspark
+
+    schema = to_arrow_schema(frame.schema, error_on_duplicated_field_names_in_struct=True, timezone="UTC")
+    batches: Any = frame._collect_as_arrow(empty_list_if_zero_records=False)  # noqa: SLF001
+    return conform_table(pa.Table.from_batches(batches), schema)
 
 
 def _quick_session(spark: SparkSession) -> SparkSession:

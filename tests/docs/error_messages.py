@@ -17,7 +17,7 @@ from evertide.errors import EvertideError
 __all__ = ["GOLDEN", "error_messages"]
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "error-messages.txt"
-SOURCE = Path(errors.__file__).parent
+SOURCE = Path(errors.__file__).parents[1]
 _KINDS: dict[str, type[EvertideError]] = {name: getattr(errors, name) for name in errors.__all__}
 
 
@@ -26,7 +26,7 @@ def error_messages() -> str:
     blocks = []
     for path in sorted(SOURCE.rglob("*.py")):
         lines = list(_messages(ast.parse(path.read_text())))
-        if lines and path.name != "errors.py":
+        if lines and path.parent.name != "errors":
             blocks.append("\n".join([f"== {path.relative_to(SOURCE)}", *lines]))
     return "\n\n".join(blocks) + "\n"
 

@@ -90,7 +90,7 @@ def _kinds(root: type[EvertideError]) -> Iterator[type[EvertideError]]:
     """Parents first, as the tree is drawn."""
     yield root
     for below in root.__subclasses__():
-        if below.__module__ == errors.__name__:
+        if below.__module__.startswith(errors.__name__):
             yield from _kinds(below)
 
 

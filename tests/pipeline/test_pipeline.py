@@ -201,3 +201,22 @@ def test_a_pipeline_that_storage_did_not_let_end_is_opened_again_at_once() -> No
     assert [one.writer for one in read_registrations(below.meta).values()] == [first._writer.id]
     with open_pipeline(seen) as second:
         assert rows_of(second, "orders") == [(1, "ann", 5)]
+
+
+def test_a_registration_of_unknown_outcome_does_not_keep_its_process_out() -> None:
+    """The first try registers and its answer is lost; the second registers under another id. The first id stays in
+    storage, under a process that lives: this one. Without the safeguard: `Conflict`."""
+    below = storage()
+    lost = [Fault.DONE_LOST]
+
+    def choose(_operation: str, key: str) -> Fault:
+        return lost.pop() if lost and key.startswith("writer/") else Fault.DONE
+
+    faults = Faults(choose, lambda *_: Fault.DONE)
+    seen = Storage(below.blob, FaultyMeta(below.meta, faults), "memory")
+    with open_pipeline(seen) as first:
+        known = read_registrations(below.meta)
+        assert len(known) == 2
+        assert first._writer.id in known
+    with open_pipeline(seen):
+        pass

@@ -65,7 +65,7 @@ EXPECTED = {
 def tree(kind: type[EvertideError] = EvertideError) -> Iterator[type[EvertideError]]:
     yield kind
     for below in kind.__subclasses__():
-        if below.__module__ == "evertide.errors":
+        if below.__module__.startswith("evertide.errors"):
             yield from tree(below)
 
 

@@ -45,7 +45,7 @@ __all__ = [
 
 
 _stopped: set[str] = set()
-"""Ids of this process's writers that stopped, and whose registrations storage may not have let go."""
+"""Ids under which this process does not write (any more), although storage may have a registration of them."""
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,6 +118,7 @@ class Writer:
         at, ttl_s = this_process(), settings.writer_ttl_s
 
         def writes(fresh: str) -> list[Write]:
+            _stopped.add(fresh)  # until it is known to be the one: a try whose outcome was unknown leaves its id behind
             now_s = runtime.wall_s()
             registration = Registration(
                 fresh, label, at.host, at.pid, now_s, ttl_s, at.boot, at.namespace, at.start_ticks, instance

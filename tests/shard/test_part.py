@@ -184,7 +184,9 @@ def test_other_formats_and_contents_are_refused(settings: Settings, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr("evertide.shard.parts.part._METADATA", {b"evertide.format": version})
             newer, newer_content = one(sample(), settings)
-        with pytest.raises(UnsupportedFormat, match=f"{PATH}.*found={number} supported=1"):
+        with pytest.raises(
+            UnsupportedFormat, match=f"{PATH}.*format version {number}; this version of Evertide reads 1"
+        ):
             decode_part(newer, newer_content, SCHEMA, PATH)
 
 

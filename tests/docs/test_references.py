@@ -27,7 +27,7 @@ def stale_references(text: str) -> Iterator[str]:
 
 
 def resolves(name: str) -> bool:
-    """Whether it is a module, or a name in one; the name of a table property or a metadata key is quoted in the source."""
+    """Whether it is a module, or a name in one, or a quoted key such as that of a table property."""
     place = SRC.joinpath(*name.split("."))
     if place.is_dir() or place.with_suffix(".py").exists():
         return True

@@ -118,9 +118,31 @@ def held(p: Pipeline, keys: Any) -> dict[int, int]:
     return dict(zip(numbers[len(keys) :], found["v"].to_pylist(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("changes", "value", "reasons"),
+    [
+        (["null", "misfit", "good"], 3, []),
+        (["good", "null", "null", "misfit", "delete", "good"], 6, []),
+        (["null", "misfit"], None, ["why"]),
+        (["misfit", "null"], None, ["column 'v' is NULL, and the table allows none"]),
+        (["null", "misfit", "delete"], None, []),
+    ],
+)
+def test_x14_a_row_with_a_null_does_not_move_the_faults_behind_it(
+    changes: list[str], value: int | None, reasons: list[str]
+) -> None:
+    """All of one key, in one transaction: the last counts. A fault that moved behind the good row deleted it."""
+    keys, source = pa.array([7], pa.int64()), ScriptedSource("s", ("m",))
+    source.batches.append(batch_of(keys, [(kind, 0, at) for at, kind in enumerate(changes, 1)]))
+    with with_sources(source), open_pipeline(storage(), engine_of(table_of(pa.int64()))) as p:
+        p.commit()
+        assert held(p, keys) == ({} if value is None else {0: value})
+        assert p.view(ERRORS).to_arrow()["reason"].to_pylist() == reasons
+
+
 @pytest.mark.parametrize("name", KEYS)
 def test_x14_random_rows_that_do_not_fit_equal_a_model_whatever_the_type_of_the_key(name: str) -> None:
-    compare_with_model(name, len(name), 12)
+    compare_with_model(name, len(name), 24)
 
 
 def compare_with_model(name: str, seed: int, steps: int) -> None:

@@ -92,8 +92,7 @@ def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> T
     letters: list[DeadLetter] = []
     schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
     for source, batch in batches:
-        rows, bad = _check_nulls(table, align_columns(batch.rows, schema), source)
-        known = sorted([*batch.faults, *bad], key=lambda fault: fault.after)
+        rows, known = _check_nulls(table, align_columns(batch.rows, schema), batch.faults, source)
         keyed = [fault for fault in known if fault.key is not None] if table.key else []
         pieces.append(_interleave(table, rows, keyed))
         letters += [DeadLetter(source, fault) for fault in known]
@@ -148,8 +147,10 @@ def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _check_nulls(table: DeclaredTable, rows: pa.Table, source: str) -> tuple[pa.Table, list[Fault]]:
-    """The rows, those with a NULL where the table allows none as faults: their place stays taken, by nothing."""
+def _check_nulls(
+    table: DeclaredTable, rows: pa.Table, given: Sequence[Fault], source: str
+) -> tuple[pa.Table, list[Fault]]:
+    """The rows that fit, and all faults in order: those given, and rows with a NULL where the table allows none."""
     ops = rows.column(OP).to_numpy()
     marks = _marks(rows.column(SAME))
     bad = np.zeros(rows.num_rows, np.bool_)
@@ -166,13 +167,13 @@ def _check_nulls(table: DeclaredTable, rows: pa.Table, source: str) -> tuple[pa.
         why[missing & ~bad] = at
         bad |= missing
     if not bad.any():
-        return rows, []
-    faults = [
-        _null_fault(table, rows, int(at), table.schema.field(int(why[at])).name, source) for at in np.flatnonzero(bad)
-    ]
-    kept = np.cumsum(~bad)
-    faults = [replace(fault, after=int(kept[fault.after])) for fault in faults]
-    return rows.filter(pa.array(~bad)), faults
+        return rows, sorted(given, key=lambda fault: fault.after)
+    found = [(fault.after, 0, fault) for fault in given]  # before the row that it names
+    names = table.schema.names
+    found += [(at, 1, _null_fault(table, rows, at, names[why[at]], source)) for at in np.flatnonzero(bad).tolist()]
+    found.sort(key=lambda one: one[:2])
+    kept = np.concatenate([[0], np.cumsum(~bad)])  # how many rows are left before each
+    return rows.filter(pa.array(~bad)), [replace(fault, after=int(kept[fault.after])) for _, _, fault in found]
 
 
 def _null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, source: str) -> Fault:

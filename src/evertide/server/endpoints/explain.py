@@ -51,7 +51,7 @@ class ExplainEndpoints:
             self._explain,
             answers,
             ExplainQuery,
-            refusals=(400, 404, 406),
+            refusals=(400, 404, 406, 409),
         )
 
     async def _explain(self, request: Request, query: ExplainQuery) -> Response:

@@ -47,8 +47,6 @@ from evertide.types import SequenceNumber
 if TYPE_CHECKING:
     import psycopg
 
-    from evertide.store.metas.timed_connection import TimedConnection
-
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 __all__ = ["PostgresMeta"]
@@ -252,9 +250,10 @@ class PostgresMeta:
             return answer
 
     def _connect(self) -> Connection:
-        answering = importlib.import_module("evertide.store.metas.timed_connection").AnsweringConnection
+        from evertide.store.metas.timed_connection import TimedConnection  # noqa: PLC0415 - psycopg is optional
+
         try:
-            connection: TimedConnection = answering.connect(**self._parameters, autocommit=True)
+            connection = TimedConnection.connect(**self._parameters, autocommit=True)
         except self._psycopg.Error as error:
             why = self._text(error)
             kind = StorageForbidden if "authentication failed" in why else Unavailable

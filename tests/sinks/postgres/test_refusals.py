@@ -67,7 +67,7 @@ def refused(place: Place, why: str, schema: pa.Schema = TWO, key: tuple[str, ...
 @pytest.mark.parametrize(
     ("table", "key", "why"),
     [
-        ("(id bigint)", (), "has no column .*name.*; its columns are id: ALTER TABLE .* ADD COLUMN .*name.* text"),
+        ("(id bigint)", (), "has no column .*name.*; it has id: ALTER TABLE .* ADD COLUMN .*name.* text"),
         ("(id integer, name text)", (), "'id' of .* is integer, which cannot hold every value of int64.*bigint"),
         ("(id bigint, name varchar(5)[])", (), "'name' of .* is character varying"),
         ("(id bigint, name text, more int NOT NULL)", (), "'more' of .* needs a value.*give it a default"),
@@ -156,8 +156,8 @@ def test_what_is_no_table(place: Place) -> None:
     place.run(
         "CREATE VIEW target AS SELECT 1::bigint AS id, ''::text AS name", "CREATE UNLOGGED TABLE fast (id bigint)"
     )
-    refused(place, "is no ordinary table")
-    refused(place, "is no ordinary table", table=f"{place.schema}.fast")
+    refused(place, "is not an ordinary table")
+    refused(place, "is not an ordinary table", table=f"{place.schema}.fast")
     refused(place, "there is no schema nowhere: CREATE SCHEMA nowhere", table="nowhere.t")
     refused(
         place, "there is no table .*: create it, or set the option 'create'", table=f"{place.schema}.t", create="false"

@@ -41,7 +41,7 @@ __all__ = ["KafkaSink", "prepare_kafka"]
 _ENVELOPES = ("upsert", "debezium", "append")
 _OPEN_LIMIT_S = 30.0
 _ANSWER_LIMIT_S = 8.0
-"""For one answer. Then the sink says so, and is opened again."""
+"""How long one request may take before the sink fails and is opened again."""
 
 _POLL_S = 0.05
 Headers = list[tuple[str, str | bytes | None]]
@@ -111,7 +111,7 @@ class KafkaSink:
 
     @property
     def remembers(self) -> bool:
-        """Records expire, but a topic to which nothing was ever written is another one than ours."""
+        """Records expire, but a topic without any record was never written to, so it is another topic."""
         return self._is_untouched
 
     def last(self) -> int | None:
@@ -151,19 +151,19 @@ class KafkaSink:
         while True:
             try:
                 self._producer.produce(self._topic, record.value, record.key, headers=headers, **to)
-            except BufferError:  # the queue is full: some must go out first
+            except BufferError:  # the queue is full
                 self._producer.poll(_POLL_S)
             else:
                 self._producer.poll(0)
                 return
 
     def _flush(self) -> None:
-        """As long as something goes out."""
+        """Wait for as long as records are being sent."""
         left = len(self._producer)
         while left:
             before, left = left, self._producer.flush(_ANSWER_LIMIT_S)
             if left >= before:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the records were not taken"))  # noqa: SLF001 - its name
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the records were not acknowledged"))  # noqa: SLF001 - its name
 
     def _choose_partition(self, content: bytes) -> int:
         return xxhash.xxh3_64_intdigest(content) % self._partitions
@@ -175,12 +175,12 @@ class KafkaSink:
         known = cause(error)
         why = self._brokers.explain(known)
         if known.fatal():
-            why = f"{why}: somebody else writes for this sink now, or what it wrote cannot be kept"
+            why = f"{why}: another process now writes for this sink, or its records cannot be stored"
         elif known.code() in AWAY:
-            why = f"{why}; it connects again by itself"
+            why = f"{why}; the sink reconnects"
         return SinkFailed(sink=self.name, where=self._where, why=why)
 
     def close(self) -> None:
-        """A transaction that is under way is left for the broker or the successor to abort."""
+        """An open transaction is left to the broker, or to the next producer, which aborts it."""
         self._producer.purge()
         self._producer.flush(0)

@@ -185,7 +185,7 @@ class TargetTable:
         oid, relation_kind, persistence, is_owned, lacking = row
         if relation_kind not in ("r", "p") or persistence != "p":
             raise UnusableTarget(
-                f"{name} is no ordinary table: views, foreign, temporary and unlogged tables are not written"
+                f"{name} is not an ordinary table: views, foreign, temporary and unlogged tables are not supported"
             )
         if lacking:
             raise UnusableTarget(f"the user {user} lacks rights: GRANT {', '.join(lacking)} ON {name} TO {user}")
@@ -252,7 +252,7 @@ class TargetTable:
         made = column_type(field.type)
         if name is None:
             listed = ", ".join(table.columns)
-            why = f"{self.name} has no column {field.name!r}; its columns are {listed}"
+            why = f"{self.name} has no column {field.name!r}; it has {listed}"
             raise UnusableTarget(f"{why}: ALTER TABLE {self.name} ADD COLUMN {quote(field.name)} {made}")
         column = table.columns[name]
         if not holds(column, field.type):

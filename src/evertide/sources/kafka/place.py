@@ -59,7 +59,7 @@ START = position_text("", {})
 @lru_cache(maxsize=8)
 def read_position(position: str) -> tuple[str, Mapping[int, int]]:
     """The topic's id, empty before the first offer, and the next offset of each partition."""
-    where = "the position of a source of Kafka"
+    where = "position of a Kafka source"
     try:
         found = msgspec.json.decode(position, type=_Position)
     except msgspec.MsgspecError as error:

@@ -28,7 +28,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException
 
 from evertide.brokers import Brokers, Topic, cause, describe
-from evertide.errors import InvalidInput, SourceAway, SourceChanged, SourceFailed
+from evertide.errors import InvalidInput, SourceAway, SourceChanged, SourceFailed, Unexpected
 from evertide.journal.records import Fragment, Place
 from evertide.problem import Problem
 from evertide.runtime import Runtime
@@ -257,7 +257,7 @@ class KafkaSource:
             raise SourceFailed(source=self.name, where=where, why=self._brokers.explain(str(error))) from error
         except Truncated as error:
             why = (
-                "the table was truncated upstream, which a change of single rows cannot say: delete its rows upstream, "
+                "the table was truncated upstream, and a truncation has no changes of rows: delete its rows upstream, "
             )
             why += "or make the table and its topic anew"
             raise SourceFailed(source=self.name, where=self._place(partition), why=why) from error
@@ -287,11 +287,12 @@ class KafkaSource:
 
     def _piece(self, fragment: Fragment) -> Piece:
         if not isinstance(fragment, Place):
-            raise InvalidInput(where=f"source {self.name!r}", why="a staged fragment is none of a source of Kafka")
+            raise Unexpected(where=f"source {self.name!r}", why="a Kafka source received a staged fragment")
         try:
             return msgspec.json.decode(fragment.where, type=Piece)
         except msgspec.MsgspecError as error:
-            raise InvalidInput(where=f"source {self.name!r}", why=f"{fragment.where!r} is no piece: {error}") from error
+            why = f"{fragment.where!r} is not a fragment of a Kafka source: {error}"
+            raise Unexpected(where=f"source {self.name!r}", why=why) from error
 
     # The rest
 

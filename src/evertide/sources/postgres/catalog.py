@@ -90,20 +90,24 @@ class _Table:
 
 def check_server(connection: psycopg.Connection[Any], slot: str, where: str) -> None:
     if connection.info.server_version < OLDEST_VERSION:
-        raise InvalidInput(where=where, why=f"the server is {connection.info.server_version}: 14 or newer is needed")
+        raise InvalidInput(
+            where=where, why=f"the server has version {connection.info.server_version}; version 14 or newer is required"
+        )
     level = _one(connection, "SHOW wal_level")[0]
     if level != "logical":
         why = f"wal_level is {level!r}: logical replication needs ALTER SYSTEM SET wal_level = 'logical' and a restart"
         raise InvalidInput(where=where, why=why)
     encoding = _one(connection, "SHOW server_encoding")[0]
     if encoding == "SQL_ASCII":
-        why = "the database has the encoding SQL_ASCII, so that nobody knows what its texts say"
-        raise InvalidInput(where=where, why=f"{why}: use one with a real encoding, such as UTF8")
+        why = "the database has the encoding SQL_ASCII, in which texts have no defined meaning; use UTF8, for example"
+        raise InvalidInput(where=where, why=why)
     found = find_slot(connection, slot)
     database = _one(connection, "SELECT current_database()")[0]
     if found is not None and (found.plugin != "pgoutput" or found.database != database):
-        why = f"the replication slot {slot!r} is there, of {found.plugin!r} in database {found.database!r}"
-        raise InvalidInput(where=where, why=f"{why}: give the tables another slot")
+        why = (
+            f"replication slot {slot!r} belongs to plugin {found.plugin!r} in database {found.database!r}; use another"
+        )
+        raise InvalidInput(where=where, why=why)
 
 
 def checked_tables(
@@ -146,10 +150,10 @@ def _table(connection: psycopg.Connection[Any], name: TableName, where: str) -> 
         raise InvalidInput(where=where, why=f"the server has no table {name}: create it, or correct the option 'table'")
     oid, relation_kind, persistence, identity, is_readable, is_owned = row
     if relation_kind not in ("r", "p") or persistence != "p":
-        why = f"{name} is no ordinary table: views, foreign, temporary and unlogged tables are not replicated"
+        why = f"{name} is not an ordinary table: views, foreign, temporary and unlogged tables are not replicated"
         raise InvalidInput(where=where, why=why)
     if not is_readable:
-        raise InvalidInput(where=where, why=f"the user may not read {name}: GRANT SELECT ON {name} is needed")
+        raise InvalidInput(where=where, why=f"the user may not read {name}; GRANT SELECT ON {name} to the user")
     return _Table(oid, relation_kind == "p", identity, is_owned)
 
 
@@ -163,10 +167,10 @@ def _columns(
         remote = match_name(field.name, there)
         if remote is None:
             listed = ", ".join(there)
-            raise InvalidInput(where=where, why=f"{name} has no column {field.name!r}; its columns are {listed}")
+            raise InvalidInput(where=where, why=f"{name} has no column {field.name!r}; it has {listed}")
         _, oid, modifier, generated = there[remote]
         if generated:
-            why = f"the column {field.name!r} is generated, and not replicated: leave it out, and compute it in a view"
+            why = f"the column {field.name!r} is generated, and not replicated; omit it, and compute it in a view"
             raise InvalidInput(where=where, why=why)
         made = _type(connection, oid)
         if not fits(made, field.type):
@@ -240,12 +244,12 @@ def _check_publication(  # noqa: PLR0917
         _check_may_publish(connection, publication, table, name, where)
         return
     if not row[0]:
-        why = f"the publication {publication!r} does not publish all that happens"
+        why = f"the publication {publication!r} does not publish all operations"
         raise InvalidInput(
             where=where, why=f"{why}: ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')"
         )
     if table.is_partitioned and not row[1]:
-        why = f"{name} is partitioned, and the publication {publication!r} tells of its partitions only"
+        why = f"{name} is partitioned, and the publication {publication!r} publishes only its partitions"
         raise InvalidInput(where=where, why=f"{why}: ALTER PUBLICATION ... SET (publish_via_partition_root = true)")
     has = connection.execute(
         "SELECT to_jsonb(t) -> 'attnames', to_jsonb(t) ->> 'rowfilter' FROM pg_publication_tables t"

@@ -48,7 +48,7 @@ def postgres_name(declaration: TableDeclaration) -> str:
     slot = given.get("slot", _DEFAULT_SLOT)
     if not _SLOT.fullmatch(slot) or slot == "push":
         where = declaration.place
-        why = f"the option 'slot' is {slot!r}: expected 1 to 63 small letters, digits and underscores, and not 'push'"
+        why = f"the option 'slot' is {slot!r}: expected 1 to 63 lower-case letters, digits, underscores, not 'push'"
         raise InvalidInput(where=where, why=why)
     return slot
 
@@ -58,7 +58,9 @@ def open_postgres(
 ) -> Source:
     where = tables[0].place
     if find_spec("psycopg") is None:
-        raise InvalidInput(where=where, why="the connector 'postgres' needs psycopg: pip install 'evertide[postgres]'")
+        raise InvalidInput(
+            where=where, why="connector 'postgres' needs the package 'psycopg': pip install 'evertide[postgres]'"
+        )
     from evertide.sources.postgres.source import open_source  # noqa: PLC0415 - psycopg is an extra
 
     secrets = Secrets(base)

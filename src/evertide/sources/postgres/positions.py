@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from evertide.errors import InvalidInput
+from evertide.errors import Unexpected
 from evertide.sources.postgres.messages import lsn_text, parse_lsn
 
 __all__ = ["START", "Position"]
@@ -38,7 +38,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def confirmed(self) -> int:
-        """What the server may forget; 0: nothing."""
+        """The position up to which the server may discard its log; 0 if none."""
         return self.number if self.at == "stream" else 0
 
     @property
@@ -50,7 +50,8 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:
-            raise InvalidInput(where=f"source {source!r}", why=f"{text!r} is no position of it: {error}") from error
+            why = f"{text!r} is not a position of a PostgreSQL source: {error}"
+            raise Unexpected(where=f"source {source!r}", why=why) from error
 
     def streamed(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
         known = self.columns if columns is None else columns

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import psycopg
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, Unexpected
 from evertide.journal.records import Fragment, Staged
 from evertide.options import Options
 from evertide.postgres import TableName, read_address
@@ -86,7 +86,7 @@ class PostgresSource:
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         if not isinstance(fragment, Staged):
-            raise InvalidInput(where=f"source {self.name!r}", why=f"{fragment} is not a fragment of it")
+            raise Unexpected(where=f"source {self.name!r}", why="a PostgreSQL source received a fragment not staged")
         yield unpack_rows(fragment.table, self._staging.load(fragment))
 
     def acknowledge(self, position: str) -> None:
@@ -137,5 +137,7 @@ def _table_name(declaration: TableDeclaration, text: str) -> TableName:
     found = TableName.parse(text)
     if found is None:
         where = declaration.place
-        raise InvalidInput(where=where, why=f"the option 'table' is {text!r}: expected, say, 'public.orders'")
+        raise InvalidInput(
+            where=where, why=f"the option 'table' is {text!r}: expected a table, for example 'public.orders'"
+        )
     return found

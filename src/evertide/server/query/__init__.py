@@ -1,1 +1,17 @@
-"""Queries that are asked once, over all collections at one time: by HTTP, and by the command line."""
+"""SQL queries over all collections at one time, for HTTP and the command line.
+
+endpoint        `POST /v1/query`
+workers         the worker processes, and which of them answers
+process         a worker process, as the server sees it
+worker          the start of a worker process
+answering       the loop of a worker process
+wire            frames between server and worker
+isolation       what a worker process may reach
+usage           memory and disk that worker processes take
+bounds          memory limits of Spark
+duck_query      a query by DuckDB
+duck            the DuckDB connection and its limits
+duck_functions  the functions of DuckDB that a query may call
+spark_query     a query by Spark
+agreeing        queries that DuckDB answers as Spark does
+"""

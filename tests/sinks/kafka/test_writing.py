@@ -255,7 +255,7 @@ def test_a_broker_that_is_away_fails_the_sink_and_a_later_one_goes_on(
         ({"envelope": "upsert", "key": ()}, "name its columns as the option 'key'"),
         ({"envelope": "other"}, "expected one of 'upsert'"),
         ({"format": "xml"}, "expected one of 'json'"),
-        ({"colour": "red"}, "'colour' is no option"),
+        ({"colour": "red"}, "has no option 'colour'"),
         ({"kafka.acks": "0"}, "Evertide sets this property"),
         ({"kafka.nonsense": "0"}, "No such configuration property"),
         ({"kafka.sasl.password": "hunter2"}, r"\$\{ENV:NAME\}"),

@@ -64,7 +64,7 @@ REFUSED = {
     "SELECT approx_top_k_combine(q) AS z FROM (SELECT approx_top_k_accumulate(c) AS q FROM r)": "approx_top_k",
     "SELECT listagg(c, '-') AS z FROM r": "listagg(r.c, '-')",
     "SELECT b, listagg(DISTINCT c, '-') WITHIN GROUP (ORDER BY c) AS z, count(DISTINCT a) AS n FROM r GROUP BY b": (
-        "view 'refused'\" why=\"Spark's own optimizer fails"
+        "view 'refused': Spark's optimizer fails on this query; split it"
     ),
     "SELECT c COLLATE UTF8_LCASE AS z, count(*) AS n FROM r GROUP BY 1": "UTF8_LCASE",
     "SELECT count(DISTINCT c COLLATE UTF8_LCASE) AS z FROM r": "UTF8_LCASE",

@@ -257,38 +257,50 @@ REFUSED = {
     "sink": (DP + "dp.create_sink('out', 'kafka')", "a.py, line 2", "the sink 'out'.*evertide.sinks"),
     "partitions": (DP + "@dp.table(partition_cols=['a'])\ndef v(): ...", "a.py, line 2", "partition_cols= of 'v'"),
     "format": (DP + "@dp.materialized_view(format='delta')\ndef v(): ...", "a.py, line 2", "format= of 'v'"),
-    "settings": (DP + "@dp.table(spark_conf={'a': 'b'})\ndef v(): ...", "a.py, line 2", "put them into the spec"),
-    "qualified": (DP + "@dp.table(name='x.v')\ndef v(): ...", "a.py, line 2", "no catalog or schema"),
+    "settings": (
+        DP + "@dp.table(spark_conf={'a': 'b'})\ndef v(): ...",
+        "a.py, line 2",
+        "spark_conf= of 'v' is not supported; put settings into the spec",
+    ),
+    "qualified": (DP + "@dp.table(name='x.v')\ndef v(): ...", "a.py, line 2", "the name 'x.v' has a catalog or schema"),
     "twice": (
         DP + "@dp.table\ndef v(): ...\n@dp.table\ndef v(): ...",
         "a.py, line 4",
-        "declared before, at .*a.py, line 2",
+        "already declared, at .*a.py, line 2",
     ),
     "scd": (
         DP + "dp.create_auto_cdc_flow('t', 's', ['k'], 'at', stored_as_scd_type=2)",
         "a.py, line 2",
         "stored_as_scd_type=2 is not supported",
     ),
-    "target": (DP + "@dp.append_flow(target='nobody')\ndef v(): ...", "a.py, line 2", "'nobody' is no streaming table"),
+    "target": (
+        DP + "@dp.append_flow(target='nobody')\ndef v(): ...",
+        "a.py, line 2",
+        "'nobody' is not a streaming table",
+    ),
     "rate": (
         DP + "@dp.table\ndef v():\n  return spark.readStream.format('rate').load()",
         "a.py, line 2",
-        "format 'rate' cannot be loaded.*CREATE TABLE",
+        "format 'rate' is not supported here; .*CREATE TABLE",
     ),
-    "schema": (DP + "@dp.table\ndef v():\n  return spark.read.json('in')", "a.py, line 2", "needs a schema"),
+    "schema": (DP + "@dp.table\ndef v():\n  return spark.read.json('in')", "a.py, line 2", r"add \.schema"),
     "option": (
         DP + "@dp.table\ndef v():\n  return spark.read.option('multiLine', True).json('in', schema='a INT')",
         "a.py, line 2",
-        "option 'multiline' of json has no counterpart",
+        "option 'multiline' of json is not supported here",
     ),
-    "method": (DP + "@dp.table\ndef v():\n  return spark.read.jdbc('u')", "a.py, line 2", "spark.read.jdbc cannot"),
-    "loaded outside": ("x = spark.read.json('in', schema='a INT')", "a.py", "inside of decorated functions"),
+    "method": (
+        DP + "@dp.table\ndef v():\n  return spark.read.jdbc('u')",
+        "a.py, line 2",
+        "spark.read.jdbc is not supported",
+    ),
+    "loaded outside": ("x = spark.read.json('in', schema='a INT')", "a.py", "outside of a decorated function"),
     "elsewhere": (
         DP + "@dp.table\ndef v():\n  return spark.table('lake.t')",
         "a.py, line 2",
         "TABLE_OR_VIEW_NOT_FOUND",
     ),
-    "mutation": ("spark.conf.set('spark.sql.ansi.enabled', 'false')", "a.py, line 1", "put it into the spec"),
+    "mutation": ("spark.conf.set('spark.sql.ansi.enabled', 'false')", "a.py, line 1", "put the setting into the spec"),
     "fails": ("import nosuchmodule", "a.py, line 1", "ModuleNotFoundError: No module named 'nosuchmodule'"),
     "syntax": ("def f(:", "a.py, line 1", "SyntaxError"),
     "circle": (
@@ -342,7 +354,7 @@ def test_a_directory_without_a_spec_and_one_with_two(tmp_path: Path) -> None:
 def test_a_setting_that_counts_only_at_start_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     spec = SPEC.replace("spark.sql.session.timeZone: Asia/Tokyo", "spark.executor.memory: 4g")
     project = read_project(written(tmp_path, {"transformations/t.sql": TABLE}, spec))
-    with pytest.raises(InvalidInput, match=r"'spark\.executor\.memory' counts only when Spark starts"):
+    with pytest.raises(InvalidInput, match=r"'spark\.executor\.memory' has an effect only when Spark starts"):
         Circuit(spark, project)
 
 
@@ -352,5 +364,5 @@ def test_flows_that_do_not_fit_together(spark: SparkSession, tmp_path: Path) -> 
     with pytest.raises(InvalidInput, match="amount") as refused:
         Circuit(spark, project)
     why = refused.value.why
-    assert why == "the column 'amount' is \"long\" by the flow 'south', and \"integer\" by the flow 'north'"
+    assert why == "column 'amount' has the type \"long\" in flow 'south', but \"integer\" in flow 'north'"
     assert "t.sql, line 4" in refused.value.where

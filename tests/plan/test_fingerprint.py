@@ -212,5 +212,5 @@ def test_python_functions_are_what_they_do() -> None:
         return endless(n - 1)
 
     assert told(endless)
-    with pytest.raises(InvalidInput, match="cannot be written down"):
+    with pytest.raises(InvalidInput, match="cannot be pickled"):
         told(lambda rows=(row for row in [1]): rows)

@@ -22,11 +22,14 @@ def test_known_values_and_names_of_others_pass() -> None:
 @pytest.mark.parametrize(
     ("statement", "why"),
     [
-        ("CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.keeps' = 'none')", "table 't'.*no property 'evertide.keeps'"),
-        ("CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.keep' = 'some')", "'some', but can be 'all' or 'none' only"),
+        (
+            "CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.keeps' = 'none')",
+            "table 't'.*property 'evertide.keeps' does not exist",
+        ),
+        ("CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.keep' = 'some')", "'some', but must be 'all' or 'none'"),
         (
             "CREATE MATERIALIZED VIEW v TBLPROPERTIES ('evertide.refresh' = 'full') AS SELECT 1 AS a",
-            "view 'v'.*'full', but can be 'incremental' only",
+            "view 'v'.*'full', but must be 'incremental'",
         ),
     ],
 )

@@ -41,4 +41,4 @@ def test_a_script_is_cut_at_semicolons_only(script: str, pieces: list[tuple[str,
 def test_what_is_never_closed_is_named_with_its_line(script: str, what: str) -> None:
     with pytest.raises(InvalidInput, match=r"shop\.sql, line 2") as refused:
         split_script(script, "shop.sql")
-    assert refused.value.why == f"{what} is never closed"
+    assert refused.value.why == f"{what} is not closed"

@@ -158,27 +158,27 @@ class Twice:
             lambda session: session.table("bid").lateralJoin(
                 F.udtf(Twice, returnType="p long", useArrow=False)(F.col("price").outer())
             ),
-            "makes tables in Python",
+            "produces tables in Python",
         ),
         (lambda session: session.table("missing"), "TABLE_OR_VIEW_NOT_FOUND"),
         (lambda session: session.table("bid").select("missing"), "UNRESOLVED_COLUMN"),
         (lambda session: session.table("bid").select("price", "price"), "two columns are named 'price'"),
-        (lambda session: session.table("bid").sample(0.5), "TABLESAMPLE takes rows by chance"),
+        (lambda session: session.table("bid").sample(0.5), "TABLESAMPLE selects rows at random"),
         (
             lambda session: (
                 session.table("bid").withColumn("m", F.create_map("price", "price")).dropDuplicates(["price"])
             ),
-            "dropDuplicates would have to choose among rows by 'm'",
+            "dropDuplicates has to order rows by 'm'",
         ),
         (
             lambda session: session.table("bid").where(session.table("bid").dropDuplicates(["price"]).exists()),
-            "dropDuplicates stands in a subquery",
+            "dropDuplicates is not supported in a subquery",
         ),
         (lambda session: session.table("bid").limit(3), "LIMIT and OFFSET without ORDER BY"),
         (lambda session: session.table("bid").withColumn("at", F.current_timestamp()), "current_timestamp()"),
-        (lambda session: session.createDataFrame([(1,)], "a int"), "which is no table or view of the pipeline"),
-        (lambda session: session.newSession().range(3), "of another session"),
-        (lambda session: [session.table("bid")], "returns a list, and not a DataFrame"),
+        (lambda session: session.createDataFrame([(1,)], "a int"), "which is not a table or view of the pipeline"),
+        (lambda session: session.newSession().range(3), "belongs to another session"),
+        (lambda session: [session.table("bid")], "returns a list, but must return a DataFrame"),
         (lambda session: 1 // 0, "the function failed: ZeroDivisionError"),
     ],
 )
@@ -191,5 +191,5 @@ def test_what_is_refused_names_the_function(spark: SparkSession, function: Calla
 
 
 def test_a_name_is_declared_once(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match=r"'Large' is declared before, at shop.sql, line 3"):
+    with pytest.raises(InvalidInput, match=r"'Large' is already declared, at shop.sql, line 3"):
         Program(spark, SCRIPT, "shop.sql", functions=[ViewFunction("Large", lambda session: session.table("bid"))])

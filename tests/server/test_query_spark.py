@@ -227,7 +227,7 @@ def test_collections_tell_what_the_script_says_of_them(shop: Served) -> None:
 def test_queries_that_are_nested_too_deeply_are_refused(shop: Served) -> None:
     """Fails, as if Spark had been away, if a stack that is used up is not known for what it is."""
     answer = shop.ask("SELECT " + "- " * 4000 + "1 AS n", engine="spark")
-    assert (answer.status, answer.body["why"]) == (400, "its expressions are nested too deeply")
+    assert (answer.status, answer.body["why"]) == (400, "the expressions are nested too deeply; simplify the query")
 
 
 FOLDED = "SELECT levenshtein(repeat('a', 300000), repeat('b', 300000)) AS n"

@@ -42,14 +42,17 @@ def test_sinks_are_properties_of_a_collection() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"evertide.sinks": "a b"}, "expected names"),
-        ({"evertide.sinks": ""}, "expected names"),
+        ({"evertide.sinks": "a b"}, "must list names"),
+        ({"evertide.sinks": ""}, "must list names"),
         ({**DELTA, "evertide.sinks": "lake, lake"}, "each once"),
-        ({**DELTA, "evertide.sinks": "pond"}, "names no sink 'lake'; it names 'pond'"),
-        ({"evertide.sink.lake.path": "x"}, "names no sink 'lake'; it names none"),
-        ({"evertide.sinks": "lake"}, "needs 'evertide.sink.lake.connector'"),
-        ({"evertide.sink": "lake"}, r"no property 'evertide.sink'; known are .*'evertide.sinks'"),
-        ({**DELTA, "evertide.sink.lake": "x"}, "names no sink 'lake'"),
+        ({**DELTA, "evertide.sinks": "pond"}, "does not list; the list has 'pond'"),
+        ({"evertide.sink.lake.path": "x"}, "does not list; the list has none"),
+        ({"evertide.sinks": "lake"}, "sink 'lake' has no connector; set 'evertide.sink.lake.connector'"),
+        ({"evertide.sink": "lake"}, r"property 'evertide.sink' does not exist; the properties are .*evertide\.sinks"),
+        (
+            {**DELTA, "evertide.sink.lake": "x"},
+            "'evertide.sink.lake' is for a sink that 'evertide.sinks' does not list",
+        ),
     ],
 )
 def test_what_means_nothing_is_refused(given: dict[str, str], why: str) -> None:
@@ -59,7 +62,7 @@ def test_what_means_nothing_is_refused(given: dict[str, str], why: str) -> None:
 
 def test_a_table_that_is_not_kept_has_nothing_to_write() -> None:
     check_properties(DELTA, is_view=False, where="t")
-    with pytest.raises(InvalidInput, match="a table that is not kept cannot have sinks"):
+    with pytest.raises(InvalidInput, match=r"cannot have sinks; set 'evertide.sinks' on a view over it"):
         check_properties({**DELTA, "evertide.keep": "none"}, is_view=False, where="t")
 
 
@@ -70,7 +73,7 @@ def test_sinks_of_a_script_are_found_with_their_place(spark: SparkSession) -> No
     program = Program(spark, script, "shop.sql")
     assert program.sinks["t"][0].where == "shop.sql, line 1"
     assert program.sinks["v"] == (SinkProperties("lake", "delta", {"path": "x"}, "shop.sql, line 2"),)
-    with pytest.raises(InvalidInput, match=r"shop.sql, line 1.*view 'v'.*names no sink 'pond'"):
+    with pytest.raises(InvalidInput, match=r"shop.sql, line 1.*view 'v'.*'evertide.sink.pond.*does not list"):
         Program(spark, VIEW.format(listed.replace("sink.lake", "sink.pond")), "shop.sql")
 
 

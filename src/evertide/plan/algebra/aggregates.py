@@ -1,14 +1,13 @@
-"""Aggregates, in the forms that can be maintained.
+"""Splits an Aggregate by how its functions are maintained, and joins the parts by the group's keys.
 
-An Aggregate is taken apart by how its functions are maintained, and put together again by joining the parts by the
-group's keys (each part has exactly one row per group):
+Each part has exactly one row per group:
 
-1. functions that a delta can move on (count, sum, avg, stddev, min, max, ...): *additive*. A Map below computes keys
-   and arguments, the Aggregate itself puts out keys and Catalyst's buffers, and a Map above runs Catalyst's final step.
-2. DISTINCT functions of one list of arguments: an additive Aggregate without functions makes the arguments distinct,
-   and the functions, no longer DISTINCT, go on from there as any other. Additive ones and others are parts of their
-   own, as Catalyst would add floats in the order of rows.
-3. all others: computed by Catalyst, from the rows of each group that is touched.
+1. *Additive* functions, which a delta can update (count, sum, avg, stddev, min, max, ...). A Map below computes keys
+   and arguments, the Aggregate outputs keys and Catalyst's buffers, and a Map above runs Catalyst's final step.
+2. DISTINCT functions of one list of arguments. An additive Aggregate without functions makes the arguments distinct,
+   and the functions, no longer DISTINCT, are computed over its output. Additive and other functions are separate
+   parts, since Catalyst would add floats in the order of rows.
+3. All others. Catalyst computes them from all rows of each group that a delta touches.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _MOMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Functions that are maintained together: aggregate expressions of Catalyst."""
+    """Aggregate expressions of Catalyst that are maintained together."""
 
     functions: list[Any]
     distinct: tuple[Any, ...] = ()
@@ -60,7 +59,7 @@ def to_attribute(attribute: Any) -> Attribute:
 
 
 def make_map(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
-    """A projection: of attributes and aliases of Catalyst."""
+    """Project a node to attributes and aliases of Catalyst."""
     passed = {}
     for column in columns:
         source = column.child() if kind(column) == "Alias" else column
@@ -73,7 +72,7 @@ def make_map(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
 
 
 def make_aggregate(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Node:
-    """Of a Catalyst Aggregate, over a child that is converted already."""
+    """Convert a Catalyst Aggregate whose child is already converted."""
     keys, results, child = _move_keys_to_columns(catalyst, jvm, child)
     refuse_collated(catalyst, keys, where)
     refuse_collated(catalyst, _list_distinct_arguments(results), where)
@@ -81,7 +80,7 @@ def make_aggregate(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Nod
     found = _remove_duplicates(
         part for result in results for part in within(result) if kind(part) == "AggregateExpression"
     )
-    if not keys and not found:  # its one row has to be there
+    if not keys and not found:  # its one row must exist
         found = [catalyst.count_rows()]
     parts = _split_parts(found)
     if len(parts) == 1 and not parts[0].is_additive and not parts[0].distinct:
@@ -90,15 +89,17 @@ def make_aggregate(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Nod
 
 
 def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
-    """State is kept by keys that are equal bit by bit."""
+    """Refuse collated keys: state needs keys whose equality is bitwise."""
     for key in keys:
         if catalyst.is_collated(key.dataType()):
-            why = f"{key.sql()} is {key.dataType().sql()}: which of its equal texts would a group show?"
-            raise InvalidInput(where=where, why=f"{why} Group by lower() or another function of it")
+            why = (
+                f"{key.sql()} is {key.dataType().sql()}, under which different texts are equal; group by lower() of it"
+            )
+            raise InvalidInput(where=where, why=why)
 
 
 def _list_distinct_arguments(results: list[Any]) -> list[Any]:
-    """What DISTINCT functions choose one of equal values of; min and max are the same without it."""
+    """The arguments of DISTINCT functions, except min and max, for which DISTINCT changes nothing."""
     found = [part for result in results for part in within(result) if kind(part) == "AggregateExpression"]
     return [
         argument
@@ -109,7 +110,7 @@ def _list_distinct_arguments(results: list[Any]) -> list[Any]:
 
 
 def move_keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], bool]) -> Any:
-    """A Catalyst Aggregate in which such keys are columns of its input."""
+    """Make each key for which `is_computed` holds a column of the Aggregate's input."""
     keys = sequence(jvm.groupingExpressions())
     added = [(key, catalyst.alias(key, "key")) for key in _remove_duplicates(filter(is_computed, keys))]
     swaps = [(key, alias.toAttribute()) for key, alias in added]
@@ -118,7 +119,7 @@ def move_keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], b
 
 
 def replace_by_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]], below: Any) -> Any:
-    """A Catalyst Aggregate over another input, in which a column stands for each of some expressions."""
+    """Put an Aggregate on another input, with expressions replaced by columns of it."""
     keys = [_substitute(catalyst, key, swaps) for key in sequence(jvm.groupingExpressions())]
     columns = sequence(jvm.aggregateExpressions())
     columns = [_keep_name(catalyst, column, _substitute(catalyst, column, swaps)) for column in columns]
@@ -126,7 +127,7 @@ def replace_by_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]
 
 
 def project_above_aggregate(catalyst: Catalyst, jvm: Any) -> Any:
-    """A Catalyst Aggregate as a projection of one that puts out keys and functions, and nothing computed of them."""
+    """Split an Aggregate into one that outputs only keys and functions, and a Project that computes its results."""
     keys = sequence(jvm.groupingExpressions())
     results = sequence(jvm.aggregateExpressions())
     found = _remove_duplicates(
@@ -139,7 +140,7 @@ def project_above_aggregate(catalyst: Catalyst, jvm: Any) -> Any:
 
 
 def _move_keys_to_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[list[Any], list[Any], Node]:
-    """Keys that are attributes, what is computed of them, and a child that has them."""
+    """Keys as attributes, the results over them, and a child with these attributes."""
     keys, added = [], []
     for expression in sequence(jvm.groupingExpressions()):
         if kind(expression) == "AttributeReference":
@@ -156,7 +157,7 @@ def _move_keys_to_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[li
 
 
 def _keep_name(catalyst: Catalyst, before: Any, after: Any) -> Any:
-    """A result stays a named expression of the same id."""
+    """Keep the name and id of a result that was rewritten."""
     if kind(after) == "Alias" or (kind(after) == "AttributeReference" and after.exprId().equals(before.exprId())):
         return after
     return catalyst.alias(after, before.name(), before.exprId())
@@ -224,7 +225,7 @@ def _has_inverse(expression: Any) -> bool:
 
 
 def _is_arrow_ordered(data_type: str) -> bool:
-    """Whether Arrow puts values of the type into the order in which Spark does."""
+    """Whether Arrow orders values of the type as Spark does."""
     known = (*_INTEGERS, *_FLOATS, '"boolean"', '"string"', '"binary"', '"date"', '"timestamp"', '"timestamp_ntz"')
     return data_type in known or data_type.startswith('"decimal')
 
@@ -232,7 +233,6 @@ def _is_arrow_ordered(data_type: str) -> bool:
 def _make_recomputed(
     catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, found: list[Any]
 ) -> Aggregate:
-    """Computed by Catalyst, group by group."""
     jvm = catalyst.aggregate(keys, results, child.jvm)
     ids = [key.exprId().id() for key in keys]
     passed = {}
@@ -284,7 +284,7 @@ def _join_by_keys(catalyst: Catalyst, left: Node, right: Node, left_keys: list[A
 
 
 def _make_part(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
-    """The part, its keys and one column per function, all with ids of their own."""
+    """The part, its keys and one column per function, all with new ids."""
     if part.distinct:
         return _make_distinct(catalyst, keys, child, part)
     if part.is_additive:
@@ -296,7 +296,7 @@ def _make_part(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) ->
 
 
 def _make_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
-    """With FILTER, arguments are counted once if any row with them meets the condition: so those rows are counted."""
+    """With FILTER, arguments count once if any row with them meets the condition, so such rows are counted below."""
     conditions = _remove_duplicates(filter(None, (optional(expression.filter()) for expression in part.functions)))
     aliases = [catalyst.alias(argument, "argument") for argument in (*part.distinct, *conditions)]
     columns = [alias.toAttribute() for alias in aliases]
@@ -318,7 +318,7 @@ def _make_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part
             if wanted is not None and condition.semanticEquals(wanted)
         ]
         plain.append(catalyst.aggregate_expression(function, met[0] if met else None))
-    [outer] = _split_parts(plain)  # either all of them have an inverse, or none
+    [outer] = _split_parts(plain)  # all of them are additive, or none is
     return _make_part(catalyst, new_keys, inner, outer)
 
 
@@ -333,7 +333,7 @@ def _make_additive(
         functions.append(function)
         finals.append(catalyst.alias(final, "value"))
         buffers += buffer
-    if not inputs:  # rows without columns cannot be counted
+    if not inputs:  # Arrow cannot count rows without columns
         inputs.append(catalyst.alias(catalyst.literal(1), "row"))
     below = make_map(catalyst, inputs, child)
     output = tuple(to_attribute(attribute) for attribute in (*group, *buffers))
@@ -354,7 +354,7 @@ def _make_additive(
 
 
 def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tuple[Function, Any, list[Any]]:
-    """The function, its final step over its buffer, and the buffer; `inputs` gets the columns that it reads."""
+    """The function, its final expression and its buffer. Columns that it reads are added to `inputs`."""
     function = expression.aggregateFunction()
     arguments = [_add_input(catalyst, child, inputs) for child in _list_arguments(function)]
     condition = optional(expression.filter())
@@ -370,7 +370,7 @@ def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tu
 
 
 def _list_arguments(function: Any) -> list[Any]:
-    """Without those that are never NULL: all that Count asks of them."""
+    """The children of a function; of Count only nullable ones, since it ignores the values."""
     children = sequence(function.children())
     return [child for child in children if not (kind(function) == "Count" and not child.nullable())]
 

@@ -1,15 +1,15 @@
-"""From Catalyst's optimized plan to our own.
+"""Converts Catalyst's optimized plan of a view to Evertide's own plan.
 
-The optimized plan is plain relational algebra already: subqueries are joins, EXCEPT and INTERSECT are joins and
-aggregates, GROUPING SETS an Expand. What is left to do, from the leaves up:
+In the optimized plan, correlated subqueries are already joins, EXCEPT and INTERSECT are joins and aggregates, and
+GROUPING SETS is an Expand. `Algebra` does the rest, from the leaves up:
 
-1. Uncorrelated scalar subqueries, which are still expressions, become joins with their one row.
-2. Sorting, hints and partitioning are dropped, as a collection has no order; a Sort below a LIMIT makes a TopK.
+1. Uncorrelated scalar subqueries, which are still expressions, become joins with a single row.
+2. Sorting, hints and partitioning are dropped, since a collection has no order; a Sort below a LIMIT becomes a TopK.
 3. Ties are broken by all columns (`evertide.plan.algebra.order`).
-4. Session windows become a column that says to which session a row belongs (`evertide.plan.algebra.session_windows`).
+4. Session windows become a column with the session of each row (`evertide.plan.algebra.session_windows`).
 5. The keys of joins and groups become columns (`evertide.plan.algebra.conditions`, `evertide.plan.algebra.aggregates`).
 
-What is not known here is refused, by name.
+An operator that is not known here is refused by its name.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _CONSTANTS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
 _LIMITS = frozenset(("GlobalLimit", "LocalLimit", "Offset"))
 _PYTHON = frozenset(("BatchEvalPython", "ArrowEvalPython"))
 _COSTLY = frozenset(("Join", "Aggregate", "Window"))
-"""What pays to be computed once, where it occurs twice."""
+"""Operators that are worth computing once if they occur twice."""
 _TOP_FACTOR, _TOP_MORE = 2, 64
-"""How many rows of a TopK are kept beyond those that it shows."""
+"""A TopK keeps factor * (limit + offset) + more rows: the rows beyond the limit are the reserve."""
 _ROWS_MAX = (1 << 31) - 1
-"""What a LIMIT of Spark can say."""
+"""The largest LIMIT of Spark."""
 _EXISTENCE = frozenset(("LeftSemi", "LeftAnti", "ExistenceJoin"))
 _JOINS = {
     **{name: name for name in ("Inner", "LeftOuter", "RightOuter", "FullOuter", "LeftSemi", "LeftAnti", "LeftSingle")},
@@ -82,10 +82,10 @@ class Algebra:
         self._catalog = catalog
         self._where = ""
         self._sharing: Sharing | None = None
-        """Of the view that is planned."""
+        """Of the view that is being planned."""
 
     def plan(self, query: Query) -> Node:
-        """The plan of a view whose query was analyzed and not refused."""
+        """Plan a view whose query was analyzed and not refused."""
         self._where = f"{query.where}, view {query.name!r}"
         self._sharing = Sharing(self._catalyst, Canonical(self._catalog.session, self._where))
         chosen = rewrite_deduplicates(self._catalyst, query.analyzed, self._where)
@@ -95,12 +95,14 @@ class Algebra:
         return made
 
     def _refuse_subqueries(self, plan: Node) -> None:
-        """A subquery that is left in an expression would read its tables as they are here: empty."""
+        """Refuse subqueries that are left in expressions: they would read the catalog's empty tables."""
         sums = [node for node in walk(plan) if isinstance(node, Aggregate) and node.is_additive]
-        tops = {id(node): node for node in (plan, *(node.children[0] for node in sums))}  # sums hide what is below
+        tops = {
+            id(node): node for node in (plan, *(node.children[0] for node in sums))
+        }  # an additive aggregate hides the plan below it
         left = next((found for node in tops.values() for found in sequence(node.jvm.subqueriesAll())), None)
         if left is not None:
-            why = f"a subquery stands where it cannot be maintained: {left.simpleString(80)}; write it as a join"
+            why = f"the subquery {left.simpleString(80)} cannot be maintained where it is; write it as a join"
             raise InvalidInput(where=self._where, why=why)
 
     def _convert(self, jvm: Any) -> Node:
@@ -115,7 +117,7 @@ class Algebra:
             return self._convert_with_subqueries(jvm)
         make = self._makers().get(name)
         if make is None:
-            why = f"{jvm.simpleString(80)}: Evertide cannot maintain a {name}"
+            why = f"the operator {name} cannot be maintained: {jvm.simpleString(80)}"
             raise InvalidInput(where=self._where, why=why)
         return self._share(make(jvm)) if name in _COSTLY else make(jvm)
 
@@ -154,7 +156,7 @@ class Algebra:
         return Constant(jvm=jvm, output=self._list_output(jvm))
 
     def _convert_row_wise(self, jvm: Any, made: type[Filter] | type[Generate] | type[Map]) -> Node:
-        """What looks at one row at a time, and hands on some columns as they are."""
+        """Convert an operator that processes one row at a time, and passes some columns through."""
         child = self._convert(jvm.child())
         jvm = self._with_children(jvm, child)
         output = self._list_output(jvm)
@@ -186,9 +188,11 @@ class Algebra:
         return self._make_join(jvm, left, right)
 
     def _convert_not_in(self, left: Node, right: Node, a: Any, b: Any) -> Node:
-        """`a NOT IN (SELECT b ...)` is true of all rows if there is no b; otherwise of no row where a is NULL, of none
-        if some b is NULL, and else where no b is equal. So two facts about the right side, and an anti join by key:
-        only when a fact changes does the left side matter as a whole."""
+        """Convert `a NOT IN (SELECT b ...)`. It keeps a row if there is no b, or if no value is NULL and no b equals a.
+
+        The plan joins two facts about the right side (is it empty, has it a NULL), filters by them, and then does an
+        anti join by key. The whole left side is read only when one of the facts changes.
+        """
         make = self._catalyst
         counts = [
             make.alias(make.aggregate_expression(make.expression("aggregate.Count", make.seq([of]))), name)
@@ -213,9 +217,7 @@ class Algebra:
         wide_left, wide_right = self._add_columns(left, keys.left), self._add_columns(right, keys.right)
         if kind(jvm.joinType()) in _EXISTENCE and keys.pairs and not keys.has_more and _has_join(right):
             wide_right = self._make_distinct(wide_right, [key for _, key in keys.pairs])
-            condition = build_key_condition(
-                self._catalyst, keys
-            )  # by columns: what they were computed of is no longer there
+            condition = build_key_condition(self._catalyst, keys)  # the columns below the keys are gone
             jvm = self._catalyst.map_expressions(jvm, lambda _: condition)
         jvm = self._with_children(jvm, wide_left, wide_right)
         made = Join(
@@ -234,10 +236,10 @@ class Algebra:
         return make_map(self._catalyst, kept, made)
 
     def _make_distinct(self, right: Node, keys: list[Any]) -> Node:
-        """Of the side of a join of which only matters which keys there are: each key once.
+        """Reduce the right side of an existence join to its distinct keys.
 
-        Without it, a row that comes or goes there touches all rows with its key on both sides, however many there are;
-        with it, only the first and the last row of a key touch the other side at all.
+        Without this, each change of a row there touches all rows with its key on both sides. With it, only the first
+        and the last row of a key touch the other side.
         """
         keys = list({key.exprId().id(): key for key in keys}.values())
         distinct = self._catalyst.aggregate(keys, keys, right.jvm)
@@ -266,11 +268,11 @@ class Algebra:
         return self._restore_output(node, jvm)
 
     def _make_window(self, jvm: Any, order: list[Any], child: Node, *, has_ties: bool = True) -> Node:
-        """`has_ties`: whether the order of rows that tie could show in the result.
+        """Build a Window over sorted rows. `has_ties`: whether the order of tied rows can show in the result.
 
-        The rows are in one partition per key, or in one, before they are sorted: Spark would move them there after the
-        Sort, and then sort again by what the query names alone. It does the same where it finds that it has to
-        normalize a key; so keys are normalized here, for all three alike.
+        The rows are clustered before they are sorted. Otherwise Spark would cluster them after the Sort, and then sort
+        again by the query's own columns only. Spark does the same if it has to normalize a key, so the keys of the
+        clustering, the Sort and the Window are normalized here.
         """
         keys = sequence(jvm.partitionSpec())
         if any(kind(key) != "AttributeReference" for key in keys):
@@ -294,7 +296,7 @@ class Algebra:
     def _move_partition_to_columns(
         self, jvm: Any, order: list[Any], keys: list[Any], child: Node
     ) -> tuple[Any, list[Any], Node]:
-        """Partitions by expressions are partitions by columns of a wider input."""
+        """Replace the expressions of a PARTITION BY by columns that are added to the input."""
         swaps = [(key, self._catalyst.alias(key, "key")) for key in keys if kind(key) != "AttributeReference"]
         wide = self._add_columns(child, tuple(alias for _, alias in swaps))
 
@@ -313,14 +315,14 @@ class Algebra:
         )
 
     def _restore_output(self, node: Node, jvm: Any) -> Node:
-        """The columns that Spark's operator had, if ours has others as well."""
+        """Project a node to the columns of Spark's operator, if it has others."""
         wanted = sequence(jvm.output())
         if node.ids == tuple(attribute.exprId().id() for attribute in wanted):
             return node
         return make_map(self._catalyst, wanted, node)
 
     def _take_order_below(self, jvm: Any, child: Node) -> tuple[list[Any], Node]:
-        """A window without order above a Sort takes its order: so Spark writes ORDER BY ... LIMIT in a subquery."""
+        """Take the order of a Sort below a window without order: Spark plans ORDER BY ... LIMIT in a subquery so."""
         below, columns = jvm.child(), None
         if kind(below) == "Project":
             below, columns = below.child(), sequence(below.projectList())
@@ -339,7 +341,7 @@ class Algebra:
         return [part for column in sequence(jvm.windowExpressions()) for part in within(column)]
 
     def _convert_limit(self, jvm: Any) -> Node:
-        """LIMIT and OFFSET above a Sort; Projects in between stay where they are."""
+        """Convert LIMIT and OFFSET above a Sort; Projects in between stay where they are."""
         between: list[Any] = []
         cuts: list[Any] = []
         below = jvm
@@ -348,7 +350,7 @@ class Algebra:
             below = below.child()
         limit, offset = _combine_limits(reversed(cuts))
         order: list[Any] = []
-        if kind(below) == "Sort":  # otherwise the query's order is by constants, so that all rows tie
+        if kind(below) == "Sort":  # otherwise the query orders by constants, and all rows tie
             order, below = sequence(below.order()), below.child()
         order, child = self._join_subqueries(order, self._convert(below))
         order = total_order(self._catalyst, order, child.jvm, self._where)
@@ -364,7 +366,7 @@ class Algebra:
             "children": (child,),
             "passed": {attribute.id: attribute.id for attribute in child.output},
         }
-        if limit is None:  # Spark would move sorted partitions into one, in any order
+        if limit is None:  # Spark would concatenate sorted partitions in any order
             one = self._catalyst.sort(order, self._catalyst.cluster([], child.jvm), is_global=False)
             return TopK(jvm=self._catalyst.offset(offset, one), limit=None, offset=offset, **made)
         ordered = self._catalyst.sort(order, child.jvm, is_global=True)
@@ -374,8 +376,10 @@ class Algebra:
         return TopK(jvm=self._catalyst.limit(limit, skipped), limit=limit, offset=offset, first=first, **made)
 
     def _rewrite_exists(self, jvm: Any) -> Any:
-        """Spark writes EXISTS without correlation as a scalar subquery: 1 of any one row. The greatest 1 is the same,
-        and is kept as a sum; its NULL where there are no rows is what a subquery without rows is."""
+        """Rewrite an uncorrelated EXISTS, which Spark plans as the scalar subquery SELECT 1 ... LIMIT 1, to max(1).
+
+        max(1) is maintained incrementally, and is NULL for no rows, as the subquery is.
+        """
         if kind(jvm) != "GlobalLimit" or kind(jvm.child()) != "LocalLimit":
             return jvm
         below, [output] = jvm.child().child(), sequence(jvm.output())
@@ -387,10 +391,10 @@ class Algebra:
         return self._catalyst.aggregate([], [column], self._catalyst.project([one], below))
 
     def _convert_with_subqueries(self, jvm: Any) -> Node:
-        """Each scalar subquery in this operator's expressions becomes a column of its first input.
+        """Convert each scalar subquery in the operator's expressions to a column of its first input.
 
-        Of an Aggregate, those in its keys become columns of its input, and those beside its functions become columns
-        of its output: below, they would be keys.
+        In an Aggregate, subqueries in keys become columns of the input. Subqueries outside of aggregate functions are
+        joined to the output, since as input columns they would be keys.
         """
         if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, sequence(jvm.groupingExpressions()))):
             return self._restore_output(self._convert(move_keys_below(self._catalyst, jvm, _has_subquery_outside)), jvm)
@@ -407,7 +411,7 @@ class Algebra:
         )
 
     def _join_subqueries(self, expressions: list[Any], node: Node) -> tuple[list[Any], Node]:
-        """Expressions over a node with a column for each scalar subquery in them, for an operator that is made here."""
+        """Replace the scalar subqueries in expressions by columns, and join these to the node."""
         found: dict[int, Any] = {}
         substitute = [self._replace_subqueries(expression, found) for expression in expressions]
         for plan in found.values():
@@ -416,7 +420,7 @@ class Algebra:
         return substitute, node
 
     def _join_value(self, left: Any, plan: Any) -> Any:
-        """Each row with the value of a scalar subquery: NULL if it has no row, and an error if it has several."""
+        """Join the value of a scalar subquery: NULL if it has no row, an error if it has several."""
         rows = optional(plan.maxRows())
         return self._catalyst.join(left, plan, "LeftOuter" if rows in (0, 1) else "LeftSingle", None)
 
@@ -425,22 +429,24 @@ class Algebra:
             plan = self._rewrite_exists(expression.plan())
             [output] = sequence(plan.output())
             found[output.exprId().id()] = plan
-            return output.withNullability(True)  # noqa: FBT003 - a subquery without rows is NULL, whatever its column is
+            return output.withNullability(True)  # noqa: FBT003 - a subquery without rows is NULL
         if expression.getClass().getName().endswith("Subquery") or kind(expression) in ("Exists", "ListQuery"):
-            raise InvalidInput(where=self._where, why=f"{expression.sql()}: this subquery cannot be maintained")
+            raise InvalidInput(
+                where=self._where, why=f"the subquery {expression.sql()} cannot be maintained; write it as a join"
+            )
         children = sequence(expression.children())
         return self._catalyst.with_children(expression, [self._replace_subqueries(child, found) for child in children])
 
 
 def _has_join(node: Node) -> bool:
-    """Whether there is a join that no sums lie above."""
+    """Whether the plan has a join that is not below an additive aggregate."""
     if isinstance(node, Aggregate) and node.is_additive:
         return False
     return isinstance(node, Join) or any(map(_has_join, node.children))
 
 
 def _is_one(jvm: Any, attribute: Any) -> bool:
-    """Whether a column of an operator is the number 1 in each row."""
+    """Whether a column of an operator is 1 in each row."""
     name, outputs = kind(jvm), [output.exprId().id() for output in sequence(jvm.output())]
     at = outputs.index(attribute.exprId().id())
     if name == "Union":
@@ -449,12 +455,12 @@ def _is_one(jvm: Any, attribute: Any) -> bool:
         return False
     column = sequence(jvm.projectList() if name == "Project" else jvm.aggregateExpressions())[at]
     value = column.child() if kind(column) == "Alias" else column
-    is_int = kind(value) == "Literal" and value.dataType().sql() == "INT"  # for Python, true and 1.0 are 1 as well
+    is_int = kind(value) == "Literal" and value.dataType().sql() == "INT"  # in Python, True and 1.0 equal 1
     return is_int and value.value() == 1
 
 
 def _combine_limits(cuts: Iterable[Any]) -> tuple[int | None, int]:
-    """Of LIMITs and OFFSETs, the lowest first, each over the rows that those before leave: one of each for all."""
+    """Combine LIMITs and OFFSETs, lowest first, each applied to the rows that the one before leaves, to one of each."""
     first, end = 0, None
     for cut in cuts:
         if kind(cut) == "Offset":
@@ -466,7 +472,7 @@ def _combine_limits(cuts: Iterable[Any]) -> tuple[int | None, int]:
 
 
 def _has_subquery_outside(expression: Any) -> bool:
-    """Whether there is a scalar subquery in it that is not an argument of an aggregate function."""
+    """Whether the expression has a scalar subquery outside of aggregate functions."""
     if kind(expression) == "AggregateExpression":
         return False
     return kind(expression) == "ScalarSubquery" or any(map(_has_subquery_outside, sequence(expression.children())))

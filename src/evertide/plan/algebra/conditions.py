@@ -1,7 +1,8 @@
-"""What a join's condition says: which columns must be equal, and whether it says more.
+"""Splits the condition of a join into pairs of columns that must be equal, and the rest.
 
-A key must be a column, as state is kept by columns: where the condition compares expressions, the join's inputs get a
-column for each, which the join's output leaves out again."""
+State is keyed by columns. Where the condition compares expressions, each becomes a column of the join's input, which
+the join's output drops again.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ __all__ = ["Keys", "build_key_condition", "find_equal_keys", "find_not_in_key"]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Pairs of attributes in Catalyst; `left` and `right` are the columns that the inputs have to be given first."""
+    """Pairs of Catalyst attributes; `left` and `right` are columns to add to the inputs first."""
 
     pairs: tuple[tuple[Any, Any], ...]
     is_null_safe: tuple[bool, ...]
@@ -28,7 +29,7 @@ class Keys:
 
 
 def find_equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right: Any) -> Keys:
-    """The keys in `condition` of a join of these two operators."""
+    """The keys in the condition of a join of two Catalyst operators."""
     pairs, null_safe, has_more = [], [], False
     added: tuple[list[Any], list[Any]] = ([], [])
     for part in _split_conjuncts(condition):
@@ -42,7 +43,7 @@ def find_equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right:
 
 
 def build_key_condition(catalyst: Catalyst, keys: Keys) -> Any:
-    """The condition that says that all keys are equal, and nothing more."""
+    """The condition that all keys are equal."""
     found = None
     for (left, right), is_null_safe in zip(keys.pairs, keys.is_null_safe, strict=True):
         equal = catalyst.expression("EqualNullSafe" if is_null_safe else "EqualTo", left, right)
@@ -51,7 +52,7 @@ def build_key_condition(catalyst: Catalyst, keys: Keys) -> Any:
 
 
 def find_not_in_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, Any] | None:
-    """Of `a = b OR (a = b) IS NULL`, which is how Spark writes NOT IN: a and b."""
+    """a and b of `a = b OR (a = b) IS NULL`, which is how Spark plans NOT IN; None for other conditions."""
     if condition is None or kind(condition) != "Or":
         return None
     parts = sequence(condition.children())
@@ -73,7 +74,7 @@ def _split_conjuncts(condition: Any | None) -> Iterator[Any]:
 
 
 def _match_sides(part: Any, left: Any, right: Any) -> tuple[Any, Any] | None:
-    """Of an equality of something of the left with something of the right: both, in this order."""
+    """The two sides of an equality between the join's inputs, left first; None if it is not one."""
     if kind(part) not in ("EqualTo", "EqualNullSafe"):
         return None
     a, b = sequence(part.children())

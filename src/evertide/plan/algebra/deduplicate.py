@@ -1,10 +1,9 @@
-"""dropDuplicates by some columns: of all rows that agree in them, the first by all other columns, as a whole.
+"""Rewrites dropDuplicates to a window that keeps the first row of each group, ordered by all other columns.
 
-Spark's optimizer writes it as a group by these columns and `first` of each other column, and so finds them all in the
-row that it happens to meet first. Here each `first` is the least value by itself (`evertide.plan.algebra.order`), so
-that the columns of one result would come from several rows. So it is written as the first row of each group, before the
-optimizer sees it. The order names all columns: wherever the result is read, whatever is left out of it, it is the same
-row.
+Spark's optimizer would rewrite it to a group with `first` of each other column, taken from whichever row comes first.
+Evertide replaces each `first` by the least value (`evertide.plan.algebra.order`), so the columns of one result would
+come from several rows. Hence this rewrite, before the optimizer runs. The order has all columns, so every reader of the
+result gets the same row.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 
 def rewrite_deduplicates(catalyst: Catalyst, analyzed: Any, where: str) -> Any | None:
-    """An analyzed plan in which each Deduplicate is a window; None if there is none."""
+    """Replace each Deduplicate of an analyzed plan by a window; None if there is none."""
     found = sum(kind(node) == "Deduplicate" for node in nodes(analyzed))
     if not found:
         return None
     rewriter = _Rewriter(catalyst, where)
     made = rewriter.rewrite(analyzed)
     if rewriter.count < found:
-        why = "dropDuplicates stands in a subquery of an expression: make what it is called on a view of its own"
+        why = "dropDuplicates is not supported in a subquery of an expression; declare its result as a separate view"
         raise InvalidInput(where=where, why=why)
     return made
 
@@ -73,7 +72,7 @@ class _Rewriter:
         for column in columns:
             if not self._catalyst.is_orderable(column.dataType()):
                 why = (
-                    f"dropDuplicates would have to choose among rows by {column.name()!r}, but values of type "
-                    f"{column.dataType().sql()} have no order: leave the column out before"
+                    f"dropDuplicates has to order rows by {column.name()!r}, but values of type "
+                    f"{column.dataType().sql()} have no order; drop the column before"
                 )
                 raise InvalidInput(where=self._where, why=why)

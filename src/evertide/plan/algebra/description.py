@@ -1,7 +1,8 @@
-"""Operators in words, for people: `Join Inner on auction = id`.
+"""Describes operators as short texts: `Join Inner on auction = id`.
 
-Expressions are Spark's own SQL, without quotes, qualifiers and brackets around the whole. No ids are in it, so that the
-same plan reads the same in every session."""
+Expressions are Spark's SQL without quotes, qualifiers, outer brackets and ids, so that a plan has the same texts in
+every session.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +34,15 @@ _QUALIFIER = re.compile(r"(?<![\w.'])[A-Za-z_]\w*\.(?=[A-Za-z_(])")
 _STRING = re.compile(r"('(?:[^'\\]|\\.)*')")
 _ID = re.compile(r"#\d+L?\b|(?<=_gen_alias)_\d+")
 _USUAL = re.compile(r" ASC NULLS FIRST\b|(?<= DESC) NULLS LAST\b")
-"""What an ORDER BY means if it says nothing else."""
+"""The defaults of ORDER BY."""
 
 
 def describe_node(node: Node) -> str:
-    """What an operator does."""
     return f"{node.kind} {_WORDS[type(node)](node)}".rstrip()
 
 
 def list_column_names(node: Node, attributes: Iterable[int]) -> tuple[str, ...]:
-    """Names of columns of a node."""
+    """The names of attributes of a node."""
     by_id = {attribute.id: attribute for attribute in node.output}
     return tuple(_simplify(by_id[attribute].name) for attribute in attributes)
 
@@ -52,7 +52,7 @@ def _to_sql(expression: Any) -> str:
 
 
 def _simplify(text: str) -> str:
-    """Strings of the query stay as they are."""
+    """Simplify SQL, except for string literals."""
     pieces = _STRING.split(text)
     return "".join(piece if at % 2 else _strip_noise(piece) for at, piece in enumerate(pieces))
 
@@ -77,7 +77,7 @@ def _list_columns(columns: Iterable[Any]) -> str:
 
 
 def _describe_column(column: Any) -> str:
-    """An alias that only hands on a column of the same name is the column."""
+    """Omit an alias with the name of its column."""
     if kind(column) != "Alias":
         return _to_sql(column)
     text, name = _to_sql(column.child()), _simplify(column.name())
@@ -96,7 +96,7 @@ def _describe_join(node: Join) -> str:
 
 
 def _describe_aggregate(node: Aggregate) -> str:
-    """Without functions it makes rows distinct."""
+    """An Aggregate without functions makes rows distinct."""
     [child] = node.children
     keys = list(list_column_names(child, node.keys))
     computed = ", ".join(map(_simplify, node.names)) or "distinct"

@@ -1,9 +1,9 @@
-"""DISTINCT aggregates as the query has them.
+"""Undoes the rewrite of several DISTINCT aggregates by Spark's optimizer.
 
-Where an Aggregate makes several lists of arguments distinct, Spark's optimizer writes it as two: the rows are repeated
-once per list under a number (`gid`), grouped by keys, arguments and number, and each function then takes the rows of
-its number. Which list gets which number changes from session to session, so nothing that holds such numbers could be
-stored. The rule cannot be switched off, so it is undone here:
+If an Aggregate makes several lists of arguments distinct, Spark's optimizer splits it into two: the rows are repeated
+once per list with a number (`gid`) and grouped by keys, arguments and number; each function then reads the rows of its
+number. The numbers of the lists differ between sessions, so state that holds them could not be stored. The rule cannot
+be disabled, so it is undone here:
 
     Aggregate keys, [count(a') FILTER (WHERE gid = 2), sum(b') FILTER (WHERE gid = 1 AND c'), first(n, true) FILTER
                      (WHERE gid = 0)]
@@ -13,7 +13,8 @@ stored. The rule cannot be switched off, so it is undone here:
                [keys, a, NULL, 2, NULL]                                                    (WHERE condition),
                                                                                          count(1)]
 
-What does not look like that in every detail is left as it is."""
+A plan that differs from this in any detail is left as it is.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ __all__ = ["undo_distinct_rewrite"]
 _AGGREGATE_EXPRESSION = "org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression"
 
 Forms = dict[int, dict[int, Any]]
-"""By number of the list: what an attribute of the Expand stands for."""
+"""By the number of a list: the expression behind each attribute of the Expand."""
 
 
 def undo_distinct_rewrite(catalyst: Catalyst, outer: Any) -> Any:
-    """An Aggregate of Catalyst as it was before the rewrite; itself, if it was not rewritten."""
+    """Restore an Aggregate of Catalyst that was rewritten; any other is returned as it is."""
     inner = outer.child()
     expand = inner.child() if kind(inner) == "Aggregate" else None
     if expand is None or kind(expand) != "Expand":
@@ -50,7 +51,7 @@ def undo_distinct_rewrite(catalyst: Catalyst, outer: Any) -> Any:
 
 
 def _find_gid(expand: Any, keys: list[Any]) -> Any | None:
-    """The attribute that numbers the forms of a row."""
+    """The attribute that has the number of the list."""
     forms = [sequence(form) for form in sequence(expand.projections())]
     wanted = {key.exprId().id() for key in keys if kind(key) == "AttributeReference" and key.name() == "gid"}
     for at, attribute in enumerate(sequence(expand.output())):
@@ -86,7 +87,7 @@ class _Undo:
         return self._substitute(key, next(iter(self._forms.values())))
 
     def restore_column(self, column: Any) -> Any:
-        """Named as before."""
+        """Restore a result column, with its name."""
         changed = self._restore(column)
         if kind(changed) == "Alias" or changed.exprId().equals(column.exprId()):
             return changed
@@ -114,12 +115,12 @@ class _Undo:
         return made.apply(function, self._catalyst.complete, True, condition)  # noqa: FBT003
 
     def _is_first(self, aggregate: Any) -> bool:
-        """Whether it only hands on what the inner Aggregate computed for a function that is not DISTINCT."""
+        """Whether the function only passes on a result that the inner Aggregate computed without DISTINCT."""
         function = aggregate.aggregateFunction()
         return kind(function) == "First" and self._find_inner(function.children().apply(0)) is not None
 
     def _split_condition(self, aggregate: Any) -> tuple[int, list[Any]]:
-        """The number of the list that a function takes, or -1, and the rest of its condition."""
+        """The number of the list that a function reads, or -1, and the rest of its condition."""
         condition = optional(aggregate.filter())
         if condition is None:
             return -1, []
@@ -132,7 +133,7 @@ class _Undo:
         return right.value(), rest
 
     def _find_inner(self, attribute: Any) -> Any | None:
-        """The function of the inner Aggregate whose result an attribute is."""
+        """The function of the inner Aggregate that computes an attribute, if one does."""
         if kind(attribute) != "AttributeReference":
             return None
         column = self._inner.get(attribute.exprId().id())

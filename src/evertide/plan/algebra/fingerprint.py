@@ -1,16 +1,16 @@
-"""Fingerprints: whether two plans, perhaps of different sessions, processes or machines, compute the same.
+"""Fingerprints: hashes that are equal only for plans that compute the same, in any session, process or machine.
 
-A fingerprint is a hash of our own plan. State that was stored under one may be used again only by an operator that has
-the same; where two differ, nothing is said about the rows. What is in the fingerprint of an operator:
+An operator may reuse stored state only if that was stored under its own fingerprint. Two plans with different
+fingerprints may still compute the same. The fingerprint of an operator covers:
 
-1. its kind, what it does to its inputs, and the types of its columns;
-2. the fingerprints of its inputs. Columns of an input count by their place, so that ids and names that Spark makes
-   mean nothing; a column of a table counts with the whole table: its name, its columns with types, its key;
-3. a materialized view that it reads: its name, and its fingerprint;
+1. its kind, its expressions, and the types of its columns;
+2. the fingerprints of its inputs. A column of an input is identified by its position, not by the ids and names that
+   Spark generates. A table is identified by its name, its columns with types, and its key;
+3. the name and the fingerprint of a materialized view that it reads;
 4. Spark's version, and every setting that can change a result (`evertide.plan.catalyst.result_settings`).
 
-A view's fingerprint adds the names of its columns, a pipeline's all tables, flows and views. Space, comments, the case
-of keywords and names of inner columns are not in the plan, and so not in its fingerprint.
+The fingerprint of a view adds the names of its columns; that of a pipeline covers all tables, flows and views. Space,
+comments, the case of keywords and names of inner columns do not change a fingerprint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Fingerprints", "fingerprint", "pipeline_fingerprint"]
 
 
 def fingerprint(node: Node, session: SparkSession, views: Mapping[str, str] | None = None) -> str:
-    """Of one operator with all below it; `views` are the fingerprints of the materialized views that it may read."""
+    """Fingerprint a plan; `views` has the fingerprints of the materialized views that it may read."""
     return NodeFingerprints(
         Canonical(session, "plan"), result_settings(session), {} if views is None else views, {}
     ).of(node)
@@ -44,7 +44,7 @@ def pipeline_fingerprint(program: Program) -> str:
 
 
 class Fingerprints:
-    """Of a program: `views` by name, `pipeline` of the whole, and `of` any operator."""
+    """The fingerprints of a program: of its `views` by name, of the whole `pipeline`, and `of` each operator."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -58,7 +58,7 @@ class Fingerprints:
             self.views[name] = hash_json(["view", [attribute.name for attribute in plan.output], found])
 
     def of(self, node: Node) -> str:
-        """Of an operator of one of the program's views."""
+        """The fingerprint of an operator of one of the program's views."""
         return self._nodes[id(node)]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Fingerprints of single operators of a plan: see `evertide.plan.algebra.fingerprint`, which says what is in them."""
+"""Fingerprints of single operators of a plan; `evertide.plan.algebra.fingerprint` defines what they cover."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evertide.plan.catalyst.walk import kind
 __all__ = ["NodeFingerprints", "hash_json"]
 
 _FORMAT = 1
-"""Goes up if what is hashed changes."""
+"""Increase it when the hashed content changes."""
 _DIGEST_BYTES = 16
 
 
@@ -29,7 +29,7 @@ class NodeFingerprints:
         self._known = known
 
     def of(self, node: Node) -> str:
-        """An operator that two read is hashed once; the caller keeps it alive, as it is known by its id."""
+        """Hash an operator, once. The caller keeps the node alive, since hashes are kept by its id."""
         if id(node) not in self._known:
             below = [self.of(child) for child in node.children]
             types = [[attribute.type, attribute.nullable] for attribute in node.output]
@@ -37,7 +37,7 @@ class NodeFingerprints:
         return self._known[id(node)]
 
     def _describe(self, node: Node) -> Any:
-        """What it does, beside its inputs."""
+        """The operator itself, without its inputs."""
         if isinstance(node, Scan):
             places = {attribute.id: at for at, attribute in enumerate(node.output)}
             key = [places[attribute] for attribute in node.unique]
@@ -61,7 +61,7 @@ class NodeFingerprints:
 
 
 def _label_attributes(node: Node) -> dict[int, Any]:
-    """What an attribute is called by its place: of the inputs first, then of the output."""
+    """A label for each attribute by its position in an input, or else in the output."""
     found: dict[int, Any] = {}
     for number, child in enumerate(node.children):
         for at, attribute in enumerate(child.ids):
@@ -72,7 +72,7 @@ def _label_attributes(node: Node) -> dict[int, Any]:
 
 
 def _describe_state(node: Node, labels: Mapping[int, Any]) -> Any:
-    """What its state depends on, beside its operators of Catalyst."""
+    """Facts that decide the operator's state and are not part of its Catalyst operators."""
     if isinstance(node, TopK) and node.first is not None:
         return node.first.limit
     return [labels[key] for key in node.keys] if isinstance(node, Aggregate) else None
@@ -97,7 +97,7 @@ def _describe_type(attribute: Attribute) -> list[Any]:
 
 
 def _list_operators(jvm: Any, stop: list[Any]) -> Iterator[Any]:
-    """The operators of Catalyst that one node is made of."""
+    """The Catalyst operators of one node, without those of its inputs."""
     yield jvm
     for child in sequence(jvm.children()):
         if not any(child.equals(other) for other in stop):
@@ -105,7 +105,7 @@ def _list_operators(jvm: Any, stop: list[Any]) -> Iterator[Any]:
 
 
 def _describe_facts(jvm: Any) -> Any:
-    """What an operator says beside its expressions."""
+    """Facts about a Catalyst operator that are not part of its expressions."""
     found = _FACTS.get(kind(jvm))
     return None if found is None else found(jvm)
 

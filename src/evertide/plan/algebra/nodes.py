@@ -1,8 +1,8 @@
-"""Our plan: what a view computes, as a tree of a dozen kinds of operators.
+"""The nodes of Evertide's plan: what a view computes, as a tree of eleven kinds of operators.
 
-Each node holds its Catalyst operator (`jvm`, over the Catalyst operators of its children), the attributes that it puts
-out, and what the engine needs to know to maintain it, as plain values. Nodes are made once, when a view is declared,
-and never change. Attributes are known by Catalyst's id, unique in a process; nothing that is stored depends on it.
+Each node has its Catalyst operator (`jvm`, over the Catalyst operators of its children), its output attributes, and as
+plain values what the engine needs to maintain it. Nodes are created when a view is declared, and are immutable.
+Attributes are identified by Catalyst's ids, which are unique in a process; nothing that is stored depends on them.
 
     Scan        a table or materialized view of the pipeline
     Constant    rows that are part of the query
@@ -57,7 +57,7 @@ class Node:
     output: tuple[Attribute, ...]
     children: tuple[Node, ...] = ()
     passed: dict[int, int] = field(default_factory=dict)
-    """Which attributes of the output are an attribute of the (only) child as it is: by id, from above to below."""
+    """Attributes that are passed through from the only child: the id in the output to the id in the child."""
 
     @property
     def kind(self) -> str:
@@ -72,7 +72,7 @@ class Node:
 class Scan(Node):
     collection: str
     unique: tuple[int, ...] = ()
-    """Attributes of which no two rows share the values; empty if unknown."""
+    """The attributes of the table's key; empty if it has none."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,9 +83,9 @@ class Constant(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Map(Node):
     is_moves_only: bool = False
-    """Whether it only takes, leaves out and renames columns."""
+    """Whether the Map only selects and renames columns."""
     is_copy: bool = False
-    """Whether it stands for a part of the plan that is the same as its child (`evertide.plan.algebra.sharing`)."""
+    """Whether the Map replaces a part of the plan that equals its child (`evertide.plan.algebra.sharing`)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,38 +113,38 @@ class Join(Node):
     join: str
     """Inner, LeftOuter, RightOuter, FullOuter, LeftSemi, LeftAnti, Existence or LeftSingle; Cross is Inner."""
     keys: tuple[tuple[int, int], ...]
-    """Pairs of attributes, left and right, that the condition wants equal."""
+    """Pairs of attributes, left and right, that must be equal."""
     is_null_safe: tuple[bool, ...]
     """Per pair: whether NULL equals NULL."""
     has_more: bool
-    """Whether the condition says more than that the keys are equal."""
+    """Whether the condition has more parts than the equality of the keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """An aggregate function that has an inverse: what is added can be taken back."""
+    """An additive aggregate function: a delta can add values and take them back."""
 
     name: str
     """The name of its class in Catalyst."""
     arguments: tuple[int, ...]
     """Attributes of the child."""
     condition: int | None
-    """An attribute of the child that says which rows count (FILTER)."""
+    """The attribute of the child with the condition of FILTER."""
     mode: str
-    """What an overflow does: ANSI (an error), TRY (NULL) or LEGACY (wraps around)."""
+    """On overflow: ANSI (an error), TRY (NULL) or LEGACY (wraps around)."""
     buffer: tuple[Attribute, ...]
-    """What Catalyst computes the result from."""
+    """Catalyst's aggregation buffer, from which it computes the result."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Aggregate(Node):
-    """With `functions`: the groups as keys and buffers, and a Map above makes the result of them. Without: computed by
-    Catalyst, from the rows of each group."""
+    """If additive, it outputs keys and buffers, from which a Map above computes the results. Otherwise Catalyst
+    computes the results from the rows of each group."""
 
     keys: tuple[int, ...]
     """Attributes of the child."""
     names: tuple[str, ...] = ()
-    """What it computes, for people."""
+    """What the aggregate computes, for messages."""
     functions: tuple[Function, ...] = ()
     is_additive: bool = False
 
@@ -159,7 +159,7 @@ class TopK(Node):
     limit: int | None
     offset: int
     first: TopK | None = None
-    """The first rows in order, and more of them than are wanted, so that some may go before others must be found."""
+    """The same TopK with a larger limit: the rows to keep, with the reserve."""
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -1,9 +1,8 @@
-"""Order where SQL leaves it open (I15): ties are broken by all columns, so that every path gives the same rows.
+"""Makes results independent of the order of rows where SQL leaves it open (I15).
 
-Windows and top-k see their rows sorted by all columns of the input after those that the query names, and then by the
-exact form of each column whose order takes different values for equal (0.0 and -0.0, texts under a collation). Rows
-that are still equal are the same bit by bit, so that any choice among them is the same choice. Aggregates that depend
-on order become ones that do not:
+Windows and top-k read their rows sorted by the query's columns, then by all other columns, then by the exact form of
+each column whose order treats different values as equal (0.0 and -0.0, texts under a collation). Rows that are still
+equal are bitwise equal, so any choice among them is the same. Aggregates that depend on order are replaced:
 
     collect_list(x), collect_set(x)    sorted
     first(x), any_value(x)             the least, NULL first; the least that is not NULL with IGNORE NULLS
@@ -12,8 +11,8 @@ on order become ones that do not:
     mode(x)                            of the most frequent, the least
     listagg(x) WITHIN GROUP (...)      of equal rank, the least first
 
-Of 0.0 and -0.0 the result is always 0.0. Of texts that are equal under a collation, the least or greatest is the one
-whose bytes are. What cannot be made so is refused.
+Between 0.0 and -0.0 the result is always 0.0. Between texts that are equal under a collation, their bytes decide. An
+aggregate that cannot be replaced is refused.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _ORDER_FREE = frozenset(
         *("HyperLogLogPlusPlus", "CountMinSketchAgg", "BitmapConstructAgg", "BitmapOrAgg", "BitmapAndAgg"),
     )
 )
-"""Functions of which the multiset of their input decides the result, given that floats are summed exactly."""
+"""Functions whose result does not depend on the order of rows, given that floats are summed exactly."""
 _OF_VALUES = frozenset(("Percentile", "PercentileCont", "PercentileDisc"))
-"""Functions that count how often each value is there, and give out one of them: of equal values, any."""
+"""Functions that return one of their input values; among equal values, any."""
 
 
 def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) -> list[Any]:
-    """`order`, then every other column of `child`, then what tells equal values of a column apart."""
+    """Extend `order` by every other column of `child`, and by the exact forms of columns that need one."""
     columns, forms = [], []
     for attribute in sequence(child.output()):
         form = _make_exact_form(catalyst, attribute)
@@ -52,8 +51,8 @@ def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) ->
             continue
         if not catalyst.is_orderable(attribute.dataType()):
             why = (
-                f"rows that tie would have to be told apart by {attribute.name()!r}, but values of type "
-                f"{attribute.dataType().sql()} have no order: leave the column out of this subquery"
+                f"rows that tie have to be ordered by {attribute.name()!r}, but values of type "
+                f"{attribute.dataType().sql()} have no order; leave the column out of this subquery"
             )
             raise InvalidInput(where=where, why=why)
         columns.append(catalyst.ascending(attribute))
@@ -61,9 +60,9 @@ def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) ->
 
 
 def _make_exact_form(catalyst: Catalyst, value: Any) -> Any | None:
-    """Bytes or text that differ where values differ that Spark's order takes for equal; None if there are none such.
+    """An expression that differs for values that Spark's order treats as equal; None if the type has no such values.
 
-    All NaN are one value to the engine (`evertide.rows.columns`).
+    All NaN are one value in the engine (`evertide.rows.columns`).
     """
     kind_of = value.dataType().json()
     if catalyst.is_collated(value.dataType()):
@@ -72,7 +71,7 @@ def _make_exact_form(catalyst: Catalyst, value: Any) -> Any | None:
 
 
 def is_from_distinct_rewrite(aggregate: Any) -> bool:
-    """Whether this `first` is Spark's own, of a group that holds one value."""
+    """Whether Spark's DISTINCT rewrite added this `first`; its group has one value only."""
     function = aggregate.aggregateFunction()
     condition = optional(aggregate.filter())
     if kind(function) != "First" or condition is None:
@@ -82,7 +81,7 @@ def is_from_distinct_rewrite(aggregate: Any) -> bool:
 
 
 def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
-    """An aggregate expression as one that does not depend on the order of rows; it may be wrapped in others."""
+    """Replace an aggregate by an expression that does not depend on the order of rows."""
     function = aggregate.aggregateFunction()
     name = kind(function)
     if name in ("Min", "Max"):
@@ -98,24 +97,22 @@ def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> An
         return _order_listagg(catalyst, aggregate, function)
     if name == "Mode" and catalyst.is_collated(function.child().dataType()):
         what = function.child().dataType().sql()
-        why = (
-            f"{aggregate.sql()} is one of several equal texts, as {what} compares them: take the mode of lower() of it"
-        )
+        why = f"{aggregate.sql()} is ambiguous, since different texts are equal under {what}; use mode(lower(...))"
         raise InvalidInput(where=where, why=why)
     rewrite = _REWRITES.get(name)
     unordered = [child for child in sequence(function.children()) if not catalyst.is_orderable(child.dataType())]
     if unordered:
         what = unordered[0].dataType().sql()
-        why = f"{aggregate.sql()} depends on the order of rows, and values of type {what} have none"
+        why = f"{aggregate.sql()} depends on the order of rows, and values of type {what} have no order"
         raise InvalidInput(where=where, why=why)
     if rewrite is None:
-        why = f"{aggregate.sql()}: {function.prettyName()} may depend on the order of rows, which a collection has not"
+        why = f"{aggregate.sql()} may depend on the order of rows, and a table or view has no order"
         raise InvalidInput(where=where, why=why)
     return rewrite(catalyst, aggregate, function)
 
 
 def sort_collected(catalyst: Catalyst, aggregate: Any) -> Any:
-    """What `canonicalize_aggregate` wrapped, as a value that may be stored by itself: a collected array, sorted."""
+    """Sort a collected array, so that it can be stored without the expression around it."""
     if kind(aggregate.aggregateFunction()) not in ("CollectList", "CollectSet"):
         return aggregate
     return _sort_array(catalyst, aggregate)
@@ -123,12 +120,12 @@ def sort_collected(catalyst: Catalyst, aggregate: Any) -> Any:
 
 def _check_listagg(function: Any, where: str) -> None:
     if not sequence(function.orderExpressions()):
-        why = f"{function.sql()} depends on the order of rows: add WITHIN GROUP (ORDER BY {function.child().sql()})"
+        why = f"{function.sql()} depends on the order of rows; add WITHIN GROUP (ORDER BY {function.child().sql()})"
         raise InvalidInput(where=where, why=why)
 
 
 def _order_listagg(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
-    """Among elements that its order takes for equal, by their bytes."""
+    """Order elements of equal rank by their bytes."""
     what = function.child()
     by = sequence(function.orderExpressions())
     if len(by) == 1 and by[0].child().semanticEquals(what) and not catalyst.is_collated(what.dataType()):
@@ -139,7 +136,7 @@ def _order_listagg(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
 
 
 def _normalize(catalyst: Catalyst, aggregate: Any) -> Any:
-    """The same function of values with one NaN and one zero."""
+    """Apply the function to values with one NaN and one zero."""
     function = aggregate.aggregateFunction()
     children = [child if child.foldable() else catalyst.normalize(child) for child in sequence(function.children())]
     of_normalized = catalyst.with_children(function, children)
@@ -154,7 +151,7 @@ def _sort_list(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
 
 
 def _sort_by_bytes(catalyst: Catalyst, aggregate: Any, function: Any, value: Any) -> Any:
-    """Equal texts by their bytes: so each is collected with them."""
+    """Collect each text with its bytes, which order equal texts."""
     value = catalyst.normalize(value)
     pair = catalyst.struct([value, _make_exact_form(catalyst, value)])
     condition = _add_not_null(catalyst, value, optional(aggregate.filter()))
@@ -192,7 +189,7 @@ def _rewrite_by(name: str) -> Callable[[Catalyst, Any, Any], Any]:
 
 
 def _take_extreme_field(catalyst: Catalyst, name: str, fields: list[Any], condition: Any | None) -> Any:
-    """The last field of the least or greatest struct of these."""
+    """The last field of the least or greatest struct of these fields."""
     return catalyst.field(_take_extreme(catalyst, name, catalyst.struct(fields), condition), len(fields) - 1)
 
 

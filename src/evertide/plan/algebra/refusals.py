@@ -1,9 +1,10 @@
-"""What cannot be maintained, refused when the view is declared, with the expression named.
+"""Refuses queries that cannot be maintained, when a view is declared, and names the expression.
 
-A view's delta must be a function of its tables' deltas and its definition (I15). So a view may not ask for the time
-of day, for who is asking, for chance, or for "any ten rows"; and it may read nothing but the pipeline's own tables
-and views. Nor may a row make it fetch anything. This looks at the *analyzed* plan: the optimized one has already folded
-the time of day into a constant."""
+A view's delta must be a function of its tables' deltas and its definition (I15). So a view may not depend on the time
+of day, the current user, randomness, or an arbitrary choice of rows. It may read only the pipeline's tables and views,
+and no value of a row may make it read anything else. The check uses the *analyzed* plan, since the optimizer replaces
+the time of day by a constant.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _CURRENT = {
     "CurrentCatalog": "current_catalog",
 }
 _RANDOM = frozenset(("AesEncrypt",))
-"""Which Spark itself calls deterministic."""
+"""Random functions that Spark declares deterministic."""
 _MANY_ROWS = frozenset(
     (
         *("MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"),
@@ -52,32 +53,30 @@ def refuse_unmaintainable(query: Query, catalog: Catalog) -> None:
 def _check_node(node: Any, catalog: Catalog) -> str | None:
     name = kind(node)
     if name == "Sample":
-        return "TABLESAMPLE takes rows by chance: filter by a hash of the key instead"
+        return "TABLESAMPLE selects rows at random; filter by a hash of the key instead"
     if name in ("GlobalLimit", "Offset", "Tail") and not _is_ordered(node):
-        return "LIMIT and OFFSET without ORDER BY take any rows: say which by ORDER BY"
+        return "LIMIT and OFFSET without ORDER BY select arbitrary rows; add ORDER BY"
     if name in ("UnionLoop", "UnionLoopRef"):
-        return "WITH RECURSIVE reads its own rows, which is not maintained: unroll it to the depth that is needed"
+        return "WITH RECURSIVE cannot be maintained; unroll it to the depth that you need"
     if name in _MANY_ROWS:
-        return (
-            f"{name} hands many rows at a time to Python: only functions of one row (udf, arrow_udf) can be maintained"
-        )
+        return f"{name} passes many rows at a time to Python; use functions of one row (udf, arrow_udf)"
     if node.children().size() == 0 and name not in _CONSTANT_LEAVES and not catalog.leaf_of(node):
-        return f"it reads {node.simpleString(80)}, which is no table or view of the pipeline"
+        return f"the query reads {node.simpleString(80)}, which is not a table or view of the pipeline"
     return None
 
 
 def _is_ordered(node: Any) -> bool:
-    """Whether the rows come sorted as a whole: a Sort below, with nothing in between that could shuffle them."""
+    """Whether the rows are globally sorted: there is a Sort below, and nothing in between changes the order."""
     below = node.children().apply(0)
     while kind(below) in ("GlobalLimit", "LocalLimit", "Offset", "Project", "SubqueryAlias"):
         if any(map(_becomes_join, expressions(below))):
             return False
         below = below.children().apply(0)
-    return kind(below) == "Sort" and bool(getattr(below, "global")())  # SORT BY sorts each partition by itself
+    return kind(below) == "Sort" and bool(getattr(below, "global")())  # SORT BY sorts each partition separately
 
 
 def _becomes_join(expression: Any) -> bool:
-    """Whether Spark computes a subquery by a join, whose rows have no order."""
+    """Whether Spark computes the expression by a join, whose rows have no order."""
     name = kind(expression)
     return name == "ListQuery" or (name in ("ScalarSubquery", "Exists") and bool(expression.isCorrelated()))
 
@@ -85,32 +84,32 @@ def _becomes_join(expression: Any) -> bool:
 def _check_expression(expression: Any) -> str | None:
     name = kind(expression)
     if name in _CURRENT:
-        return f"{_CURRENT[name]}() differs from one moment to the next: put what it says into a table"
+        return f"{_CURRENT[name]}() has no fixed value; put the value into a table and read it from there"
     if name in _RANDOM:
-        return f"{expression.sql()} takes something by chance: the view could not be computed again"
+        return f"{expression.sql()} is random, so the view could not be recomputed"
     if name in ("PythonUDAF", "PythonUDTF"):
-        kind_of = "aggregates rows" if name == "PythonUDAF" else "makes tables"
-        return f"{expression.name()} {kind_of} in Python: only functions of one row (udf, arrow_udf) can be maintained"
+        kind_of = "aggregates rows" if name == "PythonUDAF" else "produces tables"
+        return f"{expression.name()} {kind_of} in Python; use functions of one row (udf, arrow_udf)"
     to_blame = not expression.deterministic() and all(
         child.deterministic() for child in sequence(expression.children())
     )
     if to_blame and not _has_plan(expression):
-        return f"{expression.sql()} is not deterministic: the view could not be computed again"
+        return f"{expression.sql()} is not deterministic, so the view could not be recomputed"
     return None
 
 
 def _check_xml(expression: Any, catalog: Catalog) -> str | None:
-    """Rows come from anybody. Spark's XPath functions fetch the DTD that a document in a row names, unless the JVM is
-    started not to; a session of Evertide's own is."""
+    """Rows are untrusted. Spark's XPath functions read the DTD that a document names, unless the JVM was started with
+    an option that forbids it, as Evertide's own sessions are."""
     if not kind(expression).startswith("XPath") or not reads_external_dtds(catalog.session):
         return None
     option = "-Djavax.xml.accessExternalDTD="
     return (
-        f"{expression.prettyName()}() fetches files and addresses that a row names: start the session with {option} in "
+        f"{expression.prettyName()}() reads files and addresses that a row names; start the session with {option} in "
         "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions, or use from_xml()"
     )
 
 
 def _has_plan(expression: Any) -> bool:
-    """A subquery is as deterministic as its plan, whose operators are looked at by themselves."""
+    """Whether the expression is a subquery, whose plan is checked operator by operator."""
     return kind(expression) in ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")

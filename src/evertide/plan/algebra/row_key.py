@@ -1,12 +1,12 @@
-"""The columns that tell the rows of a view apart, where its plan proves that they do.
+"""Derives a key of a view from its plan: columns of which no two rows share the values.
 
-1. A table's key does so wherever rows are only filtered, mapped, numbered or limited, and all its columns are handed on
-   as they are. Semi and anti joins filter, too.
-2. The columns of a GROUP BY tell groups apart.
-3. Where a join finds each row of one side at most once, as it is by that side's whole key, the key of the other side
-   tells the rows of the join apart. In an inner join, columns that must be equal stand for each other. (An aggregation
+1. A table's key stays a key if rows are only filtered, mapped, numbered or limited, and all columns of the key are
+   passed through. Semi and anti joins are filters, too.
+2. The columns of a GROUP BY are a key.
+3. If a join is by the whole key of one side, each row of the other side has at most one partner, so the key of the
+   other side is a key of the join. In an inner join, columns that must be equal can replace each other. (An aggregation
    with several DISTINCT is such a join of its parts.)
-4. Everything else may make two rows that are alike. Whoever knows better says so: `evertide.key`.
+4. No other plan has a known key. A user can declare one with the property `evertide.key`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from evertide.plan.algebra.nodes import Aggregate, Filter, Join, Map, Node, Scan
 __all__ = ["derive_key"]
 
 _FILTERS = frozenset(("LeftSemi", "LeftAnti", "Existence", "LeftSingle"))
-"""Joins that have each row of their left side once, or not at all."""
+"""Joins that output each row of their left side at most once."""
 
 Key = tuple[frozenset[int], ...]
-"""Of each column the attributes that have its value."""
+"""Per column of the key, the attributes that have its value."""
 
 
 def derive_key(plan: Node) -> tuple[str, ...]:
-    """The names of such columns; empty if none are known."""
+    """The names of the key's columns; empty if no key is known."""
     names = {attribute.id: attribute.name for attribute in plan.output}
     return tuple(next(name for one, name in names.items() if one in equal) for equal in _derive(plan))
 
@@ -54,7 +54,7 @@ def _derive_join(node: Join) -> Key:
 
 
 def _is_within(key: Key, attributes: Iterable[int]) -> bool:
-    """Whether all columns of a key are among the attributes."""
+    """Whether each column of a key is among the attributes."""
     wanted = {*attributes}
     return all(equal & wanted for equal in key)
 
@@ -68,6 +68,6 @@ def _single(attributes: Iterable[int]) -> Key:
 
 
 def _pass_through(node: Node, below: Key) -> Key:
-    """The attributes of the output that these are, if all of them are there."""
+    """The key in terms of the node's output; empty if the output lacks one of its columns."""
     above = tuple(frozenset(one for one, source in node.passed.items() if source in equal) for equal in below)
     return above if all(above) else ()

@@ -1,14 +1,14 @@
-"""Session windows as a column of each row: then a group by them is a group as any other.
+"""Adds the session of each row as a column, so that a group by session windows is a group by a column.
 
-Spark merges the sessions of neighbouring rows while it aggregates them, in the order of their times: sums of floats
-would depend on the order of rows that have the same time. So the session of each row is computed first, by window
-functions over the rows with the same other keys, in order of time:
+Spark merges sessions while it aggregates the rows in order of time, so sums of floats would depend on the order of
+rows with equal times. Here window functions compute the session of each row first, over the rows with the same other
+keys, in order of time:
 
-    reached     the latest end of the rows before; a row that starts later begins a session, as Spark has it
-    first       the latest start of a row up to this one that begins a session
-    last        what was reached where the next session begins; for the last session, the latest end of all
+    reached     the latest end of the rows before; a row that starts later begins a session
+    first       the latest start, up to this row, of a row that begins a session
+    last        `reached` at the row that begins the next session; for the last session, the latest end of all rows
 
-Rows of one time may come in any order: `first` and `last` are the same for all rows of a session.
+`first` and `last` are equal for all rows of a session, in whatever order rows with equal times come.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MakeWindow(Protocol):
 
 
 def session_key(aggregate: Any) -> Any | None:
-    """The key of a Catalyst Aggregate that is the session window of one row."""
+    """The key of a Catalyst Aggregate that is a session window; None if it has none."""
     keys = sequence(aggregate.groupingExpressions())
     return next((key for key in keys if kind(key) == "AttributeReference" and key.metadata().contains(_MARK)), None)
 
@@ -39,7 +39,7 @@ def session_key(aggregate: Any) -> Any | None:
 def assign_sessions(
     catalyst: Catalyst, session: Any, keys: list[Any], child: Node, window: MakeWindow
 ) -> tuple[Node, Any]:
-    """The rows of `child` with their sessions, and the column of these; `keys` are attributes, without the session."""
+    """Add the session to the rows of `child`: the node, and the column. `keys` are the other keys."""
     make = _Columns(catalyst, keys)
     start, end = (catalyst.alias(catalyst.field(session, at), name) for at, name in enumerate(("start", "end")))
     node: Node = make_map(catalyst, [*sequence(child.jvm.output()), start, end], child)
@@ -74,7 +74,7 @@ class _Columns:
         )
 
     def make_column(self, function: str, value: Any, order: list[Any], lower: Any, upper: Any) -> Any:
-        """A function of the rows from one to another of a partition, as a column."""
+        """A window function over the rows of a partition from `lower` to `upper`, as a column."""
         make = self._catalyst
         frame = make.expression("SpecifiedWindowFrame", self._rows, lower, upper)
         spec = make.expression("WindowSpecDefinition", self._keys, make.seq(order), frame)
@@ -85,12 +85,12 @@ class _Columns:
         return self._catalyst.window(columns, self._keys, order, child.jvm)
 
     def null_if(self, condition: Any, value: Any) -> Any:
-        """The value, or NULL if the condition is true; not if it is unknown."""
+        """NULL if the condition is true; the value if it is false or unknown."""
         nothing = self._catalyst.companion("org.apache.spark.sql.catalyst.expressions.Literal")
         return self._catalyst.expression("If", condition, nothing.create(None, value.dataType()), value)
 
     def build_session(self, session: Any, values: list[Any]) -> Any:
-        """A struct of the session's own type."""
+        """A struct of the session's type."""
         named: list[Any] = []
         for field, value in zip(session.dataType().fields(), values, strict=True):
             known = value if field.nullable() else self._catalyst.expression("KnownNotNull", value)

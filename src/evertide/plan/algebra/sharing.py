@@ -1,11 +1,10 @@
-"""Parts of a view's plan that occur twice are one node, and so are computed once.
+"""Makes equal parts of a view's plan one node, which is computed once.
 
-A WITH clause that several subqueries read is part of the plan once for each: so Spark's optimizer leaves it. Spark
-itself reuses what its exchanges made; here each copy would be a stage, with look-ups and state of its own, and a stage
-above would compute all of its copies again for each touched row.
+Spark's optimizer inlines a WITH clause into each subquery that reads it; Spark's execution reuses exchanges instead.
+Here each copy would be a separate stage with look-ups and state, computed again for each touched row.
 
-The second part that has the fingerprint of an earlier one becomes a Map that renames the columns of that one
-(`Map.is_copy`). Where the plan is cut into stages, what a copy reads is a stage of its own (`evertide.flow.trace`).
+A part with the fingerprint of an earlier part becomes a Map that renames the columns of the earlier one
+(`Map.is_copy`). The node that a copy reads becomes a stage (`evertide.flow.trace`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["Sharing"]
 
 
 class Sharing:
-    """The parts of one view."""
+    """The shared parts of one view."""
 
     def __init__(self, catalyst: Catalyst, canonical: Canonical) -> None:
         self._catalyst = catalyst
@@ -32,11 +31,13 @@ class Sharing:
         self._prints = NodeFingerprints(canonical, {}, {}, self._known)
         self._first: dict[str, Node] = {}
         self._alive: list[Node] = []
-        """All that was hashed: the prints know nodes by their ids."""
+        """All nodes that were hashed: fingerprints are kept by the id of a node, so the node must stay alive."""
 
     def share(self, node: Node) -> Node:
-        """The node itself, or a copy of an earlier one that has the same rows. One without columns, of which only the
-        number of rows is asked, stays what it is: as a collection of its own it would be empty, as tables of Arrow are.
+        """Return the node, or a Map over an earlier node with the same rows.
+
+        A node without columns is not shared: as a collection it would lose its rows, since an Arrow table without
+        columns has none.
         """
         if not node.output or not any(isinstance(below, Scan) for below in walk(node)):
             return node

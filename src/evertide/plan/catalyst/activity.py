@@ -1,4 +1,4 @@
-"""Whether Spark gets on with its jobs, for those who wait for one that takes long."""
+"""Shows whether Spark makes progress, for code that waits for a long job."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["activity"]
 
 
 def activity(context: SparkContext) -> object:
-    """Another value whenever Spark has begun or finished a task since, in any of its jobs. Any thread may ask."""
+    """A value that changes whenever Spark starts or finishes a task. Any thread may call this."""
     tracker = context.statusTracker()
     try:
         found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    except (Py4JError, OSError):  # Spark has ended, which the step that needs it finds out
+    except (Py4JError, OSError):  # Spark has ended; the step that needs it raises the error
         return None
     return [(one.stageId, one.currentAttemptId, one.numActiveTasks, one.numCompletedTasks) for one in found if one]

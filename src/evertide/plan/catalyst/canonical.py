@@ -1,13 +1,13 @@
-"""Expressions of Catalyst as plain values that are the same in every session, process and machine.
+"""Converts Catalyst expressions to plain values that are the same in every session, process and machine.
 
-Catalyst can write an expression down by itself (`toJSON`), in one call, but with ids that are new in each session,
-with names that the analyzer made of them, and without the fields that are no expressions, types or plain values. So:
+Catalyst's `toJSON` serializes an expression in one call, but it includes ids that differ between sessions and names
+that the analyzer derives from them, and it omits fields that are not expressions, types or plain values. So:
 
-1. attributes become what `labels` says of them (where in the input they come from), or else, as variables of lambda
-   functions do, numbers in the order in which they appear;
-2. names of attributes, aliases and variables, qualifiers and ids of results are left out, as they decide nothing;
-3. a field that came as null is asked for again: modes of arithmetic, sets of values, options, Python functions;
-4. literals whose text could be an address in memory are written as SQL.
+1. An attribute becomes its label (its position in the input) or else, as for variables of lambda functions, a number
+   in order of appearance.
+2. Names of attributes, aliases and variables, qualifiers and ids of results are omitted: they do not change a result.
+3. A field that is null in the JSON is read from the JVM: modes of arithmetic, sets, options, Python functions.
+4. A literal whose text may be a memory address is written as SQL.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Canonical:
     def __init__(self, session: SparkSession, where: str) -> None:
         self._gateway = session._sc._gateway
         self.where = where
-        """For messages: whose expressions these are."""
+        """The view or plan of the expressions, for messages."""
         self._writers: dict[str, Callable[[Any], Any]] = {}
 
     def expression(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
@@ -49,7 +49,7 @@ class Canonical:
         return _Expression(self, jvm, labels).value()
 
     def field(self, value: Any) -> Any:
-        """A field of an expression that Catalyst does not write down."""
+        """Convert a field of an expression that `toJSON` omits."""
         if not isinstance(value, JavaObject):
             return value.hex() if isinstance(value, bytes | bytearray) else value
         name = value.getClass().getName()
@@ -58,7 +58,7 @@ class Canonical:
         return self._writers[name](value)
 
     def _choose_writer(self, value: Any, name: str) -> Callable[[Any], Any]:
-        """How values of this class are written; asking the JVM what something is takes several calls."""
+        """Choose how to convert values of a class, once per class, since it takes several calls to the JVM."""
         if name.endswith(("QueryContext", "AtomicReference")):
             return lambda _: None
         for kind, write in self._kinds.items():
@@ -82,18 +82,18 @@ class Canonical:
         return [self.field(value) for value in sequence(values)]
 
     def _describe_python(self, function: Any) -> Any:
-        """Functions that are chained are one after the other in a list of their own."""
+        """Describe a pickled Python function."""
         pickled = bytes(byte & 0xFF for byte in sequence(function.command()))
         try:
             command = CloudPickleSerializer().loads(pickled)
         except Exception as error:  # whatever a user's class raises when it is unpickled
-            why = f"a Python function cannot be read back, so that nobody could say whether it changed: {error}"
+            why = f"a Python function cannot be unpickled, so Evertide cannot detect changes of it: {error}"
             raise InvalidInput(where=self.where, why=why) from error
         return describe_function(command[0] if isinstance(command, tuple) else command, self.where)
 
 
 class _Expression:
-    """One expression."""
+    """Converts one expression."""
 
     def __init__(self, canonical: Canonical, jvm: Any, labels: Mapping[int, Any]) -> None:
         self._canonical = canonical
@@ -106,7 +106,7 @@ class _Expression:
         return [self._node(at, found) for at, found in enumerate(json.loads(self._jvm.toJSON()))]
 
     def _node(self, at: int, found: dict[str, Any]) -> Any:
-        """`at` is its place in the expression, parents first; -1 inside a field, where it is not told."""
+        """`at` is the position in the expression, parents first; -1 inside a field, where it is unknown."""
         kind = found["class"].rpartition(".")[2]
         made = {}
         for name, value in found.items():
@@ -144,7 +144,7 @@ class _Expression:
     def _read_field(self, at: int, name: str) -> Any:
         try:
             return getattr(self._find_part(at), name)()
-        except Py4JError:  # a field that nobody outside can see: then nobody outside can see it change
+        except Py4JError:  # the field is private, so it does not count
             return None
 
 

@@ -1,14 +1,16 @@
-"""Catalyst's operators and expressions, made from Python.
+"""Builds Catalyst's operators and expressions from Python, and runs plans.
 
-The handles on Scala's companion objects are looked up once per `Catalyst`, as each look-up is a call to the JVM. Only
-what the rewrites and fragments need is here; whatever Spark made itself is copied with other children, never rebuilt.
+Handles of Scala's companion objects are looked up once per `Catalyst`, since each look-up is a call to the JVM.
+Operators that Spark created are copied with other children, never rebuilt.
 
-Threads: all circuits of a program share one `Catalyst`, and run fragments by it at the same time. It is not changed
-after it is made, but for handles that are looked up when they are first needed: if two threads look up the same one,
-both find the same object. Rows go through scratch files of one call each. Which session is active is a matter of the
-JVM's thread; each Python thread has one of its own there, as sessions are refused without it
-(`evertide.plan.catalyst.session`). Settings of the sessions are not changed by a run, but for the number of partitions
-of large ones: all threads set the number that Spark has then, and a plan that is made of two numbers is right, too.
+Threads: all circuits of a program share one `Catalyst` and run fragments concurrently.
+
+1. A `Catalyst` is immutable, except for cached handles; two threads that look up the same handle find the same object.
+2. Each call uses its own scratch files.
+3. The active session belongs to the JVM's thread, and each Python thread has its own (`evertide.plan.catalyst.session`
+   checks this).
+4. A run changes one setting only, the number of partitions of the session for many rows. All threads set the current
+   parallelism of Spark, and a plan is correct with any number.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _ARROW = "org.apache.spark.sql.execution.arrow"
 _EXECUTION = "org.apache.spark.sql.execution"
 _TIME_ZONE = "UTC"
-"""Of timestamps in Arrow: instants do not depend on it."""
+"""The time zone of timestamps in Arrow; instants do not depend on it."""
 _NO = (False, False)
-"""Names may repeat; strings have 32-bit offsets."""
+"""Arguments of ArrowConverters: names may repeat, strings have 32-bit offsets."""
 _LARGE = {
     "spark.sql.autoBroadcastJoinThreshold": "10MB",
     "spark.sql.execution.arrow.localRelationThreshold": "0",
@@ -54,7 +56,7 @@ class Catalyst:
         self._gateway = session._sc._gateway
         self._jvm = session._jvm
         self._objects: dict[str, Any] = {}
-        # Each step of a name like `jvm.java.util` is a call of its own: so whole names are looked up once.
+        # Each step of a name like `jvm.java.util` is a call to the JVM, so whole names are looked up once.
         self._array_list = self._jvm.java.util.ArrayList
         self._converters = self._jvm.scala.jdk.javaapi.CollectionConverters
         self._option = self._jvm.scala.Option
@@ -72,7 +74,7 @@ class Catalyst:
         self.none = self._option.empty()
 
     def companion(self, path: str) -> Any:
-        """The Scala object of this name."""
+        """The Scala companion object with this name."""
         if path not in self._objects:
             self._objects[path] = self._jvm.java.lang.Class.forName(f"{path}$").getField("MODULE$").get(None)
         return self._objects[path]
@@ -81,7 +83,7 @@ class Catalyst:
         return self._option.apply(value)
 
     def seq(self, values: Iterable[Any]) -> Any:
-        """A list, put together from its end."""
+        """A Scala list."""
         made = self._nil
         for value in reversed(list(values)):
             made = getattr(made, "$colon$colon")(value)
@@ -124,7 +126,7 @@ class Catalyst:
         return self.companion(f"{_LOGICAL}.GlobalLimit").apply(self.literal(rows), local)
 
     def placeholder(self, attributes: Any) -> Any:
-        """A relation that the optimizer knows nothing about, told apart by the id of its RDD."""
+        """A relation that the optimizer knows nothing about, identified by the id of its RDD."""
         context = self._java_context.fromSparkContext(self.session.sparkContext())
         return self._logical_rdd(
             attributes,
@@ -145,7 +147,7 @@ class Catalyst:
             return self.session.sessionState().optimizer().execute(plan)
 
     def make_local_runner(self, *parts: Any) -> Any:
-        """The way of few rows through a fragment, in the JVM (`evertide.plan.fragment.local_runner`)."""
+        """A new `LocalRunner` in the JVM (`evertide.plan.fragment.local_runner`)."""
         made = self._gateway.new_array(self._jvm.java.lang.Object, len(parts) + 1)
         for at, part in enumerate((self.session, *parts)):
             made[at] = part
@@ -156,14 +158,13 @@ class Catalyst:
         return compile_runner(self._gateway)
 
     def java_list(self, values: Iterable[Any]) -> Any:
-        """A list of Java."""
         made = self._array_list()
         for value in values:
             made.add(value)
         return made
 
     def _read_arrays(self, arrays: Any) -> Iterator[pa.Buffer]:
-        """Byte arrays of an iterator of Scala, by way of a file."""
+        """Read the byte arrays of a Scala iterator through a file."""
         with scratch_file() as path:
             stream = self._data_output(self._file_output(str(path)))
             try:
@@ -173,10 +174,12 @@ class Catalyst:
             return split_frames(read_scratch(path))
 
     def spread(self, rows: pa.Table, attributes: Any, struct: Any) -> Any:
-        """A relation of these rows, in partitions, whose size the planner knows; by way of a file, as bytes go slowly
-        from Python to the JVM."""
+        """A partitioned relation of rows, with its size for the planner.
+
+        Rows go through a file, since py4j transfers bytes slowly.
+        """
         partitions = self._large.sparkContext().defaultParallelism()
-        self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))  # executors come and go
+        self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))  # the number of executors changes
         with scratch_file() as path:
             with (
                 using_scratch(),
@@ -200,11 +203,11 @@ class Catalyst:
         )
 
     def _size_statistics(self, size: int) -> Any:
-        """Statistics that say so: those of numbers of eight bytes each, as py4j can make no `BigInt`."""
+        """Statistics with this size: those of a Range, since py4j cannot create a `BigInt`."""
         return self.companion(f"{_LOGICAL}.Range").apply(0, size // 8 + 1, 1, 1).stats()
 
     def make_collector(self, struct: Any) -> Callable[[Any], pa.Table]:
-        """Collects rows of these columns of optimized plans, computed and made Arrow by all executors."""
+        """A function that runs optimized plans with these columns on the executors and collects Arrow rows."""
         frame = self._large.createDataFrame(self._array_list(), struct)
         empty = self.companion(f"{_ARROW}.ArrowConverters").createEmptyArrowBatch(struct, _TIME_ZONE, *_NO)
         schema = pa.ipc.open_stream(empty).schema
@@ -220,7 +223,7 @@ class Catalyst:
 
     @property
     def _large(self) -> Any:
-        """With the settings of ours that decide results, and those of Spark that make many rows fast."""
+        """The session for many rows: result settings as in `session`, and Spark's defaults for large inputs."""
         with self._cloning:
             if self._large_session is None:
                 clone = self.session.cloneSession()
@@ -231,7 +234,7 @@ class Catalyst:
 
     @contextmanager
     def _activate(self, session: Any) -> Iterator[None]:
-        """Spark reads settings from the session that is active in the thread: ours, for as long as it is asked."""
+        """Make a session the active one of the thread, from which Spark reads settings."""
         before = self._sessions.getActiveSession()
         self._sessions.setActiveSession(session)
         try:
@@ -246,16 +249,16 @@ class Catalyst:
         return self.companion(f"{_LOGICAL}.Offset").apply(self.literal(rows), child)
 
     def local(self, attributes: Iterable[Any]) -> Any:
-        """A relation of these attributes, without rows."""
+        """An empty relation with these attributes."""
         return self.companion(f"{_LOGICAL}.LocalRelation").apply(self.seq(attributes), self.seq([]), False, self.none)  # noqa: FBT003
 
     def cluster(self, by: list[Any], child: Any) -> Any:
-        """Rows that agree in `by` are in one partition; all rows, if `by` is empty."""
+        """Put rows that agree in `by` into one partition; all rows if `by` is empty."""
         made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
         return made.apply(self.seq(by), child, self.none if by else self.some(1), self.none)
 
     def with_children(self, tree: Any, children: list[Any]) -> Any:
-        """The same operator or expression over other children; itself, if there are none."""
+        """Copy an operator or expression with other children; without children it is returned as it is."""
         return tree.withNewChildren(self.seq(children)) if children else tree
 
     # Expressions.
@@ -264,7 +267,7 @@ class Catalyst:
         return self.companion(f"{_EXPRESSIONS}.Literal").apply(value)
 
     def long(self, value: int) -> Any:
-        """A BIGINT, which Python does not tell from an INT: so the parser makes it."""
+        """A BIGINT literal, made by the parser, since py4j passes small integers as INT."""
         return self.session.sessionState().sqlParser().parseExpression(f"{value}L")
 
     def alias(self, expression: Any, name: str, expr_id: Any | None = None) -> Any:
@@ -286,14 +289,14 @@ class Catalyst:
         return made.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
 
     def normalize(self, expression: Any) -> Any:
-        """With one NaN and one zero, as Spark groups them."""
+        """Normalize floats to one NaN and one zero, as Spark does for groups."""
         return self.companion("org.apache.spark.sql.catalyst.optimizer.NormalizeFloatingNumbers").normalize(expression)
 
     def count_rows(self) -> Any:
         return self.aggregate_expression(self.expression("aggregate.Count", self.seq([self.literal(1)])))
 
     def is_collated(self, data_type: Any) -> bool:
-        """Whether the type holds texts, perhaps nested, that may be equal without being the same."""
+        """Whether the type has texts, perhaps nested, that can be equal with different bytes."""
         return not self._jvm.org.apache.spark.sql.catalyst.util.UnsafeRowUtils.isBinaryStable(data_type)
 
     def cast(self, expression: Any, to: str) -> Any:
@@ -303,7 +306,7 @@ class Catalyst:
         return made.apply(expression, self.companion(f"org.apache.spark.sql.types.{to}"), self.some(zone), legacy)
 
     def struct(self, fields: Iterable[Any]) -> Any:
-        """With fields named f0, f1, and so on."""
+        """A struct with fields f0, f1, and so on."""
         named = [part for at, value in enumerate(fields) for part in (self.literal(f"f{at}"), value)]
         return self.expression("CreateNamedStruct", self.seq(named))
 
@@ -317,13 +320,13 @@ class Catalyst:
         """An expression by the name of its class below `catalyst.expressions`."""
         return self.companion(f"{_EXPRESSIONS}.{name}").apply(*arguments)
 
-    # Rewriting: a call to the JVM per step, so only when a view is declared.
+    # Rewriting takes one call to the JVM per step, so it is done only when a view is declared.
 
     def is_expression(self, value: Any) -> bool:
         return bool(is_instance_of(self._gateway, value, f"{_EXPRESSIONS}.Expression"))
 
     def map_expressions(self, node: Any, change: Callable[[Any], Any]) -> Any:
-        """The same operator with each of its expressions changed, top ones only; `change` may walk on."""
+        """Copy an operator with each of its top-level expressions changed; `change` may recurse."""
         arguments = sequence(node.productIterator().toSeq())
         changed = [self._change_argument(argument, change) for argument in arguments]
         array = self._gateway.new_array(self._jvm.java.lang.Object, len(changed))
@@ -352,7 +355,7 @@ class Catalyst:
 
 
 def _is_orderable(data_type: Any) -> bool:
-    """Of Spark's JSON form of a type: maps, variants and intervals of mixed units have no order."""
+    """Whether a type, in Spark's JSON form, has an order: maps, variants and mixed intervals have none."""
     if isinstance(data_type, str):
         return data_type not in ("variant", "interval")
     if data_type["type"] == "struct":

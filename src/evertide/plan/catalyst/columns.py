@@ -1,4 +1,4 @@
-"""Columns of a plan as Arrow: named by position, as names may repeat and mean nothing inside the engine."""
+"""Columns of a plan as Arrow columns, named by position, since names may repeat."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def arrow_schema(attributes: Sequence[Attribute]) -> pa.Schema:
 
 @lru_cache(maxsize=1024)
 def arrow_type(spark: str) -> Any:
-    """Of Spark's JSON form of a type."""
+    """The Arrow type of a type in Spark's JSON form."""
     field = {"name": "c", "type": json.loads(spark), "nullable": True, "metadata": {}}
     try:
         return to_arrow_type(StructField.fromJson(field).dataType, timezone="UTC")
     except PySparkException as error:
-        raise InvalidInput(where=f"type {spark}", why=f"values of it cannot be kept: {error}") from error
+        raise InvalidInput(where=f"type {spark}", why=f"values of this type cannot be stored: {error}") from error

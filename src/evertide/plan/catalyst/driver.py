@@ -1,4 +1,4 @@
-"""What Spark's driver in this process uses: asked for now and then, by those who watch it. Some milliseconds."""
+"""Memory and job count of Spark's driver in this process, for metrics. A reading takes some milliseconds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["DriverUsage", "read_driver_usage"]
 class DriverUsage:
     version: str
     jobs: int
-    """That were begun since the driver started."""
+    """Jobs since the driver started."""
     memory: dict[tuple[str, str], int]
-    """Bytes by area (`heap`, `other`) and kind (`used`, `committed`, `max`, if there is a limit)."""
+    """Bytes by area (`heap`, `other`) and kind (`used`, `committed`, and `max` if there is a limit)."""
 
 
 def read_driver_usage(spark: SparkSession) -> DriverUsage | None:
-    """None if the JVM does not answer, which others have to say."""
+    """None if the JVM does not answer; the code that needs it reports that."""
     try:
         context = spark.sparkContext
         memory = context._jvm.java.lang.management.ManagementFactory.getMemoryMXBean()
@@ -31,5 +31,5 @@ def read_driver_usage(spark: SparkSession) -> DriverUsage | None:
             if (most := int(use.getMax())) > 0:
                 found[area, "max"] = most
         return DriverUsage(context.version, int(context._jsc.sc().dagScheduler().numTotalJobs()), found)
-    except (Py4JError, OSError, AttributeError):  # it has ended, or ends at this moment
+    except (Py4JError, OSError, AttributeError):  # the JVM has ended, or is about to
         return None

@@ -29,19 +29,20 @@ __all__ = ["check_spark", "classify_error", "classify_errors", "describe_error",
 _is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CAUSES_MAX = 20
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""What the system says if it has no room, no files or no memory left; never because of a row."""
+"""Errors of the operating system for lack of space, files or memory; a row never causes them."""
 _REFUSALS = tuple(map(os.strerror, _NUMBERS))
-"""As the JVM says them, too, which has them from the same library."""
+"""Their texts, which the JVM uses as well."""
 _TRACEBACK = "Traceback (most recent call last):"
 _LOGGER = "SQLQueryContextLogger"
-"""By which PySpark prints the JVM's whole stack for every error of an expression, whoever handles it."""
+"""The logger to which PySpark writes the JVM's whole stack for every error of an expression."""
 
 
 def describe_error(error: Exception) -> str:
+    """The first line of an error's text, and the SQL fragments that it is about."""
     if isinstance(error, Py4JJavaError):
         return next(iter(str(error.java_exception.toString()).splitlines()), type(error).__name__)
     lines = str(error).splitlines()
-    if isinstance(error, PythonException) and _TRACEBACK in lines:  # what the function raised comes after its frames
+    if isinstance(error, PythonException) and _TRACEBACK in lines:  # the function's own error comes after its frames
         last = len(lines) - lines[::-1].index(_TRACEBACK)
         lines = [line for line in lines[last:] if line[:1].strip()] or lines
     said = next((line.strip() for line in lines if line.strip()), type(error).__name__)
@@ -51,10 +52,10 @@ def describe_error(error: Exception) -> str:
 
 @contextmanager
 def classify_errors(context: SparkContext) -> Iterator[None]:
-    """A job that fails for another reason than a row raises `SparkAway`, `SparkEnded` or `ScratchUnavailable`."""
+    """Raise `SparkAway`, `SparkEnded` or `ScratchUnavailable` for errors in the block that no row causes."""
     try:
         yield
-    except Exception as error:  # raised again, as what it means
+    except Exception as error:  # raised again, classified
         told = classify_error(context, error)
         if told is None:
             raise
@@ -64,9 +65,9 @@ def classify_errors(context: SparkContext) -> Iterator[None]:
 def classify_error(
     context: SparkContext, error: Exception
 ) -> SparkAway | SparkEnded | ScratchUnavailable | SystemRefused | None:
-    """What an error of py4j or of the system means; None for any other. `SparkAway` may be a row's fault all the same.
+    """Classify an error of py4j or of the system; None for any other. A row may still be the cause of a `SparkAway`.
 
-    Without files or memory there is no new connection to the JVM either: py4j raises what the system said.
+    Without free files or memory, py4j cannot connect to the JVM and raises the error of the system.
     """
     refused: BaseException | None = error
     while isinstance(refused, Py4JNetworkError):
@@ -89,7 +90,7 @@ def classify_error(
 
 
 def check_spark(context: SparkContext) -> None:
-    """Run the simplest job: `SparkAway` or `SparkEnded` if Spark cannot."""
+    """Run a minimal job; raise `SparkAway` or `SparkEnded` if Spark cannot."""
     with classify_errors(context):
         numbers = context._jvm.java.util.ArrayList()
         numbers.add(1)
@@ -97,7 +98,7 @@ def check_spark(context: SparkContext) -> None:
 
 
 def _is_file_refused(context: SparkContext, error: Py4JJavaError) -> bool:
-    """Whether the system refused a file. Spark writes no files but temporary ones: its own, and those of a run."""
+    """Whether the system refused a file operation. Spark writes only temporary files here."""
     cause, depth = error.java_exception, 0
     while cause is not None and depth < _CAUSES_MAX:
         if is_instance_of(context._gateway, cause, "java.io.IOException"):
@@ -117,7 +118,7 @@ def _is_stopped(context: SparkContext) -> bool:
 
 @contextmanager
 def silence_traces() -> Iterator[None]:
-    """What fails in the block is told by its error alone. Other threads log as before."""
+    """Do not log stack traces of expressions that fail in the block. Other threads log as before."""
     _filter_traces()
     before = _is_silent.set(True)
     try:
@@ -128,8 +129,8 @@ def silence_traces() -> Iterator[None]:
 
 @cache
 def _filter_traces() -> None:
-    """Once per process, as PySpark exchanges the class of all new loggers for a moment here."""
-    PySparkLogger.getLogger(_LOGGER).addFilter(_is_traced)  # of its own class, which PySpark expects under that name
+    """Once per process, since PySpark replaces the class of all new loggers for a moment here."""
+    PySparkLogger.getLogger(_LOGGER).addFilter(_is_traced)  # PySpark expects a logger of its own class under this name
 
 
 def _is_traced(_: logging.LogRecord) -> bool:

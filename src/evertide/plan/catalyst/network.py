@@ -1,14 +1,14 @@
-"""What Spark's own services may be reached by: settings for a new session, and a check of one that the user made.
+"""Network settings of Spark: for a new session, and a check of a session that the user created.
 
-Spark's driver and block manager read Java-serialized messages: a process that may send them may run code.
+Spark's driver and block manager accept Java-serialized messages, so a process that can send them can run code.
 
-1. With a local master the driver serves nobody else: it listens on loopback. So do the master and the workers of a
-   `local-cluster`, and the UI if the user turns it on, by `SPARK_LOCAL_IP`.
-2. With any master, connections are authenticated, and encrypted if they leave the machine, unless Spark's own
-   configuration says otherwise. Spark makes the secret itself for local masters, YARN and Kubernetes; for a
-   `local-cluster` this module asks for one. A standalone master must know the secret, so the user sets
-   `spark.authenticate.secret`. No secret is on a command line.
-3. XML in rows comes from anybody: the JVMs of a new session never fetch the DTD that a document names.
+1. With a local master, the driver listens on loopback. So do the master and the workers of a `local-cluster`, and the
+   UI if the user enables it, because of `SPARK_LOCAL_IP`.
+2. With any master, connections are authenticated, and encrypted if they leave the machine, unless Spark's
+   configuration says otherwise. Spark creates the secret for local masters, YARN and Kubernetes; this module creates
+   it for a `local-cluster`. For a standalone master, the user sets `spark.authenticate.secret`. No secret is ever on a
+   command line.
+3. XML in rows is untrusted, so the JVMs of a new session never read the DTD that a document names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
 _EXTERNAL_DTD = "javax.xml.accessExternalDTD"
 _XML = {
     _EXTERNAL_DTD: "",
-    # The parser of the JDK, which heeds that: another one on the class path may not.
+    # The parser of the JDK, which obeys that; another parser on the class path may not.
     "javax.xml.parsers.DocumentBuilderFactory": "com.sun.org.apache.xerces.internal.jaxp.DocumentBuilderFactoryImpl",
 }
 
@@ -51,7 +51,7 @@ def is_local(master: str) -> bool:
 
 @contextmanager
 def bind_to_loopback(master: str) -> Iterator[None]:
-    """A JVM that is started meanwhile for a local master listens on loopback."""
+    """A JVM that is started in the block for a local master listens on loopback."""
     if not is_local(master):
         yield
         return
@@ -66,7 +66,7 @@ def bind_to_loopback(master: str) -> Iterator[None]:
 
 
 def network_settings(jvm: Any, master: str) -> dict[str, str]:
-    """For a session that is about to be made in this JVM. They may hold a secret: hand them over by py4j only."""
+    """Settings for a new session in this JVM. They may contain a secret, so pass them through py4j only."""
     for name, value in _XML.items():
         jvm.java.lang.System.setProperty(name, value)
     configured = jvm.org.apache.spark.SparkConf()
@@ -82,20 +82,20 @@ def network_settings(jvm: Any, master: str) -> dict[str, str]:
 
 
 def find_exposure(conf: Mapping[str, str]) -> str | None:
-    """Why other processes may command this session's Spark; None if they may not."""
+    """Why other processes could control this session's Spark; None if they cannot."""
     if conf.get(_AUTHENTICATE, "false").lower() == "true":
         return None
     address = conf.get("spark.driver.bindAddress") or conf.get("spark.driver.host", "")
     if is_local(conf.get("spark.master", "")) and _is_loopback(address):
         return None
     return (
-        f"Spark's driver listens at {address} without authentication (spark.authenticate is not set): a process that "
-        "reaches it can end it or run code in it"
+        f"Spark's driver listens at {address} without authentication (spark.authenticate is not set), so any process "
+        "that reaches this address can stop the driver or run code in it"
     )
 
 
 def reads_external_dtds(spark: Any) -> bool:
-    """Whether XML in rows may make a JVM of this session fetch a file or a URL."""
+    """Whether XML in rows can make a JVM of this session read a file or a URL."""
     if spark._jvm.java.lang.System.getProperty(_EXTERNAL_DTD) != "":
         return True
     conf = dict(spark.sparkContext.getConf().getAll())

@@ -1,7 +1,7 @@
-"""Spark's pools of jobs: in a session with `spark.scheduler.mode=FAIR`, a core that a task leaves goes to the pool that
-has the fewest tasks running. So the jobs of one pool do not wait behind all tasks of another.
+"""Scheduler pools, so that transactions do not wait for all tasks of a backfill.
 
-A session with `FIFO`, which is Spark's default, ignores the pool of a job.
+In a session with `spark.scheduler.mode=FAIR`, a free core goes to the pool with the fewest running tasks. A session
+with `FIFO`, Spark's default, ignores pools.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pyspark import SparkContext
 __all__ = ["BACKFILL_POOL", "use_pool"]
 
 BACKFILL_POOL = "evertide-backfill"
-"""The pool of jobs that run beside the transactions, whose jobs are in Spark's default pool."""
+"""The pool of backfills; the jobs of transactions are in Spark's default pool."""
 _PROPERTY = "spark.scheduler.pool"
 _ENDED = (Py4JError, OSError, AttributeError)
-"""Spark has ended, which the step that needs it finds out."""
+"""Spark has ended; the step that needs it raises the error."""
 
 
 @contextmanager
 def use_pool(context: SparkContext, pool: str) -> Iterator[None]:
-    """Jobs that this thread starts in the block are in the pool; those of other threads stay where they are."""
+    """Run the jobs that this thread starts in the block in a pool."""
     before: str | None = None
     with suppress(*_ENDED):
         before = context.getLocalProperty(_PROPERTY)

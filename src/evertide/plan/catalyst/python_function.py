@@ -1,12 +1,12 @@
-"""What a Python function does, as plain values that are the same in every process.
+"""Describes a Python function by plain values that are the same in every process, for fingerprints.
 
-Its pickle will not do: a function of a module is pickled as the module's name, whatever it does; one of a script with
-the path of the file and its line numbers; and sets in any order. So the function is taken apart: code, constants,
-defaults, what it closes over, and the globals that it names, each in turn. Modules, and whatever is part of Python or
-of an installed package, count by name. Names of variables, comments and places in the source do not count.
+A pickle is not enough: it has only the name of a module's function, the path and line numbers of a script's function,
+and sets in any order. So the description covers the code, constants, defaults, closure, and the globals that the
+function names, recursively. Modules, and objects of Python or of installed packages, are described by name. Names of
+variables, comments and positions in the source do not count.
 
-Bytecode differs from one version of Python to the next, so the version is part of it: another Python is another
-function."""
+Bytecode differs between versions of Python, so the version is part of the description.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Description:
     def __init__(self, where: str) -> None:
         self._where = where
         self._seen: dict[int, int] = {}
-        """Numbers of what was met, by identity, as functions may call themselves."""
+        """Numbers of the values seen so far, by identity, since functions may be recursive."""
         self._alive: list[Any] = []
 
     def of(self, value: Any) -> Any:
@@ -49,9 +49,12 @@ class _Description:
         if id(value) in self._seen:
             return ["seen", self._seen[id(value)]]
         self._seen[id(value)] = len(self._seen)
-        self._alive.append(value)  # an id means nothing once its value is gone
+        self._alive.append(value)  # ids of freed values are reused
         if len(self._seen) > _VALUES_MAX:
-            raise InvalidInput(where=self._where, why="the Python function refers to too much: read it from a table")
+            raise InvalidInput(
+                where=self._where,
+                why=f"the Python function refers to more than {_VALUES_MAX:,} values; read them from a table",
+            )
         return self._parts(value)
 
     def _parts(self, value: Any) -> Any:  # noqa: PLR0911 - per kind
@@ -98,11 +101,11 @@ class _Description:
         return ["class", kind.__qualname__, self.of(bases), [[name, self.of(item)] for name, item in functions]]
 
     def _object(self, value: Any) -> Any:
-        """As pickle takes it apart: what makes it, of what, and its state."""
+        """Describe an object by what pickle stores: constructor, arguments, state."""
         try:
             parts = value.__reduce_ex__(4)
         except TypeError as error:
-            why = f"the Python function refers to a {type(value).__qualname__}, which cannot be written down: {error}"
+            why = f"the Python function refers to a {type(value).__qualname__}, which cannot be pickled: {error}"
             raise InvalidInput(where=self._where, why=why) from error
         if isinstance(parts, str):
             return ["named", f"{type(value).__module__}.{parts}"]
@@ -110,14 +113,14 @@ class _Description:
 
 
 def _has_docstring(code: CodeType) -> bool:
-    """The first constant of a `def`; newer versions say whether it is one."""
+    """Whether the first constant is a docstring; Python 3.13 and newer have a flag for it."""
     if _HAS_FLAG:
         return bool(code.co_flags & _HAS_DOCSTRING)
     return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
 def _names(code: CodeType) -> set[str]:
-    """Of globals and attributes that the code asks for, inner functions included."""
+    """Names of globals and attributes in the code, including inner functions."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -126,7 +129,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_installed(value: Any) -> bool:
-    """Whether a function or class is part of Python or of an installed package, and found there by its name."""
+    """Whether a function or class of Python or an installed package can be found by its name."""
     if not isinstance(value, FunctionType | type):
         return False
     return "<locals>" not in value.__qualname__ and _is_installed_module(value.__module__)

@@ -1,7 +1,8 @@
-"""Settings of Spark under which the same plan over the same rows can give other rows (I15).
+"""Settings of Spark that can change the result of a plan over the same rows (I15).
 
-Settings that only change how a query is *read* (ordinals in GROUP BY, double quotes, case of names in the script) are
-not here: what they change shows in the plan. Nor are those that only change how it is run."""
+Settings that change how a query is *parsed* (ordinals in GROUP BY, double quotes, case of names) are not listed, since
+they change the plan. Nor are settings that only change how a plan is executed.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ RESULT_SETTINGS = MappingProxyType(
         "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype": "integers with NULL in pandas",
     }
 )
-"""By name, with what they change."""
+"""Names of settings, with what they change."""
 RESULT_PREFIX = "spark.sql.legacy."
-"""Each of these brings back what some function did in an older Spark: all that are not at their default count."""
+"""Settings that restore the behaviour of older Spark versions; those that are not at their default count."""
 
 
 def result_settings(session: SparkSession) -> dict[str, str]:
-    """The values in force, and Spark's version; two sessions that agree in them compute the same."""
+    """The current values, and Spark's version. Sessions with equal values compute equal results."""
     known = mapping(session._jsparkSession.sessionState().conf().getAllConfs())
     legacy = {name: value for name, value in known.items() if name.startswith(RESULT_PREFIX)}
     changed = {name: value for name, value in legacy.items() if value != _default(session, name)}

@@ -1,4 +1,4 @@
-"""Scala's collections as Python's: small ones only, as every element is a call to the JVM."""
+"""Converts small Scala collections to Python's; each element takes a call to the JVM."""
 
 from __future__ import annotations
 

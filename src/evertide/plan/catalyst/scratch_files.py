@@ -1,4 +1,4 @@
-"""Bytes that the JVM writes for Python, by way of a scratch file: byte arrays, each after its length."""
+"""Reads byte arrays that the JVM writes to a scratch file, each preceded by its length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["read_scratch", "split_frames"]
 
 
 def read_scratch(path: Path) -> pa.Buffer:
-    """What a file holds, mapped: it stays readable when the file is removed, so no disk ever has to see it."""
+    """Map a file into memory. It stays readable after the file is removed."""
     with using_scratch():
         if not path.stat().st_size:
             return pa.py_buffer(b"")
@@ -23,7 +23,6 @@ def read_scratch(path: Path) -> pa.Buffer:
 
 
 def split_frames(written: pa.Buffer) -> Iterator[pa.Buffer]:
-    """Byte arrays, each after its length."""
     at = 0
     while at < written.size:
         (length,) = binary.unpack_from(">i", written, at)

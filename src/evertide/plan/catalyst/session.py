@@ -1,4 +1,4 @@
-"""Spark for a pipeline: the session that it is given, or one of its own."""
+"""The Spark session of a pipeline: a given one, or a new one."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ SETTINGS = {
     "spark.executor.killOnFatalError.depth": "0",
     "spark.scheduler.mode": "FAIR",
 }
-"""Small jobs by the thousand: what they compile to is kept, and nobody watches each of them. A row that takes more
-memory than there is fails its task, and so a view; by default it would end the JVM, again after every restart.
-Pools share the cores (`evertide.plan.catalyst.pool`); by default a job waits for all tasks of the jobs before it."""
-_NO_SECRET = "secret key must be specified"  # noqa: S105 - as Spark says that it has none
+"""For thousands of small jobs: a large cache of generated code, and no UI. A row that needs more memory than there is
+fails its task, and so a view; by default it would end the JVM, again after every restart. Pools share the cores
+(`evertide.plan.catalyst.pool`); by default a job waits for all tasks of earlier jobs."""
+_NO_SECRET = "secret key must be specified"  # noqa: S105 - Spark's message for a missing secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class Session:
     is_own: bool
 
     def cancel(self) -> None:
-        """End all jobs that run. From another thread."""
+        """Cancel all running jobs; called by another thread than theirs."""
         self.spark.sparkContext.cancelAllJobs()
 
     def has_tasks(self) -> bool:
-        """Whether any still run: one that is cancelled goes on until it looks up."""
+        """Whether tasks are still running: a cancelled task runs until it checks for the cancellation."""
         executors = self.spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
         return any(executor.numRunningTasks() for executor in executors)
 
     def wait_for_jvm_exit(self) -> int | None:
-        """The exit code of its JVM, if that has ended: it is waited for a little, as it may be about to."""
+        """The exit code of the JVM; None if it has not ended after a short wait."""
         process = getattr(SparkContext._gateway, "proc", None)
         try:
             return None if process is None else int(process.wait(_ENDING_S))
@@ -61,7 +61,7 @@ class Session:
             return None
 
     def find_exposure(self) -> str | None:
-        """Why other processes may command this Spark; None if they may not."""
+        """Why other processes could control this Spark; None if they cannot."""
         return find_exposure(dict(self.spark.sparkContext.getConf().getAll()))
 
     def close(self) -> None:
@@ -72,14 +72,14 @@ class Session:
 def open_session(
     spark: SparkSession | None = None, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Session:
-    """The session given, the one that is active, or a new one at `master`, all cores of this machine by default.
+    """Return the given session, or the active one, or a new one at `master` (by default all cores of this machine).
 
-    A new one has these settings, and listens as `spark_network` has it. They stand on a command line: no secrets.
+    `settings` are for a new session. They appear on a command line, so they must not contain secrets.
     """
     known = spark or SparkSession.getActiveSession()
     if known is not None:
         if master is not None and known.sparkContext.master != master:
-            why = f"a session at {known.sparkContext.master!r} is active in this process already"
+            why = f"this process already has an active Spark session at {known.sparkContext.master!r}; stop it first"
             raise InvalidInput(where=f"master {master!r}", why=why)
         return _check(Session(known, is_own=False))
     _check_java()
@@ -88,16 +88,16 @@ def open_session(
     try:
         made = _create(chosen, {**SETTINGS, **(settings or {})})
     except (PySparkException, Py4JJavaError, RuntimeError) as error:
-        why = f"it does not start: {describe_error(error)}"
+        why = f"Spark did not start: {describe_error(error)}"
         if _NO_SECRET in why:
             why = f"{why}. {REMEDY}"
-        raise InvalidInput(where="Spark", why=why) from error
+        raise InvalidInput(where=f"master {chosen!r}", why=why) from error
     made.sparkContext.setLogLevel("ERROR")
     return _check(Session(made, is_own=True))
 
 
 def _create(master: str, settings: Mapping[str, str]) -> SparkSession:
-    """The JVM starts with these settings; what it need not start with is handed to it, and on no command line."""
+    """Start the JVM with these settings. Network settings are passed to it later, not on a command line."""
     launched = {"spark.app.name": "evertide", "spark.master": master, **settings}
     with bind_to_loopback(master):
         SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*launched.items()]))
@@ -115,10 +115,10 @@ def _check(session: Session) -> Session:
 
 
 def _check_threads(session: SparkSession) -> None:
-    """Backfills run beside transactions. Which session and which task a thread is at, Spark knows by the JVM's thread;
-    so each Python thread needs one of its own there."""
+    """Backfills and transactions run concurrently, and Spark keeps the active session and task per JVM thread, so each
+    Python thread needs its own JVM thread."""
     if not isinstance(session.sparkContext._gateway, ClientServer):
-        why = "Python threads share threads of the JVM; set PYSPARK_PIN_THREAD=true before Spark starts"
+        why = "its Python threads share JVM threads; set PYSPARK_PIN_THREAD=true before Spark starts"
         raise InvalidInput(where="Spark session", why=why)
 
 
@@ -126,5 +126,5 @@ def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and shutil.which("java", path=f"{home}/bin")):
         raise InvalidInput(
-            where="Java", why="Spark needs Java 17 or newer, and none was found: install it, or set JAVA_HOME"
+            where="Java", why="Spark needs Java 17 or newer, and no Java was found; install it or set JAVA_HOME"
         )

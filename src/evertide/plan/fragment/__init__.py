@@ -1,1 +1,6 @@
-"""Fragments of a plan, ready to run: over few rows in one call (`local_runner`), over many on the executors."""
+"""Fragments of a plan that are prepared to run.
+
+fragment        a fragment, and the choice between a run over few and over many rows
+local_runner    runs over few rows, in one call to the JVM (LocalRunner.java)
+narrow_map      maps over many rows that transfer only the columns needed
+"""

@@ -1,20 +1,20 @@
-"""A fragment of a plan, ready to run: Catalyst's own operators over leaves that are filled anew for each run.
+"""A fragment of a plan that is prepared to run: Catalyst's operators over leaves that get new rows for each run.
 
-A fragment is a tree of nodes from a root down to leaves, which stand for other collections. It is prepared once:
-placeholders take the leaves' places, and Catalyst's optimizer sees the whole. A run binds rows to the leaves of one or
-two copies of the tree, the old and the new, and yields the rows of both with the sign as `__diff`: the difference, not
-yet consolidated.
+A fragment is a tree of nodes from a root down to leaves, which represent other collections. It is prepared once:
+placeholders replace the leaves, and Catalyst's optimizer optimizes the whole tree. A run binds rows to the leaves of
+one or two copies of the tree, old and new, and returns the rows of both with the sign as `__diff`: the difference, not
+consolidated.
 
-1. Only attributes that the fragment reads are bound; the rest of a leaf never leaves its arrangement.
-2. A run over few rows is neither analyzed, optimized nor planned again; one over many rows is planned.
-3. Few rows become a local relation in one partition, so that no exchange is left to plan, and are computed where they
-   are, mostly without a job (`evertide.plan.fragment.local_runner`).
-4. A run over few rows of which a join makes very many ends there, and begins again as one over many rows.
-5. Many rows are spread over the executors, in a session whose settings are made for that; of a map only the columns
-   that it reads and computes (`evertide.plan.fragment.narrow_map`).
+1. Only attributes that the fragment reads are bound; the other columns of a leaf never leave its arrangement.
+2. A run over few rows is not analyzed, optimized or planned again; a run over many rows is planned.
+3. Few rows are in one partition, so that no exchange is needed, and are computed in the driver, mostly without a job
+   (`evertide.plan.fragment.local_runner`).
+4. If a join produces very many rows from few, the run is aborted and repeated as a run over many rows.
+5. Many rows are distributed over the executors, in a session with settings for that. For a map, only the columns that
+   it reads and computes are transferred (`evertide.plan.fragment.narrow_map`).
 
-Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits, of the same
-view even, run beside it; they share the `Catalyst` and the plans in the JVM, which are never changed.
+Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits run
+concurrently; they share the `Catalyst` and the plans in the JVM, which are immutable.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["ROWS_JOINED_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate)
 ROWS_SMALL_MAX = 16_384
-"""Up to so many rows, the driver's one thread is faster than a job of many tasks."""
+"""Up to this number of rows, one thread of the driver is faster than a job with many tasks."""
 ROWS_JOINED_MAX = 64 * ROWS_SMALL_MAX
-"""How many rows a join may make of them in that thread."""
+"""How many rows a join may produce in that thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """An operator of Catalyst and the places below; `leaf` is its number, or -1."""
+    """A Catalyst operator and its children; `leaf` is the number of a leaf, or -1."""
 
     jvm: Any
     below: tuple[_Tree, ...] = ()
@@ -58,9 +58,9 @@ class _Tree:
 
 class Fragment:
     def __init__(self, catalyst: Catalyst, root: Node, leaves: Sequence[Node], keys: Set[int] = frozenset()) -> None:
-        """`leaves` are nodes below the root, by identity, each at one place of the tree or more.
+        """`leaves` are nodes below the root, by identity; each may occur several times in the tree.
 
-        `keys` are attributes of leaves that are read although the fragment itself does not.
+        `keys` are further attributes of leaves to bind, which the fragment itself does not read.
         """
         self._catalyst = catalyst
         self.output = root.output
@@ -83,16 +83,16 @@ class Fragment:
         self._columns = sequence(self._tree.jvm.output())
         self._signed_struct = self._add_sign(self._tree.jvm, 1).schema()
         self._rows_heavy: int | None = None
-        """So many rows were too few to tell that the run is large: a join made too many of them."""
+        """The number of input rows of the last run over few rows in which a join produced too many."""
         self.is_row_wise = _is_row_wise(root, list(leaves))
         self.is_moves_only = _is_moves_only(root, list(leaves))
 
     def run(
         self, terms: Sequence[Term], *, is_counted: bool = False, large: Mapping[Form, Sequence[Term]] | None = None
     ) -> pa.Table:
-        """Of each term the rows that the tree makes of its leaves, times its sign.
+        """Compute the rows of the tree for the leaves of each term, with the term's sign as diff.
 
-        `is_counted`: many are alike, so that it pays to have the executors count them. A diff may then be any number.
+        `is_counted`: many rows are equal, so the executors count them, and a diff may be any number.
         `large`: other terms with the same sum, by the form of the tree, for the executors.
         """
         many = {Form.WHOLE: terms} if large is None else large
@@ -106,8 +106,7 @@ class Fragment:
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
     def is_large(self, terms: Sequence[Term]) -> bool:
-        """Whether the executors share the rows, or one partition has them all: by how many there are, and by whether as
-        many or fewer were found to be too much for one thread before."""
+        """Whether the run goes to the executors: there are many rows, or as many as in a run that had to be aborted."""
         rows = _rows_of(terms)
         return rows > ROWS_SMALL_MAX or (self._rows_heavy is not None and rows >= self._rows_heavy)
 
@@ -129,7 +128,7 @@ class Fragment:
         if not trees:
             return self._changes.empty_table()
         found = self._collect_large(self._catalyst.union(trees))
-        return conform_table(found.combine_chunks(), self._changes)  # once here, rather than wherever a column is read
+        return conform_table(found.combine_chunks(), self._changes)  # once here, rather than at each read of a column
 
     def _plan_form(self, form: Form) -> _Tree:
         if form not in self._forms:
@@ -153,10 +152,10 @@ class Fragment:
 
     @cached_property
     def _narrow_transfers(self) -> tuple[Callable[[pa.Table], Any], Callable[[Any], pa.Table]]:
-        """To the executors with the columns that are read, and back with those that are computed."""
+        """Functions that send the columns that are read to the executors, and collect the computed ones."""
         narrow_map = self._narrow
         if narrow_map is None:
-            raise ValueError("only a map over a leaf is narrow")
+            raise ValueError("the fragment is not a map over one leaf")
         attributes = [self._attributes[0][at] for at in narrow_map.reads]
         outputs, empty = self._catalyst.seq(attributes), self._catalyst.local(attributes)
         schema, struct = pa.schema([self.schemas[0].field(at) for at in narrow_map.reads]), empty.schema()
@@ -185,7 +184,7 @@ class Fragment:
         return self._catalyst.project([*sequence(plan.output()), self._signs[sign]], plan)
 
     def _add_count(self, plan: Any, sign: int) -> Any:
-        """Each row once, with how often it is there, times the sign."""
+        """Each distinct row once, with its count times the sign as diff."""
         count = self._catalyst.alias(self._catalyst.count_rows(), DIFF)
         columns = sequence(plan.output())
         counted = self._catalyst.aggregate(columns, [*columns, count], plan)
@@ -201,7 +200,7 @@ class Fragment:
         return self._catalyst.with_children(tree.jvm, [self._bind(child, leaves) for child in tree.below])
 
     def _spread(self, at: int, rows: pa.Table) -> Any:
-        """Rows as a relation on the executors."""
+        """Distribute rows over the executors."""
         if not rows.num_rows:
             return self._empty[at]
         rows = pa.Table.from_arrays(rows.columns, schema=self.schemas[at])
@@ -218,7 +217,7 @@ def _attributes_of(leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:
 
 
 def _replace_leaves(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
-    """Operators of Catalyst between a node and its children (a Sort, a Project) are the node's own."""
+    """Replace leaves by their marks. Catalyst operators between a node and its children belong to the node."""
     for leaf, mark in zip(leaves, marks, strict=True):
         if node is leaf:
             return mark
@@ -248,13 +247,13 @@ def _height(tree: _Tree) -> int:
 
 
 def _choose_attributes(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:
-    """Each once, and at least one column, as Arrow cannot count rows without any."""
+    """The attributes of a leaf to bind: at least one, since an Arrow table without columns has no rows."""
     found = {attribute.id: attribute for attribute in leaf.output if attribute.id in references}
     return tuple(found.values()) or leaf.output[:1]
 
 
 def _references(root: Node, leaves: list[Node]) -> set[int]:
-    """What the operators above the leaves read."""
+    """Attributes that the operators above the leaves read."""
     if any(root is leaf for leaf in leaves):
         return set()
     found = _find_references(root.jvm, [child.jvm for child in root.children])

@@ -1,23 +1,23 @@
-"""Few rows through a fragment: one call to the JVM, from Arrow to Arrow, and mostly without a job of Spark.
+"""Runs a fragment over few rows in one call to the JVM, from Arrow to Arrow, mostly without a Spark job.
 
-A call from Python to the JVM is a round trip, and a run used to make dozens; a job of one task costs some 25 ms beside
-what it computes. So what a run does over few rows is written in Java (`LocalRunner.java`). Spark's own
-compiler for generated code compiles it when it is first needed: nothing is built or shipped.
+Each call from Python to the JVM is a round trip, and a job with one task costs some 25 ms beside its computation. So
+such a run is written in Java (`LocalRunner.java`), which Spark's compiler for generated code compiles at first use:
+nothing has to be built or shipped.
 
-1. It is planned once. Its leaves are relations whose rows are those of the moment, so that the same physical plan, its
-   generated code and its RDD run again and again.
-2. That plan is the one that a job would have; only who runs it differs (I15). The thread has a task's context for as
-   long as it computes.
-3. What needs other tasks is a job: an exchange, a broadcast, a Python process, a subquery. This is looked at when it is
-   planned, in the plan and in the lineage of its RDD.
-4. The rows that a join makes are counted. If there are too many, the run ends: all executors should share them.
-5. Whatever else fails is run as a job, planned anew over these rows; its error is the one that counts.
-6. Rows go both ways by files, which are gone before a disk sees them: an answer of more than some kilobytes waits 40 ms
-   on its socket, as the JVM's side of it holds back the last packet until the one before is acknowledged.
+1. The fragment is planned once. The rows of its leaves are replaced before each run, so that the physical plan, its
+   generated code and its RDD are reused.
+2. The plan is the one that a job would have; only the thread that runs it differs (I15). The thread has a task context
+   while it computes.
+3. A plan that needs other tasks runs as a job: an exchange, a broadcast, a Python process, a subquery. This is decided
+   after planning, from the plan and the lineage of its RDD.
+4. The rows that a join produces are counted. If there are too many, the run is aborted, and the executors share them.
+5. If the run fails for another reason, it is repeated as a job, and the error of the job is raised.
+6. Rows go both ways through files that are removed before they reach a disk. Over a socket, an answer of more than some
+   kilobytes would wait 40 ms for an acknowledgement.
 
-Threads: a backfill and a transaction run fragments at the same time. Each `LocalRunner` belongs to one fragment of one
-circuit, which one thread runs at a time; what Java keeps for it (plans, and the rows that they hold for a run) is its
-own, and its `run` is synchronized besides. Each run has scratch files of its own. Only the compiled class is shared.
+Threads: backfills and transactions run fragments concurrently. Each `LocalRunner` belongs to one fragment of one
+circuit, which one thread runs at a time; its plans and rows in Java are not shared, and its `run` is synchronized. Each
+run has its own scratch files. Only the compiled class is shared.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _NAME = "evertide.LocalRunner"
 _NUMBER = binary.Struct(">i")
 _compiling = threading.Lock()
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""By the gateway to a JVM."""
+"""The class, by the gateway to a JVM."""
 
 Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"
 """A sign, and the rows of each leaf."""
 
 
 def compile_runner(gateway: Any) -> Any:
-    """The class, in Spark's JVM: compiled once there, as py4j knows methods by the names of their classes."""
+    """The class in Spark's JVM, compiled once, since py4j finds methods by the name of the class."""
     with _compiling:
         if gateway not in _compiled:
             compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
@@ -58,10 +58,10 @@ def compile_runner(gateway: Any) -> Any:
 
 
 class LocalRunner:
-    """The way of one fragment."""
+    """Runs one fragment over few rows."""
 
     is_enabled = True
-    """Without it all but maps and filters are jobs: to compare."""
+    """If false, all runs but maps and filters are jobs; tests compare both."""
 
     def __init__(self, made: Any, schemas: Sequence[pa.Schema]) -> None:
         self._jvm = made
@@ -70,7 +70,7 @@ class LocalRunner:
         """How the last run was computed: `place`, `here`, `job`, or `too many`."""
 
     def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table] | None:
-        """The rows that come of the terms, each with its sign; None if a join makes too many for one thread."""
+        """Compute the rows of the terms, with their signs; None if a join produces too many for one thread."""
         with scratch_file() as there, scratch_file() as back:
             with using_scratch():
                 there.write_bytes(b"".join(self._serialize_terms(terms)))
@@ -90,7 +90,7 @@ class LocalRunner:
 
 
 def _serialize(rows: pa.Table) -> list[Any]:
-    """How many batches, and each after its length."""
+    """The number of batches, and each batch preceded by its length."""
     batches = [batch.serialize() for batch in rows.combine_chunks().to_batches() if batch.num_rows]
     found: list[Any] = [_NUMBER.pack(len(batches))]
     for batch in batches:

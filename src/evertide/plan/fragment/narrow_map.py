@@ -1,7 +1,6 @@
-"""A map over many rows, of which only the columns that it computes from go to the executors, and only those that it
-computes come back; the others never leave the driver.
+"""A map over many rows that sends only the columns it reads to the executors, and collects only those it computes.
 
-Rows are told by their place: a Project over a leaf gives one row per row, in the order of the leaf's partitions.
+Rows are matched by position: a Project over a leaf outputs one row per input row, in the order of the partitions.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ __all__ = ["NarrowMap", "narrow_map"]
 @dataclass(frozen=True, slots=True)
 class NarrowMap:
     computed: tuple[Any, ...]
-    """Catalyst's expressions."""
+    """Catalyst expressions."""
     reads: tuple[int, ...]
-    """Columns of the leaf that they read, by position."""
+    """Positions of the leaf's columns that they read."""
     places: tuple[tuple[bool, int], ...]
-    """Per column of the output: whether it is computed, and its position among those, or in the leaf."""
+    """Per output column: whether it is computed, and its position among the computed columns or in the leaf."""
 
     def assemble(self, leaf: pa.Table, found: pa.Table) -> list[Any]:
-        """The columns of the output, of the rows of the leaf and what was computed of each."""
+        """Combine columns of the leaf and computed columns to the output."""
         return [(found if is_computed else leaf).column(at) for is_computed, at in self.places]
 
 
 def narrow_map(project: Any, attributes: Sequence[Any]) -> NarrowMap | None:
-    """Of a Project over a leaf with these attributes; None if it moves no column, or computes none."""
+    """Split a Project over a leaf; None if all its columns are computed, or none is."""
     positions = {attribute.exprId().id(): at for at, attribute in enumerate(attributes)}
     computed: list[Any] = []
     places: list[tuple[bool, int]] = []

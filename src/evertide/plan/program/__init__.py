@@ -1,1 +1,14 @@
-"""Scripts and projects as plain values: statements, tables, views, flows, properties, and the catalog."""
+"""Scripts and projects: what they declare, and the plans of their views.
+
+program         a script or project as plans
+script          splits a script into statements
+statements      statements as values
+streams         removes STREAM from queries
+flows           streaming tables as views of what feeds them
+properties      TBLPROPERTIES of Evertide
+catalog         tables and views for Spark's analyzer
+view_function   views that are written in Python
+project         a project as files
+project_files   reads the files of a project
+project_inputs  spark.read in a project
+"""

@@ -1,13 +1,14 @@
-"""The tables and views of a pipeline as Spark's analyzer sees them.
+"""The tables and views of a pipeline for Spark's analyzer.
 
-A session of its own, made as the user's is at that moment: its settings and registered functions count, its temporary
-views do not, and nothing that is done here shows there.
+The catalog is a clone of the user's session: it has its settings and registered functions, but not its temporary
+views, and changes of the clone do not affect the user's session.
 
-1. A table, and a materialized view for those who read it, is a leaf: an empty relation with an explicit schema. It
-   survives the optimizer (an empty local relation would be folded away), keeps NOT NULL, and is recognised in a plan
-   by the id of its RDD.
-2. A plain or temporary view is a name for a query, and becomes part of whatever reads it.
-3. A query is analyzed and optimized once, when it is declared. Unknown names and columns are errors that say where."""
+1. A table, and a materialized view for its readers, is a leaf: an empty relation with an explicit schema. It survives
+   the optimizer (which would remove an empty local relation), keeps NOT NULL, and is identified in a plan by the id of
+   its RDD.
+2. A plain or temporary view is a name for a query, which becomes part of the queries that read it.
+3. A query is analyzed and optimized once, when it is declared. Errors about unknown names say where they are.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +44,9 @@ SETTINGS = {
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.shuffle.partitions": "1",
 }
-"""What makes plans depend on more than the query, as a plan must be the same in every session; and what makes small
-jobs of many stages where one does. MergeSubplans puts the values of several scalar subqueries into one struct, in which
-two fields may have the same name, as no column of Arrow can have them; parts that are equal are shared here anyway
+"""Rules that make a plan depend on more than the query are off, since a plan must be the same in every session; so are
+settings that split small jobs into many stages. MergeSubplans puts the values of several scalar subqueries into one
+struct, in which two fields may have the same name, which Arrow does not allow; Evertide shares equal parts itself
 (`evertide.plan.algebra.sharing`)."""
 
 
@@ -64,20 +65,20 @@ class Query:
 
     @property
     def optimized(self) -> Any:
-        """`InvalidInput` where Spark's optimizer fails on what its analyzer takes."""
+        """Raises `InvalidInput` if Spark's optimizer fails on a query that its analyzer accepts."""
         try:
             return self.frame._jdf.queryExecution().optimizedPlan()
         except (PySparkException, Py4JJavaError) as error:
             told = classify_error(self.frame.sparkSession.sparkContext, error)
             if isinstance(told, SparkEnded):
                 raise told from error
-            why = "Spark's own optimizer fails on this query, so split it, for example into one subquery per aggregate"
+            why = "Spark's optimizer fails on this query; split it, for example into one subquery per aggregate"
             why = f"{why} with DISTINCT or listagg: {describe_error(error)}"
             raise InvalidInput(where=f"{self.where}, view {self.name!r}", why=why) from error
 
 
 class FrameView(Protocol):
-    """A view whose query is a DataFrame, and not a text."""
+    """A view whose query is a DataFrame instead of a text."""
 
     @property
     def name(self) -> str: ...
@@ -111,7 +112,7 @@ class Catalog:
         self._add_leaf(table.name, json.dumps({"type": "struct", "fields": fields}))
 
     def add_view(self, view: ViewStatement | FrameView) -> Query:
-        """Analyze a view's query, and make the view known to later ones."""
+        """Analyze a view's query, and add the view for later queries."""
         frame = self._analyze(view) if isinstance(view, ViewStatement) else view.frame(self.session)
         query = Query(view.name, frame, self._find_reads(frame), view.where)
         if view.is_materialized:
@@ -121,7 +122,7 @@ class Catalog:
         return query
 
     def leaf_of(self, leaf: Any) -> str:
-        """The table or materialized view that a leaf of a plan stands for; empty if it stands for none."""
+        """The table or materialized view of a leaf of a plan; empty if the leaf has none."""
         if leaf.getClass().getSimpleName() != "LogicalRDD":
             return ""
         return self._leaves.get(leaf.rdd().id(), "")

@@ -1,11 +1,11 @@
-"""Streaming tables and what feeds them: the target of an AUTO CDC flow is a view of the changes that feed it.
+"""Converts streaming tables and flows to views of the rows that feed them.
 
     CREATE STREAMING TABLE customers;
     CREATE FLOW f AS AUTO CDC INTO customers FROM STREAM changes KEYS (id) SEQUENCE BY at;
 
-keeps, of all rows of `changes` with the same `id`, the last by `at`, unless that one is a deletion. Said like this it
-is a view like any other: changes may come late, in any order, or be taken back, and the table is right all the same.
-Rows that are equal in `at` are told apart by all their columns. What the changes come from may be a view as well.
+keeps, of all rows of `changes` with the same `id`, the last by `at`, unless that row is a deletion. This is a view like
+any other: changes may arrive late, in any order, or be retracted, and the table is correct. All columns break ties in
+`at`. The source of the changes may be a view.
 
     CREATE FLOW north AS INSERT INTO orders BY NAME SELECT * FROM STREAM orders_north;
     CREATE FLOW south AS INSERT INTO orders BY NAME SELECT * FROM STREAM orders_south;
@@ -41,7 +41,7 @@ _RANK, _GONE = "__rank", "__gone"
 
 @dataclass(frozen=True)
 class AppendFlow:
-    """Rows of a streaming table, by a function that makes a DataFrame of them."""
+    """Rows for a streaming table, as a function that returns a DataFrame."""
 
     name: str
     target: str
@@ -51,7 +51,7 @@ class AppendFlow:
 
 @dataclass(frozen=True)
 class AppendedView:
-    """A streaming table as the view of what its flows bring, taken together by the names of columns."""
+    """A streaming table as the union, by column names, of the rows of its flows."""
 
     name: str
     flows: tuple[AppendFlow, ...]
@@ -69,15 +69,15 @@ class AppendedView:
         return whole.select(*(_quote(column.name) for column in self.columns)) if self.columns else whole
 
     def _check_flow(self, frame: DataFrame, first: DataFrame, flow: AppendFlow) -> None:
-        """Columns are those that the table declares, or those of its first flow; an other type would become a third."""
+        """Compare columns with those of the table, or else of the first flow; a union would convert other types."""
         declared = {column.name.lower(): json.loads(column.type) for column in self.columns}
         expected = declared or _types(first)
         found = _types(frame)
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 has, wants = (json.dumps(each[name]) if name in each else "none" for each in (found, expected))
-                whose = f"the table {self.name!r}" if self.columns else f"the flow {self.flows[0].name!r}"
-                why = f"the column {name!r} is {has} by the flow {flow.name!r}, and {wants} by {whose}"
+                whose = f"table {self.name!r}" if self.columns else f"flow {self.flows[0].name!r}"
+                why = f"column {name!r} has the type {has} in flow {flow.name!r}, but {wants} in {whose}"
                 raise InvalidInput(where=flow.where, why=why)
 
 
@@ -85,7 +85,7 @@ TableOrView: TypeAlias = TableStatement | ViewStatement | AppendedView
 
 
 def resolve_flows(statements: Iterable[Statement | AppendFlow]) -> list[TableOrView]:
-    """Tables first, then what flows feed, then views, each in the order of the script."""
+    """Tables first, then streaming tables with flows, then views, each in the order of the script."""
     statements = list(statements)
     tables = {each.name.lower(): each for each in statements if isinstance(each, TableStatement)}
     flows: dict[str, FlowStatement] = {}
@@ -98,12 +98,14 @@ def resolve_flows(statements: Iterable[Statement | AppendFlow]) -> list[TableOrV
             _check_target(flow, tables)
             appends.setdefault(flow.target.lower(), []).append(_to_append_flow(flow))
     for name in flows.keys() & appends.keys():
-        why = f"{flows[name].target!r} gets changes by key from {flows[name].name!r}, and can have no rows besides"
+        why = f"{flows[name].target!r} has the AUTO CDC flow {flows[name].name!r}, so no other flow may feed it"
         raise InvalidInput(where=appends[name][0].where, why=why)
     plain = [table for name, table in tables.items() if name not in flows and name not in appends]
     for table in plain:
         if not table.columns:
-            raise InvalidInput(where=table.where, why=f"{table.name!r} has neither columns nor a flow that brings them")
+            raise InvalidInput(
+                where=table.where, why=f"streaming table {table.name!r} has neither columns nor a flow; declare columns"
+            )
     targets = [_make_cdc_view(tables[name], flow, tables.get(flow.source.lower())) for name, flow in flows.items()]
     appended = [_make_appended(tables[name], flows) for name, flows in appends.items()]
     return [*plain, *targets, *appended, *(each for each in statements if isinstance(each, ViewStatement))]
@@ -112,14 +114,17 @@ def resolve_flows(statements: Iterable[Statement | AppendFlow]) -> list[TableOrV
 def _check_flow(flow: FlowStatement, tables: dict[str, TableStatement], flows: dict[str, FlowStatement]) -> None:
     _check_target(flow, tables)
     if flow.target.lower() in flows:
-        why = f"{flow.target!r} is fed by {flows[flow.target.lower()].name!r} already: a key has one history"
+        why = f"{flow.target!r} already has the AUTO CDC flow {flows[flow.target.lower()].name!r}; a table can have one"
         raise InvalidInput(where=flow.where, why=why)
 
 
 def _check_target(flow: FlowStatement | AppendStatement | AppendFlow, tables: dict[str, TableStatement]) -> None:
     target = tables.get(flow.target.lower())
     if target is None or not target.is_streaming:
-        raise InvalidInput(where=flow.where, why=f"{flow.target!r} is no streaming table of the script")
+        raise InvalidInput(
+            where=flow.where,
+            why=f"{flow.target!r} is not a streaming table of the script; declare it with CREATE STREAMING TABLE",
+        )
 
 
 def _to_append_flow(flow: AppendStatement | AppendFlow) -> AppendFlow:
@@ -137,7 +142,7 @@ def _types(frame: DataFrame) -> dict[str, object]:
 
 
 def _make_cdc_view(table: TableStatement, flow: FlowStatement, source: TableStatement | None) -> ViewStatement:
-    """`source` is the table that is read; a view, or a table that flows feed, has columns once it is analyzed."""
+    """`source` is the table that the flow reads. Columns of views and of tables with flows are not known yet."""
     if source is not None and source.columns:
         _check_columns(table, flow, source)
     without = {name.lower() for name in flow.without}
@@ -161,18 +166,18 @@ def _make_cdc_view(table: TableStatement, flow: FlowStatement, source: TableStat
 
 
 def _check_columns(table: TableStatement, flow: FlowStatement, source: TableStatement) -> None:
-    """Those that the table declares must be the source's; and keys must be among those that it gets."""
+    """The source must have the columns that the table declares, and the table must have the keys."""
     known = {column.name.lower(): column for column in source.columns}
     for column in table.columns:
         found = known.get(column.name.lower())
         if found is None or found.type != column.type:
-            why = f"the column {column.name!r} of {table.name!r} is not one of {source.name!r}, with the same type"
+            why = f"column {column.name!r} of {table.name!r} is not a column of {source.name!r} with the same type"
             raise InvalidInput(where=table.where, why=why)
     without = {name.lower() for name in flow.without}
     columns = {column.name.lower() for column in table.columns or source.columns} - without
     for key in flow.keys:
         if key.strip("`").lower() not in columns:
-            raise InvalidInput(where=flow.where, why=f"the key {key!r} is not a column of {table.name!r}")
+            raise InvalidInput(where=flow.where, why=f"the key {key!r} is not a column of table {table.name!r}")
 
 
 def _quote(name: str) -> str:

@@ -1,8 +1,9 @@
 """A script or a project as plans: its tables, and its materialized views.
 
-1. What reads another view comes after it, whatever order they are declared in: when Spark misses a name that is
-   declared further on, that one is taken first. Views that read each other in a circle are refused.
-2. Apart from that the order is that of the declarations, those in Python last."""
+1. A view comes after the views that it reads, in whatever order they are declared: if Spark does not know a name that
+   is declared later, that view is added first. Views that read each other in a circle are refused.
+2. Otherwise views keep the order of their declarations, with those in Python last.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +51,11 @@ class Program:
         functions: Sequence[ViewFunction] = (),
         spelling: Mapping[str, str] | None = None,
     ) -> None:
-        """`spelling` has the names to use for tables and views, by the name in lower case."""
+        """`spelling` has the spelling of names of tables and views, by the name in lower case."""
         self._spelling = spelling or {}
         self.catalog = Catalog(spark)
         self._inputs: ProjectSession | None = None
-        read = (
-            self._read_project(script)
-            if isinstance(script, Project)
-            else Declarations([*parse_script(spark, script, path)])
-        )
+        read = self._read(spark, script, path)
         self.catalyst = Catalyst(self.catalog.session)
         self._algebra = Algebra(self.catalyst, self.catalog)
         spelled = [self._spell(each) for each in read.statements]
@@ -69,9 +66,9 @@ class Program:
         self.reads: dict[str, tuple[str, ...]] = {}
         """Per materialized view, the tables and materialized views that it reads itself."""
         self.keys: dict[str, tuple[str, ...]] = {}
-        """Per materialized view, columns that tell its rows apart; none if that is not known."""
+        """Per materialized view, the columns of its key; none if no key is known."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
-        """Per table and materialized view, where it is written to."""
+        """Per table and materialized view, its sinks."""
         declared = resolve_flows(spelled)
         self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
         views = [each for each in declared if not isinstance(each, TableStatement)]
@@ -95,7 +92,7 @@ class Program:
         decided = configure(self.catalog.session, project, PLANNING)
         for name in decided:
             logger.warning(
-                "%s: %s is passed over: Evertide decides it, and no result depends on it", project.where, name
+                "%s: ignoring the setting %s, which Evertide sets itself; no result depends on it", project.where, name
             )
         self._inputs = ProjectSession(self.catalog.session, self.catalog.add_table)
         return read_files(project, self._inputs)
@@ -106,7 +103,7 @@ class Program:
         declared = (*self.statements, *functions)
         first = next(other for other in declared if other.name.lower() == function.name.lower())
         if first is not function:
-            why = f"{function.name!r} is declared before, at {first.where}"
+            why = f"{function.name!r} is already declared, at {first.where}"
             raise InvalidInput(where=function.where, why=why)
 
     def _add_views(self, views: Sequence[_View]) -> None:
@@ -127,18 +124,20 @@ class Program:
                     raise
                 if missing in (*readers, name):
                     circle = " reads ".join(map(repr, (*readers, name, missing)))
-                    raise InvalidInput(where=view.where, why=f"views read each other in a circle: {circle}") from error
+                    raise InvalidInput(
+                        where=view.where, why=f"these views read each other in a circle: {circle}"
+                    ) from error
                 self._add_after_inputs(missing, waiting, (*readers, name))
             else:
                 del waiting[name]
                 return
 
     def _add_inputs(self) -> None:
-        """Tables that functions of a project loaded."""
+        """Add the tables that functions of a project loaded."""
         names = {name.lower() for name in (*self.tables, *self.views)}
         for table, _ in self._inputs.loaded.values() if self._inputs is not None else ():
             if table.name.lower() in names:
-                why = f"what it loads would be the table {table.name!r}, which is declared: give that another name"
+                why = f"spark.read here creates the table {table.name!r}, which is already declared; rename that"
                 raise InvalidInput(where=table.where, why=why)
             self._add_input(table)
 
@@ -163,7 +162,7 @@ class Program:
         check_properties(statement.properties, is_view=True, where=where)
         self.sinks[statement.name] = sink_properties(statement.properties, where)
         if self.sinks[statement.name] and not statement.is_materialized:
-            why = "'evertide.sinks': only a materialized view has content of its own to write"
+            why = "'evertide.sinks' needs a materialized view, since other views are not stored"
             raise InvalidInput(where=where, why=why)
         with _locate_errors(where):
             query: Query = self.catalog.add_view(statement)
@@ -178,14 +177,14 @@ class Program:
         names = [attribute.name.lower() for attribute in plan.output]
         for name in names:
             if names.count(name) > 1:
-                raise InvalidInput(where=where, why=f"two columns are named {name!r}: give one another name by AS")
+                raise InvalidInput(where=where, why=f"two columns are named {name!r}; rename one with AS")
         declared = key_property(statement.properties, [attribute.name for attribute in plan.output], where)
         self.keys[statement.name] = declared or derive_key(plan)
         self.views[statement.name] = plan
         self.reads[statement.name] = query.reads
 
     def find_needed(self, views: Iterable[str]) -> set[str]:
-        """These views and those that they read, directly or not."""
+        """These views and all views that they read, directly or indirectly."""
         found: set[str] = set()
         waiting = list(views)
         while waiting:
@@ -197,7 +196,7 @@ class Program:
 
 
 def _missing_name(error: InvalidInput) -> str:
-    """The name that Spark does not know, as names are compared; empty if that is not what is wrong."""
+    """The name that Spark does not know, in lower case; empty if the error has another cause."""
     cause = error.__cause__
     if not isinstance(cause, PySparkException) or cause.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
         return ""
@@ -206,7 +205,7 @@ def _missing_name(error: InvalidInput) -> str:
 
 @contextmanager
 def _locate_errors(where: str) -> Iterator[None]:
-    """Some things Spark finds out later than it could: names that it cannot use, types that are switched off."""
+    """Add the place to errors that Spark raises after parsing: unusable names, disabled types."""
     try:
         yield
     except AnalysisException as error:

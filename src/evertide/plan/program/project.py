@@ -1,7 +1,7 @@
-"""A project of Spark Declarative Pipelines, as it lies on a disk: plain values, and no Spark.
+"""The files of a project of Spark Declarative Pipelines, as plain values without Spark.
 
-`evertide.pipeline.project` reads one from a directory; `evertide.plan.program.project_files` makes statements of its
-files.
+`evertide.pipeline.project` reads a project from a directory; `evertide.plan.program.project_files` converts its files
+to statements.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["Project", "ProjectFile"]
 @dataclass(frozen=True, slots=True)
 class ProjectFile:
     path: Path
-    """As messages spell it."""
+    """The path for messages."""
     place: Path
-    """Where it lies, whatever the current directory."""
+    """The absolute path."""
     text: str
 
 
@@ -26,9 +26,9 @@ class ProjectFile:
 class Project:
     name: str
     root: Path
-    """The directory of the spec: relative paths are relative to it."""
+    """The directory of the spec, to which relative paths are relative."""
     where: str
-    """The spec: for messages."""
+    """The path of the spec, for messages."""
     configuration: Mapping[str, str] = field(default_factory=dict)
     sql: tuple[ProjectFile, ...] = ()
     python: tuple[ProjectFile, ...] = ()

@@ -1,16 +1,17 @@
-"""The files of a project as statements and functions: what its SQL says, and what its Python registers.
+"""Reads the files of a project: the statements of its SQL, and the declarations of its Python.
 
-SQL is parsed as any script is. Python is run, as `spark-pipelines` does, with `spark` in its globals, and with a
-registry of ours behind `pyspark.pipelines`, which only takes down what is declared:
+SQL is parsed like any script. Python files are run, as `spark-pipelines` does, with `spark` in their globals and a
+registry behind `pyspark.pipelines` that only records declarations:
 
     @dp.materialized_view, @dp.table, @dp.temporary_view    a view of what the function returns
-    dp.create_streaming_table, @dp.append_flow              a table of what its flows bring together
+    dp.create_streaming_table, @dp.append_flow              a table with the rows of its flows
     dp.create_auto_cdc_flow                                 as AUTO CDC in SQL
 
-1. What Evertide has no counterpart for (sinks, partitions, formats, settings of a single flow, SCD type 2) is refused,
-   with file, line, and what to do.
-2. A function is called when the tables it reads are known (`evertide.plan.program.program`), and what it loads itself
-   becomes a table (`evertide.plan.program.project_inputs`)."""
+1. Features without a counterpart in Evertide (sinks, partitions, formats, settings of a single flow, SCD type 2) are
+   refused with file, line, and what to do instead.
+2. A function is called when the tables that it reads are known (`evertide.plan.program.program`). Data that it loads
+   becomes a table (`evertide.plan.program.project_inputs`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ __all__ = ["Declarations", "ProjectView", "configure", "read_files"]
 
 @dataclass(frozen=True)
 class ProjectView:
-    """A decorated function. Its DataFrame is made once, when all that it reads is known."""
+    """A decorated function. It is called once, when all tables and views that it reads are known."""
 
     name: str
     function: ViewFunction
@@ -56,7 +57,7 @@ class ProjectView:
     where: str
 
     def frame(self, _session: SparkSession) -> DataFrame:
-        """The plan's session is the project's own, in which `spark.read` loads tables."""
+        """Call the function with the project's session, in which `spark.read` creates tables."""
         return self.function.frame(self.session)
 
 
@@ -67,20 +68,20 @@ class Declarations:
 
 
 def configure(session: SparkSession, project: Project, ours: Iterable[str]) -> list[str]:
-    """Set what the spec says. The names of settings that Evertide decides itself, and that change no result."""
+    """Apply the settings of the spec. Returns the names of those that Evertide sets itself."""
     for name, value in project.configuration.items():
         if name in ours:
             continue
         try:
             session.conf.set(name, value)
         except AnalysisException as error:
-            why = f"the configuration {name!r} counts only when Spark starts: set it there (spark-defaults.conf)"
+            why = f"the setting {name!r} has an effect only when Spark starts; set it in spark-defaults.conf"
             raise InvalidInput(where=project.where, why=why) from error
     return sorted(set(ours) & project.configuration.keys())
 
 
 def read_files(project: Project, session: ProjectSession) -> Declarations:
-    """All that the files declare; in no order that means anything."""
+    """The declarations of all files; their order has no meaning."""
     declared = Declarations()
     for file in project.sql:
         declared.statements += parse_script(session, file.text, str(file.path))
@@ -102,7 +103,7 @@ def _run(file: ProjectFile, session: ProjectSession) -> None:
     session.begin("", str(file.path))
     place = importlib.util.spec_from_file_location(file.path.stem, str(file.place))
     if place is None or place.loader is None:
-        raise InvalidInput(where=str(file.path), why="it is no module of Python")
+        raise InvalidInput(where=str(file.path), why="the file is not a Python module")
     module = importlib.util.module_from_spec(place)
     module.__dict__["spark"] = session
     try:
@@ -116,7 +117,7 @@ def _run(file: ProjectFile, session: ProjectSession) -> None:
 
 
 def _line(file: ProjectFile, error: BaseException) -> str:
-    """The last line of the file itself that had a part in it."""
+    """The last line of the file in the error's traceback."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"{file.path}, line {error.lineno}"
     own = str(file.place)
@@ -132,7 +133,7 @@ def _describe(error: BaseException) -> str:
 
 
 class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classes are Any here
-    """Takes down what is declared; `finish` puts outputs and their flows together, as one may come before the other."""
+    """Records declarations; `finish` combines outputs and their flows, since either may come first."""
 
     def __init__(self, declared: Declarations, session: ProjectSession) -> None:
         self._declared = declared
@@ -145,19 +146,21 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
         _check_output(output, where)
         before = self._outputs.get(output.name.lower())
         if before is not None:
-            why = f"{output.name!r} is declared before, at {_place(before.source_code_location)}"
+            why = f"{output.name!r} is already declared, at {_place(before.source_code_location)}"
             raise InvalidInput(where=where, why=why)
         self._outputs[output.name.lower()] = output
 
     def register_flow(self, flow: Flow) -> None:
         where = _place(flow.source_code_location)
         if flow.spark_conf:
-            why = f"spark_conf= of {flow.name!r}: settings count for a whole pipeline; put them into the spec"
+            why = f"spark_conf= of {flow.name!r} is not supported; put settings into the spec, for the whole pipeline"
             raise InvalidInput(where=where, why=why)
         self._flows.append(flow)
 
     def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
-        raise InvalidInput(where=_place(flow.source_code_location), why="call it as dp.create_auto_cdc_flow")
+        raise InvalidInput(
+            where=_place(flow.source_code_location), why="register an AUTO CDC flow with dp.create_auto_cdc_flow"
+        )
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:
         self._declared.statements += parse_script(self._session, sql_text, str(file_path))
@@ -180,7 +183,7 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
         is_stored = isinstance(output, MaterializedView)
         where = _place(output.source_code_location)
         if is_stored and output.schema is not None:
-            why = f"schema= of {output.name!r}: a view has the columns of its query; cast them there"
+            why = f"schema= of {output.name!r} is not supported; cast the columns in the query"
             raise InvalidInput(where=where, why=why)
         properties = dict(output.table_properties) if is_stored else {}
         function = ViewFunction(output.name, self._make_reader(output.name, flow, where))
@@ -196,21 +199,23 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
             self._session.begin(name, where)
             return flow.func()
 
-        read.__wrapped__ = flow.func  # type: ignore[attr-defined]  # so that messages name its line
+        read.__wrapped__ = flow.func  # type: ignore[attr-defined]  # messages name its line
         return read
 
 
 def _check_output(output: Output, where: str) -> None:
     if isinstance(output, Sink):
-        why = f"the sink {output.name!r}: give the view itself the property 'evertide.sinks', see docs/sinks.md"
+        why = f"the sink {output.name!r} is not supported; give the view the property 'evertide.sinks' (docs/sinks.md)"
         raise InvalidInput(where=where, why=why)
     if "." in output.name:
-        raise InvalidInput(where=where, why=f"{output.name!r}: names in a pipeline have no catalog or schema")
+        raise InvalidInput(
+            where=where, why=f"the name {output.name!r} has a catalog or schema; names in a pipeline have none"
+        )
     if isinstance(output, Table):
         given = {"partition_cols": output.partition_cols, "cluster_by": output.cluster_by, "format": output.format}
         for name, value in given.items():
             if value:
-                why = f"{name}= of {output.name!r} means nothing here: a pipeline keeps its tables itself; leave it out"
+                why = f"{name}= of {output.name!r} is not supported, since Evertide stores tables itself; leave it out"
                 raise InvalidInput(where=where, why=why)
 
 
@@ -230,7 +235,7 @@ def _make_streaming_table(output: StreamingTable) -> TableStatement:
 
 @contextmanager
 def _auto_cdc(registry: _Registry) -> Iterator[None]:
-    """Spark's own function makes columns of a Spark Connect client, which need not be installed: ours takes texts."""
+    """Replace Spark's function, which needs a Spark Connect client, by one that takes SQL texts."""
 
     def create_auto_cdc_flow(  # noqa: PLR0917 - Spark's parameters
         target: str,
@@ -252,7 +257,7 @@ def _auto_cdc(registry: _Registry) -> Iterator[None]:
         }
         for each, is_given in given.items():
             if is_given:
-                why = f"{each} is not supported: a table holds the current row of each key, all columns or all but some"
+                why = f"{each} is not supported; a table has the current row of each key, without excepted columns"
                 raise InvalidInput(where=where, why=why)
         registry.add_flow(
             FlowStatement(
@@ -290,7 +295,7 @@ def _place(location: SourceCodeLocation) -> str:
 
 @contextmanager
 def _change_directory(root: Path) -> Iterator[None]:
-    """Files are run in the project's directory, and may import modules that lie there."""
+    """Run files in the project's directory, from which they may import modules."""
     before, path = Path.cwd(), list(sys.path)
     os.chdir(root)
     sys.path.insert(0, str(root))

@@ -1,17 +1,18 @@
-"""`spark.read` and `spark.readStream` in a project's Python: what they load becomes a table of the pipeline.
+"""Converts `spark.read` and `spark.readStream` in a project's Python to tables of the pipeline.
 
     @dp.table
     def orders():
         return spark.readStream.format("json").schema("id BIGINT, amount INT").load("incoming/orders")
 
-declares the table `orders`, which reads that directory. A function that makes something else of what it loads is a view
-over a table `<its name>_input` (`_input2` and so on, if it loads several times).
+declares the table `orders`, which reads that directory. A function that transforms the data is a view over a table
+`<name of the function>_input` (`_input2` and so on, if it loads several times).
 
-1. Files (csv, json, parquet) need a schema: a pipeline knows its columns before the first file comes. A file is read
-   once, as by a stream, also if the function says `read`.
-2. Kafka has the columns key, value, topic, partition, offset and timestamp, and begins where Spark would: at the end.
+1. Files (csv, json, parquet) need a schema, since a pipeline must know its columns before the first file arrives. Each
+   file is read once, as by a stream, also with `read`.
+2. Kafka has the columns key, value, topic, partition, offset and timestamp, and starts at the end, as in Spark.
 3. `table(name)` is a table or a view of the project. Any other format, option or method is refused by its name, with
-   what to do: declare the table in SQL."""
+   the advice to declare the table in SQL.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +33,18 @@ _FILES = {
     "json": {},
     "parquet": {},
 }
-"""The options of Spark that mean the same here, by their name here."""
+"""Per format, Spark's options with the same meaning in Evertide, and their names in Evertide."""
 _ALL_FILES = {"path": "path", "pathglobfilter": "pattern"}
 _KAFKA = {"kafka.bootstrap.servers": "brokers", "subscribe": "topic", "startingoffsets": "start"}
 _KAFKA_COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
-_INSTEAD = "declare the table in a .sql file of the project, by CREATE TABLE name (...) USING connector OPTIONS (...)"
+_INSTEAD = "declare the table in a .sql file of the project: CREATE TABLE name (...) USING connector OPTIONS (...)"
 
 
 class ProjectSession(SparkSession):  # type: ignore[misc]  # pyspark's classes are Any here
-    """The session of a project's plans: tables of the pipeline are known in it, and what is loaded becomes one."""
+    """The session of a project's plans. It knows the pipeline's tables; each load creates one."""
 
     def __init__(self, session: SparkSession, add_table: Callable[[TableStatement], None]) -> None:
-        """`add_table` makes a table known to the session."""
+        """`add_table` adds a table to the session."""
         super().__init__(session.sparkContext, jsparkSession=session._jsparkSession)
         self._add_table = add_table
         self._output = ""
@@ -65,12 +66,14 @@ class ProjectSession(SparkSession):  # type: ignore[misc]  # pyspark's classes a
         return _Settings(self, super().conf)
 
     def begin(self, output: str, where: str) -> None:
-        """What is loaded from now on is loaded for this output."""
+        """Assign the following loads to this output."""
         self._output, self._count, self.where = output, 0, where
 
     def load(self, connector: str, options: dict[str, str], columns: tuple[Column, ...]) -> DataFrame:
         if not self._output:
-            raise InvalidInput(where=self.where, why="spark.read: tables are loaded inside of decorated functions")
+            raise InvalidInput(
+                where=self.where, why="spark.read is called outside of a decorated function; move it into one"
+            )
         self._count += 1
         table = TableStatement(
             name=f"{self._output}_input{self._count if self._count > 1 else ''}",
@@ -89,7 +92,7 @@ class ProjectSession(SparkSession):  # type: ignore[misc]  # pyspark's classes a
         return frame
 
     def take(self, frame: DataFrame) -> TableStatement | None:
-        """The table that was loaded as this very DataFrame, if nothing was made of it; it is then not loaded beside."""
+        """Remove and return the table that was loaded as this DataFrame; None if the DataFrame is another one."""
         found = next((table for table, each in self.loaded.values() if each is frame), None)
         if found is not None:
             del self.loaded[found.name]
@@ -98,7 +101,7 @@ class ProjectSession(SparkSession):  # type: ignore[misc]  # pyspark's classes a
 
 
 class _Settings:
-    """Spark's settings, to be read: whoever sets one while plans are made changes those that come after it."""
+    """Spark's settings, read-only: a change would affect the plans that are made later."""
 
     def __init__(self, session: ProjectSession, settings: Any) -> None:
         self._session = session
@@ -106,7 +109,8 @@ class _Settings:
 
     def set(self, key: str, _value: Any) -> NoReturn:
         raise InvalidInput(
-            where=self._session.where, why=f"spark.conf.set({key!r}): put it into the spec's configuration"
+            where=self._session.where,
+            why=f"spark.conf.set({key!r}) is not supported; put the setting into the spec's configuration",
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -164,11 +168,9 @@ class _Reader:
         if self._format == "kafka":
             return self._session.load("kafka", self._kafka(), columns_of(_KAFKA_COLUMNS))
         if self._format not in _FILES:
-            raise self._refusal(f"the format {self._format!r} cannot be loaded here: {_INSTEAD}")
+            raise self._refusal(f"the format {self._format!r} is not supported here; {_INSTEAD}")
         if self._schema is None:
-            raise self._refusal(
-                "it needs a schema, as columns are known before the first file: add .schema('a INT, ...')"
-            )
+            raise self._refusal("the columns must be known before the first file arrives; add .schema('a INT, ...')")
         return self._session.load(self._format, self._files(), columns_of(self._schema))
 
     def _files(self) -> dict[str, str]:
@@ -186,14 +188,14 @@ class _Reader:
         options.setdefault("start", "latest")
         if options["start"] not in ("earliest", "latest"):
             raise self._refusal(
-                f"startingOffsets is {options['start']!r}: expected 'earliest' or 'latest'; else {_INSTEAD}"
+                f"startingOffsets is {options['start']!r}, but must be 'earliest' or 'latest'; or {_INSTEAD}"
             )
         return options | {"format": "raw"}
 
     def _rename_options(self, known: dict[str, str]) -> dict[str, str]:
         for key in self._options:
             if key not in known:
-                why = f"the option {key!r} of {self._format} has no counterpart here: leave it out, or {_INSTEAD}"
+                why = f"the option {key!r} of {self._format} is not supported here; leave it out, or {_INSTEAD}"
                 raise self._refusal(why)
         return {known[key]: value for key, value in self._options.items()}
 
@@ -203,11 +205,11 @@ class _Reader:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise self._refusal(f"spark.read.{name} cannot be used here: {_INSTEAD}")
+        raise self._refusal(f"spark.read.{name} is not supported here; {_INSTEAD}")
 
 
 def columns_of(schema: StructType | str) -> tuple[Column, ...]:
-    """Of a schema as Spark's functions take it: a StructType, or the text of one."""
+    """The columns of a schema: a StructType, or its text."""
     found = _parse_datatype_string(schema) if isinstance(schema, str) else schema
     fields = json.loads(found.json())["fields"]
     return tuple(Column(each["name"], json.dumps(each["type"]), each["nullable"]) for each in fields)

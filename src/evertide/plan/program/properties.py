@@ -1,13 +1,13 @@
-"""TBLPROPERTIES that Evertide knows: a name that is misspelt, or a value that means nothing, is refused.
+"""Checks the TBLPROPERTIES of Evertide: unknown names and values are refused.
 
-    evertide.keep                   of a table: 'all' (it has a shard), or 'none' (only views over it are stored)
-    evertide.refresh                of a view: 'incremental', which is what all views are
+    evertide.keep                   of a table: 'all' (stored in a shard), or 'none' (only views over it are stored)
+    evertide.refresh                of a view: 'incremental', as all views are
     evertide.key                    of a view: columns of which no two rows share the values, 'customer, day'
     evertide.sinks                  of a kept table or materialized view: the names of its sinks, 'lake, hook'
-    evertide.sink.<name>.connector  what writes that sink
-    evertide.sink.<name>.<option>   an option of that connector, which checks it (`evertide.sinks`)
+    evertide.sink.<name>.connector  the connector of that sink
+    evertide.sink.<name>.<option>   an option of the connector, which checks it (`evertide.sinks`)
 
-Properties of other names are the user's own, and are kept as they are.
+Properties with other names belong to the user, and are stored unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SinkProperties:
     connector: str
     options: Mapping[str, str]
     where: str
-    """Script and line: for messages."""
+    """Script and line, for messages."""
 
 
 def check_properties(properties: Mapping[str, str], *, is_view: bool, where: str) -> None:
@@ -49,43 +49,46 @@ def check_properties(properties: Mapping[str, str], *, is_view: bool, where: str
             continue
         if name not in known:
             listed = [*sorted([*known, _KEY] if is_view else known), _SINKS, f"{_SINK}<name>.<option>"]
-            raise InvalidInput(where=where, why=f"there is no property {name!r}; known are {listed}")
+            raise InvalidInput(
+                where=where, why=f"the property {name!r} does not exist; the properties are {', '.join(listed)}"
+            )
         if value not in known[name]:
             values = " or ".join(map(repr, known[name]))
-            raise InvalidInput(where=where, why=f"{name!r} is {value!r}, but can be {values} only")
+            raise InvalidInput(where=where, why=f"{name!r} is {value!r}, but must be {values}")
     if sink_properties(properties, where) and not is_view and properties.get("evertide.keep") == "none":
         raise InvalidInput(
-            where=where, why=f"{_SINKS!r}: a table that is not kept cannot have sinks, a view over it can"
+            where=where,
+            why=f"a table with 'evertide.keep' = 'none' cannot have sinks; set {_SINKS!r} on a view over it",
         )
 
 
 def key_property(properties: Mapping[str, str], columns: Sequence[str], where: str) -> tuple[str, ...]:
-    """The key that is declared, as the columns are spelled; empty if there is none."""
+    """The columns of the declared key, as the view spells them; empty if there is none."""
     if _KEY not in properties:
         return ()
     spelled = {column.lower(): column for column in columns}
     names = [name.strip().lower() for name in properties[_KEY].split(",")]
     wrong = [name for name in names if name not in spelled or names.count(name) > 1]
     if wrong:
-        why = f"{_KEY!r} is {properties[_KEY]!r}: expected columns of the view, each once, with commas between them"
-        raise InvalidInput(where=where, why=f"{why}; it has {', '.join(columns)}")
+        why = f"{_KEY!r} is {properties[_KEY]!r}, but must list columns of the view, each once, separated by commas"
+        raise InvalidInput(where=where, why=f"{why}; the view has {', '.join(columns)}")
     return tuple(spelled[name] for name in names)
 
 
 def sink_properties(properties: Mapping[str, str], where: str) -> tuple[SinkProperties, ...]:
-    """In the order of their names in `evertide.sinks`. What connectors and options there are is known elsewhere."""
+    """The declared sinks, in the order of `evertide.sinks`. Connectors check their own options."""
     names = [name.strip() for name in properties.get(_SINKS, "").split(",")] if _SINKS in properties else []
     for name in names:
         if not _NAME.fullmatch(name) or names.count(name) > 1:
-            why = f"{_SINKS!r} is {properties[_SINKS]!r}: expected names of letters, digits and '_', each once"
-            raise InvalidInput(where=where, why=f"{why}, with commas between them")
+            why = f"{_SINKS!r} is {properties[_SINKS]!r}, but must list names of letters, digits and '_', each once"
+            raise InvalidInput(where=where, why=f"{why}, separated by commas")
     options: dict[str, dict[str, str]] = {name: {} for name in names}
     for name, value in properties.items():
         if name.startswith(_SINK):
             sink, _, option = name.removeprefix(_SINK).partition(".")
             if sink not in options or not option:
                 listed = ", ".join(map(repr, names)) or "none"
-                why = f"{name!r}: {_SINKS!r} names no sink {sink!r}; it names {listed}"
+                why = f"the property {name!r} is for a sink that {_SINKS!r} does not list; the list has {listed}"
                 raise InvalidInput(where=where, why=why)
             options[sink][option.lower()] = value
     return tuple(_sink(name, options[name], where) for name in names)
@@ -93,6 +96,6 @@ def sink_properties(properties: Mapping[str, str], where: str) -> tuple[SinkProp
 
 def _sink(name: str, options: dict[str, str], where: str) -> SinkProperties:
     if "connector" not in options:
-        raise InvalidInput(where=where, why=f"the sink {name!r} needs '{_SINK}{name}.connector'")
+        raise InvalidInput(where=where, why=f"sink {name!r} has no connector; set '{_SINK}{name}.connector'")
     connector = options.pop("connector").lower()
     return SinkProperties(name, connector, options, where.rpartition(", ")[0] or where)

@@ -1,8 +1,8 @@
-"""A script of SQL statements, cut into pieces.
+"""Splits a script into SQL statements.
 
-Spark's parser takes one statement at a time. This module only finds where one ends: at a semicolon that stands in no
-string, quoted name or comment. It knows nothing else of SQL; each piece keeps the line it starts on, so that errors
-can say where."""
+Spark's parser reads one statement at a time. A statement ends at a semicolon outside of strings, quoted names and
+comments. Each piece has the line on which it starts, for error messages.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One statement's text, without its semicolon. `line` counts from 1, in the whole script."""
+    """The text of one statement, without its semicolon, and its line in the script, from 1."""
 
     text: str
     line: int
 
 
 def split_script(script: str, path: str) -> list[Piece]:
-    """The statements of a script, in order; pieces of nothing but comments and space are left out."""
+    """The statements of a script, in order, without pieces that are only comments and space."""
     return list(_pieces(script, path))
 
 
@@ -70,7 +70,7 @@ def _piece(script: str, start: int, end: int) -> Piece:
 
 
 def _comment_end(script: str, start: int, path: str) -> int:
-    """Bracketed comments nest in Spark."""
+    """The end of a bracketed comment; they nest in Spark."""
     depth, position = 1, start + 2
     while depth:
         edge = _COMMENT_EDGE.search(script, position)
@@ -83,4 +83,4 @@ def _comment_end(script: str, start: int, path: str) -> int:
 
 def _unclosed(script: str, at: int, path: str, what: str) -> InvalidInput:
     line = script.count("\n", 0, at) + 1
-    return InvalidInput(where=f"{path}, line {line}", why=f"{what} is never closed")
+    return InvalidInput(where=f"{path}, line {line}", why=f"{what} is not closed")

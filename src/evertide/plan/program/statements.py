@@ -1,17 +1,16 @@
-"""What a script declares: tables, views and flows, as plain values.
+"""The statements of a script: tables, views and flows, as plain values.
 
-Statements are *parsed* by Spark's own parser and never executed: there is no second dialect. What Spark can say and
-Evertide does not keep (partitioning, buckets, generated columns, a location) is refused with its name, not passed
-over.
+Spark's own parser parses the statements, and they are never executed. Clauses that Evertide does not support
+(partitioning, buckets, generated columns, a location) are refused by name, not ignored.
 
     CREATE TABLE t (id BIGINT NOT NULL, ..., PRIMARY KEY (id)) USING <connector> OPTIONS (...) TBLPROPERTIES (...)
     CREATE STREAMING TABLE t [...]                          a table that flows feed
-    CREATE STREAMING TABLE t AS SELECT ... FROM STREAM s    a materialized view: whatever s gets, t has
-    CREATE MATERIALIZED VIEW v AS SELECT ...                maintained, stored
-    CREATE VIEW v AS SELECT ...                             a name for a query; part of whatever uses it
+    CREATE STREAMING TABLE t AS SELECT ... FROM STREAM s    a materialized view
+    CREATE MATERIALIZED VIEW v AS SELECT ...                a view that is maintained and stored
+    CREATE VIEW v AS SELECT ...                             a name for a query, part of the queries that use it
     CREATE TEMPORARY VIEW v AS SELECT ...                   the same
-    CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (...) ...  changes of s, applied to t by key
-    CREATE FLOW f AS INSERT INTO t BY NAME SELECT ...       rows of t; several flows are taken together
+    CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (...) ...  applies changes of s to t by key
+    CREATE FLOW f AS INSERT INTO t BY NAME SELECT ...       adds rows to t; t has the rows of all its flows
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Column:
     nullable: bool = True
     comment: str = ""
     default: str = ""
-    """The SQL of its default value; empty if it has none."""
+    """The SQL of the default value; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class TableStatement:
     comment: str
     is_streaming: bool
     where: str
-    """Script and line: for messages."""
+    """Script and line, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class ViewStatement:
 
 @dataclass(frozen=True, slots=True)
 class FlowStatement:
-    """AUTO CDC: the rows of `source` are applied to `target` by `keys`, the last by `sequence_by` wins."""
+    """AUTO CDC: rows of `source` are applied to `target` by `keys`; the last by `sequence_by` wins."""
 
     name: str
     target: str
@@ -92,7 +91,7 @@ class FlowStatement:
 
 @dataclass(frozen=True, slots=True)
 class AppendStatement:
-    """INSERT INTO: the rows of `query` are rows of `target`, by the names of its columns."""
+    """INSERT INTO: the rows of `query` are added to `target`, by column names."""
 
     name: str
     target: str
@@ -107,7 +106,7 @@ Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement | AppendSt
 
 
 def parse_script(spark: SparkSession, script: str, path: str = "SQL") -> list[Statement]:
-    """The statements of a script, in order. A name that is declared twice is an error."""
+    """Parse a script. A name that is declared twice is an error."""
     parser = spark._jsparkSession.sessionState().sqlParser()
     statements = [_parse(parser, piece, f"{path}, line {piece.line}") for piece in split_script(script, path)]
     check_names(statements)
@@ -123,7 +122,7 @@ def _parse(parser: Any, piece: Piece, where: str) -> Statement:
     read = _READERS.get(kind)
     if read is None:
         declared = "CREATE TABLE, STREAMING TABLE, MATERIALIZED VIEW, VIEW, TEMPORARY VIEW and FLOW"
-        raise InvalidInput(where=where, why=f"this is a {kind}; a pipeline is made of {declared}")
+        raise InvalidInput(where=where, why=f"the statement {kind} is not supported; a script has {declared}")
     statement = read(plan, where)
     if isinstance(statement, ViewStatement | AppendStatement):
         return replace(statement, query=without_streams(parser, statement.query))
@@ -131,31 +130,33 @@ def _parse(parser: Any, piece: Piece, where: str) -> Statement:
 
 
 def _place(error: AnalysisException, piece: Piece, where: str) -> str:
-    """The parser counts lines from the statement's first; people count from the script's."""
+    """Convert a line of the statement to a line of the script."""
     line = optional(error._origin.line()) if hasattr(error, "_origin") else None
     return where if line is None else f"{where.rpartition(',')[0]}, line {piece.line + line - 1}"
 
 
 def _first_line(error: AnalysisException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "it cannot be parsed")
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "the statement cannot be parsed")
 
 
 def check_names(statements: Iterable[Statement]) -> None:
-    """A flow may have the name of what it feeds."""
+    """Refuse duplicate names; a flow may have the name of its target."""
     seen: dict[str, str] = {}
     for statement in statements:
         name = statement.name.lower()
         if isinstance(statement, FlowStatement | AppendStatement) and name == statement.target.lower():
             continue
         if name in seen:
-            raise InvalidInput(where=statement.where, why=f"{statement.name!r} is declared before, at {seen[name]}")
+            raise InvalidInput(where=statement.where, why=f"{statement.name!r} is already declared, at {seen[name]}")
         seen[name] = statement.where
 
 
 def _read_name(plan: Any, where: str) -> str:
     parts = sequence(plan.nameParts())
     if len(parts) != 1:
-        raise InvalidInput(where=where, why=f"{'.'.join(parts)!r}: names in a pipeline have no catalog or schema")
+        raise InvalidInput(
+            where=where, why=f"the name {'.'.join(parts)!r} has a catalog or schema; names in a pipeline have none"
+        )
     name: str = parts[0]
     return name
 
@@ -201,7 +202,7 @@ def _read_column(column: Any, where: str) -> Column:
     }
     _refuse(f"{where}, column {column.name()!r}", given)
     if _SIZED_TEXT.search(column.dataType().json()):
-        why = f"{column.dataType().sql()}: Spark itself keeps no lengths of texts in queries; declare STRING"
+        why = f"the type {column.dataType().sql()} is not supported, as Spark ignores the length; use STRING"
         raise InvalidInput(where=f"{where}, column {column.name()!r}", why=why)
     default = optional(column.defaultValue())
     return Column(
@@ -218,16 +219,19 @@ def _read_primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tup
     for constraint in sequence(spec.constraints()):
         kind = constraint.getClass().getSimpleName()
         if kind != "PrimaryKeyConstraint":
-            raise InvalidInput(where=where, why=f"a {kind} is not enforced by Evertide; leave it out")
+            raise InvalidInput(where=where, why=f"the constraint {kind} is not supported; leave it out")
         key = tuple(sequence(constraint.columns()))
     for name in key:
         if name.lower() not in {column.name.lower() for column in columns}:
-            raise InvalidInput(where=where, why=f"the key column {name!r} is not a column of the table")
+            raise InvalidInput(
+                where=where,
+                why=f"the key {name!r} is not a column of the table; it has {', '.join(each.name for each in columns)}",
+            )
     return key
 
 
 def _read_options(spec: Any) -> dict[str, str]:
-    """Constants only: options are read before any query runs. The parser makes a location of the option `path`."""
+    """The options, which are constants. The parser makes the option `path` a location."""
     pairs = sequence(spec.optionExpression().options())
     location = optional(spec.location())
     path = {"path": location} if location is not None else {}
@@ -246,7 +250,9 @@ def _list_unsupported(spec: Any) -> dict[str, bool]:
 def _refuse(where: str, given: dict[str, bool]) -> None:
     for name, is_given in given.items():
         if is_given:
-            raise InvalidInput(where=where, why=f"{name} means nothing here: a pipeline keeps its tables itself")
+            raise InvalidInput(
+                where=where, why=f"{name} is not supported, since Evertide stores tables itself; leave it out"
+            )
 
 
 def _read_materialized_view(plan: Any, where: str) -> ViewStatement:
@@ -264,7 +270,7 @@ def _read_materialized_view(plan: Any, where: str) -> ViewStatement:
 
 
 def _read_view(plan: Any, where: str) -> ViewStatement:
-    """A plain view's name is yet to be resolved, a temporary one's is not."""
+    """Read CREATE VIEW, whose name is unresolved, or CREATE TEMPORARY VIEW, whose name is resolved."""
     _refuse(where, {"a list of columns": plan.userSpecifiedColumns().size() > 0})
     is_temporary = plan.getClass().getSimpleName() == "CreateViewCommand"
     return ViewStatement(
@@ -283,7 +289,7 @@ def _read_flow(plan: Any, where: str) -> FlowStatement | AppendStatement:
         return _read_append(plan, where)
     if kind == "AutoCdcInto":
         return _read_auto_cdc(plan, where)
-    why = f"a flow of kind {kind}: INSERT INTO and AUTO CDC INTO feed a table; use a view instead"
+    why = f"the flow {kind} is not supported; use INSERT INTO, AUTO CDC INTO, or a view"
     raise InvalidInput(where=where, why=why)
 
 
@@ -291,9 +297,9 @@ def _read_append(plan: Any, where: str) -> AppendStatement:
     insert = plan.flowOperation()
     _refuse(where, {"OVERWRITE": insert.overwrite(), "PARTITION": insert.partitionSpec().size() > 0})
     if not insert.byName():
-        raise InvalidInput(where=where, why="INSERT INTO needs BY NAME: columns are told by their names")
+        raise InvalidInput(where=where, why="INSERT INTO without BY NAME is not supported; add BY NAME")
     origin = insert.query().origin()
-    text = str(origin.sqlText().get()).encode("utf-16-le")  # the JVM counts in units of UTF-16
+    text = str(origin.sqlText().get()).encode("utf-16-le")  # the JVM counts UTF-16 code units
     return AppendStatement(
         name=_read_name(plan.name(), where),
         target=_read_relation(insert.table(), where),
@@ -311,7 +317,7 @@ def _read_auto_cdc(plan: Any, where: str) -> FlowStatement:
     }
     for name, is_given in given.items():
         if is_given:
-            raise InvalidInput(where=where, why=f"{name} is not supported: a table holds the current row of each key")
+            raise InvalidInput(where=where, why=f"{name} is not supported; a table has the current row of each key")
     delete = optional(cdc.deleteCondition())
     without = optional(cdc.excludeColumns())
     return FlowStatement(
@@ -329,7 +335,7 @@ def _read_auto_cdc(plan: Any, where: str) -> FlowStatement:
 def _read_relation(plan: Any, where: str) -> str:
     leaves = sequence(plan.collectLeaves())
     if len(leaves) != 1 or leaves[0].getClass().getSimpleName() != "UnresolvedRelation":
-        raise InvalidInput(where=where, why="a flow reads one table: FROM STREAM name")
+        raise InvalidInput(where=where, why="a flow must read one table; write FROM STREAM name")
     return ".".join(sequence(leaves[0].multipartIdentifier()))
 
 

@@ -1,8 +1,9 @@
-"""`STREAM`, as Declarative Pipelines spell "what is added to this table", taken out of a query.
+"""Removes the keyword `STREAM` of Declarative Pipelines from a query.
 
-Spark reads a stream once, and so needs to be told which tables are streams. Here every table is read by its changes,
-and a view over it is right whatever changes: the word adds nothing, and the analyzer would refuse it, as no table of a
-pipeline is a streaming relation. Where it stands is Spark's parser's word, so that a column of that name stays."""
+In Spark, the keyword marks tables that are read as a stream. Evertide maintains views over all changes of a table, so
+it needs no mark, and the analyzer would refuse it, since no table of a pipeline is a streaming relation. Spark's parser
+finds the keyword, so a column named `stream` is not touched.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ __all__ = ["without_streams"]
 _CALLED = re.compile(r"STREAM\s*\(\s*(.*?)\s*\)", re.IGNORECASE | re.DOTALL)
 _SAID = re.compile(r"STREAM\s+", re.IGNORECASE)
 _UNIT = "utf-16-le"
-"""The JVM counts places in units of UTF-16, two bytes each."""
+"""The JVM counts positions in UTF-16 code units of two bytes."""
 
 
 def without_streams(parser: Any, query: str) -> str:
-    """The query, parsable as it is, with `STREAM t` and `STREAM(t)` as `t`."""
+    """Replace `STREAM t` and `STREAM(t)` by `t` in a query that can be parsed."""
     if "stream" not in query.lower():
         return query
     text = query.encode(_UNIT)
@@ -39,6 +40,6 @@ def _places(plan: Any) -> Iterator[int]:
             start = optional(node.origin().startIndex())
             if start is not None:
                 yield start
-        elif kind(node) == "UnresolvedWith":  # its queries are no children of it
+        elif kind(node) == "UnresolvedWith":  # its queries are not its children
             for named in sequence(node.cteRelations()):
                 yield from _places(named._2())

@@ -1,6 +1,6 @@
-"""Views that are written in Python: a function that returns a DataFrame over tables and views of the pipeline.
+"""Views that are written in Python: functions that return a DataFrame over tables and views of the pipeline.
 
-The function is called once, when the view is declared, and only for the plan of what it returns:
+A function is called once, when the view is declared, for the plan of its DataFrame:
 
     @materialized_view
     def expensive(spark):
@@ -8,9 +8,10 @@ The function is called once, when the view is declared, and only for the plan of
 
     Pipeline.open("auctions.sql", storage=..., functions=[expensive])
 
-It is given the pipeline's own session, in which tables and views are known by their names; a function without
-parameters finds the same session as `SparkSession.active()`, as functions for `pyspark.pipelines` do. Nothing is to be
-read there yet: tables are empty while plans are made, so a function that collects rows decides by nothing."""
+The argument is the pipeline's session, which knows tables and views by their names. A function without parameters finds
+the same session with `SparkSession.active()`, like functions for `pyspark.pipelines`. Tables are empty while plans are
+made, so a function must not collect rows.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +36,25 @@ class ViewFunction:
     name: str
     function: Callable[..., DataFrame]
     is_materialized: bool = True
-    """Otherwise it is a name for a query, and becomes part of whatever reads it."""
+    """If false, the view is a name for a query, which becomes part of the queries that read it."""
     properties: Mapping[str, str] = field(default_factory=dict)
     comment: str = ""
 
     @property
     def where(self) -> str:
-        """File and line: for messages."""
+        """File and line, for messages."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{self.function!r}" if code is None else f"{code.co_filename}, line {code.co_firstlineno}"
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """What the function returns, if that is a query of this session."""
+        """Call the function, and check that it returns a DataFrame of this session."""
         where = f"{self.where}, view {self.name!r}"
         frame = self._call(session, where)
         if not isinstance(frame, DataFrame):
-            why = f"the function returns a {type(frame).__name__}, and not a DataFrame"
+            why = f"the function returns a {type(frame).__name__}, but must return a DataFrame"
             raise InvalidInput(where=where, why=why)
         if not frame.sparkSession._jsparkSession.equals(session._jsparkSession):
-            why = "its DataFrame is of another session: read tables by the session that the function is given"
+            why = "the DataFrame belongs to another session; read tables with the session that the function gets"
             raise InvalidInput(where=where, why=why)
         return frame
 
@@ -63,7 +64,7 @@ class ViewFunction:
             with activate(session):
                 return self.function(*arguments)
         except InvalidInput:
-            raise  # it says where by itself
+            raise  # it already has the place
         except PySparkException as error:
             why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise InvalidInput(where=where, why=why) from error
@@ -89,7 +90,7 @@ def materialized_view(
     comment: str = "",
     properties: Mapping[str, str] | None = None,
 ) -> ViewFunction | Callable[[Function], ViewFunction]:
-    """A view of the function's name, or of another, maintained and stored."""
+    """Declare a maintained and stored view, with the function's name or another."""
 
     def wrap(wrapped: Function) -> ViewFunction:
         called = name or getattr(wrapped, "__name__", "")
@@ -99,17 +100,19 @@ def materialized_view(
 
 
 def temporary_view(function: Function, /) -> ViewFunction:
-    """A name for a query, which becomes part of whatever reads it."""
+    """Declare a name for a query, which becomes part of the queries that read it."""
     return ViewFunction(getattr(function, "__name__", ""), function, is_materialized=False)
 
 
 @contextmanager
 def activate(session: SparkSession) -> Iterator[None]:
-    """`session` as Spark's active one, also for who builds one, and what was so before afterwards."""
+    """Make `session` the active one, also for `SparkSession.builder`, and restore the previous one afterwards."""
     sessions = session._jvm.org.apache.spark.sql.classic.SparkSession
     before, jvm_before = SparkSession._activeSession, sessions.getActiveSession()
     built = SparkSession._instantiatedSession
-    SparkSession._activeSession = SparkSession._instantiatedSession = session  # Python keeps its own beside the JVM's
+    SparkSession._activeSession = SparkSession._instantiatedSession = (
+        session  # Python has its own variables beside the JVM's
+    )
     sessions.setActiveSession(session._jsparkSession)
     try:
         yield

@@ -1,1 +1,5 @@
-"""Queries that Spark answers once, and the functions that they may call."""
+"""Single queries that Spark answers.
+
+query       checks and runs a query
+functions   the functions that a query may call
+"""

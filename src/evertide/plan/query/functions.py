@@ -1,8 +1,8 @@
-"""Which of Spark's functions a query may call: a table of all that Spark has, reviewed one by one.
+"""The functions of Spark that a query may call; all functions of Spark were reviewed one by one.
 
-A query is asked by whoever has a token to read. So a function is allowed if its answer depends on its arguments, and
-at most on the clock, on chance and on the settings that decide results. A function is refused if it can reach
-anything else: a file, an address, code, the server, the catalog. Each refused one has its reason here.
+Any client with a token to read can send a query. So a function is allowed if its result depends only on its arguments,
+the clock, randomness and result settings. A function is refused if it can access anything else: a file, an address,
+code, the server, the catalog. Each refused function has its reason here.
 
 A function that is not in the table is refused. A test compares the table with `SHOW FUNCTIONS`, so a new version of
 Spark fails it until its new functions are reviewed.
@@ -68,10 +68,10 @@ _CONDITIONS = """
 any coalesce equal_null every if ifnull isnotnull isnull nullif nullifzero nvl nvl2 some typeof zeroifnull
 """
 _ERRORS = "assert_true raise_error"
-"""They fail the query, with a text of its own."""
+"""They fail the query with a given text."""
 _CHANCE = "rand randn random randstr uniform uuid"
 _ROWS = "monotonically_increasing_id spark_partition_id"
-"""They say how Spark split the rows, and nothing of where."""
+"""They show how Spark partitioned the rows, but not where they are."""
 _AGGREGATES = """
 any_value approx_count_distinct approx_percentile approx_top_k approx_top_k_accumulate approx_top_k_combine
 approx_top_k_estimate array_agg avg bit_and bit_or bit_xor bitmap_and_agg bitmap_bit_position bitmap_bucket_number
@@ -105,19 +105,19 @@ ALLOWED = frozenset(
     )
     for name in names.split()
 )
-"""In an expression."""
+"""Functions in expressions."""
 _IN_FROM = """
 collations explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer range sql_keywords stack
 variant_explode variant_explode_outer
 """
 ALLOWED_IN_FROM = frozenset(_IN_FROM.split())
-"""They make rows of their arguments, or of what every Spark has."""
+"""Functions in FROM: they produce rows from their arguments, or from constants of Spark."""
 
-_CALLS_CODE = "it calls code by its name"
-_NAMES_FILES = "its options or arguments name files or addresses, which the server would read"
-_FETCHES = "its parser fetches the DTD that a document names"
-_OF_FILES = "it names the files of the server"
-_OF_SERVER = "it says something of the server, and nothing of the tables and views"
+_CALLS_CODE = "the function calls code by name"
+_NAMES_FILES = "its options or arguments can name files or addresses that the server would read"
+_FETCHES = "its parser reads the DTD that a document names"
+_OF_FILES = "the function shows names of files on the server"
+_OF_SERVER = "the function shows facts about the server"
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("java_method", "reflect", "try_reflect"), _CALLS_CODE),

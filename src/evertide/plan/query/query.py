@@ -1,18 +1,18 @@
-"""Queries that are asked once, by Spark: over rows that are at hand, or over collections as they are stored.
+"""Runs single read-only queries with Spark, over given rows or over stored collections.
 
-A query is read, and nothing else. It is Spark that says what a text means, so its plans are looked at, not the text:
+The checks use Spark's plans of a query, not its text:
 
-1. The *parsed* plan, before anything is resolved, as resolving alone may read files or run a statement: it may hold
-   nothing but what a SELECT is made of (`_PARSED`), over names of collections and functions that make rows of their
-   arguments. A path is no name of a collection; and files as relations are switched off in the session.
-2. The session has only the functions that `query_functions` allows: the others are taken out of its registry before
-   anything is resolved, however a query may spell their names.
-3. The *analyzed* plan: operators that compute (`_ANALYZED`) over the collections that were registered; no function that
-   calls Java or Python code by name, and none that Spark resolves without its registry (`current_user`).
+1. The *parsed* plan is checked before names are resolved, since resolving may read files or run a statement. It may
+   have only the parts of a SELECT (`_PARSED`), over names of collections and functions that produce rows from their
+   arguments. Relations that are file paths are disabled in the session.
+2. The session has only the functions that `evertide.plan.query.functions` allows. All others are removed from its
+   registry before names are resolved.
+3. The *analyzed* plan may have only operators that compute (`_ANALYZED`) over the registered collections, no function
+   that calls Java or Python code by name, and none that Spark resolves without its registry (`current_user`).
 
-What is not known is refused by its name, so a new kind of statement is refused until somebody has looked at it.
+Anything unknown is refused by its name, so a new kind of statement is refused until it has been reviewed.
 
-What it takes is for the process that it runs in to bound: all that a JVM says about its memory is that there was none.
+The process that runs the query limits its memory, since the JVM reports only that it has none left.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from evertide.rows.conform import conform
 __all__ = ["Load", "configure", "make_frame", "query", "read_stored", "remove_forbidden_functions"]
 
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
-"""Gets collections by their names, as they were declared; an error if there are no such."""
+"""Loads collections by name; raises an error for unknown names."""
 
 _SETTINGS = {"spark.sql.runSQLOnFiles": "false", "spark.sql.variable.substitute": "false"}
 _SUBSTITUTED = "${"
-"""Where Spark would put settings and the environment into the text, before anybody looks at it."""
+"""Spark replaces this by settings and environment variables before it parses the text."""
 
 _BOTH = frozenset(
     (
@@ -63,7 +63,7 @@ _PARSED = _BOTH | frozenset(
 _ANALYZED = _BOTH | frozenset(
     ("CTERelationDef", "DataSourceV2Relation", "Deduplicate", "LogicalRDD", "ResolvedHint", "View", "WithCTE")
 )
-"""LogicalRDD and DataSourceV2Relation are the collections: the parsed plan has no other way to name a relation."""
+"""LogicalRDD and DataSourceV2Relation are the collections; the check of the parsed plan excludes other relations."""
 _CALLS = frozenset(
     (
         *("CallMethodViaReflection", "TryReflect", "PythonUDF", "PythonUDAF", "PythonUDTF", "ScalaUDF"),
@@ -72,42 +72,42 @@ _CALLS = frozenset(
     )
 )
 _UNREGISTERED = {"CurrentUser": "current_user"}
-"""Functions that Spark finds by their name alone, without parentheses."""
+"""Functions that Spark resolves without its registry, as names without parentheses."""
 _NO_MEMORY = "java.lang.OutOfMemoryError"
 _TOO_DEEP = "java.lang.StackOverflowError"
 _TOO_COMPLEX = "FAILED_TO_PARSE_TOO_COMPLEX"
-"""The same, if it is the parser that has no stack left."""
-_DEEP = "its expressions are nested too deeply"
+"""The parser's error when its stack is exhausted."""
+_DEEP = "the expressions are nested too deeply; simplify the query"
 
 
 def make_frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    """With the types that the columns have: by itself Spark takes a time without a zone for one with the session's."""
+    """A DataFrame with the types of the rows; by default, Spark adds the session's zone to times without one."""
     return spark.createDataFrame(rows, from_arrow_schema(rows.schema))
 
 
 def read_stored(session: SparkSession, options: Mapping[str, str], name: str) -> DataFrame:
-    """A collection as it is stored: Spark reads it itself (`evertide.datasource`), as much of it as it has room for."""
+    """A stored collection, which Spark reads through `evertide.datasource`."""
     return session.read.format("evertide").options(**options).load(name)
 
 
 def configure(session: SparkSession, results: Mapping[str, str]) -> None:
-    """Settings that decide results, as `result_settings` told them of another session."""
+    """Apply the result settings of another session (`result_settings`)."""
     for name, value in results.items():
-        if name != "spark":  # the version, which is no setting
+        if name != "spark":  # the version is not a setting
             session.conf.set(name, value)
 
 
 def query(
     spark: SparkSession, text: str, load: Load, parameters: Sequence[Any] = (), *, rows_max: int | None = None
 ) -> pa.Table:
-    """The answer; at most so many rows of it. Its columns have the types that tables have."""
-    if _SUBSTITUTED in text:  # the parser asks the session that is active, whichever that is
-        why = f"it holds {_SUBSTITUTED!r}, which Spark takes for a setting or the environment; say concat('$', '{{')"
+    """Run a query; returns at most `rows_max` rows, with the column types of tables."""
+    if _SUBSTITUTED in text:  # the parser uses the settings of the active session
+        why = f"the text has {_SUBSTITUTED!r}, which Spark would replace by a setting; write concat('$', '{{')"
         raise InvalidInput(where="query", why=why)
     try:
         with silence_traces(), classify_errors(spark.sparkContext):
             session = spark.newSession()
-            configure(session, {**result_settings(spark), **_SETTINGS})  # it begins with Spark's defaults
+            configure(session, {**result_settings(spark), **_SETTINGS})  # a new session has Spark's defaults
             remove_forbidden_functions(session)
             for name, frame in load(session, _list_relations(session, text)).items():
                 frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
@@ -119,16 +119,16 @@ def query(
         raise InvalidInput(where="query", why=_DEEP if _TOO_COMPLEX in why else why) from error
     except SparkAway as error:
         if _NO_MEMORY in str(error.__cause__):
-            raise LimitExceeded(where="query", why="Spark has no memory left for it") from error
+            raise LimitExceeded(where="query", why="Spark ran out of memory") from error
         if _TOO_DEEP in error.why:
             raise InvalidInput(where="query", why=_DEEP) from error
         raise
-    except Py4JError as error:  # no answer came: the JVM is gone
+    except Py4JError as error:  # the JVM is gone
         raise SparkEnded(master=str(spark.sparkContext.master), why=describe_error(error)) from error
 
 
 def _collect(frame: DataFrame) -> pa.Table:
-    """Moments are told by UTC, whatever zone they are computed in."""
+    """Collect rows; timestamps have the zone UTC."""
     rows = frame.toArrow()
     declared = to_arrow_schema(frame.schema, timezone="UTC")
     columns = [conform(column, kind) for column, kind in zip(rows.columns, declared.types, strict=True)]
@@ -136,14 +136,14 @@ def _collect(frame: DataFrame) -> pa.Table:
 
 
 def remove_forbidden_functions(session: SparkSession) -> None:
-    """Take all other functions out of a session that is only for queries."""
+    """Remove all other functions from a session that is only for queries."""
     state = session._jsparkSession.sessionState()
     for registry, allowed in (
         (state.functionRegistry(), ALLOWED),
         (state.tableFunctionRegistry(), ALLOWED_IN_FROM),
     ):
         found = registry.listFunction()
-        for place, name in enumerate(found.mkString("\n").split("\n")):  # one call, not one for each
+        for place, name in enumerate(found.mkString("\n").split("\n")):  # one call to the JVM for all names
             if _unquote(name) not in allowed:
                 registry.dropFunction(found.apply(place))
 
@@ -164,26 +164,26 @@ def _check_analyzed(frame: DataFrame) -> None:
     for node in nodes(frame._jdf.queryExecution().analyzed()):
         name = kind(node)
         if name not in _ANALYZED:
-            raise InvalidInput(where="query", why=f"{name}: a query reads tables and views, and nothing else")
+            raise InvalidInput(where="query", why=f"{name} is not allowed; a query may only read tables and views")
         for expression in expressions(node):
             if kind(expression) in _CALLS:
-                why = f"{expression.prettyName()}() calls code by its name, which no query may"
+                why = f"{expression.prettyName()}() calls code by name, which is not allowed in a query"
                 raise InvalidInput(where="query", why=why)
             if (named := _UNREGISTERED.get(kind(expression))) is not None:
                 raise InvalidInput(where="query", why=f"{named} is refused: {REFUSED[named]}")
 
 
 def _list_relations(session: SparkSession, text: str) -> list[str]:
-    """The relations that it reads, less what it names itself (WITH)."""
+    """The relations that a query reads, without those that it defines (WITH)."""
     plan = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
     return list(dict.fromkeys(_find_relations(plan, frozenset())))
 
 
 def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
-    """A name of WITH hides a collection from where it is declared on, and from itself if it is recursive."""
+    """A name of WITH hides a collection in the following queries, and in its own if it is recursive."""
     name = kind(plan)
     if name not in _PARSED:
-        why = f"a query is a SELECT over tables and views, and this is, or holds, a {name}"
+        why = f"{name} is not allowed; a query is a SELECT over tables and views"
         raise InvalidInput(where="query", why=why)
     match name:
         case "UnresolvedWith":
@@ -193,12 +193,12 @@ def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
                 own |= named
         case "UnresolvedRelation":
             path = sequence(plan.multipartIdentifier())
-            if len(path) > 1 or path[0].lower() not in own:  # a name with a point in it is never that of a WITH
+            if len(path) > 1 or path[0].lower() not in own:  # a name of WITH has no dot
                 yield ".".join(path)
         case "UnresolvedTableValuedFunction":
             function = ".".join(sequence(plan.name()))
             if function.lower() not in ALLOWED_IN_FROM:
-                why = f"{function}() in FROM: a query reads tables and views, and nothing else"
+                why = f"{function}() in FROM is not allowed; a query may only read tables and views"
                 raise InvalidInput(where="query", why=why)
     for child in (*sequence(plan.children()), *sequence(plan.subqueries())):
         yield from _find_relations(child, own)

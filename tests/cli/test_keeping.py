@@ -80,7 +80,7 @@ def test_gc_that_cannot_read_its_evidence_deletes_nothing_and_says_so(tmp_path: 
 
 def test_gc_beside_a_running_pipeline_is_refused(tmp_path: Path) -> None:
     with open_small(tmp_path / "s"):
-        assert "stop that one first" in one_error(evertide("gc", "--storage", tmp_path / "s"), 3)
+        assert "stop it first" in one_error(evertide("gc", "--storage", tmp_path / "s"), 3)
 
 
 def test_an_exported_checkpoint_is_a_storage_again(tmp_path: Path) -> None:

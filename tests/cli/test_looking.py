@@ -112,7 +112,7 @@ def test_the_checkpoints_newest_first(tmp_path: Path) -> None:
 
 def test_no_storage_is_one_line_with_the_remedy_and_none_is_made(tmp_path: Path) -> None:
     line = one_error(evertide("status", "--storage", tmp_path / "s"), 2)
-    assert line.startswith(f"evertide: {tmp_path / 's'}: there is no storage")
+    assert line.startswith(f"evertide: {tmp_path / 's'}: no storage here")
     assert line.endswith("Nothing was changed; correct the input and retry.")
     assert not (tmp_path / "s").exists()
     (tmp_path / "s").mkdir()

@@ -144,7 +144,7 @@ def test_a_second_one_is_refused_before_spark_starts_and_told_who_runs_it(
         line = one_error(evertide(command, *args), 3)
         assert p.status().state == "running"
     assert "runs it" in line
-    assert "stop that one first" in line
+    assert "stop it first" in line
 
 
 def test_what_is_wrong_with_the_command_is_said_at_once(

@@ -128,7 +128,7 @@ def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
         for options in ({"as_of": since - 1}, {"changes_after": since - 1}):
             with pytest.raises(TimeCompacted, match=f"the earliest is {since}"):
                 pin(asked(history.root, "things", **options))
-        with pytest.raises(InvalidInput, match=f"time {last + 1} is not there yet; the last is {last}"):
+        with pytest.raises(InvalidInput, match=f"time {last + 1} is not committed yet; the last time is {last}"):
             pin(asked(history.root, "things", as_of=last + 1))
         with pytest.raises(InvalidInput, match=f"the last time is {last}"):
             pin(asked(history.root, "things", changes_after=last + 1))

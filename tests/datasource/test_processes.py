@@ -75,7 +75,7 @@ def test_by_its_name_alone_on_a_cluster_while_a_writer_goes_on(tmp_path: Path) -
             disturb(history, 5)
             check(pipes, history, time)
         ask(pipes, max(history.at) + 1)
-        assert "is not there yet; the last is" in json.loads(pipes[1].readline())["error"]
+        assert "is not committed yet; the last time is" in json.loads(pipes[1].readline())["error"]
 
 
 def test_a_storage_on_s3_with_meta_in_postgres(s3_server: S3Server, postgres_server: PostgresServer) -> None:

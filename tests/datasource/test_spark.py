@@ -105,13 +105,13 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "two names": ("bag", {"collection": "things"}, "is 'things', but the argument of load() is 'bag'"),
     "misspelt": ("bag", {"asof": 3}, "connector 'evertide' has no option 'asof'; it has as_of,"),
     "no number": ("bag", {"as_of": "now"}, "the option 'as_of' is 'now': expected a whole number of at least 0"),
-    "too late": ("bag", {"as_of": 10**6}, "is not there yet; the last is"),
+    "too late": ("bag", {"as_of": 10**6}, "is not committed yet; the last time is"),
     "too early": ("bag", {"as_of": 0}, "earlier times were merged"),
     "backwards": ("bag", {"changes_after": 9, "as_of": 5}, "is 9, but 'as_of' is 5"),
     "no column": ("bag", {"columns": "word, weight"}, "the collection has no column 'weight'; it has word, n"),
     "twice": ("bag", {"columns": "n, N"}, "the option 'columns' repeats"),
     "no condition": ("bag", {"where": "n LIKE 1"}, "'LIKE': expected conditions with"),
-    "no storage": ("bag", {"storage": "/nowhere/at/all"}, "there is no storage: no such directory"),
+    "no storage": ("bag", {"storage": "/nowhere/at/all"}, "no storage here: the directory does not exist"),
     "no secret": ("bag", {"meta": "postgresql://${ENV:NOT_SET}@h/d"}, "the environment has no variable 'NOT_SET'"),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from evertide.errors import InvalidInput, TimeCompacted
+from evertide.errors import InvalidInput, NotAllowedNow, TimeCompacted
 from evertide.pipeline.definition import Away
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
@@ -185,7 +185,7 @@ def test_x17_names_that_change_only_in_case_are_the_same_collections(tmp_path: P
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        (replace(ORDERS, key=()), "its key was"),
+        (replace(ORDERS, key=()), "the key was"),
         (replace(ORDERS, schema=pa.schema([*SCHEMA, pa.field("n", pa.int64(), nullable=False)])), "NOT NULL"),
         (replace(ORDERS, schema=pa.schema([*SCHEMA][:2])), "column 3 was amount"),
         (replace(ORDERS, schema=SCHEMA.set(2, pa.field("amount", pa.int32()))), "column 3 was amount"),
@@ -233,7 +233,7 @@ def test_a_view_is_computed_while_the_others_go_on() -> None:
         assert rows_of(p, "counts") == [(11, 4)]
         [status] = [one for one in p.status().collections if one.name == "share"]
         assert status.state == "hydrating"
-        with pytest.raises(InvalidInput, match="hydrating"):
+        with pytest.raises(NotAllowedNow, match="hydrating"):
             p.view("share").to_arrow()
         may_go_on.set()
         assert p.hydrated(20)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import Damaged, InvalidInput, NotAllowedNow
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.settings import Settings
 from tests.pipeline.kit import Row, crash, engine, open_pipeline, rows_of, shares, storage
@@ -30,7 +30,7 @@ def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
         assert rows_of(p, "revenue") == [("ann", 54)]
         assert rows_of(p, "share") == [(1, 2)]
         assert p.collections.tables_at(["orders", "share"], None)["orders"].num_rows == 1, "both as of one time"
-        with pytest.raises(InvalidInput, match="is not there yet"):
+        with pytest.raises(InvalidInput, match="is not committed yet"):
             p.collections.tables_at(["orders", "share"], failed)  # one of then beside one of before
         [status] = [one for one in p.status().collections if one.name == "share"]
         assert (status.state, status.upper) == ("failed", failed)
@@ -74,7 +74,7 @@ def test_j12_a_view_that_fails_when_it_is_added_does_not_keep_the_others_from_st
         p.commit()
     with open_pipeline(kept, engine(*VIEWS)) as p:
         assert rows_of(p, "revenue") == [("ann", 0)]
-        with pytest.raises(InvalidInput, match="ZeroDivisionError"):
+        with pytest.raises(NotAllowedNow, match="ZeroDivisionError"):
             p.view("share").to_arrow()
         p.push("orders", [order(1, 20)])
         p.commit()
@@ -92,8 +92,10 @@ def test_a_view_is_tried_again_on_request_and_not_more_often_than_asked() -> Non
         assert rows_of(p, "share") == []
         p.retry("share")
         assert rows_of(p, "share") == [(1, 100), (2, 50)]
-        with pytest.raises(InvalidInput, match="has not failed"):
+        with pytest.raises(NotAllowedNow, match="only a failed view can be retried; failed views: none"):
             p.retry("share")
+        with pytest.raises(InvalidInput, match="no such view"):
+            p.retry("shares")
 
 
 def test_a_view_that_is_tried_again_holds_up_nobody() -> None:
@@ -150,7 +152,7 @@ def test_j12_a_backfill_that_fails_again_and_again_leaves_no_shards_open(monkeyp
             def damaged(_: Backfill) -> bool:
                 raise Damaged(path="a part", why="unreadable")
 
-            patched.setattr(Backfill, "_is_joined", damaged)
+            patched.setattr(Backfill, "_join", damaged)
             for amount in (1, 2, 3):
                 p.push("orders", [order(2, amount)])
                 with pytest.raises(Damaged):

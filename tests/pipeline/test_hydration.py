@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.checkpoint.verification import read_manifest
-from evertide.errors import InvalidInput, Recomputing, Unavailable
+from evertide.errors import NotAllowedNow, Recomputing, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.recovery import hydration
 from evertide.pipeline.replicas.ownership import Role
@@ -147,7 +147,7 @@ def test_a_view_that_fails_in_a_portion_only_is_computed_of_all_rows(monkeypatch
         parts_are_named(p)
     monkeypatch.setattr(hydration, "_WHOLE_PORTIONS", 2)
     with open_pipeline(noted(20), made, settings=five) as p:
-        with pytest.raises(InvalidInput, match=r"ZeroDivisionError.*portion of 5.*portion_rows_max"):
+        with pytest.raises(NotAllowedNow, match=r"ZeroDivisionError.*portion of 5.*portion_rows_max"):
             p.view("picky").to_arrow()
         assert rows_of(p, "revenue") == []
         p.push("notes", [{"text": "one more"}])

@@ -124,7 +124,7 @@ def test_j10_a_producer_that_repeats_itself_is_heard_once() -> None:
 @pytest.mark.parametrize(
     ("table", "rows", "why"),
     [
-        ("order", [order(1)], "rows can be pushed to"),
+        ("order", [order(1)], "rows can be pushed only to"),
         ("orders", [{"id": 1, "customers": "x"}], "customers"),
         ("orders", [order(1), {"customer": "x"}], "id"),
         ("orders", [{"id": "one", "customer": "x", "amount": 1}], "one"),
@@ -142,7 +142,7 @@ def test_unknown_collections_and_times_are_refused() -> None:
     with open_pipeline(storage()) as p:
         with pytest.raises(InvalidInput, match="no such collection"):
             p.view("nothing")
-        with pytest.raises(InvalidInput, match="time 7 is not there yet"):
+        with pytest.raises(InvalidInput, match="time 7 is not committed yet"):
             p.view("revenue").as_of(7).to_arrow()
         assert p.view("REVENUE").name == "revenue"
         assert rows_of(p, ERRORS) == []

@@ -322,15 +322,18 @@ def test_what_has_no_counterpart_is_refused_by_name(spark: SparkSession, tmp_pat
 
 SPECS = {
     "no name": ("storage: x", "the field 'name' is missing"),
-    "unknown": ("name: a\nfrequency: daily", "no field 'frequency'; known are name"),
-    "no yaml": ("name: [", "no YAML"),
+    "unknown": ("name: a\nfrequency: daily", "unknown field 'frequency'; the fields are name"),
+    "no yaml": ("name: [", "not valid YAML"),
     "no fields": ("hello", "expected fields"),
-    "library": ("name: a\nlibraries: [x.sql]", "a library is 'x.sql'"),
+    "library": ("name: a\nlibraries: [x.sql]", "the library 'x.sql' is not understood"),
     "glob": ("name: a\nlibraries: [{glob: {include: t/**/*.py}}]", "expected a file, or a directory"),
-    "nothing": ("name: a\nlibraries: [{glob: {include: none/**}}]", "there is no file 'none/\\*\\*'"),
-    "no libraries": ("name: a", "it has no libraries"),
-    "file": ("name: a\nlibraries: [{glob: {include: notes/**}}]", "notes/x.txt: libraries are files"),
-    "number": ("name: a\nconfiguration: {a: 1}\nlibraries: [{glob: {include: t/**}}]", "'a' is 1: expected a text"),
+    "nothing": ("name: a\nlibraries: [{glob: {include: none/**}}]", "no file matches 'none/\\*\\*'"),
+    "no libraries": ("name: a", "the project has no libraries"),
+    "file": ("name: a\nlibraries: [{glob: {include: notes/**}}]", "notes/x.txt: libraries must be"),
+    "number": (
+        "name: a\nconfiguration: {a: 1}\nlibraries: [{glob: {include: t/**}}]",
+        "the value 1 of the configuration 'a' is not a string",
+    ),
 }
 
 
@@ -344,7 +347,7 @@ def test_a_spec_that_is_wrong_is_told_before_spark_starts(tmp_path: Path, case: 
 
 
 def test_a_directory_without_a_spec_and_one_with_two(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"it has no spark-pipeline\.yml"):
+    with pytest.raises(InvalidInput, match=r"the directory has no spark-pipeline\.yml"):
         read_script(tmp_path)
     written(tmp_path, {"spark-pipeline.yaml": SPEC})
     with pytest.raises(InvalidInput, match="both"):

@@ -244,7 +244,7 @@ def test_j11_a_replay_that_comes_to_something_else_is_told_and_the_view_is_compu
     with open_pipeline(kept, wrong) as p:
         assert p.time == 3
         check(p)
-    assert "view 'revenue' came to" in caplog.text
+    assert "view 'revenue' has" in caplog.text
 
 
 def test_the_record_of_what_is_declared_is_gone() -> None:

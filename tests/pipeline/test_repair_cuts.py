@@ -155,7 +155,7 @@ def test_x24_no_process_starts_while_a_repair_works(role: Role, monkeypatch: pyt
     round_ = _Repair.round
 
     def starting(one: _Repair) -> list[str]:
-        with pytest.raises(Conflict, match=r"repairs it .* wait until it has ended"):
+        with pytest.raises(Conflict, match=r"repairs the storage .* wait until it ends"):
             register_as(role, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
         assert [each.label for each in read_registrations(kept.meta).values()] == [REPAIRING]
         rounds.append(one.writer.id)

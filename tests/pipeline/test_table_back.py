@@ -99,7 +99,7 @@ def test_x11_another_kind_of_connector_cannot_go_on_from_a_position(tmp_path: Pa
     (tmp_path / "a.csv").write_text("k\n1\n")
     run(kept, fed(tmp_path))
     other = DeclaredTable("m", VALUES, connector="datagen", options={"rows": "2"})
-    with pytest.raises(InvalidInput, match="came by the connector 'files', and are to come by 'datagen'"):
+    with pytest.raises(InvalidInput, match="the connector was 'files' and is now 'datagen'"):
         run(kept, other)
     run(kept)
     with pytest.raises(InvalidInput, match="until a transaction is committed"):
@@ -157,14 +157,17 @@ def test_x11_a_table_that_its_source_left_behind_is_refused() -> None:
             take_all(p)
     source, engine = shared("m", "n")
     before = read_definition(kept.meta)
-    with with_sources(source), pytest.raises(InvalidInput, match="it left at 1, and the source is at 2 now"):
+    with with_sources(source), pytest.raises(InvalidInput, match="was fed until 1, the source is at 2 now"):
         open_pipeline(kept, engine)
     assert read_definition(kept.meta) == before
     with with_sources(shared("n")[0]), open_pipeline(kept, shared("n")[1]) as p:
         take_all(p)
         assert rows_of(p, "n") == [(1,), (2,)]
     run(kept, text="x")
-    with with_sources(source), pytest.raises(InvalidInput, match="it left at 1, and the table 'n' left at 3"):
+    with (
+        with_sources(source),
+        pytest.raises(InvalidInput, match="was fed until 1, the source fed the table 'n' until 3"),
+    ):
         open_pipeline(kept, engine)
 
 

@@ -296,7 +296,7 @@ def test_memory_and_disk_of_all_its_processes_are_looked_at(here: Served, tmp_pa
 def test_a_storage_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     """By the worker, as it would be by anybody who opens it: nothing is made there."""
     with Workers(Address(str(tmp_path / "s")), dict, settings=SETTINGS, runtime=SystemRuntime()) as own:
-        with pytest.raises(InvalidInput, match="no such directory"):
+        with pytest.raises(InvalidInput, match="the directory does not exist"):
             own.ask(Question("SELECT 1"))
         assert own.pids() == []
     assert not (tmp_path / "s").exists()

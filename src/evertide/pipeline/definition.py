@@ -219,10 +219,10 @@ def _table_change(known: TableRecord | None, table: DeclaredTable) -> str:
         return "new"
     where = f"{table.where}, table {table.name!r}" if table.where else f"table {table.name!r}"
     if known.key != table.key:
-        why = f"its key was {_list(known.key)}, and is {_list(table.key)} now: rows could not be told apart as before"
-        raise InvalidInput(where=where, why=f"{why}; declare a table of another name")
+        why = f"the key was {_list(known.key)} and is now {_list(table.key)}; the key of a stored table cannot change"
+        raise InvalidInput(where=where, why=f"{why}. Declare a table with another name")
     if bool(known.shard) != table.is_kept:
-        why = "evertide.keep cannot change: what was not kept is not there; declare a table of another name"
+        why = "evertide.keep cannot change, as rows that were not kept are gone. Declare a table with another name"
         raise InvalidInput(where=where, why=why)
     before = known.arrow()
     _check_columns(before, table.schema, where)
@@ -235,16 +235,16 @@ def _check_columns(before: pa.Schema, after: pa.Schema, where: str) -> None:
     for at, field in enumerate(before):
         found = after.field(at) if at < len(after) else None
         if found is None or not found.equals(field):
-            now = "gone" if found is None else _told(found)
-            why = f"column {at + 1} was {_told(field)}, and is {now} now: stored rows would mean something else"
-            raise InvalidInput(where=where, why=f"{why}; declare a table of another name")
+            now = "missing" if found is None else _describe(found)
+            why = f"column {at + 1} was {_describe(field)} and is now {now}; columns of a stored table cannot change"
+            raise InvalidInput(where=where, why=f"{why}. Declare a table with another name")
     for field in [*after][len(before) :]:
         if not field.nullable:
-            why = f"the new column {field.name!r} is NOT NULL, and rows that are there have no value for it"
+            why = f"the new column {field.name!r} is NOT NULL, and stored rows have no value for it; allow NULL"
             raise InvalidInput(where=where, why=why)
 
 
-def _told(field: pa.Field) -> str:
+def _describe(field: pa.Field) -> str:
     return f"{field.name} {field.type}{'' if field.nullable else ' NOT NULL'}"
 
 

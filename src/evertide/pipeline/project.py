@@ -44,9 +44,7 @@ def read_project(path: Path) -> Project:
     files = [each for include in _includes(fields, str(spec)) for each in _found(root, include, str(spec))]
     files = list(dict.fromkeys(files))
     if not files:
-        why = (
-            "it has no libraries: name files or directories, as in `libraries: [{glob: {include: transformations/**}}]`"
-        )
+        why = "the project has no libraries; name some, as in `libraries: [{glob: {include: transformations/**}}]`"
         raise InvalidInput(where=str(spec), why=why)
     read = [ProjectFile(spec.parent / each.relative_to(root), each, read_text(each)) for each in files]
     return Project(
@@ -64,10 +62,10 @@ def _spec(path: Path) -> Path:
         return path
     found = [path / name for name in SPEC_NAMES if (path / name).is_file()]
     if not found:
-        why = f"it has no {' or '.join(SPEC_NAMES)}: give a SQL file, or the directory of a project"
+        why = f"the directory has no {' or '.join(SPEC_NAMES)}; name a SQL file, or the directory of a project"
         raise InvalidInput(where=str(path), why=why)
     if len(found) > 1:
-        raise InvalidInput(where=str(path), why=f"it has both {' and '.join(SPEC_NAMES)}: give the one that is meant")
+        raise InvalidInput(where=str(path), why=f"the directory has both {' and '.join(SPEC_NAMES)}; name one of them")
     return found[0]
 
 
@@ -77,13 +75,13 @@ def _fields(spec: Path) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark is not None else ""
-        why = f"it is no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        why = f"the file is not valid YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
         raise InvalidInput(where=f"{spec}{at}", why=why) from error
     if not isinstance(fields, dict):
         raise InvalidInput(where=str(spec), why="expected fields with values, as in `name: shop`")
     for name in fields:
         if name not in _FIELDS:
-            raise InvalidInput(where=str(spec), why=f"there is no field {name!r}; known are {', '.join(_FIELDS)}")
+            raise InvalidInput(where=str(spec), why=f"unknown field {name!r}; the fields are {', '.join(_FIELDS)}")
     if not fields.get("name"):
         raise InvalidInput(where=str(spec), why="the field 'name' is missing")
     return fields
@@ -94,11 +92,11 @@ def _includes(fields: Mapping[str, Any], where: str) -> Iterator[str]:
         try:
             include = entry["glob"]["include"]
         except (TypeError, KeyError) as error:
-            why = f"a library is {entry!r}: expected `glob: {{include: transformations/**}}`"
+            why = f"the library {entry!r} is not understood; expected `glob: {{include: transformations/**}}`"
             raise InvalidInput(where=where, why=why) from error
         prefix = str(include).removesuffix(_EVERYTHING)
         if glob.has_magic(prefix):
-            why = f"the glob {include!r}: expected a file, or a directory and {_EVERYTHING!r}"
+            why = f"the glob {include!r} is not supported; expected a file, or a directory and {_EVERYTHING!r}"
             raise InvalidInput(where=where, why=why)
         yield str(include)
 
@@ -110,10 +108,10 @@ def _found(root: Path, include: str, where: str) -> list[Path]:
         named = [root / include]
     found = [each for each in named if each.is_file() and "__pycache__" not in each.parts]
     if not found:
-        raise InvalidInput(where=where, why=f"there is no file {include!r} below {root}")
+        raise InvalidInput(where=where, why=f"no file matches {include!r} in {root}")
     for each in found:
         if each.suffix not in (".sql", ".py"):
-            why = f"the glob {include!r} names {each.relative_to(root)}: libraries are files that end in .sql or .py"
+            why = f"the glob {include!r} names {each.relative_to(root)}: libraries must be .sql or .py files"
             raise InvalidInput(where=where, why=why)
     return found
 
@@ -121,10 +119,10 @@ def _found(root: Path, include: str, where: str) -> list[Path]:
 def _configuration(fields: Mapping[str, Any], where: str) -> dict[str, str]:
     given = fields.get("configuration") or {}
     if not isinstance(given, dict):
-        raise InvalidInput(where=where, why="the field 'configuration': expected names with values")
+        raise InvalidInput(where=where, why="the field 'configuration' must have names with values")
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            why = f"the configuration {name!r} is {value!r}: expected a text, so write it in quotes"
+            why = f"the value {value!r} of the configuration {name!r} is not a string; put it in quotes"
             raise InvalidInput(where=where, why=why)
     return dict(given)
 
@@ -133,6 +131,8 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInput(where=str(path), why=f"it is not UTF-8: byte {error.start} cannot be read") from error
+        raise InvalidInput(
+            where=str(path), why=f"the file is not UTF-8: byte {error.start} cannot be decoded"
+        ) from error
     except OSError as error:
-        raise InvalidInput(where=str(path), why=f"it cannot be read: {error.strerror}") from error
+        raise InvalidInput(where=str(path), why=f"the file cannot be read: {error.strerror}") from error

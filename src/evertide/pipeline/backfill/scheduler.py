@@ -25,6 +25,7 @@ from evertide.errors import (
     GenerationMoved,
     InvalidInput,
     LeaseLost,
+    NotAllowedNow,
     OutcomeUnknown,
     TimeCompacted,
     Unavailable,
@@ -146,7 +147,13 @@ class BackfillScheduler:
         with self._one:
             failed = {name.lower(): name for name in self._runner.definition.away("failed")}
             if view.lower() not in failed:
-                raise InvalidInput(where=f"view {view!r}", why=f"it has not failed; these have: {sorted(failed)}")
+                known = {name.lower() for name in self._runner.definition.views}
+                if view.lower() not in known:
+                    raise InvalidInput(
+                        where=f"view {view!r}", why=f"the pipeline has no such view; it has {sorted(known)}"
+                    )
+                why = f"only a failed view can be retried; failed views: {', '.join(sorted(failed)) or 'none'}"
+                raise NotAllowedNow(where=f"view {view!r}", why=why)
             self._run([failed[view.lower()]])
 
     def troubles(self) -> list[Problem]:

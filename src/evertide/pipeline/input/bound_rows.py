@@ -44,8 +44,8 @@ def read_input(
 def _known(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
     source = sources.get(name)
     if source is None:
-        why = f"transaction {bound.time} holds input of it, and the pipeline has no such source any more"
-        raise SourceChanged(source=name, where=f"sources {sorted(sources)}", why=why)
+        why = f"transaction {bound.time} has input of this source, and the script has only {sorted(sources)}"
+        raise SourceChanged(source=name, where="the script", why=why)
     return source
 
 

@@ -77,7 +77,5 @@ def open_feeds(  # noqa: PLR0917
 def _check_deletable(table: DeclaredTable) -> None:
     """A row that is deleted upstream must be known here."""
     if table.connector.lower() == "postgres" and not table.key and not table.is_kept:
-        why = (
-            "it has no key and is not kept, so that nobody would know which rows to delete: declare its key, or keep it"
-        )
+        why = "a table without a key that is not kept cannot apply deletes of its source; declare a key, or keep it"
         raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)

@@ -1,4 +1,4 @@
-"""The rows of a file that somebody pushes: read as the connector `files` reads, but nothing that does not fit."""
+"""The rows of a pushed file. They are read as by the connector `files`, but a row that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from evertide.sources.files.pieces import FileReader, FileTable
 from evertide.sources.files.records import RecordLayout
 from evertide.sources.files.text import TextReader
 
-if TYPE_CHECKING:  # an engine brings in Spark, which whoever pushes to another process does without
+if TYPE_CHECKING:  # an engine imports Spark, which a client that pushes to another process does not need
     from evertide.pipeline.engine import DeclaredTable
 
 __all__ = ["Format", "rows_of_file"]
 
 
 class Format(StrEnum):
-    """What a file holds."""
-
     csv = "csv"
     json = "json"
     parquet = "parquet"
@@ -36,7 +34,7 @@ class Format(StrEnum):
 def rows_of_file(
     tables: Mapping[str, DeclaredTable], table: str, path: Path, form: Format, place: str, *, is_delete: bool
 ) -> Iterator[pa.Table]:
-    """In batches. The first row that does not fit is `InvalidInput`, with its line. `place` is what people call it."""
+    """Yield the rows in batches; the first row that does not fit raises. `place` is the file's name in messages."""
     declared = {name.lower(): one for name, one in tables.items()}.get(table.lower())
     if declared is None:
         raise InvalidInput(where=f"table {table!r}", why=f"the script has no such table; it has {sorted(tables)}")
@@ -52,11 +50,11 @@ def rows_of_file(
     except SourceFailed as error:
         raise InvalidInput(where=place, why=error.why) from error
     except OSError as error:
-        raise InvalidInput(where=place, why=f"it cannot be read: {error.strerror}") from error
+        raise InvalidInput(where=place, why=f"the file cannot be read: {error.strerror}") from error
 
 
 def _declaration(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
-    """Who deletes by key gives the key; what else the file has does not matter then."""
+    """For deletes by key only the key is read."""
     schema = table.schema
     if is_delete and table.key:
         schema = pa.schema([schema.field(name) for name in table.key])

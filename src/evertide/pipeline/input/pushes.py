@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, TimeCompacted
+from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, TimeCompacted, Unexpected
 from evertide.journal.journal import Journal
 from evertide.journal.records import Fragment, Number, Staged
 from evertide.journal.staging import staged_of
@@ -134,7 +134,7 @@ class Pushes:
     def declaration(self, table: str) -> TableDeclaration:
         found = self._declarations.get(table.lower())
         if found is None:
-            why = f"rows can be pushed to {sorted(self.tables)} only: other tables have a source of their own"
+            why = f"rows can be pushed only to tables without a connector: {', '.join(sorted(self.tables)) or 'none'}"
             raise InvalidInput(where=f"table {table!r}", why=why)
         return found
 
@@ -188,7 +188,7 @@ class Pushes:
                 return None
             bound = self._journal.read(time).inputs.get(PUSH)
         except EvertideError as other:
-            why = f"the rows were offered to transaction {time}, and whether it holds them cannot be read: {other}"
+            why = f"the rows were offered to transaction {time}, whose record cannot be read: {other}"
             raise OutcomeUnknown(path=self._journal.path, why=why) from error
         fragments = bound.fragments if bound is not None else ()
         return time if keys & {one.key for one in fragments if isinstance(one, Staged)} else None
@@ -223,7 +223,7 @@ class Pushes:
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         if not isinstance(fragment, Staged):
-            raise InvalidInput(where=f"source {PUSH!r}", why=f"{fragment} is not a fragment of it")
+            raise Unexpected(where="Pushes.read", why=f"{fragment} is not a staged fragment")
         yield Rows(fragment.table, self._journal.load(fragment))
 
     def acknowledge(self, position: str) -> None:  # noqa: ARG002 - whatever was offered last is bound

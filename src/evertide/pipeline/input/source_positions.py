@@ -122,9 +122,9 @@ def _check_kind(table: DeclaredTable, known: TableRecord, source: str) -> None:
     kind = kinds.get(source, family(table.connector))
     if kind and kind != family(table.connector):
         why = (
-            f"its rows came by the connector {kind!r}, and are to come by {table.connector!r}, which cannot go on from "
-            "there; declare a table of another name, or take this one out of the script, run that until a transaction "
-            "is committed, and put it back: then it keeps its rows, and is read from the beginning"
+            f"the connector was {kind!r} and is now {table.connector!r}, which cannot continue there. Declare "
+            "a table with another name; or remove this one from the script, run until a transaction is committed, and "
+            "add it again: it keeps its rows and is read from the beginning"
         )
         raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)
 
@@ -140,12 +140,10 @@ def _check_gap(table: DeclaredTable, tables: Mapping[str, TableRecord], position
     other = next((name for name, position in others.items() if position != left.position), None)
     if (stands is None and other is None) or stands == left.position:
         return
-    went = (
-        f"the source is at {stands} now" if stands is not None else f"the table {other!r} left at {others[other or '']}"
-    )
+    went = f"is at {stands} now" if stands is not None else f"fed the table {other!r} until {others[other or '']}"
     why = (
-        f"it was taken out of the script while its source {left.source!r} went on for other tables: it left at "
-        f"{left.position}, and {went}, so that changes in between are missing; declare a table of another name, with a "
-        "source of its own"
+        f"the script did not have this table while its source {left.source!r} fed others: the table was fed until "
+        f"{left.position}, the source {went}, and the changes between are missing. Declare a table with another name "
+        "and a source of its own"
     )
     raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)

@@ -206,7 +206,7 @@ def _as_of(shard: Shard, upper: int) -> ShardState:
         return state
     batches = tuple(batch for batch in state.batches if batch.lower < upper)
     if state.finalized or any(batch.upper > upper for batch in batches) or state.since >= max(upper, 1):
-        why = f"its times below {upper} were compacted with later ones, up to {state.upper}"
+        why = f"the times below {upper} are compacted with later ones, up to {state.upper}"
         raise Conflict(where=shard.log.path, why=why)
     return msgspec.structs.replace(state, upper=upper, batches=batches)
 

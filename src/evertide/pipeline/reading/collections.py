@@ -98,12 +98,14 @@ class Collections:
         if asked is None:
             return last
         if asked > last:
-            raise InvalidInput(where=f"collection {name!r}", why=f"time {asked} is not there yet; the last is {last}")
+            raise InvalidInput(
+                where=f"collection {name!r}", why=f"time {asked} is not committed yet; the last time is {last}"
+            )
         return asked
 
     def frame(self, rows: pa.Table) -> Any:
         if self._to_frame is None:
-            raise InvalidInput(where="to_df", why="a reader without Spark has no DataFrames; use to_arrow")
+            raise InvalidInput(where="to_df", why="a reader has no Spark session for DataFrames; use to_arrow")
         return self._to_frame(rows)
 
     def common_time(self, names: Iterable[str]) -> int:
@@ -114,6 +116,8 @@ class Collections:
         """Several collections at one time."""
         chosen = [self.view(name) for name in names]
         if time is not None and time > self.time():
-            raise InvalidInput(where=f"time {time}", why=f"it is not there yet; the last is {self.time()}")
+            raise InvalidInput(
+                where=f"time {time}", why=f"this time is not committed yet; the last time is {self.time()}"
+            )
         at = self.common_time(view.name for view in chosen) if time is None else time
         return {view.name: view.as_of(self.time_of(view.name, at)).to_arrow() for view in chosen}

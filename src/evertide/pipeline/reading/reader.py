@@ -98,6 +98,6 @@ def check_is_there(location: str | Path) -> None:
         return  # nothing is made there by opening it, and Meta says the rest
     root = Path(location)
     if not root.is_dir():
-        raise InvalidInput(where=str(root), why="there is no storage: no such directory")
+        raise InvalidInput(where=str(root), why="no storage here: the directory does not exist")
     if not any((root / name).exists() for name in (FORMAT, META_FILE, "checkpoints", "parts", "state", "journal")):
-        raise InvalidInput(where=str(root), why="there is no storage: the directory holds none of its files")
+        raise InvalidInput(where=str(root), why="no storage here: the directory has none of the files of a storage")

@@ -81,9 +81,9 @@ def hydrate_cohort(
             raise
         most = members.shards.settings.portion_rows_max
         if portions.rows > _WHOLE_PORTIONS * most:
-            why = f"{error.why}; this was in a portion of {most} of the tables' rows: if it would not fail over all of"
-            told = f"{why} them, raise portion_rows_max and give it the memory that this takes"
-            raise ViewFailed(views=error.views, time=error.time, why=told) from error
+            why = f"{error.why}. This happened in a portion of {most} rows; if the view does not fail over all rows,"
+            why = f"{why} raise portion_rows_max, and provide the memory for it"
+            raise ViewFailed(views=error.views, time=error.time, why=why) from error
     whole = {name: members.table_content(name, time) for name in tables}
     return _compute_cohort(engine.cohort(views, store, None), store, [(whole, True)], taking)
 
@@ -192,5 +192,5 @@ def check_computable(engine: Engine, views: Collection[str]) -> None:
 def _check_kept(engine: Engine, tables: Collection[str], views: Collection[str]) -> None:
     unkept = [name for name in tables if not engine.tables[name].is_kept]
     if unkept:
-        why = f"the tables {unkept} are not kept, so that what they held before cannot be read"
-        raise InvalidInput(where=f"views {sorted(views)}", why=f"{why}: add views over them only to a new storage")
+        why = f"the tables {unkept} are not kept, so that their earlier rows cannot be read"
+        raise InvalidInput(where=f"views {sorted(views)}", why=f"{why}; add views over them only to a new storage")

@@ -173,10 +173,13 @@ def open_follower(context: ProcessContext, leader: str, *, is_read_only: bool) -
     """
     _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
     if known is None:
-        raise Conflict(where=context.meta.path(PIPELINE), why=f"{leader} has just begun, and has not declared anything")
+        raise Conflict(
+            where=context.meta.path(PIPELINE),
+            why=f"{leader} has just started and has not declared its tables yet; retry",
+        )
     evolution = compare_definition(known, context.engine)
     if not is_read_only and not (evolution.is_nothing() and known.sources == tuple(context.sources)):
-        why = f"{leader} runs another version of the script: stop it first, or start as read-only and promote"
+        why = f"{leader} runs another version of the script; stop it, or start this process as read-only and promote it"
         raise Conflict(where=context.meta.path(PIPELINE), why=why)
     return _restored(context, known, evolution, leads=False)
 
@@ -214,7 +217,7 @@ def _runner(context: ProcessContext, definition: Definition, machine: Machine) -
 
 def _fresh(context: ProcessContext) -> Runner:
     if context.journal.upper or context.checkpoints.entries():
-        why = "the record of what the pipeline declares is gone, and transactions are there; see 'evertide fsck'"
+        why = "the pipeline's definition is missing, although the storage has transactions"
         raise RecordDamaged(path=context.meta.path(PIPELINE), why=why)
     definition = Definition(
         Generation(0), {}, {}, tuple(context.sources), context.engine.fingerprint, context.runtime.new_id()

@@ -114,6 +114,8 @@ def _chosen(meta: Meta, following: dict[str, Registration], writer: str) -> Regi
         why = f"{writer!r} is not a running read-only replica; running read-only replicas: {told}"
         raise NotAllowedNow(where=meta.path(LEADER), why=why)
     if not writer and len(following) != 1:
-        why = f"one read-only replica must run, or be named; running read-only replicas: {told}"
+        why = (
+            f"name the replica to promote unless exactly one read-only replica runs; running read-only replicas: {told}"
+        )
         raise NotAllowedNow(where=meta.path(LEADER), why=why)
     return following[writer] if writer else next(iter(following.values()))

@@ -86,7 +86,7 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
         other = others[0]
         raise Conflict(
             where=meta.path(writer_key(other.writer)),
-            why=f"process {other.pid} on {other.host} has just begun to run it",
+            why=f"process {other.pid} on {other.host} has just started to run the pipeline",
         )
     return writer
 
@@ -144,8 +144,10 @@ def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Setting
 
 
 def _held(meta: Meta, other: Registration) -> Conflict:
-    does, then = ("repairs", "wait until it has ended") if other.label == REPAIRING else ("runs", "stop that one first")
-    why = f"process {other.pid} on {other.host} {does} it (writer {other.writer}): {then}"
+    work, then = (
+        ("repairs the storage", "wait until it ends") if other.label == REPAIRING else ("runs it", "stop it first")
+    )
+    why = f"process {other.pid} on {other.host} {work} (writer {other.writer}); {then}"
     return Conflict(where=meta.path(writer_key(other.writer)), why=why)
 
 

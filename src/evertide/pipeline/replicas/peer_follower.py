@@ -135,7 +135,7 @@ class PeerFollower:
             self._differs = (compare_definition(definition, runner.machine.engine), definition.sources)
             return
         if (compare_definition(definition, runner.machine.engine), definition.sources) != self._differs:
-            why = f"generation {definition.generation} is of another version of the script, which has taken over"
+            why = f"generation {definition.generation} belongs to another version of the script, which took over"
             raise Fenced(writer=runner.writer.id, why=why)
         logger.info("generation %d of a peer is taken over", definition.generation)
         runner.adopt(definition, number)
@@ -247,7 +247,7 @@ class PeerFollower:
         views, now_s = sorted(runner.lost_views()), runner.runtime.monotonic_s()
         wait_s = self._backoff.wait_s(now_s)
         if wait_s:
-            why = f"{runner.lost[0].why}; try {self._backoff.tries + 1} is in {wait_s:.0f} s"
+            why = f"{runner.lost[0].why}; attempt {self._backoff.tries + 1} follows in {wait_s:.0f} s"
             raise Recomputing(path=f"state of the views {views}", why=why)
         self._backoff.note_try(now_s)
         logger.warning("the views %s are computed again, as of transaction %d", views, runner.time - 1)

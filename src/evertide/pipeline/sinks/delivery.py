@@ -23,7 +23,7 @@ from contextlib import closing
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import Conflict, EvertideError, Fenced, OutcomeUnknown, SinkFailed
+from evertide.errors import Conflict, EvertideError, OutcomeUnknown, SinkFailed, Unexpected
 from evertide.logs import TRANSACTION
 from evertide.observer import NO_OBSERVER, DeliveryEvent, Observer
 from evertide.pipeline.sinks.sink_changes import SinkReader
@@ -204,12 +204,12 @@ class Delivery:
         last = sink.last()
         held = -1 if last is None else last
         if sink.remembers and held < record.written:
-            why = f"the target no longer holds transaction {record.written}, which was written: it was replaced"
-            raise self._failure(f"{why}. Bring it back; or give the sink another name, and another target")
+            why = f"the target no longer has transaction {record.written}, which was written to it"
+            raise self._failure(f"{why}. Restore the target; or give the sink another name and another target")
         upper = self._members().shard(record.shard).upper
         if held >= max(upper, record.moving_at + 1):
-            why = f"the target holds transaction {held}, and the pipeline stands at {upper - 1}"
-            raise self._failure(f"{why}: was the storage brought back from a backup? Give the sink another name")
+            why = f"the target has transaction {held}, and the pipeline is at {upper - 1}"
+            raise self._failure(f"{why}. If the storage was restored from a backup, give the sink another name")
         return held
 
     def _deliver_new(self, shard: Shard, sink: Sink) -> bool:
@@ -312,8 +312,8 @@ class Delivery:
         have = changes.schema
         for field in have:
             if field.name != DIFF and (field.name not in wanted.names or wanted.field(field.name).type != field.type):
-                why = f"the column {field.name!r} of {self.declaration.collection!r} is gone, or of another type now"
-                raise self._failure(f"{why}: give the sink another name, and another target")
+                why = f"the column {field.name!r} of {self.declaration.collection!r} was removed or has another type"
+                raise self._failure(f"{why}. Give the sink another name and another target")
         columns = [
             changes[field.name] if field.name in have.names else pa.nulls(changes.num_rows, field.type)
             for field in wanted
@@ -322,7 +322,7 @@ class Delivery:
 
     def _write(self, **changed: object) -> SinkRecord:
         if self._record is None:
-            raise Fenced(writer=self._writer.id, why=f"sink {self.name!r} was never registered")
+            raise Unexpected(where="Delivery._write", why=f"sink {self.name!r} has no record")
         return self._store(msgspec.structs.replace(self._record, **changed))
 
     def _store(self, record: SinkRecord) -> SinkRecord:

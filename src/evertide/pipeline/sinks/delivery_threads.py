@@ -64,7 +64,7 @@ class PreparedSinks:
             return
         was = recorded.record
         if (was.collection, was.connector) != (declaration.collection, declaration.connector):
-            why = f"it was a sink of {was.collection!r} by {was.connector!r}: give this one another name"
+            why = f"the sink of this name writes {was.collection!r} to {was.connector!r}; give this one another name"
             raise InvalidInput(where=f"{declaration.where}, sink {declaration.name!r}", why=why)
 
 
@@ -270,4 +270,4 @@ def _fault(sink: str, error: Exception) -> SinkFailed:
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     where = "" if at is None else f"{Path(at.tb_frame.f_code.co_filename).name}, line {at.tb_lineno}"
-    return SinkFailed(sink=sink, where=where, why=f"{type(error).__name__}: a fault of its connector")
+    return SinkFailed(sink=sink, where=where, why=f"the connector raised {type(error).__name__}")

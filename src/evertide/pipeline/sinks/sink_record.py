@@ -102,6 +102,6 @@ class SinkRecords:
         stale = commit_until_known(self.meta, [write], guards, self.runtime, self.settings)
         if stale is not None:
             self.writer.check_registered()  # whichever key the answer names
-            raise Conflict(where=self.meta.path(key), why="another process writes for this sink")
+            raise Conflict(where=self.meta.path(key), why="another process delivers to this sink")
         truncate_sometimes(self.meta, key, number + 1)
         return StoredSinkRecord(number + 1, record)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import Damaged, StateDiverged, ViewFailed
+from evertide.errors import Damaged, StateDiverged, Unexpected, ViewFailed
 from evertide.flow.blame import find_culprit
 from evertide.flow.circuit import new_names
 from evertide.flow.state.arrangement import Arrangement
@@ -75,7 +75,8 @@ class Machine:
     def step(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int = 1) -> dict[str, pa.Table]:
         """Take so many transactions at once, or a portion that ends none: deltas of tables in, deltas of views out."""
         if self.broken is not None:
-            raise Damaged(path="state of the pipeline", why=f"it was left by half: {self.broken}") from self.broken
+            why = f"an earlier step did not finish: {self.broken}"
+            raise Unexpected(where="Machine.step", why=why) from self.broken
         for cohort in self.cohorts:
             if id(cohort) not in self._results:
                 self._results[id(cohort)] = (cohort, self._step_cohort(cohort, deltas))

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
 from evertide.pipeline.names import ERRORS
 from evertide.rows.changes import DIFF, TIME, net
@@ -98,10 +98,10 @@ class Members:
             return self.shard(self.definition.errors)
         record = self.record(name)
         if not record.shard and isinstance(record, ViewRecord):
-            why = f"it has no content yet, as it is {record.away.state}: {record.away.why}" if record.away else ""
-            raise InvalidInput(where=f"view {name!r}", why=why)
+            why = f"the view is {record.away.state} and has no content yet: {record.away.why}" if record.away else ""
+            raise NotAllowedNow(where=f"view {name!r}", why=why or "the view has no content yet")
         if not record.shard:
-            why = "the table is not kept (evertide.keep = 'none'): only views over it can be read"
+            why = "the table is not kept (evertide.keep = 'none'); read a view over it instead"
             raise InvalidInput(where=f"table {name!r}", why=why)
         return self.shard(record.shard)
 

@@ -304,12 +304,12 @@ class Runner:
         others = [machine.discard(name, failure.why) for name in views if name not in failure.views]
         parts = [key for one in others if one is not None for key in machine.lost_parts.pop(one.views, ())]
         machine.lost_parts[views] = tuple(parts)
-        why = f"it failed in a transaction in which it had not failed before: {failure.why}"
+        why = f"the view failed in a transaction that is committed with it: {failure.why}"
         return StateDiverged(views=views, time=failure.time, why=why)
 
     def lose(self, view: str, error: Diverged) -> None:
         """Discard the state of a view that differs from what is recorded, with that of the views that share it."""
-        why = f"view {view!r} came to {error.found}, and {error.expected} is recorded"
+        why = f"view {view!r} has {error.found}, but {error.expected} is recorded"
         lost = self.machine.discard(view, why)
         if lost is not None:
             self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
@@ -361,7 +361,7 @@ class Runner:
         if not wrong or not rehydrate_tables(machine, self.members):
             return set()
         for name, error in wrong.items():
-            why = f"the state of table {name!r} came to {error.found}, and {error.expected} is recorded"
+            why = f"the state of table {name!r} has {error.found}, but {error.expected} is recorded"
             logger.error("%s", self._add_evidence(StateDiverged(views=(), time=error.time, why=why)))
             for view in [view for view in self.view_shards if name in tables_under(machine.engine.views, view)]:
                 if (lost := machine.discard(view, why)) is not None:

@@ -130,9 +130,7 @@ class Tables:
 
     def _table(self, name: str) -> DeclaredTable:
         if name not in self._tables:
-            why = (
-                "rows of it are bound, and the script has no such table; open the pipeline with the script that had it"
-            )
+            why = "bound transactions have rows of this table; open the pipeline with the script that declares it"
             raise InvalidInput(where=f"table {name!r}", why=why)
         return self._tables[name]
 
@@ -196,7 +194,7 @@ def _unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table]) -> pa.T
     if not made.is_truncated and taken.num_rows == 0:
         return delta
     if not table.is_kept:
-        why = "it has no key and is not kept, so that nobody knows which rows it has to delete"
+        why = "a table without a key that is not kept cannot apply deletes; declare a key, or keep the table"
         raise InvalidInput(where=f"table {table.name!r}", why=why)
     before = content(table.name)
     if made.is_truncated:

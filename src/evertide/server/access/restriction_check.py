@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from evertide.errors import Forbidden, InvalidInput
+from evertide.errors import Forbidden, InvalidInput, NotAllowedNow
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.transaction.members import Members
 from evertide.server.access.access import Access
@@ -26,5 +26,5 @@ def warn_of_unusable_restrictions(access: Access, members: Members) -> None:
                 token.restriction.clause(name, members.collection(name).schema)
             except Forbidden as error:
                 logger.warning("token %r cannot read the collection %r: %s", token.name, name, error.why)
-            except InvalidInput:  # the collection has no content yet: a request for it reports that
+            except (InvalidInput, NotAllowedNow):  # the collection has no content yet: a request for it reports that
                 continue

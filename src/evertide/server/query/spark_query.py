@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evertide.errors import InvalidInput, LimitExceeded, QueryEnded, SparkEnded
+from evertide.errors import InvalidInput, LimitExceeded, NotAllowedNow, QueryEnded, SparkEnded
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import Question
@@ -61,7 +61,7 @@ class BySpark:
         if opening["meta"] is not None:
             options["meta"] = opening["meta"]
         made = cls(reader, session, options)
-        with suppress(InvalidInput):  # before the first transaction there is nothing to read
+        with suppress(InvalidInput, NotAllowedNow):  # before the first transaction there is nothing to read
             made.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # the first one takes much longer
         return made
 

@@ -274,7 +274,7 @@ def test_overflow_names_the_group_and_may_pass(kind: Any, value: Any, names: str
 def test_counts_that_cannot_be() -> None:
     acc = made("Count", [])
     taken_back = partial(acc, [], [(0, 1, ()), (2, -1, ())])
-    with pytest.raises(Damaged, match="more were taken back") as raised:
+    with pytest.raises(Damaged, match="more were removed than were added") as raised:
         acc.finish(taken_back, where)
     assert raised.value.path == "view v, group 2"
     with pytest.raises(InvalidInput, match=str(2**64)):

@@ -118,7 +118,7 @@ def test_bad_deltas_are_refused_and_change_nothing(spark: SparkSession) -> None:
     circuit = Circuit(spark, TABLES + "CREATE MATERIALIZED VIEW v AS SELECT count(*) n FROM r;")
     good = delta(circuit.tables["r"], (5, 1, "x", 1.0, 1))
     circuit.step({})
-    with pytest.raises(InvalidInput, match="no table"):
+    with pytest.raises(InvalidInput, match="no such table; it has"):
         circuit.step({"r": good, "unknown": good})
     with pytest.raises(InvalidInput, match="columns"):
         circuit.step({"r": good.drop_columns(["x"])})

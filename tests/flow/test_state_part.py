@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evertide.errors import BlobDamaged, BlobMissing, EvertideError, InvalidInput, OutcomeUnknown, Unavailable
+from evertide.errors import BlobDamaged, BlobMissing, EvertideError, OutcomeUnknown, Unavailable, Unexpected
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.spine import ArrangementSettings
@@ -259,7 +259,7 @@ def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     cache.put("q", -1, "file", 10)
     cache.drop("p", 4)
     assert (cache.bytes, len(cache), cache.get("q", -1)) == (10, 1, "file")
-    with pytest.raises(InvalidInput):
+    with pytest.raises(Unexpected):
         RowGroupCache(-1)
 
 

@@ -1,4 +1,16 @@
-"""Incremental operators and arrangements: table deltas in, view deltas out."""
+"""Incremental operators and their state: table deltas in, view deltas out.
+
+circuit         the operators of a set of views, one transaction at a time
+trace           cuts plans into stages, and traces keys to leaves
+stage           a part of a plan that runs as one fragment
+cone            the rows that a delta can touch
+collection      collections inside a circuit
+leaf_rows       rows of a leaf before and after a transaction
+blame           finds the rows that make a step fail
+aggregates      additive aggregates, min and max, top-k
+state           arrangements
+explanation     how each operator is maintained
+"""
 
 from evertide.flow.circuit import Circuit, CircuitState
 from evertide.flow.explanation.explain import explain

@@ -1,16 +1,16 @@
-"""Which row is to blame for a step that failed, or whether none is.
+"""Finds the rows that make a step fail, or that no row does.
 
-Spark's own error classes do not tell whether a row makes a job fail: a malformed JSON text, a broken XML document and
-a lost executor all come as the same kind of error. So this is found out by trying, with nothing taken in:
+Spark's error classes do not say whether a row caused an error: a malformed JSON text, a broken XML document and a lost
+executor raise the same kind of error. So the step is repeated, without applying any delta:
 
-1. Spark must be able to run the simplest job. If it is not, it is away, and no row is to blame.
-2. The same step is computed once more. If it succeeds now, what it gives is the result.
-3. If it fails again, rows are left out as long as the same views still fail. If few rows are left in the end, they are
-   to blame, as long as Spark still runs the simplest job: the views fail (`ViewFailed`), and the step goes on without
-   them. Few, and not one: a join fails by two rows, a group by several.
-4. If the views fail only together with many rows, no row is to blame: the first error is raised. Large steps that fail
-   for want of memory or of executors end here. Not if a Python function of the user raised it: the view fails then.
-   Such an error may be a row's, or that of something that the function reaches and that is back at the next try.
+1. Spark must be able to run a minimal job. If it cannot, it is away, and no row is to blame.
+2. The step is computed again. If it succeeds, its result is used.
+3. If it fails again, rows are left out as long as the same views fail. If at most `_CULPRITS_MAX` rows remain and Spark
+   still runs a minimal job, these rows are to blame: the views fail (`ViewFailed`), and the step continues without
+   them. There may be several rows, since a join fails because of two and a group because of more.
+4. If the views fail only together with many rows, no row is to blame, and the first error is raised, as for large steps
+   that lack memory or executors. But if a Python function of the user raised the error, the view fails: a row may be
+   the cause, or something that the function accesses and that may work at the next attempt.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["SuspectedFailure", "find_culprit", "retry_step"]
 
 _PARTS_MAX = 16
 _PARTS_MANY = 4
-"""Of many rows, of which each try takes long."""
+"""For many rows, with which each attempt takes long."""
 _CULPRITS_MAX = 64
-"""So many rows at most are to blame together."""
+"""At most this number of rows is to blame together."""
 _DESCRIBED_MAX = 3
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ Deltas = Mapping[str, pa.Table]
 
 
 class SuspectedFailure(Exception):
-    """A part of a step failed, and it is not known whether a row is to blame. It never leaves the circuit."""
+    """A part of a step failed, and it is unknown whether a row is to blame. It never leaves the circuit."""
 
     def __init__(self, views: tuple[str, ...], why: str, error: Exception, *, is_from_function: bool = False) -> None:
         """`error` is raised by the step if no row is to blame. `is_from_function`: a Python function raised it."""
@@ -53,15 +53,15 @@ class SuspectedFailure(Exception):
 def retry_step(
     suspected: SuspectedFailure, compute: Callable[[Deltas], T], check_spark: Callable[[], None], deltas: Deltas
 ) -> T:
-    """The result of the step, if it succeeds now; otherwise `ViewFailed`, or the error that it failed with.
+    """Compute the step again; raise `ViewFailed`, or the error of the step, if it fails again.
 
-    `compute` computes a step over these deltas or a part of them, and raises `SuspectedFailure` or `ViewFailed`.
+    `compute` computes a step over a part of the deltas, and raises `SuspectedFailure` or `ViewFailed`.
     """
     check_spark()
     try:
         return compute(deltas)
     except SuspectedFailure as again:
-        if again.views != suspected.views:  # it is not the same each time
+        if again.views != suspected.views:  # the failure is not reproducible
             raise suspected.error from again
     total = sum(delta.num_rows for delta in deltas.values())
     rows = _reduce(lambda part: _fails(compute, part, suspected.views), deltas, np.arange(total), _PARTS_MAX)
@@ -79,13 +79,13 @@ def _fails(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...])
         return error.views == views
     except (Unavailable, SparkEnded):
         raise
-    except EvertideError:  # of a part that is no transaction by itself
+    except EvertideError:  # the part is not a valid transaction
         return False
     return False
 
 
 def find_culprit(fails: Callable[[Deltas], bool], deltas: Deltas) -> str:
-    """The row that makes a step fail, found by halves; empty if no single one does."""
+    """Find the single row that makes a step fail by bisection; empty if there is none."""
     if not fails(deltas):
         return ""
     total = sum(delta.num_rows for delta in deltas.values())
@@ -94,9 +94,9 @@ def find_culprit(fails: Callable[[Deltas], bool], deltas: Deltas) -> str:
 
 
 def _reduce(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_max: int) -> Longs:
-    """Some of these rows that fail, of which none of so many parts can be left out. All of them must fail.
+    """Reduce rows that fail together to a smaller set that fails (delta debugging, with at most `parts_max` parts).
 
-    A part is tried by itself first, then all but a part: by halves, quarters, and so on.
+    Each part is tried alone, then all rows but a part: halves, quarters, and so on.
     """
     count = 2
     while len(rows) > 1:
@@ -114,7 +114,7 @@ def _reduce(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_
 
 
 def _select(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
-    """The rows with these numbers, all deltas being counted through."""
+    """The rows with these numbers, counted through all deltas."""
     found, before = {}, 0
     for name, delta in deltas.items():
         here = rows[(rows >= before) & (rows < before + delta.num_rows)] - before

@@ -2,21 +2,20 @@
 
 1. A script declares tables and views. Each view's plan is cut into stages; stages, groups and tables are collections,
    in an order in which each comes after those that it reads.
-2. A step gives the tables their deltas, runs the collections in order, and takes the deltas of the views.
-3. Only then do all arrangements take the deltas in: during a step, look-ups see the rows before it. A step that fails
-   while it computes changes nothing. One that fails while it takes deltas in leaves state that is neither old nor new:
-   the circuit then refuses to go on, and is restored from what was saved.
-4. A view that a row makes fail is named, with those built on it (`ViewFailed`): without them (`drop`), the step may be
-   made again. Where the error does not tell whether it is a row's, it is found out (`evertide.flow.blame`). Views that
-   are added later, or come back, have a circuit of their own beside this one.
+2. A step sets the deltas of the tables, runs the collections in order, and returns the deltas of the views.
+3. After that, all arrangements apply the deltas: during a step, look-ups see the rows before it. All work that can fail
+   is prepared first, so a step that fails has changed nothing. If applying fails nevertheless, the state is
+   inconsistent: the circuit refuses further steps, and must be restored from its last save.
+4. If a row makes views fail, `ViewFailed` names them and the views built on them. The step can be repeated without them
+   (`drop`). `evertide.flow.blame` finds out whether a row caused an unclear error. Views that are added or recomputed
+   later have another circuit.
 
-What is saved is a manifest per arrangement, by name: names say what is arranged, so that a circuit of the same script,
-in another process, finds its own. An arrangement that is not among the saved ones is damage, not something new.
+`save` returns a manifest per arrangement. The name of an arrangement says what is arranged, so a circuit of the same
+script in another process finds it. If a saved state lacks an arrangement, it is damaged.
 
-Threads: one thread at a time steps, saves or changes a circuit; a backfill steps its own beside the transactions'. Any
-thread may `maintain` it, or look at its arrangements, meanwhile. Circuits of one program share its plans, which never
-change, and the session; those of one pipeline share the blob, the cache of row groups (which has a lock) and the maker
-of names for new parts (it gives each name once).
+Threads: one thread at a time steps, saves or changes a circuit. Any thread may call `maintain` or read sizes meanwhile.
+Circuits of one program share its plans, which are immutable, and the session. Circuits of one pipeline share the blob,
+the cache of row groups (which has a lock) and the source of names for new parts (which never repeats a name).
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 
 class CircuitState(msgspec.Struct, frozen=True):
-    """All arrangements of a circuit, between two transactions."""
+    """The saved arrangements of a circuit, between two transactions."""
 
     arrangements: dict[str, Manifest]
     is_first: bool
-    """Whether no transaction was taken yet."""
+    """Whether the circuit has not processed a transaction yet."""
 
 
 class Circuit:
@@ -87,9 +86,9 @@ class Circuit:
         new_name: Callable[[], Name] | None = None,
         state: CircuitState | None = None,
     ) -> None:
-        """`program` is the script's, if it was read before; `only` are the views to yield, if not all.
+        """`program` is the parsed script, if there is one; `only` has the views to maintain, by default all.
 
-        `new_name` names a new part as nobody else on the blob does; `state` is what another circuit of these saved.
+        `new_name` returns names of parts that are unique on the blob; `state` is what a circuit of these views saved.
         """
         self.program = Program(spark, script, path, functions=functions) if program is None else program
         self._context = self.program.catalog.session.sparkContext
@@ -116,20 +115,20 @@ class Circuit:
         self.views = {name: _user_schema(plan.output) for name, plan in self.program.views.items() if name in chosen}
 
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """One transaction. The first also brings what views hold without any input, as the count of nothing."""
+        """Process one transaction. The first also returns rows that views have without input, such as a count of 0."""
         if self._failed is not None:
-            why = f"a transaction was taken in by half, as {self._failed!r} came in between"
-            raise Damaged(path="state of the circuit", why=why) from self._failed
+            why = f"a transaction was applied only in part, because of {self._failed!r}"
+            raise Damaged(path=f"state of the views {', '.join(self.views)}", why=why) from self._failed
         try:
             found = self._compute(deltas)
         except SuspectedFailure as error:
-            logger.warning("the views %s could not be computed, and are tried again: %s", error.views, error.why)
+            logger.warning("retrying the views %s, which could not be computed: %s", error.views, error.why)
             found = retry_step(error, self._retry, self._check_spark, deltas)
         self._settle()
         return found
 
     def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
-        """Whether Spark says that a row of this transaction would make a view fail; nothing is taken in."""
+        """Whether a row of this transaction makes a view fail; no delta is applied."""
         try:
             self._compute(deltas)
         except ViewFailed:
@@ -140,7 +139,7 @@ class Circuit:
         return False
 
     def drop(self, views: Iterable[str]) -> None:
-        """Go on without these views, which are not built upon by others that stay."""
+        """Stop maintaining these views; no remaining view may read them."""
         self.views = {name: schema for name, schema in self.views.items() if name not in set(views)}
         needed = self.program.find_needed(self.views)
         names = [*self.tables, *(name for name in self.program.views if name in needed)]
@@ -151,11 +150,11 @@ class Circuit:
         self.arrangements = {name: one for name, one in self.arrangements.items() if id(one) in owned}
 
     def save(self) -> CircuitState:
-        """Make everything durable, and say where it is. Not beside a step."""
+        """Write all state, and return where it is. Must not run during a step."""
         return CircuitState({name: kept.save() for name, kept in self.arrangements.items()}, self._is_first)
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
-        """One step towards few runs per arrangement, for any thread; False if there was nothing to do."""
+        """Merge some runs; any thread may call this. False if there was nothing to do."""
         done = [kept.maintain(is_stopping) for kept in self.arrangements.values()]
         return any(done)
 
@@ -164,7 +163,7 @@ class Circuit:
             kept.compact()
 
     def _retry(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        self._forget()  # what a try before has left
+        self._forget()  # deltas of the previous attempt
         return self._compute(deltas)
 
     def _check_spark(self) -> None:
@@ -187,7 +186,7 @@ class Circuit:
         try:
             part.run(is_first=self._is_first)
             note_step()
-        except PythonException as error:  # a function may fail because of a row, or of what it reaches
+        except PythonException as error:  # caused by a row, or by something that the function accesses
             away = SparkAway(path=str(self._context.master), why=describe_error(error))
             raise SuspectedFailure(
                 self._find_views_on(_output_of(part)), describe_error(error), away, is_from_function=True
@@ -196,7 +195,7 @@ class Circuit:
             raise ViewFailed(views=self._find_views_on(_output_of(part)), time=-1, why=describe_error(error)) from error
         except EvertideError:
             raise
-        except Exception as error:  # of any class: a row may be to blame, or Spark
+        except Exception as error:  # any class: a row or Spark may be the cause
             told = classify_error(self._context, error)
             if told is None or isinstance(told, SparkAway):
                 raise SuspectedFailure(
@@ -205,11 +204,11 @@ class Circuit:
             raise told from error
 
     def _find_views_on(self, collection: Collection) -> tuple[str, ...]:
-        """The views that are made of a collection, directly or not."""
+        """The views that read a collection, directly or indirectly."""
         return tuple(name for name in self.views if collection in self._find_reached([self._collections[name]]))
 
     def _find_reached(self, collections: Iterable[Collection]) -> list[Collection]:
-        """These, and all that they are made of."""
+        """These collections, and all collections that they read."""
         producers = {id(_output_of(each)): each for each in self.order}
         found: dict[int, Collection] = {}
         waiting = list(collections)
@@ -221,7 +220,7 @@ class Circuit:
         return list(found.values())
 
     def _settle(self) -> None:
-        """If storage or the system refuses something, nothing is taken in, and the step may be made again."""
+        """Apply all deltas. If preparing them fails, nothing is applied, and the step can be repeated."""
         try:
             calls = [call for collection in self._list_collections() for call in collection.prepare()]
         except BaseException:
@@ -244,27 +243,29 @@ class Circuit:
 
     def _table(self, name: str) -> Collection:
         if name not in self.tables:
-            raise InvalidInput(where=f"delta of {name!r}", why=f"is no table of the pipeline; it has {[*self.tables]}")
+            raise InvalidInput(
+                where=f"delta of {name!r}", why=f"the pipeline has no such table; it has {', '.join(self.tables)}"
+            )
         return self._collections[name]
 
     def _check_delta(self, name: str, delta: pa.Table) -> pa.Table:
         schema = self.tables[name]
         if delta.schema.names != [*schema.names, DIFF]:
-            why = f"has the columns {delta.schema.names}, but the table has {[*schema.names, DIFF]}"
+            why = f"the delta has the columns {delta.schema.names}, but must have {[*schema.names, DIFF]}"
             raise InvalidInput(where=f"delta of {name!r}", why=why)
         fields = [*schema, _DIFF_FIELD]
         columns = [check_column(delta.column(at), field, f"delta of {name!r}") for at, field in enumerate(fields)]
         return cancel_out(pa.Table.from_arrays(columns, schema=self._collections[name].empty.schema), name)
 
     def _make_view_delta(self, name: str) -> pa.Table:
-        """Each row once, in an order that the content decides: the same delta is the same table, bit for bit."""
+        """Each row once, in an order that depends only on the content, so equal deltas are bitwise equal tables."""
         return net(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
 
     def _make_collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
         return Collection(name, arrow_schema(columns), self._arrange)
 
     def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
-        """A new one, or what was saved under the name."""
+        """A new arrangement, or the one that was saved under this name."""
         parts: dict[str, Any] = {"blob": self._blob, "cache": self._cache, "new_name": self._new_name}
         if self._saved is None:
             made = Arrangement(name, schema, key, **parts)
@@ -277,13 +278,17 @@ class Circuit:
         saved = self._saved.arrangements if self._saved is not None else {}
         found = saved.get(name)
         if found is None:
-            raise Damaged(path=f"arrangement {name!r}", why=f"is not among the {len(saved)} saved ones")
+            raise Damaged(
+                path=f"arrangement {name!r}", why=f"the checkpoint has {len(saved)} arrangements, but not this one"
+            )
         if found.key != key or not found.arrow_schema().equals(schema):
-            raise Damaged(path=f"arrangement {name!r}", why=f"was saved with the key {found.key} and other columns")
+            raise Damaged(
+                path=f"arrangement {name!r}", why=f"the checkpoint has it with the key {found.key} and other columns"
+            )
         return found
 
     def _build(self, node: Node, name: str) -> Collection:
-        """The collection of a node's rows, with all that it needs before it."""
+        """Build the collection of a node's rows, and before it all collections that it reads."""
         if isinstance(node, Scan):
             return self._collections[node.collection]
         if id(node) in self._by_node:
@@ -318,7 +323,7 @@ class Circuit:
 
 
 def new_names(writer: str) -> Callable[[], Name]:
-    """Names of parts that nobody else makes, as long as the writer's id is its own."""
+    """A source of unique names of parts; the id of the writer must be unique."""
     numbers = count()
     return lambda: Name(writer, next(numbers), "parquet")
 

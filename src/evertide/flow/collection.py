@@ -1,7 +1,8 @@
-"""Collections inside a circuit: tables, groups, outputs of stages; with the arrangements that others look into.
+"""Collections inside a circuit (tables, groups, outputs of stages) and their arrangements.
 
-Columns are named by position. During a transaction a collection has its delta; look-ups give the rows before it. At the
-end of the transaction (`prepare`) the arrangements take the delta in."""
+Columns are named by position. During a transaction, a collection has its delta, and look-ups return the rows before it.
+At the end of the transaction (`prepare`), the arrangements apply the delta.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _KEYS_FEW = 1000
 _NAME_MAX = 60
 
 Arrange = Callable[[str, pa.Schema, tuple[str, ...]], Arrangement]
-"""Makes an arrangement of this name, with these columns, by this key."""
+"""Creates an arrangement with a name, columns and a key."""
 
 
 class Collection:
@@ -38,16 +39,16 @@ class Collection:
         self.empty = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
         self.delta = self.empty
         self.is_counted = False
-        """Whether many rows of a delta are alike, and whoever reads it only counts them."""
+        """Whether readers only count the rows of a delta, of which many are equal."""
 
     def need(self, key: tuple[str, ...], columns: tuple[str, ...]) -> None:
-        """Somebody will look up these columns by this key, or scan them, if the key is empty."""
+        """Keep an arrangement for look-ups of these columns by this key, or for scans if the key is empty."""
         if (key, columns) not in self.arrangements:
             kept = pa.schema([self.schema.field(column) for column in columns])
             self.arrangements[key, columns] = self._arrange(self._name_arrangement(key, columns), kept, key)
 
     def _name_arrangement(self, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
-        """What is arranged: the same in every process, and whatever else is arranged."""
+        """A name that is the same in every process, and does not depend on other arrangements."""
         kept = "all" if len(columns) == len(self.schema) else "-".join(columns)
         if len(kept) > _NAME_MAX:
             kept = hashlib.blake2b(kept.encode(), digest_size=8).hexdigest()
@@ -57,7 +58,7 @@ class Collection:
         return self.arrangements[key, columns].lookup(keys)
 
     def is_scan_cheaper(self, key: tuple[str, ...], keys: int, columns: tuple[str, ...]) -> bool:
-        """For very many keys, reading all rows and choosing then is cheaper than looking for each key."""
+        """Whether reading all rows is cheaper than looking up this number of keys."""
         kept = self.arrangements.get((key, columns))
         return kept is not None and keys > max(kept.rows, _KEYS_FEW)
 
@@ -66,7 +67,7 @@ class Collection:
         return found.scan()
 
     def list_arrangements(self) -> Iterator[Arrangement]:
-        """All arrangements that take in the delta."""
+        """All arrangements that apply the delta."""
         yield from self.arrangements.values()
 
     def prepare(self) -> list[Callable[[], None]]:
@@ -78,25 +79,25 @@ class Collection:
         return [*calls, self.forget]
 
     def forget(self) -> None:
-        """Drop the delta: the transaction failed, or is settled."""
+        """Drop the delta: the transaction failed, or is applied."""
         self.delta = self.empty
 
 
 class Leaf:
-    """A collection as a stage reads it: only the columns that it needs."""
+    """A collection with the columns that a stage reads."""
 
     def __init__(self, collection: Collection, node: Node, read: Sequence[Attribute]) -> None:
         self.collection = collection
         self._columns: dict[int, str] = {}
         for at, attribute in enumerate(node.output):
-            self._columns.setdefault(attribute.id, column_name(at))  # a column that is handed up twice is read once
+            self._columns.setdefault(attribute.id, column_name(at))  # a column that is passed up twice is read once
         self.columns = tuple(self._columns[attribute.id] for attribute in read)
         self.delta = collection.empty.select([*self.columns, DIFF])
         self.was_scanned = False
-        """Whether all rows were taken in this transaction, where look-ups would have cost more."""
+        """Whether all rows were read in this transaction, since look-ups would have cost more."""
 
     def begin(self) -> None:
-        """Take the transaction's delta."""
+        """Read the transaction's delta."""
         self.was_scanned = False
         delta = self.collection.delta.select([*self.columns, DIFF])
         is_whole = len(self.columns) == len(self.collection.schema)
@@ -109,8 +110,8 @@ class Leaf:
         self.collection.need(tuple(dict.fromkeys(map(self.column, attributes))), self.columns)
 
     def lookup(self, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
-        """A NULL finds nothing in a column that holds none. Of a column that is asked for twice, the first value is
-        sought: the stage's own condition knows the other."""
+        """Look up rows by keys. A NULL finds nothing in a NOT NULL column. For a column that is named twice, the first
+        value is used; the stage's condition checks the other."""
         first = {column: at for at, column in reversed([*enumerate(columns)])}
         columns = tuple(dict.fromkeys(columns))
         keys = keys.select([first[column] for column in columns]).rename_columns(list(columns))
@@ -127,7 +128,7 @@ class Leaf:
 
 
 def _filter_by_keys(rows: pa.Table, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
-    """Those that have one of the keys. Others would do no harm here, but all their partners would be fetched, too."""
+    """Rows with one of the keys. Other rows would not be wrong, but all their partners would be read as well."""
     schema = pa.schema([pa.field(column, keys.schema.field(column).type) for column in columns])
     both = [pa.Table.from_arrays(each.select(list(columns)).columns, schema=schema) for each in (keys, rows)]
     numbers, first = group_rows(pa.concat_tables(both))

@@ -1,18 +1,18 @@
-"""The cone of a delta: the rows of a stage's leaves that can have a part in what the delta changes.
+"""The cone of a delta: the rows of a stage's leaves that can take part in what the delta changes.
 
-The difference rule: the delta of a stage is its result over the new rows minus its result over the old rows. It stays
-the same if each leaf is restricted to the cone, as long as every group of rows that a nonlinear operator looks at as a
-whole is in it as a whole if the delta touches it. Rows beside the cone are in both results alike, and cancel out; so
-supersets cost time and never correctness.
+The difference rule: the delta of a stage is its result over the new rows minus its result over the old rows. It does
+not change if each leaf is restricted to the cone, as long as each group of rows that a nonlinear operator needs
+completely is completely in the cone if the delta touches it. Rows outside of the cone are in both results and cancel
+out, so surplus rows cost time but do not change the result.
 
 Two walks over the stage's tree:
 
-    touched(node)           the rows of the leaves below that make up the rows of `node` that may have changed
-    matching(node, keys)    the rows of the leaves below that make up all rows of `node` with one of these keys
+    touched(node)           rows of the leaves below that form the rows of `node` that may have changed
+    matching(node, keys)    rows of the leaves below that form all rows of `node` with one of these keys
 
     of                      touched
     a leaf                  its delta
-    a row-wise operator     what its child says
+    a row-wise operator     the touched rows of its child
     an inner join           each side's, and its partners on the other side
     an outer, semi or anti  the left's, and the left partners of the right's, and all right partners of both
     join                    (mirrored for RIGHT, on both sides for FULL)
@@ -34,11 +34,11 @@ from evertide.rows.changes import DIFF
 __all__ = ["Cone", "LeafRows"]
 
 Touched = dict[int, list[pa.Table]]
-"""By leaf: tables of the columns that are read, a row that occurs twice meaning nothing more."""
+"""By leaf: tables with the columns that are read. Repeated rows have no meaning."""
 
 
 class LeafRows(Protocol):
-    """What a leaf offers: rows before the transaction, and its delta; only columns that the stage reads."""
+    """A leaf: its rows before the transaction, and its delta, with the columns that the stage reads."""
 
     delta: pa.Table
     """Consolidated."""
@@ -56,7 +56,7 @@ class Cone:
         self._leaves = leaves
         self._known: dict[int, Touched] = {}
         self.fetched: list[list[pa.Table]] = [[] for _ in leaves]
-        """Per leaf what was looked up: rows with their counts, whole groups of them."""
+        """Per leaf, the rows that were looked up, with their counts."""
         self.is_scanned = [False] * len(leaves)
         self.rounds = 0
 
@@ -64,7 +64,7 @@ class Cone:
         self._find_touched(self._cut.root)
 
     def _find_touched(self, node: Node) -> Touched:
-        """A node that occurs twice is walked once."""
+        """A node that occurs twice is computed once."""
         if id(node) not in self._known:
             self._known[id(node)] = self._compute_touched(node)
         return self._known[id(node)]
@@ -97,8 +97,8 @@ class Cone:
                 self._find_right_partners(left, right, by, a), self._find_left_partners(left, right, by, b)
             )
             return _merge(_merge(a, b), partners)
-        # Constants are in no leaf, and yet there: what they meet under a touched key must be there as a whole, and
-        # stands for them, so that whoever is above knows that they are touched.
+        # Constants are in no leaf. Their partners with a touched key must be complete, and represent them, so that
+        # operators above know that they are touched.
         stands: Touched = {}
         if has_constant(self._cut, left):
             b = _merge(b, self._find_alike(right, by.right, by, b))
@@ -121,7 +121,7 @@ class Cone:
         return _merge(lefts, self._find_right_partners(left, right, by, lefts))
 
     def _find_alike(self, side: Node, attributes: tuple[int, ...], by: JoinKeys, touched: Touched) -> Touched:
-        """All rows of a side that have a key in common with the touched ones."""
+        """All rows of a side that share a key with the touched rows."""
         return (
             self._find_matching(side, attributes, self._collect_keys(side, attributes, touched, by.is_null_safe))
             if touched
@@ -141,7 +141,7 @@ class Cone:
     def _collect_keys(
         self, node: Node, attributes: tuple[int, ...], touched: Touched, null_safe: tuple[bool, ...] | None
     ) -> pa.Table | None:
-        """The values that the touched rows have there, named by position; None: no keys, so that everything matches."""
+        """The keys of the touched rows, named by position; None if there are no keys, so that all rows match."""
         if not attributes:
             return None
         found = self._collect_values(node, attributes, touched)
@@ -172,7 +172,7 @@ class Cone:
         return self._collect_values(node.children[0], tuple(node.passed[at] for at in attributes), touched)
 
     def _find_matching(self, node: Node, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
-        """All rows that make up the rows of `node` with one of the keys there; with any, if keys is None."""
+        """Rows of leaves that form the rows of `node` with one of the keys; all rows if keys is None."""
         if keys is not None and keys.num_rows == 0:
             return {}
         if not has_leaf(self._cut, node):

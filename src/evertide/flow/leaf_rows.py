@@ -19,14 +19,14 @@ def diffs_of(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def add_diffs(rows: pa.Table, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    """Rows without diffs, with these."""
+    """Add a column of diffs to rows."""
     return rows.append_column(_DIFF_FIELD, pa.array(diffs))
 
 
 def cancel_out(delta: pa.Table, where: str) -> pa.Table:
-    """The same delta, in which no row both comes and goes: all that a delta inside the engine promises.
+    """Cancel out rows that a delta both adds and removes, which is what deltas inside the engine guarantee.
 
-    A row may occur twice. Of one that only brings rows nothing can cancel out, and nothing has to be summed.
+    A row may still occur twice. A delta that only adds rows is returned as it is.
     """
     return net(delta, where, is_sorted=False) if _has_retractions(delta) else delta
 
@@ -56,8 +56,8 @@ class Moves:
 def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
     """From what was looked up, and the delta, in which no row both comes and goes.
 
-    A row that was looked up came with its whole count. One that the delta takes away and nobody looked up is there
-    before in so many copies as are taken.
+    A looked-up row has its whole count. A row that the delta removes and that was not looked up counts before as often
+    as it is removed.
     """
     before = _deduplicate(fetched, where) if fetched else delta.slice(0, 0)
     nothing = before.slice(0, 0).drop_columns([DIFF])
@@ -79,7 +79,7 @@ def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
 
 
 def _deduplicate(fetched: list[pa.Table], where: str) -> pa.Table:
-    """Look-ups by different keys may bring the same row, each time with its whole count."""
+    """Look-ups by different keys may return the same row, each time with its whole count."""
     if len(fetched) == 1:
         return fetched[0]
     rows = pa.concat_tables(fetched)

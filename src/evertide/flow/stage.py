@@ -36,14 +36,14 @@ class Stage:
         self.leaves = tuple(leaves)
         self.output = output
         self.run_counts: Counter[str] = Counter()
-        """How many runs were small, large, or a recomputation with a diff."""
+        """Number of runs by kind: small, large, recompute (with a diff)."""
         self._linear = Linear(cut)
         self._is_multiplying = any(isinstance(node, Expand | Generate) for node in _list_own_nodes(cut, cut.root))
         for at, attributes in sorted(find_lookups(cut)):
             self.leaves[at].need(attributes)
 
     def run(self, *, is_first: bool) -> None:
-        """Set the delta of the output. The first time, what is there without any input is new."""
+        """Set the delta of the output. The first time, rows that exist without input are new."""
         for leaf in self.leaves:
             leaf.begin()
         self.output.delta = cancel_out(self._compute_delta(is_first=is_first), self.output.name)
@@ -70,7 +70,7 @@ class Stage:
                 return self.output.empty
         is_counted = self.output.is_counted and self._is_multiplying
         found = self.fragment.run(terms, is_counted=is_counted, large=large)
-        is_large = self.fragment.is_large(terms)  # the run may have found that out
+        is_large = self.fragment.is_large(terms)  # the run may have changed this
         took_all = is_large and any(leaf.was_scanned for leaf in self.leaves)
         self.run_counts["recompute" if took_all else "large" if is_large else "small"] += 1
         return found
@@ -92,7 +92,7 @@ class Stage:
         return [(sign, rows) for sign, rows in terms if not self._is_empty(self.cut.root, rows)]
 
     def _move_columns(self) -> pa.Table:
-        """Columns only change places: no need to ask Spark."""
+        """Move columns without Spark."""
         [leaf] = self.leaves
         root = self.cut.root
         columns = [leaf.column(trace(self.cut, root, attribute.id)) for attribute in root.output]
@@ -119,7 +119,7 @@ def _make_terms(moves: Sequence[Moves]) -> list[Term]:
 
 
 def find_lookups(cut: Cut) -> set[tuple[int, tuple[int, ...]]]:
-    """All look-ups that a cone of this stage may do: the leaf and its attributes, none for a scan."""
+    """All look-ups that a cone of this stage may do: leaf and attributes; no attributes for a scan."""
     return set(_find_lookups_below(cut, cut.root))
 
 
@@ -132,7 +132,7 @@ def _find_lookups_below(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, 
 
 
 def find_own_lookups(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The look-ups that are for this operator."""
+    """The look-ups for this operator."""
     if isinstance(node, Join):
         left, right = node.children
         by = cut.joins[id(node)]
@@ -155,7 +155,7 @@ def _list_own_nodes(cut: Cut, node: Node) -> Iterator[Node]:
 
 
 def _find_matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """As `Cone` walks."""
+    """The look-ups of `Cone._find_matching`."""
     if not has_leaf(cut, node):
         return
     if cut.is_leaf(node):

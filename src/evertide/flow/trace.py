@@ -1,10 +1,10 @@
-"""Which columns of a stage's leaves decide a column of one of its nodes, and where to cut the plan into stages.
+"""Cuts a plan into stages, and traces columns of nodes to columns of a stage's leaves.
 
 A stage is a part of a plan that runs as one fragment. Its leaves are collections: tables, groups of an additive
 aggregate, outputs of other stages. Rows of the leaves meet by keys: of joins, groups, partitions. To find the rows that
-a delta can touch, keys are *traced*: a key column of a node is a column of one leaf, handed up unchanged. Where it is
-not (it is computed, or may be NULL for want of a match), the plan is cut below: the node becomes a stage of its own,
-and so a leaf with that key as a column.
+a delta can touch, keys are *traced*: a key column of a node is a column of one leaf that is passed up unchanged. Where
+it is not (it is computed, or is NULL for rows without a match), the plan is cut: the node below becomes a stage, and so
+a leaf with that key as a column.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEFT_ONLY = frozenset(("LeftSemi", "LeftAnti", "LeftOuter", "Existence", "LeftS
 
 @dataclass(frozen=True, slots=True)
 class JoinKeys:
-    """The keys of a join by which one side finds its partners on the other; none: any row may be a partner."""
+    """The keys by which rows of a join find their partners; without keys, any row may be a partner."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -44,9 +44,9 @@ class Cut:
         return next(at for at, leaf in enumerate(self.leaves) if leaf is node)
 
     def find_source(self, node: Node, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:  # noqa: PLR0911 - per kind
-        """The leaves (one, or one per branch of a Union) whose column the attribute is; None if it is computed.
+        """The leaves (one, or one per branch of a Union) with the attribute as a column; None if it is computed.
 
-        `for_match`: whether all rows of the node with a value there can be found by looking it up in the leaf.
+        `for_match`: a look-up in the leaf must find all rows of the node with a value of the attribute.
         """
         if self.is_leaf(node):
             return (self.leaf_number(node),) if attribute in node.ids else None
@@ -79,9 +79,9 @@ class Cut:
 
 
 def cut_plan(root: Node, shared: Set[int] = frozenset()) -> Cut:
-    """The stage of this root; the leaves that are not tables or additive aggregates are roots of further stages.
+    """Cut the stage of this root; leaves that are not tables or additive aggregates are roots of further stages.
 
-    `shared` are nodes, by identity, that several parts of the plan read: each is a stage of its own.
+    `shared` has the ids of nodes that several parts of the plan read; each becomes a stage.
     """
     cut = Cut(root, shared=shared)
     _cut(cut, root)
@@ -90,8 +90,7 @@ def cut_plan(root: Node, shared: Set[int] = frozenset()) -> Cut:
 
 
 def find_shared(plan: Node) -> Set[int]:
-    """What copies stand for (`evertide.plan.algebra.sharing`), by identity; without what keeps its own state
-    already."""
+    """Ids of the nodes that copies read (`evertide.plan.algebra.sharing`), without nodes that have state anyway."""
     found: set[int] = set()
     seen: set[int] = set()
     waiting = [plan]
@@ -112,7 +111,7 @@ def _below_maps(node: Node) -> Node:
 
 
 def _list_reached_leaves(node: Node, cut: Cut) -> list[Node]:
-    """Leaves that are still reached: a cut further up hides those below it."""
+    """The leaves of the stage: a cut further up hides those below it."""
     if cut.is_leaf(node):
         return [node]
     found: list[Node] = []
@@ -138,20 +137,21 @@ def _cut(cut: Cut, node: Node) -> None:
 
 
 def _is_own_collection(node: Node) -> bool:
-    """What keeps its own state, and so never runs inside a stage."""
+    """Whether the node has its own state, and so never runs inside a stage."""
     return (isinstance(node, Aggregate) and node.is_additive) or (isinstance(node, TopK) and node.first is not None)
 
 
 def _is_one_leaf(cut: Cut, node: Node, attributes: Iterable[int]) -> bool:
-    """Whether all attributes come from the same leaf, so that its rows can be looked up by all of them at once."""
+    """Whether all attributes come from one leaf, so that one look-up can use all of them."""
     found = {cut.find_source(node, attribute, for_match=True) for attribute in attributes}
     return len(found) == 1 and None not in found
 
 
 def _make_leaf(cut: Cut, node: Node) -> None:
-    """Constants are no leaves: they never change, so that nothing is ever looked up in them. But their sums are.
+    """Make a node a leaf, unless it is constant: constants never change. Aggregates of constants are leaves.
 
-    Nor are nodes without columns, but what they read: a table of Arrow without columns has no rows."""
+    For a node without columns, its inputs become leaves: an Arrow table without columns has no rows.
+    """
     if not node.output:
         for child in node.children:
             _make_leaf(cut, child)
@@ -174,7 +174,7 @@ def _cut_join(cut: Cut, node: Join) -> None:
             if all(cut.find_source(child, pair[at], for_match=True) is None for pair in node.keys):
                 _make_leaf(cut, child)
         chosen = _best_keys(cut, node)
-    if not chosen:  # each side can be traced for other pairs than the other: cut both
+    if not chosen:  # no pair can be traced on both sides: cut both
         _make_leaf(cut, left)
         _make_leaf(cut, right)
         chosen = _best_keys(cut, node)
@@ -184,13 +184,13 @@ def _cut_join(cut: Cut, node: Join) -> None:
 
 
 def _is_one_row(node: Node) -> bool:
-    """A row that all rows of the other side meet: on its own, it moves them only when its final value changes."""
+    """Whether the node has one row. As a leaf, it touches the other side only when its final value changes."""
     node = _below_maps(node)
     return isinstance(node, Aggregate) and not node.keys
 
 
 def _best_keys(cut: Cut, node: Join) -> list[int]:
-    """The pairs of keys between one leaf on each side that say most: a unique key, or else the most columns."""
+    """The most selective pairs of keys between one leaf on each side: a unique key, or else the most columns."""
     left, right = node.children
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for at, (a, b) in enumerate(node.keys):
@@ -218,7 +218,7 @@ def _covers_unique(cut: Cut, node: Node, sources: tuple[int, ...], columns: set[
 
 
 def trace(cut: Cut, node: Node, attribute: int) -> int:
-    """The attribute of the leaf that an attribute is; for attributes of one leaf."""
+    """The attribute of the leaf behind an attribute that comes from one leaf."""
     while not cut.is_leaf(node):
         if isinstance(node, Join):
             node = next(child for child in node.children if attribute in child.ids)
@@ -228,12 +228,12 @@ def trace(cut: Cut, node: Node, attribute: int) -> int:
 
 
 def has_constant(cut: Cut, node: Node) -> bool:
-    """Whether there are rows in it that no leaf has."""
+    """Whether the node has rows that are in no leaf."""
     if cut.is_leaf(node):
         return False
     return isinstance(node, Constant) or any(has_constant(cut, child) for child in node.children)
 
 
 def has_leaf(cut: Cut, node: Node) -> bool:
-    """Whether anything in it can ever change: keys of what is made of constants alone lead nowhere."""
+    """Whether the node reads a leaf, so that its rows can change."""
     return cut.is_leaf(node) or any(has_leaf(cut, child) for child in node.children)

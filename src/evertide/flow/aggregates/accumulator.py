@@ -1,8 +1,8 @@
-"""What all accumulators share: their face, how arguments are read, and how counts are told.
+"""The interface of accumulators, and functions that read arguments and counts.
 
-An argument is an Arrow array with one value per row, of the type that Spark's analyzer gave it. NULL, and rows that the
-function's FILTER leaves out (`mask` false), contribute nothing: they are dropped before anything looks at their values,
-as what lies under a NULL may be anything.
+An argument is an Arrow array with one value per row, of the type that Spark's analyzer assigned. NULLs, and rows that
+the function's FILTER excludes (`mask` is false), are dropped before their values are read, since the memory under a
+NULL is undefined.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ __all__ = [
 ]
 
 Where = Callable[[int], str]
-"""Names a group, by its number, for people: only called for an error."""
+"""The description of a group, by its number, for error messages."""
 
 
 @dataclass(frozen=True)
 class Accumulator(ABC):
-    """One aggregate function over given types. `state` and `buffer` say which columns its methods take and give."""
+    """One aggregate function over given types; `state` and `buffer` are the columns of its methods."""
 
     function: str
 
     @property
     @abstractmethod
     def state(self) -> tuple[Any, ...]:
-        """The fields kept per group, none of them nullable."""
+        """The fields of the state per group, none of them nullable."""
 
     @property
     @abstractmethod
     def buffer(self) -> tuple[Any, ...]:
-        """The fields of Spark's aggregation buffer, as its `aggBufferAttributes` names and orders them."""
+        """The fields of Spark's aggregation buffer, in the order of `aggBufferAttributes`."""
 
     @abstractmethod
     def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
-        """The state of each group over these rows alone. `mask`: which rows the function's FILTER lets in."""
+        """The state of each group over these rows only. `mask`: the rows that the function's FILTER includes."""
 
     @abstractmethod
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
-        """The buffer of each group. `InvalidInput` names a group whose value is out of range, if that is an error."""
+        """The buffer of each group. Raises `InvalidInput` for a value out of range, if that is an error in Spark."""
 
     def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
         """Group by group: the state over the rows of both."""
@@ -77,13 +77,13 @@ def make_exact_field(name: str) -> Any:
 
 
 def to_state_column(found: Any) -> Any:
-    """A state column as one array of the type that we made it, whatever Parquet or Spark made of it since."""
+    """A state column as one array of the type that was written, even if Parquet or Spark changed the type."""
     found = plain(one_chunk(found))
     return found if found.type == pa.binary() else found.cast(pa.binary())
 
 
 def select_contributing(args: Sequence[Any], rows: Rows, mask: Bools | None) -> tuple[list[Any], Rows, Any]:
-    """The arguments as plain arrays, the rows that count, and which those are: index for what is read of arguments."""
+    """The arguments as plain arrays, the contributing rows, and the index of these rows in the arguments."""
     arrays = [plain(one_chunk(arg)) for arg in args]
     masks = [valid for array in arrays if (valid := validity(array)) is not None]
     if mask is not None:
@@ -100,21 +100,21 @@ def _values(array: Any, dtype: Any) -> Any:
 
 
 def to_longs(array: Any) -> Longs:
-    """Of integers, durations, and decimals of up to 18 digits: unscaled, as int64."""
+    """Integers, durations, and decimals of up to 18 digits (unscaled) as int64."""
     if pa.types.is_decimal128(array.type):
-        low: Longs = to_words(array)[:, 0].view(np.int64)  # of so few digits the upper word is nothing but the sign
+        low: Longs = to_words(array)[:, 0].view(np.int64)  # with at most 18 digits, the upper word is only the sign
         return low
     found: Longs = _values(array, FIXED[array.type.id]).astype(np.int64, copy=False)
     return found
 
 
 def to_words(array: Any) -> Any:
-    """Of decimals, unscaled: two words each, the lower first."""
+    """Unscaled decimals as two words each, the lower first."""
     return wide_words(array)
 
 
 def to_doubles(array: Any) -> Doubles:
-    """As Spark casts integers and floats to double."""
+    """Integers and floats as doubles, as Spark casts them."""
     if pa.types.is_floating(array.type):
         dtype = "<f8" if pa.types.is_float64(array.type) else "<f4"
         found: Doubles = _values(array, dtype).astype(np.float64, copy=False)
@@ -123,7 +123,7 @@ def to_doubles(array: Any) -> Doubles:
 
 
 def decode_counts(found: Any, where: Where) -> Longs:
-    """How many values each group holds, of an encoded state column."""
+    """The number of values of each group, from an encoded state column."""
     found = to_state_column(found)
     if exact.is_zero(found):
         return np.zeros(len(found), np.int64)
@@ -138,9 +138,9 @@ def _refuse_count(found: Any, where: Where, group: int) -> None:
     integer, exponent = exact.integers(found[group : group + 1])[0]
     count = integer << exponent
     if count < 0:
-        why = f"holds {count} values: more were taken back than were ever there"
+        why = f"the group has {count} values, since more were removed than were added"
         raise Damaged(path=where(group), why=why)
-    raise InvalidInput(where=where(group), why=f"holds {count} values, which does not fit 64 bits")
+    raise InvalidInput(where=where(group), why=f"the group has {count} values, which does not fit in 64 bits")
 
 
 def find_nonzero(found: Any) -> Bools:

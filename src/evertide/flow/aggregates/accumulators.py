@@ -1,17 +1,18 @@
-"""Accumulators: aggregate functions that can be undone, exact, and the same on the driver and on executors.
+"""Accumulators: exact aggregate functions to which rows can be added and from which they can be removed.
 
-An accumulator keeps *state* columns per group. A delta is summed up per group (`partial`) and added to what is there
-(`merge`); taking a row back is adding it with a negative diff. `finish` turns state into the columns of the buffer that
-Spark's own aggregate function would have, over which Spark's own `evaluateExpression` gives the result.
+An accumulator has *state* columns per group. A delta is summed per group (`partial`) and added to the state (`merge`);
+a removed row is added with a negative diff. `finish` converts the state to the buffer of Spark's aggregate function,
+from which Spark's `evaluateExpression` computes the result.
 
-1. State is a sum of exact numbers (`evertide.flow.aggregates.exact`). So it does not depend on the order of rows, nor
-   on how a delta is split, nor on where it was summed; an insertion and its retraction leave the bytes of zero.
-2. Rounding, overflow and NULL are matters of `finish` alone: a sum may be out of range on the way and come back.
-3. Values are those that Spark adds up: avg of a bigint sums doubles, a float is summed as a double.
+1. State is a sum of exact numbers (`evertide.flow.aggregates.exact`). So it depends
+   neither on the order of rows, nor on how a delta is split or where it is summed; an insertion and its retraction
+   leave the bytes of zero.
+2. Only `finish` rounds, checks for overflow and returns NULL: a sum may be out of range for a while.
+3. The values are those that Spark adds: avg of a bigint sums doubles, a float is summed as a double.
 
-Where Spark's own answer depends on the order of rows, there is one here: the nearest double to the exact value.
-NaN and infinities are counted apart, as nothing could be subtracted from them: a NaN, or infinities of both signs, make
-a sum NaN; anything not finite makes the central moments of its argument NaN.
+Where Spark's result depends on the order of rows, the result here is the double nearest to the exact value. NaN and
+infinities are counted separately, since nothing can be subtracted from them: a NaN, or infinities of both signs, make a
+sum NaN; a value that is not finite makes the central moments of its argument NaN.
 
 Buffers, by name, of Spark 4.3:
 
@@ -44,7 +45,7 @@ from evertide.rows.columns import Bools
 __all__ = ["Accumulator", "Accumulators", "Mode", "Rows", "Where", "make_accumulator"]
 
 Mode = Literal["ANSI", "TRY", "LEGACY"]
-"""Catalyst's `EvalMode`: what a value does that its type cannot hold."""
+"""Catalyst's `EvalMode`: the effect of an overflow."""
 
 _DECIMAL_DIGITS_MAX = 38
 _SUM_DIGITS_MORE = 10
@@ -66,9 +67,9 @@ _PAIRS = {
 
 
 def make_accumulator(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulator | None:
-    """For Catalyst's aggregate function by the simple name of its class, over arguments of these types as analyzed.
+    """The accumulator of an aggregate function, by its class name in Catalyst and the types of its arguments.
 
-    None if it cannot be undone, or not over these types: then the groups that a delta touches are computed anew.
+    None if there is none: then the groups that a delta touches are recomputed.
     """
     if function == "Count":
         return Count(function)
@@ -99,7 +100,7 @@ def _make_sum(function: str, kind: Any, mode: Mode) -> Accumulator | None:
         overflow = Overflow.RAISES if mode == "ANSI" else Overflow.IS_NULL
         return ExactSum(function, result, Layout.SUM_COUNT if averages else Layout.SUM_IS_EMPTY, overflow)
     if kind == pa.duration("us"):
-        # Intervals know no LEGACY: out of range is an error unless asked for by TRY.
+        # Intervals have no LEGACY mode: out of range is an error, except with TRY.
         overflow = Overflow.IS_NULL if mode == "TRY" else Overflow.RAISES
         single = Layout.SUM_IS_EMPTY if mode == "TRY" else Layout.SUM
         return ExactSum(function, kind, Layout.SUM_COUNT if averages else single, overflow)
@@ -108,10 +109,10 @@ def _make_sum(function: str, kind: Any, mode: Mode) -> Accumulator | None:
 
 @dataclass(frozen=True)
 class Accumulators:
-    """All aggregate functions of a view, side by side, and first of all the number of rows.
+    """The number of rows, and all aggregate functions of an aggregate.
 
-    Columns have names by position, `s0`, `s1`, ... in the state and `b0`, `b1`, ... in the buffer, as functions may
-    share names, and one even has a name twice.
+    Columns are named by position, `s0`, `s1`, ... in the state and `b0`, `b1`, ... in the buffer, since names of
+    functions' fields may repeat.
     """
 
     functions: tuple[Accumulator, ...]
@@ -129,7 +130,7 @@ class Accumulators:
         return _name_by_position("b", [field for each in self._all for field in each.buffer])
 
     def partial(self, args: Sequence[Sequence[Any]], rows: Rows, masks: Sequence[Bools | None] | None = None) -> Any:
-        """The state of each group over these rows alone, of the arguments (and mask) of each function."""
+        """The state of each group over these rows only, from the arguments and the mask of each function."""
         filters = masks or [None] * len(self.functions)
         found = RowCount().partial((), rows)
         for each, own, mask in zip(self.functions, args, filters, strict=True):
@@ -137,7 +138,7 @@ class Accumulators:
         return self._make_state(found)
 
     def merge(self, left: Any, right: Any) -> Any:
-        """Group by group, of two states with the same groups in the same order."""
+        """Add two states with the same groups in the same order."""
         pairs = zip(self._all, self._split_state(left), self._split_state(right), strict=True)
         return self._make_state([merged for each, one, other in pairs for merged in each.merge(one, other)])
 
@@ -146,13 +147,13 @@ class Accumulators:
         return self._make_state([found for each in self._all for found in each.zero(count)])
 
     def finish(self, state: Any, where: Where) -> Any:
-        """The buffers of all functions, of groups that have rows, or of the one group of a view without keys."""
+        """The buffers of all functions, for groups with rows, or for the one group of an aggregate without keys."""
         pairs = zip(self._all, self._split_state(state), strict=True)
         found = [finished for each, own in pairs for finished in each.finish(own, where)]
         return pa.Table.from_arrays(found, schema=self.buffer)
 
     def find_present(self, state: Any) -> Bools:
-        """Which groups have rows: the others do not exist, unless the view has no keys."""
+        """Which groups have rows; others do not exist, unless the aggregate has no keys."""
         return find_nonzero(state.column(0))
 
     def _make_state(self, found: Sequence[Any]) -> Any:

@@ -1,19 +1,19 @@
-"""Exact numbers, one per group: how they are kept, added and rounded.
+"""Exact numbers, one per group: their encoding, addition and rounding.
 
-A sum that was rounded on the way depends on the order of its terms, and a retraction leaves a residue. So the sums of
-aggregate functions are kept as what they are: integers times a power of two, as long as need be. A double is one, so is
-a product of doubles. They are rounded once, when a value of a view is made of them.
+A sum that is rounded at each step depends on the order of its terms, and a retraction leaves a residue. So sums are
+exact: integers of any length times a power of two, as are doubles and their products. They are rounded once, when a
+value of a view is computed.
 
-Where they lie: in `binary` columns of aggregates' state, a type that Spark, Arrow and Parquet all have. Version 1:
+They are stored in `binary` columns of the state, a type that Spark, Arrow and Parquet have. Version 1:
 
     zero          no bytes
     otherwise     exponent e (2 bytes, signed), then the integer m (two's complement); both little endian
                   the number is m * 256^e; m takes as few bytes as its sign allows, and its lowest byte is not zero
 
-Each number has that one encoding, so that equal sums have equal bytes, whatever their terms, order and split; a delta
-and its inverse leave no byte behind.
+Each number has one encoding, so equal sums have equal bytes, whatever their terms and order; a delta and its inverse
+leave no bytes.
 
-In memory, `Numbers` is a matrix of digits, one row per digit of 32 bits and one column per group: all groups at once.
+In memory, `Numbers` is a matrix of digits, one row per digit of 32 bits and one column per group.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ Bytes = npt.NDArray[np.uint8]
 _MASK = 0xFFFF_FFFF
 _HEADER = 2
 _DIGITS_MAX = 1 << 22
-"""Digits in memory at once. Groups whose numbers lie far apart would take more; they are done in several goes."""
+"""Digits in memory at once. If exponents differ so much that more are needed, the groups are split."""
 
 _FEW = 64
-"""So few numbers are added faster one by one than all at once."""
+"""Up to this number, adding one by one is faster than with numpy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
     """The number of group i is the sum over j of digits[j, i] * 2^(32 (base + j)).
 
-    Digits are in [0, 2^32), but the last, which carries the sign and is in [-2^31, 2^31).
+    Digits are in [0, 2^32), except the last, which has the sign and is in [-2^31, 2^31).
     """
 
     digits: Longs
     base: int
 
     def digit(self, word: int) -> Longs:
-        """The digit worth 2^(32 word), whether it is stored or not; never negative."""
+        """The digit with the weight 2^(32 word), stored or not; never negative."""
         at = word - self.base
         if at < 0:
             return np.zeros(self.digits.shape[1], np.int64)
@@ -73,7 +73,7 @@ class Numbers:
         return found & _MASK
 
     def low_words(self, count: int) -> tuple[Words, Bools]:
-        """The lowest `count` words of 64 bits per integer, and whether those are all of it. Only for integers."""
+        """The lowest `count` words of 64 bits per integer, and whether it fits into them. Only for integers."""
         words = np.empty((self.digits.shape[1], count), np.uint64)
         for at in range(count):
             words[:, at] = (self.digit(2 * at) | (self.digit(2 * at + 1) << 32)).view(np.uint64)
@@ -113,13 +113,13 @@ def zeros(count: int) -> Any:
 
 
 def is_zero(array: Any) -> bool:
-    """Whether all numbers are."""
+    """Whether all numbers are zero."""
     offsets, _ = _read_buffers(array)
     return bool(offsets[0] == offsets[-1])
 
 
 def is_too_large(digits: int, count: int) -> bool:
-    """Whether so many numbers with so many digits should be split."""
+    """Whether `count` numbers with `digits` digits each should be split."""
     return count > 1 and digits * count > _DIGITS_MAX
 
 
@@ -150,7 +150,7 @@ def _carry(digits: Longs) -> None:
 
 
 def add(left: Any, right: Any) -> Any:
-    """Per group, of encoded numbers."""
+    """Add encoded numbers per group."""
     if is_zero(right):
         return left
     if is_zero(left):
@@ -205,7 +205,7 @@ def encode(numbers: Numbers) -> Any:
 
 
 def _trim(digits: Longs) -> Longs:
-    """Without last digits that only repeat the sign of all numbers: what follows costs as much as there are bytes."""
+    """Drop last digits that only repeat the sign of all numbers, since encoding costs time per byte."""
     end = len(digits)
     while end > 1 and np.array_equal(
         digits[end - 1] if end == len(digits) else _to_signed(digits[end - 1]), _to_signed(digits[end - 2]) >> 31
@@ -215,7 +215,7 @@ def _trim(digits: Longs) -> Longs:
 
 
 def _to_signed(digit: Longs) -> Longs:
-    """Of 32 bits, as the last digit has them."""
+    """A digit as a signed number of 32 bits, as the last digit is."""
     return digit.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
@@ -233,7 +233,7 @@ def _read_buffers(array: Any) -> tuple[npt.NDArray[np.int32], Bytes]:
 
 
 def _split_frames(array: Any) -> tuple[Longs, Longs, Longs, Bytes]:
-    """Which rows are not zero, and of those: exponent, bytes of the integer, and all these bytes in turn."""
+    """The rows that are not zero; their exponents, their numbers of bytes, and these bytes one after the other."""
     offsets, content = _read_buffers(array)
     content, offsets = content[offsets[0] : offsets[-1]], offsets - offsets[0]
     rows = np.flatnonzero(np.diff(offsets))
@@ -246,13 +246,13 @@ def _split_frames(array: Any) -> tuple[Longs, Longs, Longs, Bytes]:
 
 
 def _find_range(array: Any) -> tuple[int, int]:
-    """From which digit to which the numbers reach, not all zero."""
+    """The range of digits of numbers that are not all zero."""
     _, exponents, lengths, _ = _split_frames(array)
     return int(exponents.min()) // 4, -(-int((exponents + lengths).max()) // 4)
 
 
 def _decode_digits(array: Any, base: int, end: int) -> Longs:
-    """Digits from `base` up to `end`, which leaves room for a carry above all numbers."""
+    """Digits from `base` to `end`, which must include one digit for a carry."""
     rows, exponents, lengths, content = _split_frames(array)
     width = 4 * (end - base)
     found = np.zeros((len(rows), width), np.uint8)
@@ -269,7 +269,7 @@ def _decode_digits(array: Any, base: int, end: int) -> Longs:
 
 
 def integers(array: Any) -> list[tuple[int, int]]:
-    """Each number as (integer, exponent of two), zero as (0, 0): for arithmetic that needs no speed."""
+    """Each number as (integer, exponent of two), zero as (0, 0); slow."""
     return [
         (
             int.from_bytes(found[_HEADER:], "little", signed=True),

@@ -1,12 +1,12 @@
-"""Min and max of groups, kept at the cost of the change.
+"""Min and max of groups, at a cost that follows the size of the change.
 
-The greatest value of a group survives insertions: it is the greater of itself and what came. Only when the delta takes
-away a value that is equal to it must the group be looked at. So the state is the extreme value per group, which stands
-beside the sums of the same aggregate, and an arrangement of the values by group, each distinct value once with its
-count, which is read for such groups only. MIN and MAX of the same argument share it.
+After an insertion, the maximum is the greater of the old maximum and the new value. Only if the delta removes a value
+equal to the maximum, the values of the group must be read. So the state is the extreme value per group, beside the sums
+of the same aggregate, and an arrangement of the distinct values by group with their counts, which is read for such
+groups only. MIN and MAX of the same argument share it.
 
-Values compare as Spark compares them: NaN is greater than any number, strings by their bytes. (-0.0 and 0.0 are equal
-to Spark: plans make them one before they come here.) NULL, and rows that a FILTER leaves out, do not take part.
+Values compare as in Spark: NaN is greater than any number, strings compare by bytes. (Plans normalize -0.0 to 0.0
+before.) NULL, and rows that a FILTER excludes, do not count.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _INTEGERS = frozenset(FIXED) - frozenset(FLOATS) - {pa.lib.Type_UINT64, pa.lib.T
 
 
 class Extremes:
-    """Each MIN and MAX of one argument of an aggregate: they share its values."""
+    """All MIN and MAX of one argument of an aggregate, which share its values."""
 
     def __init__(self, *, are_max: tuple[bool, ...], keys: tuple[str, ...], values: Arrangement) -> None:
-        """`values` has the keys and `VALUE` as columns, by the keys."""
+        """`values` is an arrangement of the keys and `VALUE`, by the keys."""
         self._are_max = are_max
         self._keys = keys
         self.values = values
@@ -44,9 +44,9 @@ class Extremes:
         self._change: pa.Table | None = None
 
     def update(self, groups: pa.Table, changed: pa.Table, befores: Sequence[Any]) -> list[Any]:
-        """Each extreme of each group once what `make_values_delta` made is applied.
+        """The extremes of each group after the delta `changed` (from `make_values_delta`).
 
-        `befores` are the extremes of each group so far, NULL if there was none.
+        `befores` has the extremes of each group before, NULL if there was none.
         """
         numbers: Longs = changed.column(_GROUP).to_numpy()
         columns = [changed.column(name) for name in (*self.values.schema.names, DIFF)]
@@ -94,7 +94,7 @@ class Extremes:
 
 
 class _Best:
-    """The better ones of what each group had and of values, both with their codes."""
+    """Chooses per group between the extreme so far and new values, by their codes."""
 
     def __init__(self, before: Any, had: Longs, value: Any, codes: Longs, *, is_max: bool) -> None:
         self._before = before
@@ -104,7 +104,7 @@ class _Best:
         self._encode_order = codes if is_max else ~codes
 
     def choose(self, numbers: Longs) -> Any:
-        """Per group; a number of -1 is of no group. NULL where there is no value."""
+        """The extreme per group, NULL without a value. Rows with the number -1 do not count."""
         taking = np.flatnonzero(numbers >= 0)
         numbers, codes = numbers[taking], self._encode_order[taking]
         top = self._had.copy()
@@ -117,7 +117,7 @@ class _Best:
         return pa.concat_arrays([self._before, self._value]).take(pa.array(rows, mask=~is_there))
 
     def find_lost(self, numbers: Longs, is_taken: Bools) -> Bools:
-        """Groups that lose a value equal to what they had."""
+        """Which groups lose a value equal to their extreme."""
         found = np.zeros(len(self._had), np.bool_)
         rows = np.flatnonzero(is_taken)
         of = numbers[rows]
@@ -127,7 +127,7 @@ class _Best:
 
 
 def _encode_order(arrays: Sequence[Any]) -> list[Longs]:
-    """Integers in the order of the values, equal ones alike; anything for NULL."""
+    """Integers in the order of the values; equal values have equal integers, NULL any."""
     if arrays[0].type.id in _INTEGERS:
         return [bits(array).astype(np.int64) if len(array) else np.empty(0, np.int64) for array in arrays]
     ranks = np.asarray(pc.rank(pa.concat_arrays(arrays), sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
@@ -136,7 +136,7 @@ def _encode_order(arrays: Sequence[Any]) -> list[Longs]:
 
 
 def make_values_delta(keys: pa.Table, value: Any, diffs: Longs, mask: Bools | None, numbers: Longs) -> pa.Table:
-    """The rows that take part, each distinct one once: keys, `VALUE`, the number of its group, diff."""
+    """The rows that count, as a delta of keys, `VALUE` and the number of the group."""
     value = one_chunk(value)
     names = [*keys.column_names, VALUE, _GROUP]
     if mask is None and not value.null_count:

@@ -1,7 +1,7 @@
-"""Groups of a delta: which rows have the same key, as Spark groups them.
+"""Groups the rows of a delta by key, as Spark does.
 
-NULL equals NULL, any NaN any NaN, -0.0 equals 0.0, also inside structs and lists; otherwise bit by bit. No hash is
-trusted: those of Arrow's own hash table are compared by Arrow, those of nested values by `equal_values`.
+NULL equals NULL, any NaN any NaN, -0.0 equals 0.0, also inside structs and lists; otherwise keys are equal bit by
+bit. Values with equal hashes are always compared: by Arrow's hash table, or for nested values by `equal_rows`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["group_rows"]
 
 
 def group_rows(keys: pa.Table) -> tuple[Longs, Longs]:
-    """The number of each row's group, from 0 on in order of appearance, and the first row of each group."""
+    """The number of each row's group, from 0 in order of appearance, and the first row of each group."""
     found = np.zeros(keys.num_rows, np.int64)
     for at, column in enumerate(keys.columns):
         numbers = _number_values(plain(canonicalize(one_chunk(column))))
@@ -29,7 +29,7 @@ def group_rows(keys: pa.Table) -> tuple[Longs, Longs]:
 
 
 def _combine(left: Longs, right: Longs) -> Longs:
-    """Both are below the number of rows, so that the pair fits 64 bits; numbering it anew keeps it so."""
+    """Number pairs of numbers. Both are below the number of rows, so a pair fits into 64 bits."""
     return _number(pa.array(left * (right.max() + 1) + right)) if len(right) else right
 
 
@@ -48,12 +48,12 @@ def _number_values(array: Any) -> Longs:
 
 
 def _number(array: Any) -> Longs:
-    """Arrow's hash table numbers values as they appear, NULL too."""
+    """Number values in order of appearance with Arrow's hash table, including NULL."""
     return np.asarray(array.dictionary_encode(null_encoding="encode").indices).astype(np.int64)
 
 
 def _find_first_rows(numbers: Longs) -> Longs:
-    """Where a number is larger than all before it, since groups are numbered in order of appearance."""
+    """The rows whose number is larger than all before, since groups are numbered in order of appearance."""
     if len(numbers) == 0:
         return numbers
     largest = np.maximum.accumulate(numbers)
@@ -61,7 +61,7 @@ def _find_first_rows(numbers: Longs) -> Longs:
 
 
 def _number_nested(array: Any) -> Longs:
-    """Rows with the same hash are compared with the first of them; those that differ go another round."""
+    """Compare rows with the first row of the same hash; rows that differ are compared in another round."""
     table = pa.Table.from_arrays([array], names=["key"])
     hashes = row_hashes(table).high
     alike = np.empty(len(array), np.int64)

@@ -1,13 +1,13 @@
-"""Exact sums of a delta: from one value per row to one number per group, in numpy, with no loop over rows.
+"""Exact sums of a delta per group, in numpy, without a loop over rows.
 
-Doubles hold integers up to 2^53 exactly, and `np.bincount` adds them up per group faster than all else in numpy. So
+Doubles represent integers up to 2^53 exactly, and `np.bincount` is the fastest way to sum them per group in numpy. So
 
 1. the values of all rows are cut into *limbs*: integers of few bits, as doubles, with a common power of two per limb;
-2. products (of arguments, and with diffs other than +-1) are made limb by limb, with carries, as on paper;
-3. each limb is added up per group: few enough bits in few enough rows stay below 2^53, so nothing is ever rounded;
-4. the limbs of each group are put together to one exact number.
+2. products (of arguments, and with diffs other than +-1) are computed limb by limb, with carries;
+3. each limb is summed per group; sums stay below 2^53, so nothing is rounded;
+4. the limbs of each group are combined to one exact number.
 
-Doubles that lie far apart would need many limbs, nearly all of them zero: such rows are done in several *windows*.
+Doubles with very different exponents would need many limbs, nearly all zero, so such rows are split into *windows*.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Terms = list[tuple[Longs, int]]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a delta as aggregates see them: each with its diff and the number of its group, below `count`."""
+    """The diffs of the rows of a delta, and the numbers of their groups, below `count`."""
 
     diffs: Longs
     groups: Longs
@@ -62,12 +62,12 @@ class Rows:
 
     @property
     def unweighted_room(self) -> int:
-        """The same, of the values alone."""
+        """The same without diffs."""
         return _EXACT - len(self.diffs).bit_length()
 
     @cached_property
     def tally(self) -> Any:
-        """The sum of diffs per group, encoded: how many rows each got or lost."""
+        """The encoded sum of diffs per group."""
         terms: _Terms = []
         for block in _blocks(self):
             if block.has_only_ones:
@@ -122,7 +122,7 @@ def sum_products(factors: Sequence[Doubles], rows: Rows) -> Any:
 
 
 def _estimate_digits(factors: Sequence[Doubles]) -> int:
-    """About how many digits of 32 bits the sums need at least; few, where no window is needed."""
+    """An estimate of the number of 32-bit digits of the sums; 0 if one window is enough."""
     ranges = [_find_range(factor) for factor in factors if len(factor)]
     spread = sum(math.frexp(largest)[1] - math.frexp(smallest)[1] for smallest, largest in ranges)
     return spread // 32 if spread > _WINDOW * len(factors) else 0
@@ -139,7 +139,7 @@ def _sum_by_halves(factors: Sequence[Doubles], rows: Rows) -> Any:
 
 
 def _split_blocks(rows: Rows) -> Iterator[tuple[slice, Rows]]:
-    """Blocks of rows: a bound on memory, and on the bits that adding them up takes. None of no rows."""
+    """Blocks of rows, which bound memory and the bits of a sum. No rows have no block."""
     for start in range(0, len(rows.diffs), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
         yield part, (rows if len(rows.diffs) <= _BLOCK_ROWS else rows.take(part))
@@ -150,7 +150,7 @@ def _blocks(rows: Rows) -> Iterator[Rows]:
 
 
 def _split_windows(factors: Sequence[Doubles]) -> Iterator[Any]:
-    """Sets of rows in which no factor spreads over many powers of two. Rows with a factor 0 may be left out."""
+    """Sets of rows in which exponents of a factor differ little. Rows with a factor 0 may be omitted."""
     if all(_fits_window(factor) for factor in factors):
         yield slice(None)
         return
@@ -178,7 +178,7 @@ def _find_range(values: Doubles) -> tuple[float, float]:
 
 
 def _count_bits(values: Longs) -> int:
-    """The smallest n such that no magnitude is above 2^n; not for no values."""
+    """The smallest n such that no magnitude is above 2^n, for at least one value."""
     return (max(int(values.max()), -int(values.min()), 1) - 1).bit_length()
 
 
@@ -247,7 +247,7 @@ def _multiply(left: _Limbs, right: _Limbs) -> _Limbs:
 
 
 def _sum_limbs(limbs: _Limbs, rows: Rows, *, weighted: bool = False) -> _Terms:
-    """Each limb, times diff unless it is in there already, added up per group."""
+    """Sum each limb per group, times the diff unless `weighted`."""
     weights = None
     if not weighted and not rows.has_only_ones:
         if limbs.width <= rows.room:

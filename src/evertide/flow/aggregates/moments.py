@@ -1,16 +1,16 @@
-"""Accumulators of moments: variance and its kin, skewness, kurtosis, covariance, correlation, regression.
+"""Accumulators of moments: variance, standard deviation, skewness, kurtosis, covariance, correlation, regression.
 
-State holds exact sums of powers and products of the arguments. A buffer holds sums of powers of distances from the
-average, which follow from those as rational numbers: with n values, s1 their sum, s2 that of their squares, and so on,
+The state has exact sums of powers and products of the arguments. The buffer has sums of powers of distances from the
+average, which are rational functions of those: with n values, s1 their sum, s2 that of their squares, and so on,
 
     m2 = s2 - s1^2 / n
     m3 = s3 - 3 s1 s2 / n + 2 s1^3 / n^2
     m4 = s4 - 4 s1 s3 / n + 6 s1^2 s2 / n^2 - 3 s1^4 / n^3
     ck = sxy - sx sy / n
 
-In doubles, these differences would cancel out all digits; here each is computed exactly and rounded once.
+In doubles, these differences would lose all digits; here each is computed exactly and rounded once.
 
-A row with an argument that is not finite is counted, and takes part in no sum that needs that argument.
+A row with an argument that is not finite is counted, and is left out of the sums of that argument.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Moments(Accumulator):
-    """Up to the `order`-th: 2, 3 or 4."""
+    """Moments up to `order`: 2, 3 or 4."""
 
     order: int
 
@@ -90,7 +90,7 @@ class Moments(Accumulator):
 
 @dataclass(frozen=True)
 class CoMoments(Accumulator):
-    """Of two arguments: x and y, or y and x where `is_swapped`. `names` are those of the buffer."""
+    """Moments of two arguments: x and y, or y and x if `is_swapped`. `names` are the buffer's fields."""
 
     names: tuple[str, ...]
     is_swapped: bool = False
@@ -136,7 +136,7 @@ class CoMoments(Accumulator):
         return [pa.array(values) for values in found]
 
     def _compute_values(self, n: int, sums: Sequence[tuple[int, int]]) -> dict[str, float]:
-        """By the names of buffers; of x squared there may be none, of y squared only with that."""
+        """Values by field of the buffer. Sums of squares of x, and then of y, may be missing."""
         unit, (sx, sy, sxy, sxx, syy, *_) = _align([*zip(sums, (1, 1, 2, 2, 2), strict=False)])
         x_spread, y_spread = divide(n * sxx - sx**2, n, 2 * unit), divide(n * syy - sy**2, n, 2 * unit)
         x_average = divide(sx, n, unit)

@@ -1,7 +1,7 @@
 """Accumulators that count and add: RowCount, Count, Sum, Average, BitXorAgg.
 
-Integers, decimals and durations are added as integers, unscaled (`ExactSum`), floats and doubles as what they exactly
-are (`RealSum`): so is the average of integers, as Spark makes each of them a double before it adds it.
+`ExactSum` adds integers, durations and unscaled decimals as integers. `RealSum` adds floats and doubles exactly; it is
+also used for averages of integers, which Spark casts to double first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Count", "ExactSum", "Layout", "Overflow", "RealSum", "RowCount", "Xo
 
 
 class Layout(Enum):
-    """What stands in the buffer: how it says that there was nothing to add."""
+    """The fields of the buffer, which differ in how they represent a sum of nothing."""
 
     SUM = ("sum",)
     SUM_IS_EMPTY = ("sum", "isEmpty")
@@ -43,7 +43,7 @@ class Layout(Enum):
 
 
 class Overflow(Enum):
-    """What becomes of a sum that its type cannot hold."""
+    """The result of a sum that does not fit its type."""
 
     RAISES = "raises"
     IS_NULL = "is NULL"
@@ -52,7 +52,7 @@ class Overflow(Enum):
 
 @dataclass(frozen=True)
 class RowCount(Accumulator):
-    """How many rows a group has: it exists while that is not zero."""
+    """The number of rows of a group; the group exists while it is not zero."""
 
     function: str = "RowCount"
 
@@ -93,7 +93,7 @@ class Count(Accumulator):
 
 @dataclass(frozen=True)
 class ExactSum(Accumulator):
-    """Sum and Average of integers as such. `result` is the type of `sum` in the buffer."""
+    """Sum and Average of integers. `result` is the type of `sum` in the buffer."""
 
     result: Any
     layout: Layout
@@ -130,7 +130,7 @@ class ExactSum(Accumulator):
     def _refuse(self, sums: Any, where: Where, group: int) -> None:
         integer, exponent = exact.integers(to_state_column(sums)[group : group + 1])[0]
         scale = f" (unscaled, of scale {self.result.scale})" if pa.types.is_decimal(self.result) else ""
-        why = f"{self.function} adds up to {integer << exponent}{scale}, which does not fit {self.result}"
+        why = f"{self.function} is {integer << exponent}{scale}, which does not fit the type {self.result}"
         raise InvalidInput(where=where(group), why=why)
 
 
@@ -223,7 +223,7 @@ def _make_second_field(layout: Layout, held: Any) -> Any:
 
 
 def _has_digits(found: Words, digits: int) -> Bools:
-    """Whether integers of two words have no more than so many decimal digits."""
+    """Whether integers of two words have at most this number of decimal digits."""
     bound = 10**digits
     low, high = found[:, 0], found[:, 1].view(np.int64)
 
@@ -236,6 +236,6 @@ def _has_digits(found: Words, digits: int) -> Bools:
 
 
 def _array(kind: Any, found: Words, valid: Bools) -> Any:
-    """Words as they lie in Arrow's memory."""
+    """An Arrow array over words in its memory layout."""
     mask = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(kind, len(found), [mask, pa.py_buffer(np.ascontiguousarray(found))])

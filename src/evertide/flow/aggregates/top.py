@@ -1,11 +1,11 @@
-"""The first rows of a collection, in the order of the query.
+"""The first rows of a collection, in the order of the query (top-k).
 
-Kept are the first rows and a reserve behind them, in order. What comes in is sorted in among them; what goes is taken
-out. As nothing is known of the rows behind the reserve, it shrinks by what was taken, and rows that would stand behind
-its end are not taken in, unless all rows there are are kept anyway. Only when the reserve is used up is the input read
-as a whole, to fill it again: so the cost is that of the delta, and now and then, for deletions, that of a scan.
+The state is the first rows and a reserve behind them, in order. New rows are inserted in order; removed rows are taken
+out. Rows behind the reserve are unknown, so the reserve shrinks with each removal, and rows behind its end are not
+inserted, unless all rows of the input are kept. When the reserve is used up, the whole input is read to fill it again.
+So a delta costs its own size, and after many deletions a scan.
 
-Which row comes first is Spark's to say: one small job sorts what is kept together with what came.
+Spark decides the order: one small run sorts the kept rows and the new ones.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PLACE = "place"
 
 class Top(Collection):
     def __init__(self, name: str, node: TopK, fragment: Fragment, inputs: Collection, arrange: Arrange) -> None:
-        """`fragment` puts out the first rows of the input, as many as are to be kept, in order."""
+        """`fragment` outputs the first rows of its input, as many as are kept, in order."""
         super().__init__(name, arrow_schema(node.output), arrange)
         if node.first is None or node.first.limit is None or node.limit is None:
-            raise ValueError("a TopK without LIMIT is no Top")
+            raise ValueError("the TopK has no LIMIT")
         self.node = node
         self._shown = slice(node.offset, node.offset + node.limit)
         self._kept_max = node.first.limit
@@ -44,13 +44,13 @@ class Top(Collection):
         place = pa.field(_PLACE, pa.int64(), nullable=False)
         self.state = arrange(f"{name}.first", pa.schema([*self.schema, place]), ())
         self._kept: pa.Table | None = None
-        """In order; read from the state once."""
+        """The kept rows in order, read from the state once."""
         self._after: pa.Table | None = None
         self._rows: int | None = None
         self._more = 0
         self.refills = 0
 
-    def run(self, *, is_first: bool) -> None:  # noqa: ARG002 - nothing is there without input
+    def run(self, *, is_first: bool) -> None:  # noqa: ARG002 - without input there are no rows
         delta = self.inputs.delta
         if not delta.num_rows:
             return
@@ -92,7 +92,7 @@ class Top(Collection):
         return self._kept
 
     def _update(self, before: pa.Table, delta: pa.Table) -> pa.Table | None:
-        """The rows to keep from now on; None if nothing changes."""
+        """The rows to keep after the delta; None if nothing changes."""
         is_new = diffs_of(delta) > 0
         came, gone = delta.filter(pa.array(is_new)), delta.filter(pa.array(~is_new))
         left = net(
@@ -102,13 +102,13 @@ class Top(Collection):
         if stays.num_rows == before.num_rows and not came.num_rows:
             return None
         after = self._take_first(pa.concat_tables([stays, expand(came, self.name)]))
-        if before.num_rows == self._count_input():  # all rows are kept: those that came, too
+        if before.num_rows == self._count_input():  # all rows are kept, also the new ones
             return after
         after = after.slice(0, stays.num_rows)
         return after if after.num_rows >= self._shown.stop else self._refill(delta)
 
     def _count_input(self) -> int:
-        """How many rows the input has, before the transaction."""
+        """The number of rows of the input before the transaction."""
         if self._rows is None:
             self._rows = int(diffs_of(self.inputs.scan(self._columns)).sum())
         return self._rows

@@ -1,10 +1,10 @@
-"""The groups of an additive aggregate: per group, sums to which a delta adds and from which it takes.
+"""The groups of an additive aggregate: sums per group that a delta updates.
 
-The collection has a row per group: its keys, then the buffers of Catalyst's functions, of which a Map above makes the
-result. Kept is the exact state behind the buffers (`evertide.flow.aggregates.accumulators`), in one arrangement by the
-keys; that is also what look-ups by the keys, and scans, are answered from. So a delta costs the groups that it touches,
-however many rows they have. Without keys there is one group, from the beginning on, whether or not it has rows. MIN and
-MAX, which have no inverse, stand beside the sums (`evertide.flow.aggregates.extremes`).
+The collection has a row per group: its keys, then the buffers of Catalyst's functions, from which a Map above computes
+the results. The state has the exact sums behind the buffers (`evertide.flow.aggregates.accumulators`), in one
+arrangement by the keys, which also answers look-ups by the keys and scans. So a delta costs time per group that it
+touches, not per row of the group. Without keys there is always one group. MIN and MAX are kept beside the sums
+(`evertide.flow.aggregates.extremes`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import InvalidInput
+from evertide.errors import Unexpected
 from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, make_accumulator
 from evertide.flow.aggregates.extremes import VALUE, Extremes, make_values_delta
 from evertide.flow.aggregates.groups import group_rows
@@ -70,7 +70,9 @@ class Totals(Collection):
         types = [arrow_type(self._types[argument]) for argument in function.arguments]
         found = make_accumulator(function.name, types, _MODES[function.mode])
         if found is None:
-            raise InvalidInput(where=self.name, why=f"{function.name} of {types} cannot be kept as a sum")
+            raise Unexpected(
+                where=f"Totals of {self.name!r}", why=f"there is no accumulator for {function.name} of {types}"
+            )
         return found
 
     def run(self, *, is_first: bool) -> None:
@@ -118,13 +120,13 @@ class Totals(Collection):
         return self._finish_stored(self.state.scan(), columns)
 
     def _finish_stored(self, found: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-        """Stored groups as rows of the collection; each is there once."""
+        """Stored groups as rows of the collection."""
         state = found.select(self._state_schema.names)
         rows = self._finish(found.select(list(self.keys)), state, np.ones(found.num_rows, np.bool_))
         return net(_add_sign(rows.select(list(columns)), 1), self.name, is_sorted=False)
 
     def _group_delta(self, delta: pa.Table) -> tuple[pa.Table, Rows]:
-        """The keys of the groups that the delta touches, and which row is of which."""
+        """The keys of the groups that the delta touches, and the group of each row."""
         keys = delta.select(list(self.keys))
         if not self.keys:
             return keys, Rows(diffs_of(delta), np.zeros(delta.num_rows, np.int64), 1)
@@ -145,7 +147,7 @@ class Totals(Collection):
         return pa.Table.from_arrays([*sums.columns, *found], schema=self._state_schema)
 
     def _merge(self, before: pa.Table, is_there: Bools, added: pa.Table) -> pa.Table:
-        """The sums of both. To a group that was not there nothing is added: taking bytes costs less than adding."""
+        """Add sums to the state. For a new group they are copied, which is cheaper than adding."""
         there = np.flatnonzero(is_there)
         if 2 * len(there) > len(is_there):
             return self._sums.merge(before, added)
@@ -166,9 +168,9 @@ class Totals(Collection):
         return found.astype(np.bool_)
 
     def _read_state(self, keys: pa.Table, count: int) -> tuple[pa.Table, Bools]:
-        """The state of these groups, in their order, and which are there."""
+        """The state of these groups, in their order, and which of them exist."""
         found = self.state.lookup(keys) if self.keys else self.state.scan()
-        places = np.full(count, found.num_rows, np.int64)  # the row after the last is that of no state
+        places = np.full(count, found.num_rows, np.int64)  # the row after the last is the zero state
         if self.keys and found.num_rows:
             numbers, _ = group_rows(
                 pa.concat_tables([keys, conform_table(found.select(list(self.keys)), self._key_schema)])
@@ -184,7 +186,7 @@ class Totals(Collection):
         return pa.Table.from_arrays([*self._sums.zero(1).columns, *best], schema=self._state_schema)
 
     def _finish(self, keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
-        """Rows of the collection, for the groups that are there."""
+        """Rows of the collection for the groups in `of`."""
         chosen = pa.array(np.flatnonzero(of))
         keys, state = keys.take(chosen) if self.keys else keys, state.take(chosen)
         sums = self._sums.finish(
@@ -200,14 +202,14 @@ class Totals(Collection):
 
 
 def _is_countable(kind: Any) -> bool:
-    """Whether values that Spark groups together are the same bit by bit. Floats may not be; maps are not grouped."""
+    """Whether values that Spark groups together are bitwise equal. Floats may not be; maps cannot be grouped."""
     if pa.types.is_floating(kind) or pa.types.is_map(kind):
         return False
     return all(_is_countable(field.type) for field in type_fields(kind))
 
 
 def _group_alike(functions: Sequence[Function]) -> list[list[int]]:
-    """Which functions look at the same values: the same argument, under the same condition."""
+    """Positions of functions with the same argument and condition."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for at, function in enumerate(functions):
         found.setdefault((function.arguments, function.condition), []).append(at)

@@ -1,7 +1,8 @@
-"""Explanations as pictures: Mermaid and Graphviz DOT, both as text for others to draw.
+"""Explanations as diagrams in Mermaid and Graphviz DOT.
 
-Rows flow upwards: tables at the bottom, then the operators of each view in a frame of its own, the view on top. Colours
-say what an operator costs."""
+Rows flow upwards: tables at the bottom, then a frame with the operators of each view, the view on top. Colours show
+the cost of an operator.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def _node(view: ViewExplanation, operator: Operator) -> str:
 
 
 def _id(kind: str, name: str) -> str:
-    """Letters, digits and underscores only; different names stay different."""
+    """An id of letters, digits and underscores that is unique per name."""
     return f"{kind}_" + "".join(
         letter if letter.isascii() and letter.isalnum() else f"_{ord(letter):x}_" for letter in name
     )
@@ -99,6 +100,5 @@ def _label(operator: Operator, newline: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Quotes end a label in both languages; Mermaid takes angle brackets for tags, unless they are entities, which
-    Graphviz knows as well."""
+    """Replace quotes, which end a label, and angle brackets, which are tags in Mermaid unless they are entities."""
     return text.replace("\\", "\\\\").replace('"', "'").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,13 +1,13 @@
-"""How each operator of a circuit is maintained, what state it keeps, and what it costs.
+"""Explains how each operator of a circuit is maintained, what state it has, and what it costs.
 
-Nothing is guessed: what is said of an operator is read off the parts of the circuit that run it. An operator is inside
-of the stage that computes it, and its look-ups are those that the stage's cone does for it.
+The explanation is derived from the parts of the circuit that run the operator: the stage that computes it, and the
+look-ups that the stage's cone does for it.
 
-    linear              the delta goes through it; nothing is kept
-    difference rule     its result over the touched rows, new minus old; what it touches is looked up by key
-    sums per group      a delta is added to what is kept of its group
-    per group           all rows of a touched group are looked up, and the group is computed again
-    as a whole          any change has it computed again from all rows
+    linear              processes only the delta; no state
+    difference rule     new minus old result over the touched rows, which are looked up by key
+    sums per group      a delta is added to the sums of its group
+    per group           all rows of a touched group are looked up, and the group is recomputed
+    as a whole          any change recomputes it from all rows
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def explain(circuit: Circuit) -> Explanation:
 
 
 class _Parts:
-    """Which part of the circuit runs an operator, and the arrangements met so far, by name."""
+    """The part of the circuit that runs each operator, and the arrangements found so far, by name."""
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
@@ -184,7 +184,7 @@ def _collection_of(part: Stage | Top | Totals) -> Collection:
 
 
 def _is_one_row(node: Node) -> bool:
-    """Whether it is the result of an aggregate of all rows, as scalar subqueries are."""
+    """Whether the node is an aggregate of all rows, as scalar subqueries are."""
     while isinstance(node, Map | Filter):
         [node] = node.children
     return isinstance(node, Aggregate) and not node.keys

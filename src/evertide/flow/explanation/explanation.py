@@ -1,7 +1,8 @@
-"""What `explain` says: plain values, as text and as JSON.
+"""The result of `explain`, as values, text and JSON.
 
-Per view its operators, parents first; an operator that several read is told once. Numbers of operators count within
-the view, from 1. Keys of the JSON are stable: new ones may come, none changes its meaning."""
+Operators of a view are listed with parents first, each once, and are numbered from 1 within the view. Keys of the JSON
+are stable: new ones may be added, and none changes its meaning.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from typing import Any, Literal
 __all__ = ["Cost", "ExplainedArrangement", "Explanation", "Operator", "RunCounts", "ViewExplanation"]
 
 Cost = Literal["none", "delta", "touched groups", "scan", "whole input"]
-"""What a small transaction costs an operator: nothing, what it brings, all rows of the groups that it touches, all rows
-of the other side, or all rows."""
+"""The rows that an operator processes for a small transaction: none, those of the delta, those of the touched groups,
+those of the other side, or all."""
 _WIDTH_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedArrangement:
-    """State: a collection by a key."""
+    """An arrangement that the circuit has."""
 
     name: str
     of: str
     """The collection."""
     key: tuple[str, ...]
-    """Columns as people know them; none if it is only scanned."""
+    """Names of columns; none if the arrangement is only scanned."""
     rows: int
     bytes: int
 
@@ -36,25 +37,25 @@ class Operator:
     number: int
     kind: str
     what: str
-    """In words: `Join Inner on auction = id`."""
+    """A description: `Join Inner on auction = id`."""
     how: str
-    """It is maintained."""
+    """How the operator is maintained."""
     cost: Cost
     stage: str
-    """The collection that it runs for; of a table or view that is read, its name."""
+    """The collection of the operator's stage; for a Scan, the table or view."""
     state: tuple[str, ...]
-    """Names of the arrangements that it looks into or keeps."""
+    """Names of the arrangements that the operator reads or maintains."""
     inputs: tuple[int, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether any change of its input has it computed again as a whole."""
+        """Whether any change of the input recomputes the operator from all rows."""
         return self.cost == "whole input"
 
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """How many runs of the view's stages went which way since the circuit was made."""
+    """Numbers of runs of the view's stages by kind, since the circuit was created."""
 
     small: int = 0
     large: int = 0
@@ -65,11 +66,11 @@ class RunCounts:
 class ViewExplanation:
     name: str
     operators: tuple[Operator, ...]
-    """The first puts out the view's rows."""
+    """The first one outputs the view's rows."""
     run_counts: RunCounts = field(default_factory=RunCounts)
 
     def lines(self) -> Iterator[tuple[str, Operator | None]]:
-        """The tree: indented words, and the operator; None where it was told before."""
+        """The tree as indented texts, each with its operator; None if the operator was listed before."""
         told: set[int] = set()
         by_number = {operator.number: operator for operator in self.operators}
 
@@ -93,29 +94,29 @@ class Explanation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the views."""
+        """The names of the views."""
         return tuple(view.name for view in self.views)
 
     def only(self, view: str) -> Explanation:
-        """One view, and the state behind it."""
+        """The explanation of one view and its state."""
         views = tuple(each for each in self.views if each.name == view)
         kept = {name for each in views for operator in each.operators for name in operator.state}
         return Explanation(views, tuple(each for each in self.arrangements if each.name in kept))
 
     @property
     def whole(self) -> tuple[tuple[str, Operator], ...]:
-        """Operators that are computed again as a whole, with their view."""
+        """Operators that any change recomputes from all rows, with their view."""
         return tuple((view.name, operator) for view in self.views for operator in view.operators if operator.is_whole)
 
     def text(self, *, has_state: bool = True) -> str:
-        """A tree per view: what, how, cost. `has_state` adds what is kept, which each transaction changes."""
+        """A tree per view: operator, how it is maintained, cost. `has_state` adds the state."""
         blocks = [_view_text(view, self._states() if has_state else {}) for view in self.views]
         if has_state:
             blocks.append(self._arrangements_text())
         return "\n".join(block for block in blocks if block)
 
     def to_dict(self) -> dict[str, Any]:
-        """As dicts, lists, strings and numbers."""
+        """Dicts, lists, strings and numbers for JSON."""
         return {
             "views": [
                 {
@@ -178,7 +179,7 @@ def _view_text(view: ViewExplanation, states: dict[str, ExplainedArrangement]) -
 
 
 def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns below each other; the last of a row is not padded."""
+    """Align columns; the last one of a row is not padded."""
     count = max((len(row) for row in rows), default=0)
     widths = [max((len(row[at]) for row in rows if len(row) > at + 1), default=0) for at in range(count)]
     return [

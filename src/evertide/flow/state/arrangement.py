@@ -1,21 +1,21 @@
-"""Arrangements: a collection inside the engine, indexed by a key, so that a delta finds its matches.
+"""Arrangements: collections inside the engine, indexed by a key, so that a delta finds its matches.
 
-Where it lies: recent rows in memory, the rest as parts on the blob (`evertide.flow.state.state_part`); both are runs of
-one spine (`evertide.flow.state.spine`). A manifest names all parts, and belongs into the owner's checkpoint.
+Recent rows are in memory, others in parts on the blob (`evertide.flow.state.state_part`); both are runs of one spine
+(`evertide.flow.state.spine`). A manifest names all parts; the owner stores it in its checkpoint.
 
-A lookup takes these steps:
+A look-up takes these steps:
 
-1. The keys become words (`evertide.flow.state.keys`), which are searched for in every run: in memory at once, in parts
-   through the index, so that only row groups that may hold one are fetched, and only the columns needed decoded.
-2. The keys of what was found are verified.
-3. The rows are summed over the columns wanted. A sum below 0 is damage: somebody took back what was never there.
+1. The keys become words (`evertide.flow.state.keys`), which are searched for in every run. In parts, the index selects
+   the row groups to read, and only the needed columns are decoded.
+2. The keys of the found rows are verified.
+3. Diffs are summed over the requested columns. A sum below 0 is damage: a delta removed a row that did not exist.
 
-What the owner has to know:
+Rules for the owner:
 
 1. `apply`, `lookup` and `scan` are for the one thread that owns the transactions; `maintain` may run beside them.
-2. Nothing is retried in here: a call that failed changed nothing, and may be made again.
-3. Parts are never deleted here, since a manifest may name them: `released` collects the keys of those no longer used. A
-   lookup that began before may still read them, so delete between transactions.
+2. An arrangement does not retry. A call that failed changed nothing, and may be repeated.
+3. An arrangement never deletes parts, since a manifest may name them: `released` has the keys of unused parts. Delete
+   them between transactions, since a look-up that began earlier may still read them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import Damaged, Unexpected
 from evertide.flow.state.block import Block, merge_blocks, sum_diffs
 from evertide.flow.state.lookup import WantedKeys
 from evertide.flow.state.manifest import Manifest
@@ -59,7 +59,7 @@ class Arrangement:
         settings: ArrangementSettings | None = None,
         parts: Sequence[PartRun] = (),
     ) -> None:
-        """`new_name` names a new part as nobody did, with the writer's id and a count. `parts` is for `restore`."""
+        """`new_name` returns unique names of parts. `parts` is for `restore`."""
         self.name = name
         self.schema = schema
         self.key = tuple(key)
@@ -91,8 +91,8 @@ class Arrangement:
         settings: ArrangementSettings | None = None,
         verify: bool = True,
     ) -> Arrangement:
-        """What was saved. `verify` reads every part whole. Without it, now only that all parts are there, with their
-        length and a footer that is right; each row group is verified when it is fetched in any case."""
+        """Restore a saved arrangement. `verify` reads all parts completely; otherwise only lengths and footers are
+        checked. Each row group is verified whenever it is read."""
         manifest.check(f"manifest of arrangement {manifest.name!r}")
         schema = manifest.arrow_schema()
         shelf = PartShelf(blob, cache, schema)
@@ -114,17 +114,17 @@ class Arrangement:
 
     @property
     def rows(self) -> int:
-        """Stored changes, of which some may take back others."""
+        """The number of stored changes, some of which may cancel out."""
         return sum(run.rows for run in self._spine.runs.all())
 
     @property
     def bytes(self) -> int:
-        """Of the runs in memory and of the parts of all others."""
+        """Bytes of the runs in memory and of all parts."""
         return sum(run.bytes for run in self._spine.runs.all())
 
     @property
     def released(self) -> list[str]:
-        """Keys of parts that are no longer used, to be taken out by the owner. Grows beside other threads."""
+        """Keys of unused parts, which the owner removes from the list. Other threads may append to it."""
         return self._spine.released
 
     def parts(self) -> tuple[PartEntry, ...]:
@@ -153,7 +153,7 @@ class Arrangement:
         return make_block(delta, self.schema, self.key, self._where)
 
     def adopt(self, parts: Sequence[PartEntry]) -> None:
-        """Add parts written elsewhere, each sorted and consolidated (`write_part`). Equal rows in several add up."""
+        """Add parts that were written elsewhere (`write_part`). Diffs of equal rows add up."""
         entries = sorted((entry for entry in parts if entry.rows), key=lambda entry: entry.word_min)
         if all(one.word_max < other.word_min for one, other in pairwise(entries)):
             self._spine.adopt([PartRun(tuple(entries))] if entries else [])
@@ -161,7 +161,7 @@ class Arrangement:
             self._spine.adopt([PartRun((entry,)) for entry in entries])
 
     def lookup(self, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows under these keys: the columns wanted and `__diff`, each distinct row of them once, in any order."""
+        """The rows with these keys: the requested columns and `__diff`, each distinct row once, in any order."""
         schema = self._select_schema(columns)
         arrays = check_columns(keys, self._key_schema, f"{self._where}, keys")
         if keys.num_rows == 0:
@@ -184,7 +184,7 @@ class Arrangement:
         return self._check_counts([block], schema)
 
     def scan(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The whole content: the columns wanted and `__diff`, each distinct row of them once, in any order."""
+        """All rows: the requested columns and `__diff`, each distinct row once, in any order."""
         schema = self._select_schema(columns)
         names, runs = schema.names, self._spine.runs.all()
         if self._has_key(names):
@@ -198,15 +198,15 @@ class Arrangement:
         return self._check_counts([Block(totals, totals, taken)], schema)
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
-        """One step towards few runs, for any thread; False if there is nothing to do, or who asked for it stops."""
+        """Merge some runs; any thread may call this. False if there is nothing to do, or `is_stopping`."""
         return self._spine.maintain(is_stopping)
 
     def compact(self) -> None:
-        """Merge everything into one run now."""
+        """Merge all runs into one."""
         self._spine.compact()
 
     def save(self) -> Manifest:
-        """Write what is in memory too. Deltas applied meanwhile may be in it or not, each as a whole."""
+        """Write the rows in memory as well. A delta that is applied meanwhile is included completely or not at all."""
         runs = self._spine.save()
         return Manifest(self.name, self.schema.serialize().to_pybytes(), self.key, runs)
 
@@ -215,16 +215,16 @@ class Arrangement:
             return self.schema
         unknown = [name for name in columns if name not in self.schema.names]
         if unknown or len(set(columns)) != len(columns):
-            why = f"{list(columns)} must name each column once, out of {self.schema.names}"
-            raise InvalidInput(where=f"{self._where}, columns wanted", why=why)
+            why = f"the requested columns are {list(columns)}, but must be distinct columns out of {self.schema.names}"
+            raise Unexpected(where=self._where, why=why)
         return pa.schema([self.schema.field(name) for name in columns])
 
     def _has_key(self, names: Sequence[str]) -> bool:
-        """Whether rows that are equal in these columns have equal words."""
+        """Whether rows with equal values in these columns have equal words."""
         return self._by.issubset(names)
 
     def _is_whole(self, names: Sequence[str]) -> bool:
-        """Whether a run, which holds each row once, does so for these columns too."""
+        """Whether these are all columns, so that a run has each row of them once."""
         return len(names) == len(self.schema.names)
 
     def _check_counts(self, blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
@@ -236,7 +236,7 @@ class Arrangement:
                     for name, array in block.columns.items()
                 )
                 why = (
-                    f"the row with {row} is there {int(block.diffs[at])} times: a delta took back what was never there"
+                    f"the row with {row} has the count {int(block.diffs[at])}: a delta removed a row that did not exist"
                 )
                 raise Damaged(path=self._where, why=why)
         return make_table([block for block in blocks if block.rows], schema)

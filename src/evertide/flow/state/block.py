@@ -1,9 +1,9 @@
-"""Blocks: rows of an arrangement in memory, with the word and the diff of each; and how blocks become one.
+"""Blocks: rows of an arrangement in memory, each with its word and its diff; and their consolidation.
 
-A block is immutable. Its `columns` are those that were asked for, by name, each one array; `words` and `diffs` are
-plain numpy arrays, as all searching and summing is done on them.
+A block is immutable. Its `columns` are the requested ones, by name, each as one array; `words` and `diffs` are numpy
+arrays for searching and summing.
 
-Equality of rows is bit-exact, as in a shard: keys may be equal where rows are not (-0.0 and 0.0).
+Rows are equal if they are bitwise equal, as in a shard. Keys may be equal where rows are not (-0.0 and 0.0).
 
 Consolidation sums the diffs of equal rows. Hashing every row would be most of its cost, so only rows that can have an
 equal are hashed (`merge_blocks`): equal rows have equal keys and so equal words, and a consolidated block holds each
@@ -48,7 +48,7 @@ class Block:
         )
 
     def take(self, rows: Longs, diffs: Longs | None = None) -> Block:
-        """These rows, in this order, with other diffs if some are given."""
+        """These rows, in this order, with other diffs if given."""
         indices = pa.array(rows)
         columns = {name: array.take(indices) for name, array in self.columns.items()}
         return Block(self.words[rows], self.diffs[rows] if diffs is None else diffs, columns)
@@ -64,7 +64,7 @@ class Block:
 
 
 def concatenate_blocks(blocks: Sequence[Block]) -> Block:
-    """The rows of all, of at least one, one block after the other."""
+    """Concatenate at least one block."""
     if len(blocks) == 1:
         return blocks[0]
     columns = {name: pa.concat_arrays([block.columns[name] for block in blocks]) for name in blocks[0].columns}
@@ -74,10 +74,10 @@ def concatenate_blocks(blocks: Sequence[Block]) -> Block:
 
 
 def merge_blocks(blocks: Sequence[Block], *, has_key: bool, is_consolidated: bool, where: str) -> Block:
-    """All rows consolidated over the columns that the blocks have, in the order of their words.
+    """Consolidate the rows of all blocks, in the order of their words.
 
-    `has_key`: the key is among the columns, so that equal rows have equal words. `is_consolidated`: each block already
-    holds each row once, of these columns. Without the key the order is any.
+    `has_key`: the key is among the columns, so equal rows have equal words; without it, the order is undefined.
+    `is_consolidated`: each block already has each row once.
     """
     whole = concatenate_blocks(blocks)
     if is_consolidated and len(blocks) == 1:
@@ -101,7 +101,7 @@ def merge_blocks(blocks: Sequence[Block], *, has_key: bool, is_consolidated: boo
 
 
 def sum_diffs(columns: Sequence[Any], diffs: Longs, where: str) -> tuple[Longs, Longs]:
-    """Of each distinct row whose diffs do not sum to 0: one occurrence, ascending, and that sum."""
+    """Sum the diffs of equal rows: one position per distinct row, ascending, and its sum, without sums of 0."""
     if len(diffs) == 0:
         return _NO_LONGS, diffs
     order, starts = _group_equal(columns, len(diffs))
@@ -118,19 +118,19 @@ def _number_origins(blocks: Sequence[Block]) -> Longs:
 
 
 def _find_suspects(words: Longs, origins: Longs | None) -> Longs:
-    """Which rows may have an equal: of sorted words, those that occur again; in another block, if origins are given."""
+    """Rows that may have an equal row: their word occurs again, and in another block if origins are given."""
     again = words[1:] == words[:-1]
     if not again.any():
         return _NO_LONGS
     starts = np.flatnonzero(np.concatenate(([True], ~again)))
     lengths = np.diff(np.append(starts, len(words)))
-    # The order was stable, so that the first and the last of a word come from the first and the last of its blocks.
+    # The sort was stable, so the first and last row of a word come from the first and last block with the word.
     doubtful = lengths > 1 if origins is None else origins[starts] != origins[starts + lengths - 1]
     return np.flatnonzero(np.repeat(doubtful, lengths))
 
 
 def _group_equal(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
-    """An order in which equal rows are neighbours, and where in it each group of them starts."""
+    """An order in which equal rows are adjacent, and the start of each group of equal rows."""
     if not columns:
         return np.arange(rows), np.zeros(1, np.int64)
     table = pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
@@ -148,7 +148,7 @@ def _group_equal(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
 
 
 def _separate(table: pa.Table, likes: list[Longs]) -> tuple[Longs, Longs]:
-    """The same, where rows of like hash turned out to differ. It takes as long as it takes: it hardly ever happens."""
+    """The same for different rows with equal hashes. This is slow, but hardly ever happens."""
     groups = []
     for like in likes:
         rest = like
@@ -161,11 +161,11 @@ def _separate(table: pa.Table, likes: list[Longs]) -> tuple[Longs, Longs]:
 
 
 def _sum_groups(diffs: Longs, starts: Longs, where: str) -> Longs:
-    """A sum that wrapped around would be a wrong count that nobody notices."""
+    """Sum diffs per group, without a silent overflow."""
     most = max(int(diffs.max()), -int(diffs.min()))
     if most * len(diffs) < 1 << 63:
         return np.add.reduceat(diffs, starts)
     totals = [sum(group.tolist()) for group in np.split(diffs, starts[1:])]
     if not all(-(1 << 63) <= total < 1 << 63 for total in totals):
-        raise InvalidInput(where=where, why="the diffs of a row add up to more than fits 64 bits")
+        raise InvalidInput(where=where, why="the sum of the diffs of a row does not fit in 64 bits")
     return np.array(totals, np.int64)

@@ -1,16 +1,16 @@
-"""Key words: one int64 per row that says where in an arrangement its key lies.
+"""Key words: one int64 per row that gives the position of its key in an arrangement.
 
 Keys are equal as Spark groups them: NULL equals NULL, any NaN any NaN, -0.0 equals 0.0, also inside structs and lists;
-otherwise bit by bit. Equal keys have equal words. Different keys may share one, so that a word only proposes and
-`equal_keys` decides: a row too many could raise an error downstream that the query never would.
+otherwise bit by bit. Equal keys have equal words. Different keys may share a word, so `equal_keys` compares the keys of
+found rows: a surplus row could raise an error that the query would not.
 
-Words keep what is near in the key's first integer-like column near in the arrangement, since new rows mostly concern
-recent ids, dates and times, which then lie in few row groups:
+Words keep the order of the key's first integer-like column, since new rows mostly have recent ids, dates and times,
+which are then in few row groups:
 
     one column, integer-like        its value
     several, one integer-like       that value shifted up, a hash of the others below it, wrapped around at 64 bits
     none integer-like               a hash of all
-    no column at all                the caller decides (there is one key only, so that any order will do)
+    no column at all                0; there is only one key
 
 Integer-like are integers, dates, times, timestamps, durations and decimals of up to 18 digits. Words are stored in
 parts: a change of any of this needs a new version of `evertide.flow.state.state_part`.
@@ -53,7 +53,7 @@ _INTEGERS = frozenset(FIXED) - frozenset(FLOATS) - _INTERVALS
 
 
 def key_words(columns: pa.Table | pa.RecordBatch) -> Longs:
-    """The word of each row, of the key's columns in order."""
+    """The word of each row, from the key's columns in order."""
     arrays = [plain(one_chunk(column)) for column in columns.columns]
     if columns.num_rows == 0 or not arrays:
         return np.zeros(columns.num_rows, np.int64)
@@ -75,7 +75,7 @@ def is_exact(kinds: Sequence[Any]) -> bool:
 
 
 def equal_keys(left: Sequence[Any], right: Sequence[Any]) -> Bools:
-    """Row by row, of two keys as their columns."""
+    """Compare keys row by row, given as columns."""
     equal = np.ones(len(left[0]), np.bool_)
     for one, other in zip(left, right, strict=True):
         equal &= equal_values(canonicalize(one), canonicalize(other))
@@ -83,7 +83,7 @@ def equal_keys(left: Sequence[Any], right: Sequence[Any]) -> Bools:
 
 
 def canonicalize(array: Any) -> Any:
-    """The same keys, with every -0.0 as 0.0: then keys are equal if and only if they are so bit by bit."""
+    """Replace -0.0 by 0.0, after which keys are equal if and only if they are bitwise equal."""
     if len(array) == 0 or not _has_floats(array.type):
         return array
     array = plain(array)
@@ -132,10 +132,10 @@ def _width(kind: Any) -> int:
 
 
 def _integers(array: Any) -> Longs:
-    """By value; what lies under a NULL is garbage, and must not tell one NULL from another."""
+    """The values; NULLs, whose memory is undefined, get `SHARED_WORD`."""
     found: Longs
     if pa.types.is_decimal128(array.type):
-        found = wide_words(array)[:, 0].view(np.int64)  # of so few digits the upper word is nothing but the sign
+        found = wide_words(array)[:, 0].view(np.int64)  # with at most 18 digits, the upper word is only the sign
     else:
         found = bits(array)
         found = found.view(np.int64) if found.dtype.itemsize == 8 else found.astype(np.int64)

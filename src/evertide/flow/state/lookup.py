@@ -1,7 +1,7 @@
 """`WantedKeys`: the keys of one lookup, as words to search for and as values to verify what was found.
 
-Words propose. Where the word is the key (a single integer-like column), nothing is left to verify but `SHARED_WORD`.
-Otherwise each row found is compared with the keys that share its word: nearly always one.
+If the word is the key (a single integer-like column), only `SHARED_WORD` needs verification. Otherwise each found row
+is compared with the keys that share its word, nearly always one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WantedKeys:
         self._sorted: tuple[list[Any], Longs, Longs] | None = None
 
     def verify(self, block: Block) -> Block:
-        """The rows of a block, all of words that were asked for, whose key was asked for."""
+        """The rows of a block with one of the keys; all rows have a word of the keys."""
         if self.is_exact:
             return block
         keys, starts, counts = self._sort_keys()
@@ -47,13 +47,13 @@ class WantedKeys:
         return block if matches.all() else block.take(np.flatnonzero(matches))
 
     def _sort_keys(self) -> tuple[list[Any], Longs, Longs]:
-        """The keys in the order of their words, and per word where they begin and how many there are."""
+        """The keys in the order of their words, and per word their start and number."""
         if self._sorted is None:
             order = np.argsort(self._all_words, kind="stable")
             keys = _take([canonicalize(array) for array in self._arrays], order)
             words = self._all_words[order]
             if len(words) > len(self._words):
-                # A key that was asked for many times must not be compared as often with whatever shares its word.
+                # Remove repeated keys, so that rows are not compared with them repeatedly.
                 firsts = np.searchsorted(words, words)
                 kept = ~equal_keys(keys, _take(keys, firsts))
                 kept[firsts] = True

@@ -1,7 +1,7 @@
-"""`Manifest`: what an arrangement was when it was saved, and all that is needed to have it again.
+"""`Manifest`: a saved arrangement, with everything needed to restore it.
 
-Where it lies: in the owner's checkpoint; it is a value, which msgspec encodes and decodes. Version 1. It names every
-part with its length and checksums, per run: the words of a run's parts ascend from one to the next.
+The owner stores it in its checkpoint, encoded by msgspec. Version 1. It names every part with its length and checksums,
+per run: the words of a run's parts ascend from one part to the next.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ class Manifest(msgspec.Struct, frozen=True):
             yield from run
 
     def check(self, path: str) -> None:
-        """`path` is where a person would look."""
+        """`path` is for the error message."""
         if self.version != FORMAT_VERSION:
             raise UnsupportedFormat(path=path, found=self.version, supported=FORMAT_VERSION)

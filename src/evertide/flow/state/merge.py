@@ -1,7 +1,6 @@
-"""Merging: several runs become one, as a stream of blocks, and such a stream becomes parts.
+"""Merges runs to a stream of blocks, and writes such a stream as parts.
 
-It holds of each run a few row groups, and all rows of the word at which it stands: however large the runs, memory is
-needed for what is under way, and for the largest key.
+A merge has in memory a few row groups of each run and all rows of the current word, whatever the size of the runs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["merge", "write_run"]
 
 
 class _Cursor:
-    """Where a merge stands in one run: the rows that it read and did not use yet."""
+    """The position of a merge in one run: the rows that were read and not used yet."""
 
     def __init__(self, blocks: Iterator[Block]) -> None:
         self._blocks = blocks
@@ -29,7 +28,7 @@ class _Cursor:
         self.extend()
 
     def extend(self) -> None:
-        """Read on. `is_over` is only known once there is nothing more."""
+        """Read more rows. `is_over` is set by the first read after the end."""
         block = next(self._blocks, None)
         if block is None:
             self.is_over = True
@@ -37,7 +36,7 @@ class _Cursor:
             self.pending = block if self.pending is None else concatenate_blocks([self.pending, block])
 
     def cut(self, bound: int | None) -> Block | None:
-        """What lies below the bound, or all."""
+        """Take the rows below the bound, or all."""
         pending = self.pending
         if pending is None:
             return None
@@ -53,10 +52,10 @@ def merge(
 ) -> Iterator[Block]:
     """The sum of the runs as blocks whose words ascend, also across blocks. For the flags see `block.merge_blocks`.
 
-    1. A run that is not over may hold more of the last word that was read of it, so that only words below the least
-       of these last words, over all runs, are complete.
-    2. What is complete is consolidated and handed out.
-    3. If nothing is, those that stand at that least word read on.
+    1. A run that is not over may have more rows of the last word that was read. So only words below the least of these
+       last words, over all runs, are complete.
+    2. Complete rows are consolidated and returned.
+    3. If there are none, the runs at that least word read more rows.
     """
     cursors = [_Cursor(run.read(names, shelf)) for run in runs]
     while True:
@@ -90,7 +89,7 @@ def write_run(
     row_group_rows: int,
     part_rows_max: int,
 ) -> PartRun | None:
-    """A run of parts out of consolidated blocks in the order of their words; None if they hold nothing."""
+    """Write consolidated blocks, in the order of their words, as a run of parts; None if there are no rows."""
     entries: list[PartEntry] = []
     writer: PartWriter | None = None
     waiting: list[Block] = []

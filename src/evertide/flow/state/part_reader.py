@@ -1,11 +1,11 @@
-"""`PartReader`: one open state part, of which row groups are fetched, verified and decoded one range at a time.
+"""`PartReader`: an open state part, whose row groups are read, verified and decoded one range at a time.
 
-1. Opening fetches the footer, and one byte more than there should be: a file that is too short or too long, or whose
-   footer is damaged, is `BlobDamaged` before anything of it is used; one that is not there is `BlobMissing`.
-2. Neighbouring row groups are fetched as one range, and each is verified against the index.
-3. Only the columns asked for are decoded.
+1. Opening reads the footer and one byte more. A file that is too short or too long, or whose footer is damaged, raises
+   `BlobDamaged` before any row is used; a missing file raises `BlobMissing`.
+2. Adjacent row groups are read as one range, and each is verified against the index.
+3. Only the requested columns are decoded.
 
-A reader may be shared by threads, which take turns.
+Threads may share a reader; a lock serializes them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["PartReader", "PartShelf"]
 
 _FILE = -1
 _OPEN_RATIO = 12
-"""How much more memory an open file takes than its footer has bytes: measured."""
+"""Memory of an open file per byte of its footer, as measured."""
 
 
 class _Window(io.RawIOBase):
-    """The file as pyarrow sees it: only the range fetched last is there."""
+    """The file for pyarrow, with only the range that was read last."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Window(io.RawIOBase):
         start = self._at - self.offset
         end = len(self.fetched) if size < 0 else start + size
         if start < 0 or end > len(self.fetched):
-            raise OSError(f"{size} bytes at {self._at} belong to no row group that was asked for")
+            raise OSError(f"{size} bytes at {self._at} are not in the row groups that were read")
         self._at += end - start
         return self.fetched[start:end]
 
@@ -84,12 +84,12 @@ class PartReader:
             self._file = pq.ParquetFile(self._window, metadata=metadata, pre_buffer=False)
             self._check_schema(schema)
         except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
-            raise BlobDamaged(path=self._path, why=f"its footer cannot be read: {error}") from error
+            raise BlobDamaged(path=self._path, why=f"the footer cannot be read: {error}") from error
         self.bytes = entry.footer_bytes * _OPEN_RATIO
         self._leaf_ranges = _leaf_ranges(self._file.schema_arrow)
 
     def read(self, first: int, last: int, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Per row group in [first, last): the columns asked for, `__diff` and `__key` among them or not."""
+        """The requested columns per row group in [first, last); they may include `__diff` and `__key`."""
         names = sorted(names, key=self._leaf_ranges.__getitem__)
         leaves = [leaf for name in names for leaf in range(*self._leaf_ranges[name])]
         with self._lock:
@@ -124,7 +124,7 @@ class PartReader:
         footer = self._blob.get_range(entry.key, entry.bytes - entry.footer_bytes, entry.footer_bytes + 1)
         if len(footer) != entry.footer_bytes:
             found = f"{entry.bytes - entry.footer_bytes + len(footer)} or another"
-            raise self._make_damage("length in bytes", entry.bytes, found)
+            raise self._make_damage("the length in bytes differs", entry.bytes, found)
         found = xxhash.xxh3_64_hexdigest(footer)
         if found != entry.footer_checksum:
             raise self._make_damage("checksum of its footer", entry.footer_checksum, found)
@@ -136,7 +136,9 @@ class PartReader:
         if version != expected.metadata[b"evertide.state"]:
             number = int(version) if version.isdigit() else 0
             raise UnsupportedFormat(path=self._path, found=number, supported=FORMAT_VERSION)
-        if not state_schema(pa.schema([*found][:-2])).equals(expected):  # older ones have NOT NULL inside structs, too
+        if not state_schema(pa.schema([*found][:-2])).equals(
+            expected
+        ):  # older files have NOT NULL inside structs as well
             raise self._make_damage("columns", expected.remove_metadata(), found.remove_metadata())
 
     def _make_damage(self, why: str, expected: object, found: object) -> BlobDamaged:
@@ -150,7 +152,7 @@ class PartReader:
 
 
 class PartShelf:
-    """The parts of one arrangement, read through the cache that all arrangements share."""
+    """The parts of one arrangement, read through the shared cache."""
 
     def __init__(self, blob: Blob, cache: RowGroupCache, schema: pa.Schema) -> None:
         self.blob = blob
@@ -165,7 +167,7 @@ class PartShelf:
         return reader
 
     def block(self, entry: PartEntry, number: int, names: Sequence[str]) -> Block:
-        """One row group with at least these columns. What a cached one lacks is added to it."""
+        """One row group with at least these columns; missing columns are added to a cached one."""
         known: Block | None = self._cache.get(entry.key, number)
         if known is not None and all(name in known.columns for name in names):
             return known
@@ -176,7 +178,7 @@ class PartShelf:
         return block
 
     def blocks(self, entry: PartEntry, first: int, last: int, names: Sequence[str]) -> list[Block]:
-        """Row groups in [first, last) with exactly these columns, past the cache: for whoever reads everything."""
+        """Row groups in [first, last) with exactly these columns, without the cache, for scans."""
         return [_block(found) for found in self.open(entry).read(first, last, [*names, DIFF, KEY])]
 
     def drop(self, entry: PartEntry) -> None:
@@ -189,7 +191,7 @@ def _block(columns: dict[str, Any]) -> Block:
 
 
 def _leaf_ranges(schema: pa.Schema) -> dict[str, tuple[int, int]]:
-    """Where the columns of a file lie among Parquet's own, which has one per leaf of a nested type."""
+    """The range of Parquet's leaf columns of each column."""
     found, at = {}, 0
     for field in schema:
         count = _leaf_count(field.type)

@@ -1,8 +1,8 @@
 """`RowGroupCache`: decoded row groups and open files of parts, within one memory budget for all arrangements.
 
-What was not used for longest goes first. A value that is larger than the whole budget is not kept at all, so that the
-sum of what is kept never exceeds it. Values are immutable and may be in use after they went: dropping one only means
-that it is read again. Safe to share between threads; two that miss the same value both read it, and either copy stays.
+The least recently used value is evicted first. A value larger than the whole budget is not cached, so the budget is
+never exceeded. Values are immutable and may be in use after their eviction. Threads may share the cache; two that miss
+the same value both read it, and either copy stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from evertide.errors import InvalidInput
+from evertide.errors import Unexpected
 
 __all__ = ["RowGroupCache"]
 
@@ -22,7 +22,7 @@ Place = tuple[str, int]
 class RowGroupCache:
     def __init__(self, bytes_max: int) -> None:
         if bytes_max < 0:
-            raise InvalidInput(where="RowGroupCache.bytes_max", why=f"a budget is not negative, as {bytes_max} is")
+            raise Unexpected(where="RowGroupCache", why=f"bytes_max is {bytes_max}, but must not be negative")
         self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._values: OrderedDict[Place, tuple[Any, int]] = OrderedDict()
@@ -55,7 +55,7 @@ class RowGroupCache:
             self._bytes += size
 
     def drop(self, part: str, count: int) -> None:
-        """Forget a part with so many row groups: nobody will ask for it again."""
+        """Remove a part with `count` row groups."""
         with self._lock:
             for number in range(-1, count):
                 self._remove((part, number))

@@ -1,11 +1,10 @@
-"""Runs: rows of an arrangement sorted by word, and how keys are found in them.
+"""Runs: rows of an arrangement sorted by word, and look-ups in them.
 
-A run is consolidated: it holds each row once, with a diff that is not 0. A diff may be negative: it then takes back a
-row of another run. The content of an arrangement is the sum of its runs, in any order. Runs are immutable.
+A run is consolidated: it has each row once, with a diff that is not 0. A negative diff removes a row of another run.
+The content of an arrangement is the sum of its runs. Runs are immutable.
 
     MemoryRun    one block in memory. `entries` are its parts on the blob, if it was saved.
-    DeltaRun     a large delta in memory as it came: whoever looks at it first puts it in order, which mostly is the
-                 thread that merges, beside the transactions
+    DeltaRun     a large delta in memory, unsorted: its first reader sorts it, mostly the thread that merges
     PartRun      parts on the blob, whose words ascend from one to the next, and the index over all their row groups
 """
 
@@ -27,13 +26,13 @@ from evertide.rows.columns import Longs
 __all__ = ["DeltaRun", "MemoryRun", "PartRun", "Run"]
 
 _GROUPS_AT_ONCE = 4
-"""Row groups read at a time by a merge: enough to fetch in large pieces, few enough for many runs at once."""
+"""Row groups that a merge reads at a time."""
 
 _PIECES_HELD = 1024
-"""Slices of row groups that a lookup holds before it copies them out, as each holds its whole row group."""
+"""Slices of row groups that a look-up holds before it copies them, since each keeps its row group alive."""
 
 _SLICES_MAX = 32
-"""Bounds up to which slices cost less than one take."""
+"""Up to this number of bounds, slices are cheaper than one take."""
 
 Piece = tuple[Block, int, int]
 """Rows [start, end) of a block."""
@@ -56,7 +55,7 @@ class MemoryRun:
         return _find_rows(self.block, bounds, names)
 
     def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
-        if self.block.rows:  # what is summed up to be saved may cancel out
+        if self.block.rows:  # sums of saved rows may cancel out
             yield self.block.select(names)
 
 
@@ -64,7 +63,7 @@ class DeltaRun:
     entries: tuple[PartEntry, ...] = ()
 
     def __init__(self, delta: pa.Table, arrange: Callable[[pa.Table], Block]) -> None:
-        """`arrange` makes the block of it."""
+        """`arrange` converts the delta to a block."""
         self.rows = int(delta.num_rows)
         self.bytes = int(delta.nbytes)
         self._delta = delta
@@ -77,7 +76,7 @@ class DeltaRun:
         with self._lock:
             if self._block is None:
                 self._block = self._arrange(self._delta)
-                self._delta = self._delta.slice(0, 0)  # the block has all of it
+                self._delta = self._delta.slice(0, 0)  # free the memory
             return self._block
 
     def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
@@ -102,13 +101,13 @@ class PartRun:
 
     @cached_property
     def _index(self) -> tuple[Longs, Longs, list[tuple[PartEntry, int]]]:
-        """Of all row groups in order: least words, greatest words, and where they lie."""
+        """Least words, greatest words, and places of all row groups in order."""
         columns = [entry.columns() for entry in self.entries]
         places = [(entry, number) for entry in self.entries for number in range(entry.row_groups)]
         return np.concatenate([c[0] for c in columns]), np.concatenate([c[1] for c in columns]), places
 
     def find(self, bounds: Longs, names: Sequence[str], shelf: PartShelf) -> Block | None:
-        """The rows of the words, which bounds hold in pairs with the word after each."""
+        """The rows with the words of `bounds`, which has pairs of a word and the word after it."""
         least, greatest, places = self._index
         firsts = np.searchsorted(greatest, bounds[::2])
         ends = np.searchsorted(least, bounds[1::2])
@@ -154,7 +153,7 @@ def _find_spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
 
 
 def _find_pieces(block: Block, bounds: Longs, names: Sequence[str]) -> list[Piece]:
-    """Where in a row group the words lie that bounds hold, in pairs with the word after each."""
+    """The ranges of a row group with the words of `bounds`."""
     if len(bounds) > _SLICES_MAX:
         hits = _find_rows(block, bounds, names)
         return [] if hits is None else [(hits, 0, hits.rows)]
@@ -172,7 +171,7 @@ def _gather(pieces: Sequence[Piece], names: Sequence[str]) -> Block:
 
 
 def _find_rows(block: Block, bounds: Longs, names: Sequence[str]) -> Block | None:
-    """The rows of a block whose words bounds hold, in pairs with the word after each."""
+    """The rows of a block with the words of `bounds`."""
     found = block.words.searchsorted(bounds)
     starts, ends = found[::2], found[1::2]
     lengths = ends - starts

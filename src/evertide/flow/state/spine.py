@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from evertide.errors import InvalidInput, OutcomeUnknown, Unavailable
+from evertide.errors import OutcomeUnknown, Unavailable, Unexpected
 from evertide.flow.state.block import Block, merge_blocks
 from evertide.flow.state.merge import merge, write_run
 from evertide.flow.state.part_reader import PartShelf
@@ -69,7 +69,7 @@ class ArrangementSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             if getattr(self, field.name) < (2 if field.name == "merge_fan_in" else 1):
-                raise InvalidInput(where=f"ArrangementSettings.{field.name}", why="is too small to make progress")
+                raise Unexpected(where="ArrangementSettings", why=f"{field.name} is too small")
 
 
 class Runs(NamedTuple):

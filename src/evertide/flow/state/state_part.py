@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from evertide.errors import BlobDamaged, InvalidInput
+from evertide.errors import BlobDamaged, InvalidInput, Unexpected
 from evertide.flow.state.block import Block
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs, one_chunk
@@ -109,9 +109,9 @@ def state_schema(schema: pa.Schema) -> pa.Schema:
 def check_schema(schema: pa.Schema, where: str) -> None:
     for field in schema:
         if field.name in (DIFF, KEY):
-            raise InvalidInput(where=f"{where}, column {field.name!r}", why="the name is taken by the arrangement")
+            raise Unexpected(where=f"{where}, column {field.name!r}", why="the name is reserved")
         if schema.names.count(field.name) > 1:
-            raise InvalidInput(where=f"{where}, column {field.name!r}", why="the name occurs twice")
+            raise Unexpected(where=f"{where}, column {field.name!r}", why="the name occurs twice")
         if why := refused_type(field.type):
             raise InvalidInput(where=f"{where}, column {field.name!r}", why=why)
 
@@ -178,8 +178,10 @@ def write_part(
     into this form.
     """
     if len(words) != table.num_rows or len(words) == 0 or (words[1:] < words[:-1]).any():
-        why = f"{table.num_rows} rows with {len(words)} words: one per row is needed, ascending, and at least one"
-        raise InvalidInput(where=f"state part {key!r}", why=why)
+        why = (
+            f"{table.num_rows} rows have {len(words)} words, but there must be one per row, ascending, and at least one"
+        )
+        raise Unexpected(where=f"state part {key!r}", why=why)
     *columns, diffs = (one_chunk(column) for column in table.columns)
     schema = pa.schema([*table.schema][:-1])
     writer = PartWriter(schema, row_group_rows)
@@ -194,7 +196,7 @@ def verify_part(blob: Blob, entry: PartEntry) -> None:
     data = blob.get(entry.key)
     path = blob.path(entry.key)
     if len(data) != entry.bytes:
-        raise BlobDamaged(path=path, why="length in bytes", expected=str(entry.bytes), found=str(len(data)))
+        raise BlobDamaged(path=path, why="the length in bytes differs", expected=str(entry.bytes), found=str(len(data)))
     found = xxhash.xxh3_128_hexdigest(data)
     if found != entry.checksum:
         raise BlobDamaged(path=path, why="checksum", expected=entry.checksum, found=found)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import InvalidInput
+from evertide.errors import Unexpected
 from evertide.flow.state.block import Block, merge_blocks
 from evertide.flow.state.keys import key_words
 from evertide.flow.state.state_part import check_schema
@@ -48,7 +48,9 @@ def make_block(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: st
 def check_columns(table: pa.Table, schema: pa.Schema, where: str) -> list[Any]:
     """The columns of a table, each one array of exactly the type that the schema says."""
     if table.schema.names != schema.names:
-        raise InvalidInput(where=where, why=f"has the columns {table.schema.names}, and not {schema.names}")
+        raise Unexpected(
+            where=where, why=f"the delta has the columns {table.schema.names}, but must have {schema.names}"
+        )
     return [_check_column(column, field, where) for column, field in zip(table.columns, schema, strict=True)]
 
 
@@ -57,17 +59,17 @@ def _check_column(column: Any, field: Any, where: str) -> Any:
     array = one_chunk(column)
     if not array.type.equals(field.type, check_metadata=True):
         if not alike(array.type, field.type):
-            raise InvalidInput(where=place, why=f"has the type {array.type}, and not {field.type}")
+            raise Unexpected(where=place, why=f"the column has the type {array.type}, but must have {field.type}")
         array = conform(array, field.type)
     if not field.nullable and array.null_count:
-        raise InvalidInput(where=place, why="holds a NULL, and allows none")
+        raise Unexpected(where=place, why="the column has a NULL, but is NOT NULL")
     return array
 
 
 def check_key(schema: pa.Schema, key: Sequence[str], where: str) -> None:
     missing = [name for name in key if name not in schema.names]
     if missing or len(set(key)) != len(key):
-        raise InvalidInput(where=where, why=f"the key {key!r} names each of its columns once, out of {schema.names}")
+        raise Unexpected(where=where, why=f"the key is {key!r}, but must be distinct columns out of {schema.names}")
 
 
 def make_table(blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:

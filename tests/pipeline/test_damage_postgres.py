@@ -70,6 +70,7 @@ def test_damage_with_postgresql_is_repaired_or_named(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(0)
 def test_all_damage_with_postgresql(
     soak: Soak, template: tuple[Storage, Pipeline], postgres_server: PostgresServer
 ) -> None:

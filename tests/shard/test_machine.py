@@ -700,7 +700,8 @@ class ShardMachine(RuleBasedStateMachine):
         error = actor.heart.error
         assert not isinstance(error, Fenced) or self._is_fenced(actor.writer), f"told so, and it is not: {error}"
         if error is None:
-            actor.safe_until_s, actor.exposed = self.runtime.wall_s() + TTL_S, False
+            actor.safe_until_s = self.runtime.wall_s() + TTL_S
+            actor.exposed = self._is_fenced(actor.writer)  # a peer may have ended it behind its own heartbeat
         if error is None or isinstance(error, Fenced):
             for opened in actor.opened:
                 opened.safe_until_s = self.runtime.wall_s() + TTL_S

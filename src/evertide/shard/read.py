@@ -10,6 +10,7 @@ be read twice, or cancelled them out, so that they would be missed. Such a read 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from types import TracebackType
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.errors import BlobMissing, Conflict, TimeCompacted, Unavailable
+from evertide.errors import BlobMissing, Conflict, EvertideError, TimeCompacted, Unavailable
 from evertide.rows.changes import TIME, changes_schema, content
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog, Version
@@ -40,6 +41,8 @@ __all__ = [
     "take_snapshot",
     "wait_for_upper",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,12 @@ class Snapshot:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except EvertideError as failure:  # the lease expires by itself
+            if kind is None:
+                raise
+            logger.warning("a lease was not released: %s", failure)
 
 
 def take_snapshot(

@@ -1,7 +1,7 @@
-"""`LeaderTasks`: what has to be done once for a pipeline, however many replicas run it. The leader does it.
+"""`LeaderTasks`: the work that one replica does for all of them: the leader.
 
-It delivers to sinks, computes views that are new or failed, and maintains the shards; it makes checkpoints, and lets go
-of what they make superfluous. A replica begins with it when it takes the lead, from what is durable by then.
+The leader delivers to sinks, backfills new and failed views, maintains the shards, and makes checkpoints. A replica
+starts this work when it takes the lead, from what is durable by then.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LeaderTasks:
         *,
         threads: bool,
     ) -> None:
-        """`settle` brings the transaction under way to its end, and takes what peers have committed."""
+        """`settle` completes the transaction under way, and replays what peers have committed."""
         self._context = context
         self._runner = runner
         self._turn = turn
@@ -56,16 +56,16 @@ class LeaderTasks:
         self.backfills = BackfillScheduler(runner, turn, stopping, context.progress, failed, settle, threads=threads)
         self._feeds: Callable[[], Iterable[Problem]] = tuple
         self.delivery_threads: DeliveryThreads | None = None
-        """None until this process leads."""
+        """None until `begin`."""
 
     @property
     def is_active(self) -> bool:
         return self.delivery_threads is not None
 
     def begin(self, *, anew: bool = False) -> None:
-        """From now on this process does it. `anew`: others did meanwhile, and sinks are not where they were."""
+        """Start the leader's work. `anew`: another process led meanwhile, so the sinks' records are read again."""
         context = self._context
-        with self._turn:  # if storage does not answer here, nothing is begun, and it is asked again
+        with self._turn:  # if storage does not answer here, nothing has started, and the caller retries
             sinks = self._sinks.reload() if anew or self._is_tried else self._sinks
             self._is_tried = True
             delivery_threads = DeliveryThreads(
@@ -82,12 +82,12 @@ class LeaderTasks:
         self.backfills.begin()
 
     def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
-        """Report why live clients are not served, from now on. `look` is called by any thread, and does not wait."""
+        """Report why live clients are not served. Any thread may call `look`, which must not block."""
         self._feeds = look
         self._reporter.watch_feeds(look)
 
     def checkpoint(self, catch_up: Callable[[], object]) -> CatalogEntry:
-        """One that holds everything up to now; the last one, if nothing happened since."""
+        """Make a checkpoint of the current state; return the last one if nothing changed since."""
         if not self.is_active:
             raise NotAllowedNow(
                 where="checkpoint", why="only the leader makes checkpoints; send this request to the leader"
@@ -98,7 +98,7 @@ class LeaderTasks:
         return self.checkpointer.checkpoint(catch_up)
 
     def try_checkpoint(self, catch_up: Callable[[], object]) -> None:
-        """The one that is due, if any. If it fails, the transactions go on, and the next round makes it."""
+        """Make the checkpoint that is due, if any. If it fails, transactions continue, and the next round retries."""
         with self._turn:
             try:
                 self.checkpoint(catch_up)
@@ -113,11 +113,11 @@ class LeaderTasks:
             self._reporter.once()
 
     def has_delivered(self, time: int) -> bool:
-        """Whether sinks that can go on have got everything up to a transaction."""
+        """Whether every sink that can continue has received all transactions up to `time`."""
         return self.delivery_threads is None or self.delivery_threads.has_delivered(time)
 
     def sink_statuses(self, time: int) -> tuple[SinkStatus, ...]:
-        """A process that does not lead knows what the leader recorded."""
+        """A process that does not lead reads what the leader recorded."""
         if self.delivery_threads is not None:
             return self.delivery_threads.statuses(time)
         meta, runtime, settings = self._context.meta, self._context.runtime, self._context.settings
@@ -126,23 +126,23 @@ class LeaderTasks:
         return sink_statuses(meta, told, held, time, runtime, settings)
 
     def warnings(self) -> list[Problem]:
-        """What is wrong, and stops no transaction."""
+        """Problems that stop no transaction."""
         return [*self.backfills.problems(), *self._failures(), *self._feeds()]
 
     def _failures(self) -> list[Problem]:
-        """Of checkpoints, garbage collection and maintenance."""
+        """Failures of checkpoints, garbage collection and maintenance."""
         checkpointer = self.checkpointer
         found = [] if checkpointer.problem is None else [checkpointer.problem]
         found += [*self._context.checkpoints.damage.problems(), *checkpointer.failing.problems()]
         return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 
     def troubles(self) -> list[Problem]:
-        """What threads died of, or fail of and try again."""
+        """Errors that ended a thread, or that a thread retries."""
         running = (self._maintenance, self.backfills, self.delivery_threads, self._reporter)
         return [one for thread in running if thread is not None for one in thread.troubles()]
 
     def ended(self) -> list[str]:
-        """Threads that should run, and do not."""
+        """The names of threads that have ended unexpectedly."""
         running = (self._maintenance, self.delivery_threads, self._reporter)
         return [name for thread in running if thread is not None for name in thread.ended()]
 

@@ -1,16 +1,16 @@
-"""Which of the processes that run a pipeline leads.
+"""Elects the leader among the replicas of a pipeline.
 
-All replicas keep the state of the whole pipeline, and any of them may bind and commit: compare-and-set decides, and
-safety never rests on who leads. The leader is the one that *does* what need be done once: it reads the sources, writes
-to sinks, makes checkpoints, compacts, and completes what is bound.
+All replicas hold the state of the whole pipeline, and any of them may bind and commit: compare-and-set decides, so
+safety does not depend on the leader. The leader does the work that must be done once: it reads sources, writes to
+sinks, makes checkpoints, compacts, and completes bound transactions.
 
-1. The leader is the writer that the record names, for as long as that writer is registered.
-2. Whoever sees that it is not, or that its process is gone, ends its registration by compare-and-set, and takes its
-   place: one commit that expects the record it read, and the old writer to be unregistered. So there are never two, and
-   one that comes back finds itself fenced (I16).
-3. The leader's silence counts only while this process's own heartbeats get through (`Writer.is_heard`): after storage
-   was away for all, the leader beats again first, and stays.
-4. A read-only replica takes nothing by itself. `promote` names it, and ends the others that are not read-only.
+1. The leader is the writer that the record names, as long as that writer is registered.
+2. A replica that finds the leader gone ends its registration by compare-and-set and takes the lead. That commit expects
+   the leader record that the replica read, and the old writer to be unregistered. So there are never two leaders, and
+   an old leader that comes back is fenced (I16).
+3. A leader's missing heartbeats count only while this process's own heartbeats succeed (`Writer.is_heard`). After a
+   storage outage the leader resumes its heartbeat, and keeps the lead.
+4. A read-only replica never takes the lead. `promote` makes it the leader, and fences all replicas that can write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Whether this process leads, as far as it last looked."""
+    """Whether this process leads, as of the last `try_acquire`."""
 
     def __init__(self, meta: Meta, writer: Writer, runtime: Runtime, settings: Settings, *, may_take: bool) -> None:
         self.is_leader = False
@@ -49,7 +49,7 @@ class Leadership:
         return "leads" if self.is_leader else "follows" if self._may_take else "read-only"
 
     def try_acquire(self) -> bool:
-        """Take the lead if nobody has it."""
+        """Take the lead if no live process has it."""
         number, leader = retry_read(lambda: read_leader(self._meta), self._runtime, self._settings)
         if leader is not None and leader.writer == self._writer.id:
             self.is_leader = True
@@ -58,7 +58,7 @@ class Leadership:
         return self.is_leader
 
     def leader(self) -> Registration | None:
-        """Of the one that leads, if it is registered."""
+        """The leader's registration; None if the leader is not registered."""
         _, leader = retry_read(lambda: read_leader(self._meta), self._runtime, self._settings)
         known = retry_read(lambda: read_registrations(self._meta), self._runtime, self._settings)
         return known.get(leader.writer) if leader is not None else None
@@ -91,7 +91,7 @@ class Leadership:
 
 
 def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) -> Registration:
-    """Make a replica the leader: the read-only one, if no writer is named. All that could write are fenced out."""
+    """Make a read-only replica the leader: `writer`, or the only one. All replicas that can write are fenced."""
     known = retry_read(lambda: read_registrations(meta), runtime, settings)
     alive = {name: one for name, one in known.items() if not one.has_ended()}
     chosen = _chosen(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
@@ -99,7 +99,7 @@ def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) ->
         if name != chosen.writer and other.label == RUNNING:
             logger.warning("process %d on %s is fenced out", other.pid, other.host)
             while not end_registration(meta, other, runtime, settings):
-                pass  # it said meanwhile that it lives: once more
+                pass  # a heartbeat came in between: retry
     number, _ = retry_read(lambda: read_leader(meta), runtime, settings)
     made = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())
     guards = [Guard(writer_key(chosen.writer), 1)]

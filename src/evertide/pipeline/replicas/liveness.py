@@ -1,13 +1,11 @@
-"""`Liveness`: whether a process that runs a pipeline is alive: not whether it fares well, which `status` says.
+"""`Liveness`: whether a process that runs a pipeline is alive. Whether it is healthy is the matter of `status`.
 
-Alive is a process whose threads all run, and which gets on: its loop comes round, or what it is at made a step
-(`evertide.threads.steps`) not longer ago than `hang_after_s`. To wait is to be alive: for input, for storage, for a
-pause to end. While Spark computes one stage for long, tasks that it finished count as steps. It reads nothing but
-memory (and asks Spark, if nothing moved for half of that time), so that it can be asked while storage is away.
-
-A leader that hangs stops its heartbeat, and so loses the lead to another replica (decision 15). That holds from the
-registration on, while the pipeline opens; what comes before it (storage, Spark, the script) only shows in the log and
-in the liveness of the process (`watch_for_hang`).
+1. A process is alive if all its threads run, and its loop came round, or the current phase made a step
+   (`evertide.threads.steps`), within `hang_after_s`. Tasks that Spark finished count as steps.
+2. A process that waits for input, for storage or for the end of a pause is alive.
+3. The check reads memory only, and Spark's progress after half of `hang_after_s`, so it works during a storage outage.
+4. A leader that hangs stops its heartbeat, so that another replica takes the lead (decision 15). This applies from the
+   registration on. A hang before it shows in the log and in the liveness of the process (`watch_for_hang`).
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY_S = 5.0
 
 _OPENING: list[Liveness] = []
-"""Of the pipelines that this process opens just now. A server answers before there is a pipeline, and asks here."""
+"""One per pipeline that this process is opening: a server reports liveness before its pipeline is open."""
 
 _OPENING_LOCK = threading.Lock()
 
@@ -48,12 +46,12 @@ _OPENING_LOCK = threading.Lock()
 class LivenessReport:
     is_alive: bool
     why: str
-    """What is wrong; empty if nothing is."""
+    """Empty if the process is alive."""
     phase: str
-    """What it is at: `open`, `wait`, `read`, `bind`, `compute`, `commit` or `replay`."""
+    """`open`, `wait`, `read`, `bind`, `compute`, `commit` or `replay`."""
     transaction: int
     since_s: float
-    """For how long."""
+    """How long the phase has lasted."""
 
 
 class Liveness:
@@ -65,7 +63,7 @@ class Liveness:
         hang_after_s: float,
         activity: Callable[[], object] = lambda: None,
     ) -> None:
-        """`ended` names the threads that should run, and do not; `activity` is another value when Spark got on."""
+        """`ended` names threads that ended unexpectedly; `activity` returns a new value when Spark made progress."""
         self._current = current
         self._ended = ended
         self._clock = runtime.monotonic_s
@@ -73,19 +71,18 @@ class Liveness:
         self._activity = activity
         self._seen: object = None
         self._moved_s = 0.0
-        """When the last step was made inside of a phase."""
+        """When the current phase made its last step."""
         self._round_s: float | None = None
-        """When the loop last came round; None while there is none."""
+        """When the loop last came round; None while no loop runs."""
 
     def note_round(self) -> None:
         self._round_s = self._clock()
 
     def end_loop(self) -> None:
-        """The loop has ended, as it was asked to."""
+        """Note that the loop has ended in order."""
         self._round_s = None
 
     def note_step(self) -> None:
-        """A step was made."""
         self._moved_s = self._clock()
 
     def report(self) -> LivenessReport:
@@ -95,7 +92,7 @@ class Liveness:
         return LivenessReport(not why, why, current.phase.value, current.time, self._clock() - current.since_s)
 
     def find_hang(self) -> str:
-        """Why this process does not get on; empty if it does, or waits."""
+        """Why this process hangs; empty if it does not."""
         if self._still_s() > self._hang_after_s / 2 and (seen := self._activity()) != self._seen:
             self._seen = seen
             self.note_step()
@@ -109,9 +106,9 @@ class Liveness:
         return f"the loop has not come round for {still_s:.0f} s"
 
     def find_stall(self, after_s: float) -> tuple[str, float] | None:
-        """Why there is no next transaction, although none is bound, and for how long: S1, before the bind.
+        """Why the next transaction is not bound (S1), and for how long; None if it is not stalled.
 
-        Opening makes long steps (Spark analyzes views), so it is stalled only once it hangs.
+        Opening makes long steps (Spark analyzes views), so opening is stalled only once it hangs.
         """
         current, still_s = self._current(), self._still_s()
         if current.phase is Phase.OPEN:
@@ -123,7 +120,7 @@ class Liveness:
         return f"transaction {current.time} does not get on while {what}: a call does not return", still_s
 
     def _still_s(self) -> float:
-        """For how long nothing moved that should."""
+        """The time since the last sign of progress; 0 if no loop runs."""
         current, now_s = self._current(), self._clock()
         if current.phase is not Phase.WAIT:
             return now_s - max(current.since_s, self._moved_s)
@@ -133,7 +130,7 @@ class Liveness:
 
 
 class HeartbeatGate:
-    """Why the heartbeat of this process is withheld: it leads, and hangs. Empty if it does not; logged once."""
+    """Returns why the heartbeat is withheld: this process leads, and hangs. Empty otherwise; logged once."""
 
     def __init__(self, liveness: Liveness, leads: Callable[[], bool]) -> None:
         self._liveness = liveness
@@ -149,7 +146,7 @@ class HeartbeatGate:
 
 
 class HangLog(Ticker):
-    """Logs once that a process hangs, and that it gets on again. It asks no storage, which may be what hangs."""
+    """Logs once that a process hangs, and once that it recovered. It calls no storage, which may be what hangs."""
 
     def __init__(self, liveness: Liveness, settings: Settings) -> None:
         super().__init__("evertide-hang", min(_LOOK_EVERY_S, settings.hang_after_s / 4))
@@ -168,7 +165,7 @@ class HangLog(Ticker):
 
 @contextmanager
 def register_opening(liveness: Liveness) -> Iterator[None]:
-    """Within the block, steps of this thread count for `liveness`, and the process is as alive as it says."""
+    """Within the block, steps of this thread count for `liveness`, and `find_opening_hang` includes `liveness`."""
     with _OPENING_LOCK:
         _OPENING.append(liveness)
     try:
@@ -181,7 +178,7 @@ def register_opening(liveness: Liveness) -> Iterator[None]:
 
 @contextmanager
 def watch_for_hang(what: str, runtime: Runtime, settings: Settings) -> Iterator[None]:
-    """Notice if the block, which comes before the registration of this process, makes no step for `hang_after_s`."""
+    """Report a hang if the block, which runs before the registration, makes no step for `hang_after_s`."""
     current = CurrentPhase(Phase.OPEN, -1, runtime.monotonic_s(), what)
     liveness = Liveness(lambda: current, tuple, runtime, settings.hang_after_s)
     with HangLog(liveness, settings), register_opening(liveness):
@@ -189,7 +186,7 @@ def watch_for_hang(what: str, runtime: Runtime, settings: Settings) -> Iterator[
 
 
 def find_opening_hang() -> str:
-    """Why what this process opens hangs; empty if it does not, or opens nothing."""
+    """Why the opening of a pipeline hangs; empty if none does."""
     with _OPENING_LOCK:
         several = [*_OPENING]
     return next((why for liveness in several if (why := liveness.find_hang())), "")

@@ -1,12 +1,12 @@
-"""Who runs the pipeline of a storage: one process, or several replicas of it (`evertide.pipeline.replicas.leadership`).
+"""Registers the processes that run a pipeline: one alone, or several replicas.
 
-A process that runs a pipeline is a registered writer with a label that says so. Who asks to run it alone is refused as
-long as another one does, or a repair is under way, and told who. If that one is gone (it is proven that its process has
-ended, see `evertide.store.process`, or it was silent for longer than it promised), its registration is ended by
-compare-and-set: should it come back, it finds itself fenced (I16). A replica ends no silent writer when it starts:
-after storage was away for all of them, the others are about to beat again (`evertide.pipeline.replicas.leadership`).
+Location: the registrations of writers, with a label; the Meta key `leader`, version 1, names the leader.
 
-Where it lies: registrations are those of writers; the Meta key `leader`, version 1, names the replica that leads.
+1. A process that wants to run the pipeline alone is refused while another process runs or repairs it.
+2. If the other process has ended (`evertide.store.process`), or its heartbeat is older than its `ttl_s`, its
+   registration is ended by compare-and-set. If it comes back, it is fenced (I16).
+3. A replica ends no silent writer when it starts: after a storage outage, its peers are about to resume their
+   heartbeats (`evertide.pipeline.replicas.leadership`).
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ __all__ = [
 ]
 
 RUNNING = "pipeline"
-"""The label of whoever runs a pipeline."""
+"""The label of a writer that runs a pipeline."""
 
 FOLLOWING = "read-only"
-"""The label of whoever follows it, and does not write until it is promoted."""
+"""The label of a read-only replica, which does not write until it is promoted."""
 
 
 class Role(enum.Enum):
-    """As what a process runs a pipeline."""
-
     ALONE = "alone"
     REPLICA = "replica"
     READ_ONLY = "read-only"
@@ -63,13 +61,13 @@ class Leader(msgspec.Struct, frozen=True):
 
 
 def read_leader(meta: Meta) -> tuple[int, Leader | None]:
-    """With the number of its record."""
+    """The number of the record, and the record."""
     record = meta.head(LEADER)
     return (0, None) if record is None else (record.seqno, unseal(record.data, Leader, meta.path(LEADER)))
 
 
 def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
-    """Register as the one that runs the pipeline. `Conflict` if somebody does."""
+    """Register as the only process that runs the pipeline. `Conflict` if another process runs or repairs it."""
     retry_read(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
     for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
         if not other.has_ended():
@@ -81,7 +79,7 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
         for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings))
         if other.writer != writer.id and not _is_same(other, instance)
     ]
-    if others:  # two at the same moment: neither goes on unless it was first, which the one that sees nobody was
+    if others:  # two registered at the same moment: only one that sees no other may continue
         writer.unregister()
         other = others[0]
         raise Conflict(
@@ -92,7 +90,7 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
 
 
 def register_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
-    """`instance` is the caller's own: what an earlier try of unknown outcome registered under it is ended."""
+    """Register in a role. A registration that an earlier try of unknown outcome made as `instance` is ended."""
     for other in retry_read(lambda: read_registrations(meta), runtime, settings).values():
         if _is_same(other, instance):
             end_registration(meta, other, runtime, settings)
@@ -112,14 +110,14 @@ def _is_same(other: Registration, instance: str) -> bool:
 
 
 def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
-    """`Conflict` if somebody runs it: the same that `take_over` would say, before anything is begun."""
+    """Raise `Conflict` if a live process runs or repairs the pipeline. Nothing is changed."""
     for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
         if not is_gone(meta, other, runtime, settings):
             raise _held(meta, other)
 
 
 def read_holder(meta: Meta) -> Registration | None:
-    """Who runs it now, as far as the storage knows: of several, the one that leads."""
+    """The registration of the leader, or else of a process that runs the pipeline."""
     known = read_registrations(meta)
     _, leader = read_leader(meta)
     found = known.get(leader.writer) if leader is not None else None
@@ -127,13 +125,13 @@ def read_holder(meta: Meta) -> Registration | None:
 
 
 def read_live_holder(meta: Meta, runtime: Runtime, settings: Settings) -> Registration | None:
-    """`read_holder`, if that process lives."""
+    """`read_holder`, if that process is alive."""
     held = retry_read(lambda: read_holder(meta), runtime, settings)
     return held if held is not None and not is_gone(meta, held, runtime, settings) else None
 
 
 def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
-    """Whether whoever is registered does not live any more, for all that can be told: nothing is changed."""
+    """Whether the process has ended, or its heartbeat is older than its `ttl_s`. Nothing is changed."""
     if other.has_ended():
         return True
     record = retry_read(lambda: meta.head(beat_key(other.writer)), runtime, settings)
@@ -154,7 +152,7 @@ def _held(meta: Meta, other: Registration) -> Conflict:
 def _running(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
     known = retry_read(lambda: read_registrations(meta), runtime, settings)
     _, leader = retry_read(lambda: read_leader(meta), runtime, settings)
-    leads = leader.writer if leader is not None else ""  # one that was promoted is still labelled as read-only
+    leads = leader.writer if leader is not None else ""  # a promoted replica keeps the label read-only
     return [other for other in known.values() if other.label == RUNNING or other.writer == leads]
 
 
@@ -164,7 +162,7 @@ def _repairing(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registr
 
 
 def end_registration(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:
-    """End a registration, unless it is said meanwhile that it lives."""
+    """End a registration. False if its writer sent a heartbeat meanwhile."""
     beat = retry_read(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if beat is None:
         return True

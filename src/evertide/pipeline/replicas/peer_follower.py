@@ -1,13 +1,12 @@
-"""`PeerFollower`: keeping up with peers, which run the same pipeline on the same storage.
+"""`PeerFollower`: keeps a replica up to date with its peers, which run the same pipeline on the same storage.
 
-1. What a peer committed goes through our operators as well, from the tables' shards, and must come to what is recorded
-   (I1, I8). Views that do not have lost their state, and it is computed again
-   (`evertide.pipeline.recovery.divergence`).
-2. What we computed, and a peer committed before us, is compared in the same way, and is not appended (I3).
-3. A generation that a peer made is taken over if it is of our own script; if it is of another one, we are fenced out
-   (I16). Which views take part is told per transaction by the shards that its record names: a view that failed there
-   leaves here at the same transaction, and a view that was computed there is computed here, from the tables, as of the
-   transaction that it joined at. (Before that one it may not be computable: that is why it had failed.)
+1. A transaction that a peer committed is replayed from the tables' shards, and the result is compared with the record
+   (I1, I8). Views that differ lose their state and are recomputed (`evertide.pipeline.recovery.divergence`).
+2. A transaction that this process computed, and a peer committed first, is compared too, and is not appended (I3).
+3. A peer's generation is adopted if it has the same script; otherwise this process is fenced (I16).
+4. The shards in a transaction's record determine its views. A view that failed at a peer leaves here at the same
+   transaction. A view that a peer computed is hydrated here as of the transaction at which it joined; before that
+   transaction it may still fail.
 """
 
 from __future__ import annotations
@@ -44,28 +43,27 @@ logger = logging.getLogger(__name__)
 
 class PeerFollower:
     def __init__(self, runner: Runner, leads: Callable[[], bool] = lambda: True) -> None:
-        """`leads` tells whether this process leads."""
         self._runner = runner
         self._leads = leads
         self._backoff = Backoff(runner.settings.retry_view_s)
         self._taken = 0
-        """The number of the generation whose views are those of the machine."""
+        """The generation whose views the machine has."""
         self._stretch: ReplayGroup | None = None
-        """What is being replayed: the machine may have taken a part of it."""
+        """The stretch under replay: the machine may have applied a part of it."""
         self._differs: tuple[Evolution, tuple[str, ...]]
-        """In what our script is another than the one that runs: in nothing, unless we only read."""
+        """How this script differs from the one in force: not at all, unless this replica is read-only."""
         self.restart()
 
     def keep_up(self) -> int:
-        """Take what peers have committed: how many transactions."""
+        """Replay what peers have committed; return the number of transactions."""
         runner = self._runner
         if runner.outcome is not None:
-            return 0  # ours is under way: its commit tells whether a peer was faster
+            return 0  # a transaction of this process is under way: its commit shows whether a peer was faster
         first = runner.time
-        if self._stretch is not None:  # storage or Spark was away in the middle of it: before anything else changes
+        if self._stretch is not None:  # interrupted by storage or Spark: finish it before anything else changes
             self._replay(self._stretch)
         while True:
-            # In this order: the generation is at least the one in which those were committed.
+            # In this order: the generation is then at least that of the committed transactions.
             committed = runner.journal.committed_upper
             self._adopt()
             self._recover()
@@ -81,10 +79,10 @@ class PeerFollower:
         return runner.time - first
 
     def race(self, call: Callable[[], object]) -> bool:
-        """Do what a peer may be doing at the same time. False if the peer was first, or it has to be asked again."""
+        """Call what a peer may be doing at the same time. False if the peer was first, or the call must be retried."""
         before = self._runner.journal.upper
         if self._runner.outcome is not None and self._taken != self._runner.writer.generation and self._settle():
-            return False  # what was not aligned when storage did not answer is now
+            return False  # the alignment that a storage error interrupted is done now
         try:
             call()
         except GenerationMoved:
@@ -97,7 +95,7 @@ class PeerFollower:
         return True
 
     def restart(self) -> None:
-        """The machine was restored anew, or the definition is ours now."""
+        """Start over, after the machine was restored or this process changed the definition."""
         runner = self._runner
         self._taken = runner.writer.generation
         self._stretch = None
@@ -105,9 +103,9 @@ class PeerFollower:
         self._differs = (compare_definition(runner.definition, runner.machine.engine), runner.definition.sources)
 
     def _replay(self, stretch: ReplayGroup) -> None:
-        """What comes next. May be called again with the same if storage or Spark does not answer: see `Runner.replay`.
+        """Replay the next stretch; views join and leave before it begins.
 
-        Views join and leave before it begins.
+        The call can be repeated with the same stretch after a storage or Spark error: see `Runner.replay`.
         """
         runner = self._runner
         try:
@@ -119,13 +117,13 @@ class PeerFollower:
         except (Unavailable, OutcomeUnknown):
             raise
         except EvertideError as error:
-            runner.machine.mark_broken(error)  # whatever it was, a part of it may be taken
+            runner.machine.mark_broken(error)  # the machine may have applied a part of the stretch
             raise
         self._stretch = None
         runner.finish_replay(stretch, "peer")
 
     def _adopt(self) -> None:
-        """Take over the generation that is in force, if a peer made another."""
+        """Adopt the generation in force, if it is not the one that this process knows."""
         runner = self._runner
         if self._number_in_force() == runner.writer.generation:
             return
@@ -156,19 +154,19 @@ class PeerFollower:
                 return number, made, definition
 
     def _align(self, shards: Collection[str]) -> None:
-        """Make the machine's views those whose shards are named."""
+        """Make the machine's views those of `shards`."""
         runner, machine = self._runner, self._runner.machine
         machine.drop_views(lambda name: runner.view_shards.get(name) not in shards)
         live = {
             name: view for name, view in runner.definition.live().items() if name not in self._differs[0].views_gone
         }
-        here = machine.views() | runner.lost_views()  # `_recover` handles those that are lost
+        here = machine.views() | runner.lost_views()  # `_recover` handles lost views
         missing = [name for name, view in live.items() if name not in here and view.shard in shards]
         if missing:
             self._take_in(missing)
 
     def _take_in(self, views: Sequence[str]) -> None:
-        """As of the first transaction that is not committed here; they get what is computed of it already."""
+        """Hydrate the views as of `runner.time`, and step them through the transaction under way, if any."""
         runner = self._runner
         machine, outcome = runner.machine, runner.outcome
         runner.follow_shards(views)
@@ -187,7 +185,7 @@ class PeerFollower:
         outcome.add({runner.view_shards[name]: delta for name, delta in found.items()}, failures)
 
     def _fails(self, error: ViewFailed) -> None:
-        """A view that a peer has computed cannot be computed here."""
+        """Note that a view that a peer has computed fails here."""
         runner = self._runner
         logger.error("a peer has computed what cannot be computed here: %s", error)
         if runner.outcome is None:
@@ -196,7 +194,7 @@ class PeerFollower:
             runner.outcome.add({}, [ViewFailed(views=error.views, time=runner.outcome.time, why=error.why)])
 
     def _settle(self) -> bool:
-        """A peer moved on beside us. True if what we computed was committed by it."""
+        """Adopt what a peer changed. True if the peer committed the transaction that this process computed."""
         runner = self._runner
         outcome = runner.outcome
         if outcome is None:
@@ -212,7 +210,7 @@ class PeerFollower:
             if recorded is None or not outcome.is_computed:
                 return False
             self._compare(recorded)
-        except (Unavailable, OutcomeUnknown):  # storage did not answer: what is not aligned yet is the next time
+        except (Unavailable, OutcomeUnknown):  # the next call aligns the rest
             raise
         except EvertideError as error:
             runner.machine.mark_broken(error)
@@ -229,10 +227,10 @@ class PeerFollower:
             check_replay(self._runner.discard_diverged(found, recorded), recorded)
 
     def _recover(self) -> None:
-        """Views whose state was discarded: one that leads has them computed beside the transactions, into new shards.
+        """Recompute the views whose state was discarded.
 
-        One that follows computes them in place, and they must come to what the shards hold. If they do not, it waits
-        before it tries again: its peers go on.
+        A leader backfills them into new shards. A follower hydrates them in place and compares them with their shards;
+        if they differ, it retries after a wait, while its peers continue.
         """
         runner = self._runner
         if not runner.lost:
@@ -251,7 +249,7 @@ class PeerFollower:
             raise Recomputing(path=f"state of the views {views}", why=why)
         self._backoff.note_try(now_s)
         logger.warning("the views %s are computed again, as of transaction %d", views, runner.time - 1)
-        live = runner.definition.live()  # one that has another shard by now is taken in when that one begins
+        live = runner.definition.live()  # a view with a new shard joins when that shard begins
         left = [name for name in views if name in live and live[name].shard == runner.view_shards.get(name)]
         if left:
             digests = ContentDigests()

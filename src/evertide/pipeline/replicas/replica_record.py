@@ -1,11 +1,11 @@
-"""What each process that runs a pipeline says of itself: its role, how far it is, and what takes it long.
+"""The record in which each replica reports its role, its last transaction and its long-running work.
 
-Where it lies: Meta key `replica/<writer>`, version 1; only the newest record counts, and only as long as that writer is
-registered. It is a courtesy, as health is: nothing rests on it. It is written when something changed, at most once per
-`lead_interval_s`, and removed in the end; what one that was killed left is removed by whoever leads.
+Location: Meta key `replica/<writer>`, version 1; the newest record counts, while that writer is registered.
 
-It is told from the beginning on, while state is restored, replayed or computed anew: whoever waits for a replica that
-was just started sees how much of it is done. So is a view that the leader computes beside the transactions.
+1. The record is informational: nothing depends on it.
+2. It is written from the start of the process on, when something changed, at most once per `lead_interval_s`. So it
+   shows the progress of a restore, a replay, a rebuild and a backfill.
+3. The replica removes it when it stops; the leader removes those of replicas that were killed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ logger = logging.getLogger(__name__)
 
 
 _HYDRATING = ("rebuild", "backfill", "catch up")
-"""Work on views from scratch; all other long work is on coming back."""
+"""Work that hydrates views; all other long work is part of a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongWork:
-    """What is under way: how much of it is done, out of how much."""
-
     what: str
     """`restore` (bytes), `replay`, `complete`, `catch up` (transactions), `rebuild` or `backfill` (views)."""
     done: int
@@ -60,10 +58,10 @@ class ReplicaRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """`leads`, `follows` or `read-only`."""
     state: str
     time: int
-    """The last transaction that it has taken; -1 while it opens."""
+    """The last transaction that the replica has; -1 while it opens."""
     told_at_s: float
     change: str
-    """A unique id: tells a commit whose outcome was unknown from another's."""
+    """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     work: LongWork | None = None
 
 
@@ -76,18 +74,17 @@ class ReplicaStatus:
     state: str
     time: int
     behind: int
-    """Transactions that are committed, and that it has not taken."""
+    """Committed transactions that the replica does not have yet."""
     since_s: float
     told_at_s: float
     work: LongWork | None = None
-    """What takes it long just now."""
 
 
 class ReplicaReporter(Ticker):
     def __init__(self, role: Callable[[], str], meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
         super().__init__("evertide-replica", settings.lead_interval_s)
         self._progress_of: Callable[[], tuple[str, int]] = lambda: ("running", -1)
-        """State and time; until the pipeline is open there is no transaction."""
+        """State and time; the time is -1 until the pipeline is open."""
         self._role = role
         self._meta = meta
         self._writer = writer
@@ -101,7 +98,7 @@ class ReplicaReporter(Ticker):
         self._progress_of = progress
 
     def noting(self, progress: OnProgress) -> OnProgress:
-        """Tell of long work, too."""
+        """Wrap `progress` so that this reporter records long work, too."""
 
         def noted(what: str, done: int, of: int) -> None:
             self._work = LongWork(what, done, of) if done < of else None
@@ -134,7 +131,7 @@ class ReplicaReporter(Ticker):
         self._remove(lambda writer, _: writer == self._writer)
 
     def _remove(self, is_over: Callable[[str, Container[str]], bool]) -> None:
-        """Records of which nobody needs to know."""
+        """Remove the records of the writers for which `is_over` is true."""
         prefix = replica_key("")
         try:
             heads = retry_read(lambda: self._meta.heads(prefix), self._runtime, self._settings)
@@ -147,7 +144,7 @@ class ReplicaReporter(Ticker):
 
 
 def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Settings) -> tuple[ReplicaStatus, ...]:
-    """All that run now, the one that leads first. `committed` is the first time that is not."""
+    """All live replicas, the leader first. `committed` is the first time that is not committed."""
     alive = retry_read(lambda: read_registrations(meta), runtime, settings)
     heads = retry_read(lambda: meta.heads(replica_key("")), runtime, settings)
     found = []

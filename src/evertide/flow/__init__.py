@@ -5,6 +5,7 @@ trace           cuts plans into stages, and traces keys to leaves
 stage           a part of a plan that runs as one fragment
 cone            the rows that a delta can touch
 collection      collections inside a circuit
+linear          the delta of a stage of joins, without the pairs of rows that stay
 leaf_rows       rows of a leaf before and after a transaction
 blame           finds the rows that make a step fail
 aggregates      additive aggregates, min and max, top-k

@@ -71,7 +71,7 @@ class Collection:
         yield from self.arrangements.values()
 
     def prepare(self) -> list[Callable[[], None]]:
-        """Do all of taking the delta in that can fail; the calls that are returned take it in, and forget it."""
+        """Do all work of applying the delta that can fail. The returned calls apply the delta, and drop it."""
         calls: list[Callable[[], None]] = []
         if self.delta.num_rows:
             for (_, columns), arrangement in self.arrangements.items():

@@ -1,4 +1,4 @@
-"""Rows of a leaf that stay, go and come in a transaction, from what was looked up and the delta."""
+"""Splits the rows of a leaf into those that stay, go and come in a transaction, from look-ups and the delta."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ def diffs_of(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def add_diffs(rows: pa.Table, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    """Add a column of diffs to rows."""
     return rows.append_column(_DIFF_FIELD, pa.array(diffs))
 
 
 def cancel_out(delta: pa.Table, where: str) -> pa.Table:
-    """Cancel out rows that a delta both adds and removes, which is what deltas inside the engine guarantee.
+    """Cancel out rows that a delta both adds and removes, as deltas inside the engine must be.
 
     A row may still occur twice. A delta that only adds rows is returned as it is.
     """
@@ -37,27 +36,27 @@ def _has_retractions(delta: pa.Table) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Of a leaf, the rows of the cone as multisets, each row repeated: those that stay, that go, and that come."""
+    """The rows of a leaf in the cone, as multisets with repeated rows: those that stay, go and come."""
 
     stays: pa.Table
     goes: pa.Table
     comes: pa.Table
     old: pa.Table
-    """What was there: `stays` and `goes`."""
+    """The rows before: `stays` and `goes`."""
     new: pa.Table
-    """What is there now: `stays` and `comes`."""
+    """The rows after: `stays` and `comes`."""
 
     @property
     def changes(self) -> int:
-        """How many rows go or come."""
+        """The number of rows that go or come."""
         return int(self.goes.num_rows + self.comes.num_rows)
 
 
 def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
-    """From what was looked up, and the delta, in which no row both comes and goes.
+    """Split the looked-up rows and those of the delta, in which no row both comes and goes.
 
-    A looked-up row has its whole count. A row that the delta removes and that was not looked up counts before as often
-    as it is removed.
+    A looked-up row has its whole count. For a row that the delta removes and that was not looked up, the count before
+    is the number removed.
     """
     before = _deduplicate(fetched, where) if fetched else delta.slice(0, 0)
     nothing = before.slice(0, 0).drop_columns([DIFF])

@@ -1,24 +1,24 @@
-"""The linear rule: what a delta makes of a stage of joins, without computing the pairs of rows that stay.
+"""The linear rule: computes the delta of a stage of joins without the pairs of rows that stay.
 
-The difference rule computes the result over the new rows and over the old rows of the cone, and what is in both cancels
-out. If a delta on each side of a join has the same frequent key, all pairs of rows with this key are in both results,
-which costs up to two recomputations, and more to bring them to the driver. A stage of inner joins and row-wise
-operators is linear in each of its leaves, so that only the pairs that come and those that go need to be computed. The
-rows of leaf i are
+The difference rule computes the results over the new rows and over the old rows of the cone; rows in both cancel out.
+If a delta on each side of a join has the same frequent key, all pairs of rows with this key are in both results. They
+cost up to two recomputations, and their transfer to the driver costs more. A stage of inner joins and row-wise
+operators is linear in each of its leaves, so only the pairs that come and those that go need to be computed. The rows
+of leaf i are
 
     old = stays + goes        new = stays + comes
 
     rows that come = the sum over i of f(stays of the leaves before i, comes of i, new rows of the leaves after i)
     rows that go   = the sum over i of f(stays of the leaves before i, goes of i, old rows of the leaves after i)
 
-1. Every pair that is computed is in the new result, or in the old one. So no expression is evaluated on a pair of rows
-   that were never there together, and might fail.
+1. Every computed pair is in the new or in the old result. So no expression is evaluated on a pair of rows that never
+   existed at the same time, which could raise an error.
 2. A Union adds its branches. In the term of a leaf, the leaves of other branches have no rows.
-3. A leaf that is read at two places is not linear. Nor is a branch of a Union with constants, as they would be in the
-   term of each leaf.
-4. An outer join is the sum of an inner join, and of the rows of a side without a partner, which are an anti join. The
-   inner join runs by this rule. The anti joins run by the difference rule: their cost is that of their rows, not of
-   pairs. A stage with one outer join is computed so, if no Union lies above it.
+3. A stage that reads a leaf in two places is not linear. Nor is a Union with constants in a branch, which would be in
+   the term of each leaf.
+4. An outer join is the sum of an inner join and of anti joins: the rows of a side without a partner. The inner join
+   runs by the linear rule. The anti joins run by the difference rule, at a cost per row, not per pair. This applies to
+   a stage with one outer join and no Union above it.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class Linear:
         self.holds = _is_linear(cut) and len(outer) <= 1
         """Whether the rule is valid for the stage."""
         self.form = Form.MATCHED if outer else Form.WHOLE
-        """Of which this rule computes the rows."""
+        """The form of the stage that runs by the linear rule."""
         self.forms_alone = _ALONE[outer[0]] if self.holds and outer else ()
-        """Of which the difference rule computes the others."""
+        """The forms that run by the difference rule."""
         self._apart = (
             {at: frozenset(_find_apart(cut, cut.root, at)) for at in range(len(cut.leaves))} if self.holds else {}
         )
-        """Of each leaf: those in other branches of a Union."""
+        """Per leaf: the leaves in other branches of a Union."""
 
     def make_terms(self, leaves: Sequence[Moves]) -> list[Term]:
-        """Rows that go with the sign -1, and then rows that come."""
+        """The terms of rows that go, with the sign -1, then those of rows that come."""
         found: list[Term] = []
         for sign in (-1, 1):
             for at, moves in enumerate(leaves):
@@ -116,7 +116,7 @@ def _has_linear_nodes(cut: Cut, node: Node) -> bool:
 
 
 def _find_apart(cut: Cut, node: Node, at: int) -> Iterator[int]:
-    """The leaves that no row of the node has a part in together with the leaf `at`."""
+    """The leaves whose rows never form a row of the node together with rows of the leaf `at`."""
     if cut.is_leaf(node):
         return
     for child in node.children:

@@ -23,10 +23,10 @@ from evertide.rows.changes import DIFF
 __all__ = ["ROWS_SURPLUS_MAX", "Stage", "find_lookups", "find_own_lookups"]
 
 ROWS_SURPLUS_MAX = 4_096
-"""How many rows that stay may be in the cone of leaves that change, before only what changes is computed of them. The
-linear rule has up to two terms for each leaf, where the difference rule has two in all."""
+"""With more rows that stay in the cone of the changed leaves, a small run of inner joins uses the linear rule as well.
+That rule has up to two terms per leaf; the difference rule has two in total."""
 TERMS_FEW = 4
-"""Up to so many terms, those of two leaves, a large run by the linear rule is never worth less than by the other."""
+"""Up to this number of terms, those of two leaves, the linear rule is never slower for a large run."""
 
 
 class Stage:
@@ -76,8 +76,8 @@ class Stage:
         return found
 
     def _make_large_terms(self, moves: Sequence[Moves], terms: list[Term]) -> dict[Form, list[Term]] | None:
-        """By the linear rule; `terms` are those of the difference rule. None if there would be many terms for little:
-        each is a plan of its own, and the more rows change, the fewer pairs stay."""
+        """The terms of the linear rule, or None if the difference rule, with `terms`, is better: each term is a plan,
+        and the more rows change, the fewer pairs stay."""
         linear = [
             (sign, rows)
             for sign, rows in self._linear.make_terms(moves)
@@ -101,7 +101,7 @@ class Stage:
         return pa.Table.from_arrays(moved, schema=self.output.empty.schema)
 
     def _is_empty(self, node: Node, rows: Sequence[pa.Table], *, is_inner: bool = False) -> bool:
-        """Whether the node has no rows for sure, given those of the leaves; `is_inner`: if all joins were inner."""
+        """Whether the node certainly has no rows, given those of the leaves. `is_inner` treats all joins as inner."""
         if self.cut.is_leaf(node):
             return bool(rows[self.cut.leaf_number(node)].num_rows == 0)
         if isinstance(node, Constant) or (isinstance(node, Aggregate) and not node.keys):

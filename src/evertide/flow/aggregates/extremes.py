@@ -65,7 +65,7 @@ class Extremes:
         return found
 
     def prepare(self) -> list[Callable[[], None]]:
-        """As of a collection."""
+        """See `Collection.prepare`."""
         calls = [] if self._change is None else [self.values.prepare(self._change)]
         return [*calls, self.forget]
 

@@ -131,13 +131,13 @@ class Arrangement:
         return tuple(entry for run in self._spine.runs.all() for entry in run.entries)
 
     def apply(self, delta: pa.Table) -> None:
-        """Add a delta, consolidated or not. A large one is checked now, and put in order when it is needed."""
+        """Add a delta, consolidated or not. A large one is checked now, and sorted at its first read."""
         self.prepare(delta)()
 
     def prepare(self, delta: pa.Table) -> Callable[[], None]:
-        """Do all of `apply` that storage, the system or the delta can make fail; the call that is returned adds it.
+        """Do all work of `apply` that can fail; the returned call adds the delta.
 
-        So several arrangements take a transaction in together: all are prepared before the first one changes.
+        So several arrangements apply a transaction together: all are prepared before the first one changes.
         """
         spine = self._spine
         if spine.is_large(delta.num_rows):

@@ -1,20 +1,19 @@
 """The spine of an arrangement: the list of its runs, and how they are kept few.
 
-1. A delta comes in as a run in memory. While runs are tiny, it is joined with the last ones of like size. A large one
-   (`defer`) is not even put in order before somebody looks.
-2. When memory holds too much, all its runs are written as one run of parts.
-3. When there are `merge_fan_in` runs of parts of like size, they are merged: so there are few of each size, and each
-   row is rewritten once per size.
+1. A delta is added as a run in memory. Small runs of similar size, up to `inline_rows_max` rows together, are joined at
+   once. A delta with more rows (`defer`) is sorted at its first read.
+2. Runs in memory that exceed `memory_rows_max` or `memory_bytes_max` are written as one run of parts.
+3. `merge_fan_in` runs of parts of similar size are merged. So there are few runs of each size, and each row is
+   rewritten once per size.
 
-Invariants, and what would break without them:
+Invariants:
 
-1. The sum of the runs is the collection, after every step: whoever looks takes the list once (`runs`, replaced as a
-   whole), and never sees a merge half done.
-2. Runs that somebody merges are taken by nobody else: `push` leaves alone the first `_held` runs in memory; one thread
-   at a time writes memory out (`_writing`), and one merges parts (`_merging`). So no work is done in vain, and what is
-   replaced is still there.
-3. Parts are never deleted here, since a manifest may name them: their keys are released to the owner.
-4. A failed write changes nothing: rows stay where they were, and what may have been put is released.
+1. The sum of the runs is always the collection. A reader reads `runs` once; the list is only replaced as a whole, so
+   no reader sees half of a merge.
+2. Two threads never merge the same run: `push` does not touch the first `_held` runs in memory, one thread at a time
+   writes memory to parts (`_writing`), and one merges parts (`_merging`).
+3. The spine never deletes parts, since a manifest may name them. It releases their keys to the owner.
+4. A failed write changes no run. The keys of parts that it may have stored are released.
 """
 
 from __future__ import annotations
@@ -41,30 +40,30 @@ __all__ = ["ArrangementSettings", "Runs", "Spine"]
 logger = logging.getLogger(__name__)
 
 _BACKSTOP = 4
-"""How many times its limit memory may hold before a delta writes it out itself, as nobody else does. The last delta
-does not count: it may be larger than that alone, and nobody had the time yet."""
+"""`bound_memory` writes memory to parts if it holds this many times its limit, since `maintain` is late. The last delta
+does not count: it may exceed that alone, and `maintain` had no time to write it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrangementSettings:
-    """What may be tuned. None of these changes what an arrangement holds."""
+    """Tuning. No setting changes the content of an arrangement."""
 
     memory_rows_max: int = 65_536
-    """Rows in memory beyond which they are written as a part."""
+    """With more rows in memory, they are written as parts."""
 
     memory_bytes_max: int = 16 * 1024 * 1024
 
     inline_rows_max: int = 8_192
-    """Rows up to which runs in memory are joined while a delta is applied."""
+    """Runs in memory of up to this number of rows together are joined when a delta is applied."""
 
     row_group_rows: int = 4_096
-    """Rows of one row group, which is what a lookup decodes at least."""
+    """Rows per row group, the smallest unit that a look-up decodes."""
 
     part_rows_max: int = 1_048_576
-    """Rows of one part; a larger run is several parts."""
+    """Rows per part; a larger run has several parts."""
 
     merge_fan_in: int = 8
-    """Runs of like size that are merged into one."""
+    """The number of runs of similar size that are merged into one."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -116,12 +115,12 @@ class Spine:
             self._swap(joined, memory=(*memory, *fresh))
 
     def defer(self, run: DeltaRun) -> None:
-        """Add a large delta, whose block is made when it is needed."""
+        """Add a large delta, whose block is built at its first read."""
         with self._lock:
             self._swap((), memory=(*self.runs.memory, run))
 
     def is_large(self, rows: int) -> bool:
-        """Whether a delta of so many rows is never joined with others in memory."""
+        """Whether a delta with this number of rows is never joined with other runs in memory."""
         return rows > self._settings.inline_rows_max
 
     def adopt(self, runs: Sequence[PartRun]) -> None:
@@ -129,7 +128,7 @@ class Spine:
             self._swap((), parts=(*self.runs.parts, *runs))
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
-        """One step, the most useful one; False if there is nothing to do. A large merge is given up by who stops."""
+        """Write memory to parts, or merge parts. False if there is nothing to do, or `is_stopping` ended a merge."""
         if self._is_full(self.runs.memory, 1):
             self.write_memory()
             return True
@@ -154,7 +153,7 @@ class Spine:
                 self._replace(runs)
 
     def save(self) -> tuple[tuple[PartEntry, ...], ...]:
-        """The parts of all runs, per run; those in memory are written too, and stay there all the same."""
+        """The parts of each run. Runs in memory are written as well, and stay in memory."""
         with self._hold_memory() as memory:
             unsaved = [run for run in memory if not run.entries]
             saved = [run for run in memory if run.entries]
@@ -170,7 +169,7 @@ class Spine:
 
     @contextmanager
     def _hold_memory(self) -> Iterator[tuple[MemoryRun | DeltaRun, ...]]:
-        """The runs in memory as they are now: until the end nobody replaces them, and new ones come after them."""
+        """The current runs in memory. Until the end, no other thread replaces them; new runs are added behind them."""
         with self._writing:
             with self._lock:
                 memory = self.runs.memory
@@ -196,7 +195,7 @@ class Spine:
         parts: tuple[PartRun, ...] | None = None,
         memory: tuple[MemoryRun | DeltaRun, ...] | None = None,
     ) -> None:
-        """With the lock held. Both lists change in one assignment, or a lookup could miss rows, or see them twice."""
+        """Requires the lock. Both lists change in one assignment, or a look-up could miss rows or see them twice."""
         now = self.runs
         self.runs = Runs(now.parts if parts is None else parts, now.memory if memory is None else memory)
         for entry in (entry for run in gone for entry in run.entries):
@@ -204,7 +203,7 @@ class Spine:
             self.released.append(entry.key)
 
     def _write(self, runs: Sequence[Run], is_stopping: IsStopping = never_stopping) -> PartRun | None:
-        """The sum of runs as parts; None if they cancel out."""
+        """Write the sum of the runs as parts; None if they cancel out."""
         begun: list[str] = []
 
         def put(writer: PartWriter) -> PartEntry:
@@ -232,8 +231,8 @@ class Spine:
         return merge_blocks(blocks, has_key=True, is_consolidated=True, where=self._where)
 
     def bound_memory(self) -> None:
-        """Bound what is in memory, before a delta is added. If storage is away, the commit of the transaction waits for
-        it, so no more comes."""
+        """Bound the rows in memory, before a delta is added. If storage is unavailable, the commit of the transaction
+        waits for it, so no further delta is added."""
         if self._is_full(self.runs.memory[:-1], _BACKSTOP):
             try:
                 self.write_memory()
@@ -251,7 +250,7 @@ class Spine:
         return last_rows < 2 * rows and last_rows + rows <= self._settings.inline_rows_max
 
     def _find_mergeable(self) -> list[PartRun]:
-        """Enough runs of one size to be merged, the smallest such."""
+        """The runs of the smallest size of which there are at least `merge_fan_in`."""
         by_level: dict[int, list[PartRun]] = {}
         for run in self.runs.parts:
             by_level.setdefault(self._level(run.rows), []).append(run)

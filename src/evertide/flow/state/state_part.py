@@ -1,22 +1,22 @@
 """State parts: the immutable files that hold an arrangement's rows, sorted by the word of their key.
 
-Where it lies: as a blob `state/<arrangement>/<name>.parquet`. Version 1, written as `evertide.state` into the metadata
-of the file's schema. Whoever maintains the arrangement writes it, once, or a task on an executor does; only the owner
-of the arrangement deletes it, when no checkpoint names it.
+A part is the blob `state/<arrangement>/<name>.parquet`, with the format version 1 as `evertide.state` in the metadata
+of the file's schema. The process that maintains the arrangement, or a task on an executor, writes it once. Only the
+owner of the arrangement deletes it, when no checkpoint names it.
 
-Layout: Parquet, lz4, small row groups, without statistics. The columns are the collection's, in types that Parquet
-holds exactly, then `__diff` and `__key`, the row's word. Words, diffs and integers are delta encoded. Of what was
-measured (4096 rows, 4 columns) this decodes fastest: 60 us a row group, where zstd takes 260, and is half the size of
-plain lz4; dictionaries gain nothing in so few rows.
+Layout: Parquet, lz4, small row groups, no statistics. The columns are the collection's, in types that Parquet stores
+exactly, then `__diff`, and `__key`, the row's word. Words, diffs and integers are delta encoded. Of the measured
+layouts (4096 rows, 4 columns), this one decodes fastest, 60 us per row group against 260 us with zstd, and takes half
+the bytes of lz4 without delta encoding. Dictionaries gain nothing at this size.
 
-Invariants, and what would break without them:
+Invariants:
 
-1. Words ascend, and equal rows occur once: lookups search, and do not sum within one part.
-2. The index says per row group its least and greatest word, where its bytes lie, and their XXH3-64: a row group is
-   verified before it is decoded, each time it is fetched, also if all else of the file was never looked at.
-3. `bytes` and `checksum` (XXH3-128) are those of the whole file, `footer_checksum` (XXH3-64) of all after its last
-   row group: whoever opens a part has seen that its length and footer are right.
-4. A part never changes, and its key is never used twice: decoded row groups are kept under it.
+1. Words ascend, and equal rows occur once: a look-up searches, and does not sum within one part.
+2. The index has, per row group, the least and greatest word, the offset and length of its bytes, and their XXH3-64. A
+   reader verifies a row group each time it fetches it, before decoding, without reading the rest of the file.
+3. `bytes` and `checksum` (XXH3-128) cover the whole file; `footer_checksum` (XXH3-64) covers everything after the last
+   row group. Opening a part verifies its length and footer.
+4. A part never changes, and its key is never reused, since the cache has decoded row groups under the key.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Packed: TypeAlias = bytes
 
 
 class PartEntry(msgspec.Struct, frozen=True):
-    """What must be known of a part to use it: travels from executors to the driver, and lies in manifests."""
+    """All that a reader must know of a part. Executors send it to the driver, and manifests contain it."""
 
     key: str
     rows: int
@@ -92,14 +92,14 @@ class PartEntry(msgspec.Struct, frozen=True):
         return int.from_bytes(self.index[-32:-24], "little", signed=True)
 
     def columns(self) -> tuple[Longs, Longs, Longs, Longs, Longs]:
-        """The index column by column."""
+        """The columns of the index."""
         table = np.frombuffer(self.index, "<i8").reshape(-1, _INDEX_COLUMNS)
         return tuple(np.ascontiguousarray(column) for column in table.T)  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1024)
 def state_schema(schema: pa.Schema) -> pa.Schema:
-    """What the files of an arrangement with these columns hold."""
+    """The schema of the files of an arrangement with these columns."""
     fields = [pa.field(field.name, stored_type(field.type), field.nullable) for field in schema]
     fields += [pa.field(DIFF, _LONG, nullable=False), pa.field(KEY, _LONG, nullable=False)]
     return pa.schema(fields, metadata=_METADATA)
@@ -117,7 +117,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
 
 
 class PartWriter:
-    """One part as it grows: encoded at once, so that only bytes are held. Rows come in the order of their words."""
+    """Writes one part. Rows are added in the order of their words, and encoded at once to save memory."""
 
     def __init__(self, schema: pa.Schema, row_group_rows: int = ROW_GROUP_ROWS) -> None:
         stored = state_schema(schema)
@@ -136,7 +136,7 @@ class PartWriter:
         self.rows = 0
 
     def add(self, block: Block) -> None:
-        """All but the last block of a part should fill whole row groups, as a smaller one is written if it does not."""
+        """Add rows. All blocks but the last should fill whole row groups; otherwise a smaller row group is written."""
         arrays = [reinterpret(block.columns[f.name], f.type) for f in [*self._schema][:-2]]
         arrays += [pa.array(block.diffs), pa.array(block.words)]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), self._row_group_rows)
@@ -146,7 +146,7 @@ class PartWriter:
         self.rows += block.rows
 
     def close(self, key: str) -> tuple[PartEntry, bytes]:
-        """The finished part, to be put under this key."""
+        """Finish the part, which the caller puts under this key."""
         self._writer.close()
         data = bytes(self._sink.getvalue())
         footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
@@ -172,10 +172,10 @@ class PartWriter:
 def write_part(
     blob: Blob, key: str, table: pa.Table, words: Longs, *, row_group_rows: int = ROW_GROUP_ROWS
 ) -> PartEntry:
-    """Put consolidated rows, sorted by their words, as one part. The table: the collection's columns, then `__diff`.
+    """Write consolidated rows, sorted by their words, as one part. `table` has the collection's columns, then `__diff`.
 
-    For executors: it needs nothing of the arrangement. `evertide.flow.state.table_blocks.arrange_delta` brings rows
-    into this form.
+    Executors call this, since it does not need the arrangement. `evertide.flow.state.table_blocks.arrange_delta`
+    converts rows to this form.
     """
     if len(words) != table.num_rows or len(words) == 0 or (words[1:] < words[:-1]).any():
         why = (
@@ -192,7 +192,7 @@ def write_part(
 
 
 def verify_part(blob: Blob, entry: PartEntry) -> None:
-    """Read all of a part, and raise `BlobMissing` or `BlobDamaged` if it is not what was written."""
+    """Read a whole part, and raise `BlobMissing` or `BlobDamaged` if its length or checksum differs from the entry."""
     data = blob.get(entry.key)
     path = blob.path(entry.key)
     if len(data) != entry.bytes:

@@ -1,7 +1,7 @@
-"""Tables into blocks: what comes from outside is checked here, once, and has exactly the arrangement's types after it.
+"""Converts tables to blocks, and blocks to tables; checks each delta once, before an arrangement uses it.
 
-A delta is a table with the collection's columns in order, then `__diff` (int64, not NULL). Columns of a like type (an
-encoding of the same values) are converted, any other is refused.
+A delta is a table with the collection's columns in order, then `__diff` (int64, NOT NULL). A column whose type is
+another encoding of the same values is converted to the arrangement's type; any other type is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 
 def arrange_delta(table: pa.Table, key: Sequence[str], where: str = "delta") -> tuple[pa.Table, Longs]:
-    """A delta consolidated and in the order of its words, with these: what `state_part.write_part` takes."""
+    """Consolidate a delta and sort it by its words: the table and the words for `state_part.write_part`."""
     schema = pa.schema([*table.schema][:-1])
     check_schema(schema, where)
     check_key(schema, key, where)
@@ -35,10 +35,10 @@ def arrange_delta(table: pa.Table, key: Sequence[str], where: str = "delta") -> 
 
 
 def make_block(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: str) -> Block:
-    """A delta as a consolidated block in the order of its words."""
+    """Convert a delta to a consolidated block in the order of its words."""
     arrays = check_columns(delta, pa.schema([*schema, DIFF_FIELD]), where)
     columns = dict(zip(schema.names, arrays, strict=False))
-    # There is one key only if it has no columns, so that any order will do: the one that keeps a merge's memory small.
+    # Without key columns all rows have the same key, so any order is valid. This one keeps the memory of a merge small.
     names = key or schema.names
     words = key_words(pa.Table.from_arrays([columns[name] for name in names], names=list(names)))
     block = Block(words, np.asarray(arrays[-1]), columns)
@@ -46,7 +46,7 @@ def make_block(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: st
 
 
 def check_columns(table: pa.Table, schema: pa.Schema, where: str) -> list[Any]:
-    """The columns of a table, each one array of exactly the type that the schema says."""
+    """The columns of a table, each as one array of exactly the type in the schema."""
     if table.schema.names != schema.names:
         raise Unexpected(
             where=where, why=f"the delta has the columns {table.schema.names}, but must have {schema.names}"
@@ -73,7 +73,7 @@ def check_key(schema: pa.Schema, key: Sequence[str], where: str) -> None:
 
 
 def make_table(blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
-    """Rows as a table with these columns and `__diff`; one chunk per block."""
+    """Convert blocks to a table with these columns and `__diff`, one chunk per block."""
     whole = pa.schema([*schema, DIFF_FIELD])
     tables = [
         pa.Table.from_arrays([*(block.columns[name] for name in schema.names), pa.array(block.diffs)], schema=whole)

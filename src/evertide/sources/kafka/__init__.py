@@ -3,7 +3,7 @@
 source           the source: offers, reads, errors
 options          the options
 place            positions and fragments
-fetch            fetches records, once or again
+fetch            fetches new records, and bound records again
 spread           reads ranges of offsets on Spark's executors
 rows             records to rows, by envelope
 formats          bytes of keys and values: JSON, Avro, CSV, text
@@ -11,4 +11,5 @@ debezium         Debezium's envelope
 unavailable      placeholders for values that Debezium omits
 whole_json       many JSON records at once
 schema_registry  schemas of Avro records
+avro_bounds      Avro schemas whose data are unbounded
 """

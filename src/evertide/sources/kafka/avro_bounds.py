@@ -1,4 +1,4 @@
-"""Whether the data of an Avro schema can take more memory or stack than their bytes justify.
+"""Detect Avro schemas whose data can take more memory or stack than their bytes justify.
 
 1. An array whose items have no bytes (`null`, a record without fields) may announce billions of them in a few bytes.
    Such a schema is refused: no column of a table has this type.
@@ -62,7 +62,7 @@ def _is_empty(schema: Any, named: Named, inside: tuple[str, ...]) -> bool:
 
 
 def _definition(schema: Any, named: Named) -> Any:
-    """What a name stands for; primitive types stand for themselves."""
+    """Resolve a name to its definition; return any other schema unchanged."""
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 

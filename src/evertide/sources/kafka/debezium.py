@@ -35,11 +35,11 @@ _NONE: Mapping[str, Callable[[Any], Any]] = {}
 
 
 class Truncated(Exception):
-    """The table was emptied upstream."""
+    """The upstream table was truncated."""
 
 
 def payload(found: Any) -> Any:
-    """Without the wrapper that has the schema."""
+    """Remove the wrapper that holds the schema, if the value has one."""
     if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
         return found["payload"]
     return found
@@ -52,7 +52,7 @@ def changes(
     placeholder: Placeholder,
     schema: Any = None,
 ) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
-    """What a record does, in order. None stands for the row that the record's key names."""
+    """Yield the operations of a record in order, each with its row; None means the row with the record's key."""
     inner = payload(found)
     if not isinstance(inner, dict) or "op" not in inner:
         raise Unreadable(f"{show_value(inner)} is no change of Debezium: expected before, after and op")
@@ -79,7 +79,7 @@ def changes(
 
 
 def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaration: TableDeclaration) -> bool:
-    """Whether the old row has to be taken away by itself."""
+    """Whether an update must delete the old row separately."""
     if declaration.key:
         old, new = _by_name(before or {}), _by_name(after)
         names = [name.lower() for name in declaration.key]
@@ -90,14 +90,14 @@ def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaratio
 
 
 def _known(before: Mapping[str, Any], name: str) -> Any:
-    """What the old row has of a column that is unavailable. NULL is none: of an identity that is only some columns,
-    `before` has NULL for all others, and a value that is left out because it is large is never NULL."""
+    """The old row's value for an unavailable column. NULL does not count: if the replica identity has only some
+    columns, `before` has NULL in the others, and an omitted large value is never NULL."""
     value = before.get(name)
     return UNAVAILABLE if value is None else value
 
 
 def _by_name(row: Mapping[str, Any]) -> dict[str, Any]:
-    """By names in lower case, as columns are found whatever their case."""
+    """Key the row by lower-case names, as column names are case-insensitive."""
     return {name.lower(): value for name, value in row.items()}
 
 
@@ -123,10 +123,10 @@ def _row(
 
 @dataclass(slots=True)
 class Semantics:
-    """What the fields of rows mean, by their schema; the last schema is remembered, as it seldom changes."""
+    """Conversions of the columns, by schema. Caches the last schema, as schemas seldom change."""
 
     _last: tuple[Any, Mapping[str, Callable[[Any], Any]]] | None = None
-    """Both at once, as several threads decode."""
+    """Schema and conversions in one tuple, as several threads decode."""
 
     def of(self, schema: Any) -> Mapping[str, Callable[[Any], Any]]:
         if schema is None:
@@ -138,7 +138,7 @@ class Semantics:
 
 
 def _conversions(schema: Any) -> Mapping[str, Callable[[Any], Any]]:
-    """By column, from the field `after` of an envelope's schema: Connect's own, or Avro's."""
+    """Conversions by column, from the field `after` or `before` of the envelope's Connect or Avro schema."""
     if not isinstance(schema, dict):
         return _NONE
     fields = schema.get("fields") or ()
@@ -155,7 +155,7 @@ def _columns(field: Mapping[str, Any]) -> Mapping[str, Callable[[Any], Any]] | N
     kind = _not_null(field.get("type"))
     inside = field.get("fields") if "fields" in field else kind.get("fields") if isinstance(kind, dict) else None
     if inside is None:
-        return None  # a name that refers to the other field's record
+        return None  # the type is a name that refers to the other field's record
     for one in inside:
         described = _not_null(one.get("type"))
         described = described if isinstance(described, dict) else one
@@ -176,7 +176,7 @@ def _not_null(kind: Any) -> Any:
 
 
 def _decimal(scale: int) -> Callable[[Any], Any]:
-    """The unscaled number, as big-endian bytes; in JSON as base64."""
+    """Convert an unscaled number: big-endian bytes, in JSON as base64."""
 
     def made(value: Any) -> Any:
         if isinstance(value, Decimal):
@@ -241,4 +241,4 @@ _KNOWN: Mapping[str, Callable[[Any], Any]] = {
     "io.debezium.time.MicroTime": _of_day(1),
     "io.debezium.time.NanoTime": _of_day(0.001),
 }
-"""By the name that a field's schema has. Times with a zone come as texts, and need nothing."""
+"""Conversions by the name of a field's schema. Times with a zone are texts, and need no conversion."""

@@ -39,9 +39,9 @@ __all__ = ["Fetched", "Lost", "beginnings", "ends", "read_again", "since"]
 _DRAIN_MAX = 10_000
 _WAIT_S = 0.05
 _OWN = 32
-"""About what a record is beside its key and its value."""
+"""Estimated bytes of a record in addition to its key and value."""
 _WAITS = 60
-"""For records that are known to be there, and were not fetched yet."""
+"""How often `await_first` polls for records that the broker has but the client has not fetched yet."""
 
 _CONSUMER: Mapping[str, Any] = {
     "enable_auto_commit": False,
@@ -49,7 +49,7 @@ _CONSUMER: Mapping[str, Any] = {
     "enable_partition_eof": True,
     "auto_offset_reset": "error",
     "isolation_level": "read_committed",
-    "fetch_wait_max_ms": 100,  # so long an end of a partition takes to be told
+    "fetch_wait_max_ms": 100,  # the longest delay before the end of a partition is reported
     "fetch_error_backoff_ms": 100,
     "queued_max_messages_kbytes": 32 * 1024,
     "allow_auto_create_topics": False,
@@ -59,7 +59,7 @@ _OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An offset that is asked for and that the broker does not have."""
+    """A requested offset that the broker does not have."""
 
     partition: int
     offset: int
@@ -67,7 +67,7 @@ class Lost:
 
 @dataclass(slots=True)
 class _Partition:
-    """Records column by column: what a message has is asked of it once."""
+    """Fetched records of one partition, stored by column so that each message is unpacked once."""
 
     first: int
     next: int
@@ -77,12 +77,12 @@ class _Partition:
     values: list[bytes | None] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     size: int = 0
-    """Of all of them."""
+    """Bytes of all records."""
     end: int = -1
-    """Where the partition ended when it was last looked at by a fetch."""
+    """The end of the partition, as of the last fetch that reached it."""
 
     def add(self, came: list[Message]) -> None:
-        """Those that lie after what is here."""
+        """Append the messages with offsets from `next` on."""
         offsets: list[Any] = [one.offset() for one in came]
         if offsets[0] < self.next:
             came = came[bisect_left(offsets, self.next) :]
@@ -98,7 +98,7 @@ class _Partition:
         self.size += sum(sizes)
 
     def records(self, number: int, first: int, last: int) -> Records:
-        """Those with an offset in [first, last)."""
+        """Records with an offset in [first, last)."""
         inside = slice(bisect_left(self.offsets, first), bisect_left(self.offsets, last))
         return Records(number, self.messages[inside], self.offsets[inside], self.keys[inside], self.values[inside])
 
@@ -123,7 +123,7 @@ class Fetched:
         self.lost: dict[int, Lost] = {}
 
     def follow(self, following: Mapping[int, int]) -> None:
-        """Keep what lies after these offsets, and go on from there."""
+        """Drop the records before these offsets, and continue to fetch after the rest."""
         is_new = set(following) != set(self._partitions)
         for number, offset in following.items():
             known = self._partitions.get(number)
@@ -139,7 +139,7 @@ class Fetched:
             self._consumer.assign(at)
 
     def drain(self, limit: Limit, wait_s: float = 0.0) -> None:
-        """What has come, up to a limit. `KafkaException` if the client cannot go on."""
+        """Take received records from the queue, up to the limit. `KafkaException` if the client failed."""
         while True:
             kept = sum(len(one.messages) for one in self._partitions.values())
             if kept >= limit.rows or sum(one.size for one in self._partitions.values()) >= limit.bytes:
@@ -167,7 +167,7 @@ class Fetched:
         error: Any = message.error()
         known = self._partitions.get(message.partition())  # type: ignore[arg-type]
         if known is None or error.code() in AWAY:
-            return  # it connects again by itself; whether it does is asked elsewhere
+            return  # librdkafka reconnects; `offer` reports brokers that stay unreachable
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
             known.end = max(known.end, int(message.offset() or 0))
         elif error.code() in _OUT_OF_RANGE:
@@ -177,7 +177,7 @@ class Fetched:
             raise KafkaException(error)
 
     def await_first(self, ends: Mapping[int, int], limit: Limit) -> None:
-        """Records that the broker has and we have not: for a moment, until the first of them is here."""
+        """If nothing was fetched but the broker has records, wait for the first of them, at most `_WAITS` polls."""
         for _ in range(_WAITS):
             behind = [
                 number
@@ -193,7 +193,7 @@ class Fetched:
         return not any(one.messages for one in self._partitions.values())
 
     def taken(self, limit: Limit) -> list[Records]:
-        """Records to offer, of all partitions alike, without letting go of them."""
+        """Records to offer, a fair share of each partition. They stay here until `follow` drops them."""
         full = {number: one for number, one in sorted(self._partitions.items()) if one.messages}
         found: dict[int, int] = {}
         rows, size = limit.rows, limit.bytes
@@ -216,7 +216,7 @@ class Fetched:
         return self._partitions[partition].first
 
     def kept(self, ranges: Sequence[Range]) -> list[Records] | None:
-        """The records of ranges that were just offered; None if they are not here (any more)."""
+        """The records of offered ranges; None if they are not all here."""
         found = []
         for one in ranges:
             known = self._partitions.get(one.partition)
@@ -226,7 +226,7 @@ class Fetched:
         return found
 
     def lag(self, bound: Mapping[int, int], now_s: float) -> Lag:
-        """What lies beyond the offsets that are bound, as far as fetches told. Any thread may ask."""
+        """The lag behind the bound offsets, as of the last fetches. Callable from any thread."""
         rows, oldest_s = 0, now_s
         for number, one in list(self._partitions.items()):
             end, at = self._end(number), max(bound.get(number, 0), one.first)
@@ -237,7 +237,7 @@ class Fetched:
                 kind, at_ms = waiting.timestamp()
                 oldest_s = min(oldest_s, at_ms / 1000) if kind != TIMESTAMP_NOT_AVAILABLE else oldest_s
             elif max(one.next, one.end) >= end:
-                continue  # the offsets that are left hold marks of transactions, and no records
+                continue  # the remaining offsets hold transaction markers, no records
             rows += max(0, end - at)
         if not self._partitions:
             return Lag()
@@ -245,7 +245,7 @@ class Fetched:
         return Lag(rows=rows, seconds=now_s - oldest_s if is_known else None)
 
     def _end(self, partition: int) -> int | None:
-        """As of the last fetch; None before the first."""
+        """The end of the partition as of the last fetch; None before the first."""
         try:
             told = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
         except (KafkaException, RuntimeError):  # not assigned yet, or closed
@@ -261,12 +261,12 @@ class Fetched:
 
 
 def _smallest_first(full: Mapping[int, _Partition]) -> list[tuple[int, _Partition]]:
-    """What a partition does not need of its share is for those after it."""
+    """Smallest first: a partition leaves the unused part of its share to the next ones."""
     return sorted(full.items(), key=lambda one: len(one[1].messages))
 
 
 def ends(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-    """Of each partition the first offset that no committed record has."""
+    """The end of each partition: the first offset after all committed records."""
     return _offsets(admin, topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
 
@@ -275,7 +275,7 @@ def beginnings(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dic
 
 
 def since(admin: AdminClient, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
-    """The first record from a time on; the end, if there is none."""
+    """The offset of the first record at or after a time; the end of the partition if there is none."""
     found = _offsets(admin, topic, partitions, OffsetSpec.for_timestamp(at_ms))
     none = [number for number, offset in found.items() if offset < 0]
     return {**found, **ends(admin, topic, none)}
@@ -290,9 +290,9 @@ def _offsets(admin: AdminClient, topic: str, partitions: Sequence[int], spec: Of
 
 
 def read_again(brokers: Brokers, topic: str, ranges: Sequence[Range], rounds: int = 600) -> list[Records]:
-    """What the ranges hold now, of all partitions at once: an end, or the next record, tells that one is complete.
+    """Fetch the records of ranges again, from all partitions at once; a record or an end past a range completes it.
 
-    `KafkaException` if the brokers do not give it for long: each round is a twentieth of a second without anything.
+    `KafkaException` after `rounds` polls of 50 ms without a message.
     """
     consumer = brokers.consumer(group_id="evertide", **_CONSUMER)
     try:
@@ -322,7 +322,7 @@ def _read_all(consumer: Consumer, topic: str, ranges: Mapping[int, Range], round
             if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
                 if error.code() not in _OUT_OF_RANGE:
                     raise KafkaException(error)
-                is_complete = True  # what is not there is told by the count
+                is_complete = True  # the caller detects missing records by the count
             if is_complete or error is not None:
                 open_ones.discard(number)
     return [records_of(number, messages) for number, messages in found.items()]

@@ -34,12 +34,12 @@ class Format(Protocol):
     def is_text(self) -> bool: ...
 
     def decode(self, content: bytes) -> Any:
-        """A mapping by name, or a bare value. `Unreadable` if it is neither."""
+        """Return a mapping by name or a single value. Raises `Unreadable`."""
         ...
 
 
 class JsonFormat:
-    """Numbers stay as they are written if a column needs that, which takes longer."""
+    """Decodes numbers exactly as written if a column needs that, which is slower."""
 
     is_text = False
 
@@ -49,7 +49,7 @@ class JsonFormat:
         self._decoder = msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
 
     def __reduce__(self) -> tuple[type[JsonFormat], tuple[pa.Schema]]:
-        """An executor makes its own."""
+        """Pickle the schema only: an executor creates its own decoder."""
         return JsonFormat, (self._schema,)
 
     def decode(self, content: bytes) -> Any:
@@ -68,7 +68,7 @@ def _needs_exact(kind: Any) -> bool:
 
 
 class TextFormat:
-    """A key that is one text."""
+    """A key that is a single text."""
 
     is_text = True
 
@@ -81,7 +81,7 @@ class TextFormat:
 
 @dataclass(frozen=True, slots=True)
 class AvroFormat:
-    """The registry's wire format: a zero, four bytes with the schema's number, and the datum."""
+    """The registry's wire format: a zero byte, the schema's number in four bytes, and the datum."""
 
     registry: SchemaRegistry
     is_text: bool = False
@@ -96,7 +96,7 @@ class AvroFormat:
             found = read(stream, schema, None)
         except RecursionError as error:
             raise Unreadable("it is nested too deeply") from error
-        except Exception as error:  # of bytes that are no such datum it raises whatever comes up
+        except Exception as error:  # fastavro raises errors of any type for invalid bytes
             raise Unreadable(f"it does not match its schema: {type(error).__name__} {error}") from error
         if stream.tell() != len(content):
             raise Unreadable(f"{len(content) - stream.tell()} bytes are left after the datum of its schema")
@@ -114,7 +114,7 @@ def _schema_number(content: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
-    """One record of RFC 4180, its fields being these columns in order. An unquoted `null_value` is NULL."""
+    """One RFC 4180 record whose fields are the columns in order. An unquoted `null_value` is NULL."""
 
     columns: Sequence[str]
     delimiter: str = ","
@@ -159,7 +159,7 @@ class CsvFormat:
 
 
 def _unquoted(text: str, at: int) -> tuple[str, int]:
-    """The field that begins here, after its quote, and where it ends."""
+    """The field that starts after the opening quote at `at`, and the place after its closing quote."""
     pieces = []
     while True:
         end = text.find('"', at)

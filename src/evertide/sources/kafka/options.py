@@ -29,7 +29,7 @@ _FORMATS = ("json", "avro", "csv", "raw")
 _ENVELOPES = ("append", "upsert", "debezium")
 _KEY_FORMATS = ("none", "json", "avro", "text")
 _KEY_OF = {"json": "json", "avro": "avro", "csv": "text", "raw": "none"}
-"""The format of keys, if the option key_format does not say it and the envelope needs one."""
+"""The default of `key_format` by `format`, if the envelope needs a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Asked:
     registry: SchemaRegistry | None
     is_skipping_expired: bool
     executors: str
-    """auto, always or never: whether Spark's read what is much."""
+    """auto, always or never: whether Spark's executors read large offers."""
 
 
 def read_options(declaration: TableDeclaration, base: Path) -> Asked:

@@ -37,7 +37,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     first: int
     last: int
-    """The first offset that does not belong to it."""
+    """The first offset after the range."""
     records: int
     checksum: str
 
@@ -46,7 +46,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_id: str
     ranges: tuple[Range, ...]
     lost: tuple[tuple[int, int, int], ...] = ()
-    """Partition, first and last offset that expired unread, and were passed over as the option on_expired asks."""
+    """Partition, first expired offset, and the offset after the last one: skipped because `on_expired` is 'skip'."""
 
 
 def position_text(topic_id: str, following: Mapping[int, int]) -> str:

@@ -45,7 +45,7 @@ class Decoder(Protocol):
 
 @dataclass(slots=True)
 class _Entries:
-    """Rows as they are found, each with the number of its record; those that are bad, too."""
+    """Decoded rows, and the keys of faults, each with the index of its record."""
 
     ops: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -67,8 +67,6 @@ class _Entries:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Decodes records of one table."""
-
     declaration: TableDeclaration
     kind: str
     """append, upsert or debezium."""
@@ -78,7 +76,7 @@ class Envelope:
     semantics: Semantics = field(default_factory=Semantics)
     placeholder: Placeholder = field(default_factory=Placeholder)
     whole: WholeJson | None = None
-    """If values are JSON."""
+    """Set if values are JSON."""
 
     def rows(self, records: Records, place: str) -> Rows:
         at: Sequence[int] = range(len(records.offsets))
@@ -98,11 +96,11 @@ class Envelope:
         )
 
     def _is_plain(self, records: Records) -> bool:
-        """Rows without keys of their own, and no deletes among them."""
+        """Whether every record has a value, and its value alone is the row."""
         return self.kind != "debezium" and self.key is None and None not in records.values
 
     def _whole(self, records: Records) -> dict[str, Column] | None:
-        """The usual case of JSON in one go."""
+        """Convert all JSON records at once; None if they must be converted one by one."""
         if self.whole is None or not self._is_plain(records):
             return None
         found = self.whole.columns(records.values)  # type: ignore[arg-type]
@@ -114,7 +112,7 @@ class Envelope:
         return pa.types.is_string(column.array.type) and self.placeholder.is_among(column.array)
 
     def _plain(self, records: Records) -> _Entries | None:
-        """The usual case of other formats: all of them good, and values, not placeholders."""
+        """Decode append records in one loop; None if one of them is unreadable or has an unknown column."""
         if self.kind != "append" or not self._is_plain(records):
             return None
         decode, own = self.value.decode, frozenset(self.declaration.schema.names)
@@ -182,7 +180,7 @@ class Envelope:
             self._add(entries, at, UPSERT, self.placeholder.marked(row) if self.kind == "upsert" else row)
 
     def _add(self, entries: _Entries, at: int, op: int, row: Row, *, is_moved: bool = False) -> None:
-        """Columns without a value stay as they were, under the key or under the one that was just deleted."""
+        """Add a row; unavailable columns keep their values stored under the key, or under the key just deleted."""
         left = [name for name, value in row.items() if value is UNAVAILABLE]
         if not left:
             entries.add(at, op, row)
@@ -199,7 +197,7 @@ class Envelope:
             entries.add(at, op, {**known, **dict.fromkeys(left)}, Same(tuple(left), is_moved))
 
     def _changes(self, found: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
-        """A row that does not fit is still the key's, so names are matched first."""
+        """The operations of a Debezium record, with rows by the table's column names, or only the key."""
         made = []
         schema = self.value.schema_of(content) if isinstance(self.value, AvroFormat) else None
         for op, row in changes(found, self.declaration, self.semantics, self.placeholder, schema):
@@ -251,8 +249,7 @@ def _raw(records: Records, at: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RawRows:
-    """Records as they are: `key`, `value`, `timestamp`, `headers`, `partition`, `offset`, `topic`, as far as the table
-    has such columns."""
+    """Converts records to those of the columns `RawRows.NAMES` that the table has."""
 
     declaration: TableDeclaration
     topic: str
@@ -309,7 +306,7 @@ def _timestamp(message: Any) -> int | None:
 
 
 def _headers(message: Any, kind: Any) -> Any:
-    """Of headers with the same name the last, in a map; all of them, in a list."""
+    """A map has the last of the headers with the same name; a list has all."""
     found = message.headers() or []
     if pa.types.is_map(kind):
         is_text = pa.types.is_string(kind.item_type)

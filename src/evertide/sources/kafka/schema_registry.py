@@ -1,10 +1,10 @@
-"""Schemas by number, from a schema registry: the few questions that a reader of Avro has.
+"""Fetch Avro schemas by number from a schema registry.
 
-    GET /schemas/ids/{id}                           the schema, and what it refers to
+    GET /schemas/ids/{id}                           the schema, and its references
     GET /subjects/{subject}/versions/{version}      a schema that another refers to
 
-A schema never changes under its number, so each is asked for once. A number that the registry does not know makes a
-record that cannot be read (`Unreadable`); a registry that does not answer stalls the source (`RegistryAway`).
+A schema never changes under its number, so each is fetched once. A number that the registry does not know makes a
+record unreadable (`Unreadable`); a registry that does not answer stalls the source (`RegistryAway`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ACCEPTED = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 class Unreadable(Exception):
-    """Why a key or a value cannot be read."""
+    """A key or a value cannot be read; the text is the reason."""
 
 
 class RegistryAway(Exception):
-    """Why the registry cannot be asked."""
+    """The registry does not answer; the text is the reason."""
 
 
 class SchemaRegistry:
@@ -47,11 +47,11 @@ class SchemaRegistry:
         self._unbounded: set[int] = set()
 
     def probe(self) -> None:
-        """Whether somebody answers."""
+        """Raise `RegistryAway` if the registry does not answer."""
         self._asked("/schemas/types")
 
     def schema(self, number: int) -> Any:
-        """As fastavro has it parsed. `Unreadable` if a few bytes could stand for any number of values."""
+        """The schema as parsed by fastavro. `Unreadable` if a few bytes could stand for any number of values."""
         if number not in self._known:
             found = self._asked(f"/schemas/ids/{number}")
             if found is None:
@@ -88,7 +88,7 @@ class SchemaRegistry:
             raise Unreadable(f"its schema cannot be read: {type(error).__name__} {error}") from error
 
     def _asked(self, path: str) -> Any:
-        """None if it is not there."""
+        """Fetch the JSON at a path; None for 404."""
         request = Request(f"{self._url}{path}", headers=self._headers)  # noqa: S310 - http or https, as `check_url` saw
         try:
             with urlopen(request, timeout=_LIMIT_S) as answer:  # noqa: S310 - the same
@@ -105,13 +105,13 @@ class SchemaRegistry:
 
 
 def is_url(url: str) -> bool:
-    """One that may be asked. User and password belong into an option of their own."""
+    """Whether a URL is HTTP or HTTPS without user and password, which have an option of their own."""
     parts = urlsplit(url)
     return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def _plain(schema: Any) -> Any:
-    """Without the logical type uuid: its text is what a table has."""
+    """Remove the logical type uuid, as tables store a UUID as text."""
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if not isinstance(schema, dict):

@@ -49,14 +49,14 @@ _AWAY_FIRST_S = 0.25
 _AWAY_MAX_S = 5.0
 _THREADS = 4
 _MANY = 100_000
-"""More records than these are worth the way to executors."""
+"""Executors read an offer with more records than this."""
 
 Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """Why the brokers cannot be asked, since when (by the wall clock), and when they are asked again."""
+    """Why the brokers are unreachable, the current wait, the time of the next retry, and since when (wall clock)."""
 
     why: SourceFailed
     wait_s: float
@@ -80,7 +80,7 @@ class KafkaSource:
         self._bound: Mapping[int, int] = {}
         self._executors: Executors | None = None
         self._afar: tuple[str, list[Rows]] = ("", [])
-        """What executors read for the last offer, by its fragment."""
+        """The rows that executors read for the last offer, with its fragment."""
 
     def distribute(self, executors: Executors) -> None:
         is_wanted = self._asked.executors == "always" or (self._asked.executors == "auto" and executors.are_remote)
@@ -92,7 +92,7 @@ class KafkaSource:
 
     @property
     def lag(self) -> Lag:
-        """By offsets, of which some may hold no record; as of the last fetch."""
+        """Counted in offsets, some of which may have no record; as of the last fetch."""
         return Lag() if self._away is not None else self._fetched.lag(self._bound, self._runtime.wall_s())
 
     @property
@@ -131,7 +131,7 @@ class KafkaSource:
             self._fetched.await_first(ends(self._admin, self._asked.topic, list(following)), limit)
         lost = self._passed_over(following)
         taken = self._fetched.taken(limit)
-        self._topic(topic.id)  # what was drained is of this topic, and not of one that was made anew meanwhile
+        self._topic(topic.id)  # verify that the topic was not deleted and recreated while its records were drained
         firsts = {one.partition: self._fetched.first(one.partition) for one in taken}
         ranges = tuple(one.range(firsts[one.partition]) for one in taken)
         after = {**following, **{one.partition: one.last for one in ranges}, **{one[0]: one[2] for one in lost}}
@@ -144,8 +144,8 @@ class KafkaSource:
         return Offer(text, fragments, rows)
 
     def _offered_afar(self, topic: Topic, following: Mapping[int, int], ranges: Sequence[Range], limit: Limit) -> Offer:
-        """What executors read. A range without any record, as all were taken back, is passed; it has no fragment."""
-        self._fetched.follow({})  # nothing is fetched here meanwhile
+        """Offer ranges that executors read. A range whose records were all aborted only advances the position."""
+        self._fetched.follow({})  # stop fetching in this process
         found = self._read_afar(ranges, limit.bytes)
         self._topic(topic.id)
         after = {**following, **{one.range.partition: one.range.last for one in found}}
@@ -175,7 +175,7 @@ class KafkaSource:
         return found
 
     def _all_partitions(self, topic: Topic, known: Mapping[int, int]) -> dict[int, int]:
-        """Those that the position has, and new ones; at the very beginning all, from where the option start says."""
+        """The offsets of known partitions, and of new ones; at the start, those that the option `start` determines."""
         if known and topic.partitions < len(known):
             why = f"expected {len(known)} partitions, found {topic.partitions}"
             raise self._changed(self._asked.topic, why)
@@ -193,15 +193,15 @@ class KafkaSource:
         return {number: start.offsets.get(number, earliest[number]) for number in partitions}
 
     def _passed_over(self, following: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
-        """Offsets that expired before they were read, if the option on_expired says to go on after them."""
+        """Ranges that expired before they were read, if `on_expired` is 'skip'; else raises `SourceChanged`."""
         found = []
         for one in list(self._fetched.lost.values()):
             if self._fetched.has(one.partition):
-                continue  # first what came before the gap
+                continue  # offer the records before the gap first
             earliest = beginnings(self._admin, self._asked.topic, [one.partition])[one.partition]
             latest = ends(self._admin, self._asked.topic, [one.partition])[one.partition]
             if earliest <= following[one.partition] <= latest:
-                del self._fetched.lost[one.partition]  # it is there again: `follow` sees to it
+                del self._fetched.lost[one.partition]  # the offset exists again: fetch it with the next `follow`
                 self._fetched.follow({})
                 continue
             if earliest > one.offset and self._asked.is_skipping_expired:
@@ -249,7 +249,7 @@ class KafkaSource:
         return f"{self._asked.topic}-{partition}"
 
     def _told(self, partition: int, decode: Callable[[], Decoded]) -> Decoded:
-        """What decoding comes to, or why the source stalls."""
+        """Return the decoded rows, or raise the error that stalls the source."""
         try:
             return decode()
         except RegistryAway as error:
@@ -272,7 +272,7 @@ class KafkaSource:
                 raise self._changed(where, why)
 
     def _lost_rows(self, piece: Piece) -> Rows:
-        """A dead letter for each gap, so that nothing is lost without a word."""
+        """A dead letter for each gap, so that skipped records are reported."""
         faults = [
             Fault(
                 table=self._declaration.name,
@@ -297,7 +297,7 @@ class KafkaSource:
     # The rest
 
     def acknowledge(self, position: str) -> None:
-        """For others to see how far we are, if a group is given. Nothing rests on it."""
+        """Commit the offsets to the consumer group, if there is one, for monitoring only."""
         _, following = read_position(position)
         self._bound = following
         if self._asked.group and following:
@@ -327,7 +327,7 @@ class KafkaSource:
 
 
 def open_kafka(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> KafkaSource:
-    """`InvalidInput` if an option means nothing, no broker answers, or there is no such topic."""
+    """`InvalidInput` if an option is invalid, no broker answers, or the topic does not exist."""
     (declaration,) = tables
     asked = read_options(declaration, base)
     asked.brokers.probe(asked.topic, asked.where)

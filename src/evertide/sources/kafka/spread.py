@@ -29,7 +29,7 @@ from evertide.sources.kafka.schema_registry import RegistryAway
 __all__ = ["Found", "Task", "Trouble", "found_of", "planned", "read_range", "spread"]
 
 _OWN = 32
-"""About what a record is beside its key and its value."""
+"""Estimated bytes of a record in addition to its key and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Task:
     topic: str
     decoder: Decoder
     range: Range
-    """Count and checksum are not known as yet, or are those that are expected."""
+    """Count and checksum are empty, or those that are expected."""
     bytes: int
-    """Records beyond this are left out; one is always there."""
+    """Records beyond this size are left out, except the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Trouble:
 @dataclass(frozen=True, slots=True)
 class Found:
     range: Range
-    """As it was read."""
+    """The range that was read, with count and checksum."""
     rows: Rows
 
 
 def planned(
     following: Mapping[int, int], first: Mapping[int, int], last: Mapping[int, int], limit: Limit
 ) -> list[Range]:
-    """What to read next, of all partitions alike. Nothing, if some offset is not there: others tell of that."""
+    """The ranges to read next, a fair share of each partition; none if an offset is out of range."""
     if any(not first[number] <= offset <= last[number] for number, offset in following.items()):
         return []
     waiting = sorted((last[number] - offset, number) for number, offset in following.items() if last[number] > offset)
@@ -78,7 +78,7 @@ def planned(
 def spread(  # noqa: PLR0917
     executors: Executors, brokers: Brokers, topic: str, decoder: Decoder, ranges: Sequence[Range], bytes_max: int
 ) -> list[Found | Trouble]:
-    """The driver keeps the secrets to itself, but for those that a client needs."""
+    """Read the ranges on the executors. Sends only the secrets that the Kafka client needs."""
     plain = replace(
         brokers,
         secrets=Secrets(Path(), {}),
@@ -89,7 +89,7 @@ def spread(  # noqa: PLR0917
 
 
 def read_range(task: Task) -> Found | Trouble:
-    """What an executor does."""
+    """Read and decode one range, in an executor."""
     try:
         (records,) = read_again(task.brokers, task.topic, [task.range])
         kept = _within(records, task.bytes)
@@ -105,7 +105,7 @@ def read_range(task: Task) -> Found | Trouble:
 
 
 def found_of(outcome: Found | Trouble) -> Found:
-    """Or what went wrong, as it would have been raised here."""
+    """Return the result, or raise the error of the executor's problem."""
     if isinstance(outcome, Found):
         return outcome
     if outcome.kind == "registry":

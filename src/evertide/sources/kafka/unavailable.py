@@ -1,20 +1,19 @@
-"""Values that Debezium does not have: it writes a placeholder instead of a value that did not change.
+"""Recognize the placeholder that Debezium writes instead of a value that did not change.
 
-PostgreSQL leaves out large values that an UPDATE does not touch (TOAST), Oracle large objects. Debezium puts its
-setting `unavailable.value.placeholder` in their place, written as the column's type has it:
+PostgreSQL omits large values that an UPDATE does not touch (TOAST), Oracle omits large objects. Debezium writes its
+setting `unavailable.value.placeholder` in their place, in the form of the column's type:
 
 | type | placeholder |
 |---|---|
 | text, JSON | the text |
-| bytes | its bytes; in JSON as base64, or as its `binary.handling.mode` says |
+| bytes | its bytes; in JSON as base64, or as `binary.handling.mode` says |
 | hstore | a map of the text to itself, or that as JSON |
-| array | an array with the text or its bytes in it; of UUIDs: one UUID, made of its bytes |
+| array | an array that contains the text or its bytes; of UUIDs: one UUID, made of its bytes |
 | array of numbers | one number for each of its bytes; of decimals, the byte is the unscaled value |
 
-An array of truth values has no placeholder that can be told from a value.
-
-The placeholder is never a value. In a table with a key the column stays as it is under the key; without a key nobody
-knows which value it is.
+1. The placeholder of an array of booleans cannot be distinguished from a value.
+2. The placeholder is never a value. In a table with a key, the column keeps the value stored under the key; without a
+   key, the row is a fault.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _HEX = "hex:"
 
 
 class _Unavailable:
-    """What stands for a value that is not there."""
+    """Marks a value that the record does not contain."""
 
     def __repr__(self) -> str:
         return "unavailable"
@@ -55,7 +54,7 @@ UNAVAILABLE = _Unavailable()
 
 @dataclass(frozen=True)
 class Placeholder:
-    """`setting` is that of the connector: a text, or `hex:` and the hexadecimal digits of its bytes."""
+    """`setting` is the connector's `unavailable.value.placeholder`: a text, or `hex:` and hexadecimal digits."""
 
     setting: str = DEFAULT_PLACEHOLDER
 
@@ -84,7 +83,7 @@ class Placeholder:
         return [each - 256 if each > 127 else each for each in self._bytes]
 
     def stands_for(self, value: Any) -> bool:
-        """Whether a value, as the record has it, is the placeholder."""
+        """Whether a value of a record is the placeholder."""
         if isinstance(value, str):
             return value in self._texts
         if isinstance(value, bytes | bytearray):
@@ -96,22 +95,22 @@ class Placeholder:
         return False
 
     def _is_numbers(self, values: Sequence[Any]) -> bool:
-        """Whether there is a number for each byte, as an array of any type of numbers has it."""
+        """Whether the values are the placeholder's bytes, as numbers of any type."""
         if not values or len(values) != len(self._numbers):
             return False
         return all(_whole(value) == number for value, number in zip(values, self._numbers, strict=True))
 
     def is_among(self, texts: Any) -> bool:
-        """Whether an array of texts has the placeholder in it."""
+        """Whether an array of texts contains the placeholder."""
         return bool(pc.any(pc.is_in(texts, pa.array(sorted(self._texts), texts.type))).as_py())
 
     def marked(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with `UNAVAILABLE` where the placeholder is."""
+        """Replace placeholders in a row by `UNAVAILABLE`."""
         return {name: UNAVAILABLE if self.stands_for(value) else value for name, value in row.items()}
 
 
 def _uuid(content: bytes) -> str:
-    """A UUID of version 3 without a namespace: `UUID.nameUUIDFromBytes` of Java."""
+    """A UUID of version 3 without a namespace, like Java's `UUID.nameUUIDFromBytes`."""
     digits = bytearray(hashlib.md5(content, usedforsecurity=False).digest())
     digits[6], digits[8] = digits[6] & 0x0F | 0x30, digits[8] & 0x3F | 0x80
     text = digits.hex()
@@ -119,8 +118,8 @@ def _uuid(content: bytes) -> str:
 
 
 def _whole(value: Any) -> int | float | None:
-    """An element of an array as a number: of a decimal, its unscaled value, which JSON has as base64."""
-    if isinstance(value, Mapping):  # a decimal with a scale of its own
+    """An array element as a number: of a decimal, the unscaled value, which JSON has as base64."""
+    if isinstance(value, Mapping):  # a decimal with its own scale
         return _whole(value.get("value"))
     if isinstance(value, Decimal):
         return int(value.scaleb(-int(value.as_tuple().exponent))) if value.is_finite() else None

@@ -32,7 +32,7 @@ __all__ = ["WholeJson"]
 _OPEN = ord("{")
 _EXACT = 2.0**53
 _ZEROS = b"0" * 100
-"""A DECIMAL may be written with hundreds of them, which only Arrow allows."""
+"""A DECIMAL may be written with hundreds of zeros; only Arrow accepts it."""
 
 _AS_THEY_ARE: tuple[Callable[[Any], bool], ...] = (
     kinds.is_signed_integer,
@@ -58,11 +58,11 @@ class WholeJson:
         self._parsing = json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error")
 
     def __reduce__(self) -> tuple[type[WholeJson], tuple[TableDeclaration]]:
-        """An executor makes its own."""
+        """Pickle the declaration only: an executor creates its own parse options."""
         return WholeJson, (self._declaration,)
 
     def columns(self, values: Sequence[bytes]) -> dict[str, Column] | None:
-        """None: one by one, please."""
+        """The columns of all records; None if the records must be converted one by one."""
         if not self._is_possible or not values:
             return None
         content = b"\n".join(values)

@@ -21,16 +21,16 @@ from evertide.rows.columns import Longs
 __all__ = ["HEAD", "WORTHWHILE", "NewRows", "new_rows"]
 
 HEAD = 25
-"""Bytes of an outer message before what pgoutput wrote: its kind, two positions and a clock."""
+"""Bytes of an outer message before the pgoutput message: kind, two positions, and a timestamp."""
 
 WORTHWHILE = 48
-"""Fewer messages than these are taken one by one: it is quicker."""
+"""Fewer messages than this are decoded one by one, which is faster."""
 
 _INSERT, _UPDATE, _NEW = b"IUN"
 _STREAM_START, _STREAM_STOP = b"SE"
 _TEXT, _NULL = b"tn"
 _PAD = b"\0" * 16
-"""So that a message that ends too early is read as one that is none of ours, and not beyond the end."""
+"""Padding, so that decoding a truncated message reads zeros, not beyond the end."""
 _BYTES_MAX = 2**31 - 1024
 
 Bytes = npt.NDArray[np.uint8]
@@ -38,25 +38,25 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Those of one relation, in order."""
+    """The new rows of one relation, in order."""
 
     relation: int
     columns: tuple[Any, ...]
-    """By place in the relation: binary arrays."""
+    """Binary arrays, by place in the relation."""
     xids: Longs
-    """The subtransaction of each row, in pieces of streamed transactions; else 0."""
+    """The subtransaction of each row in a streamed piece; else 0."""
     sizes: list[int]
-    """Bytes up to each row, and to the end of the last."""
+    """Bytes before each row, and the total at the end."""
     before: list[int]
-    """By message, and at the end: how many of these rows came before it."""
+    """The number of these rows before each message, and the total at the end."""
 
     def fitting(self, first: int, room: int) -> int:
-        """About how many rows from one on are so many bytes; at least one."""
+        """About how many rows from `first` on fit into `room` bytes; at least one."""
         return max(1, bisect_right(self.sizes, self.sizes[first] + room) - 1 - first)
 
 
 def new_rows(messages: Sequence[bytes], *, is_streamed: bool) -> tuple[list[NewRows], list[int]]:
-    """The new rows in outer messages that carry data, by relation; and the messages that are left."""
+    """Extract the new rows from outer data messages, by relation; also return the indexes of all other messages."""
     everything = range(len(messages))
     content = b"".join([*messages, _PAD])
     if len(content) > _BYTES_MAX:
@@ -96,7 +96,7 @@ def new_rows(messages: Sequence[bytes], *, is_streamed: bool) -> tuple[list[NewR
 
 
 def _number(data: Bytes, at: Longs, width: int) -> Longs:
-    """Big-endian, without a sign."""
+    """Read unsigned big-endian numbers."""
     found = data[at].astype(np.int64)
     for place in range(1, width):
         found = (found << 8) | data[at + place]
@@ -104,7 +104,7 @@ def _number(data: Bytes, at: Longs, width: int) -> Longs:
 
 
 def _values(data: Bytes, at: Longs, ends: Longs, count: int) -> tuple[Longs, Longs, npt.NDArray[np.bool_], Any]:
-    """Where each value begins and ends, and whether it is NULL, by column; and the messages that are made so."""
+    """Start and end of each value and whether it is NULL, by column; and which messages have only texts and NULLs."""
     last = len(data) - len(_PAD)
     begins, value_ends = np.empty((count, len(at)), np.int64), np.empty((count, len(at)), np.int64)
     is_null = np.empty((count, len(at)), np.bool_)
@@ -122,7 +122,7 @@ def _values(data: Bytes, at: Longs, ends: Longs, count: int) -> tuple[Longs, Lon
 
 
 def _texts(content: bytes, begins: Longs, ends: Longs, is_null: Any) -> Any:
-    """What lies between is an element of its own in an array over all of the content; every second one is taken."""
+    """Slice the values out of the content: an array over all offsets, of which every second element is a value."""
     offsets = np.empty(2 * len(begins), np.int32)
     offsets[::2], offsets[1::2] = begins, ends
     every = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)])

@@ -47,7 +47,7 @@ _OLDER = (
     " AND (age(r.xmin) > age('{xid}'::xid) OR (r.xmin = '{xid}'::xid AND r.cmin::text::bigint <"
     " (SELECT max(cmin::text::bigint) FROM pg_inherits WHERE inhrelid = {oid} AND xmin = '{xid}'::xid))))"
 )
-"""Whether a partition has rows from before it was attached: such rows lie at the beginning of its file."""
+"""Whether a partition has rows older than its attachment; such rows lie at the beginning of its file."""
 _TABLE = (
     "SELECT c.oid::bigint, c.relkind, c.relpersistence, c.relreplident,"
     " has_table_privilege(c.oid, 'SELECT') OR has_any_column_privilege(c.oid, 'SELECT'),"
@@ -58,14 +58,14 @@ _TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class RemoteColumn:
-    """A column that is declared, and what it is upstream."""
+    """A declared column and the upstream column that it is read from."""
 
     name: str
     remote: str
     kind: Any
     type: PgType
     signature: str
-    """Type and modifier, as the stream names them: another one is another column."""
+    """Type and modifier as the stream has them; a different signature means a different column."""
     is_key: bool
     is_nullable: bool
 
@@ -77,7 +77,7 @@ class Target:
     columns: tuple[RemoteColumn, ...]
     is_partitioned: bool
     partitions: tuple[Partition, ...] = ()
-    """Those with rows of their own."""
+    """The leaf partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def checked_tables(
     tables: Sequence[tuple[TableDeclaration, TableName]],
     publication: str,
 ) -> list[Target]:
-    """`InvalidInput` names what is wrong, and what to do."""
+    """Raises `InvalidInput`, which says what to do."""
     targets = []
     for declaration, name in tables:
         where = declaration.place
@@ -131,7 +131,7 @@ def checked_tables(
 
 
 def has_older_rows(connection: psycopg.Connection[Any], partition: Partition) -> bool | None:
-    """Whether a partition has rows that were written before it was attached; None if the user may not look."""
+    """Whether a partition has rows that were written before it was attached; None if the user may not read it."""
     if not _one(connection, _MAY_READ, (partition.oid,))[0]:
         return None
     query = _OLDER.format(partition=partition.name, xid=partition.attached, oid=partition.oid)

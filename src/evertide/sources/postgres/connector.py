@@ -1,26 +1,24 @@
-"""The connector `postgres`: tables of a PostgreSQL server, by logical replication.
+"""The connector `postgres`: its options, and the name of a table's source.
 
     CREATE TABLE orders (id BIGINT NOT NULL, amount DECIMAL(10, 2), PRIMARY KEY (id))
     USING postgres OPTIONS (url '${ENV:PGURL}', table 'public.orders', slot 'evertide')
 
 | option | meaning |
 |---|---|
-| table | schema and name on the server; the table's own name in `public` |
-| url | `postgresql://user:password@host:port/database`, or instead of it, or beside it: |
-| host, port, dbname, user, password, sslmode, sslrootcert, sslcert, sslkey | as libpq has them |
-| slot | the replication slot, which is made if it is not there; `evertide` |
-| publication | made, with these tables, if it is not there; the slot's name |
-| snapshot | `initial`: begin with what the tables hold; `none`: only with what changes from now on; `initial` |
-| idle_interval | seconds after which an idle slot is moved on; 10 |
-| fragment_rows | rows that are staged together; 50000 |
-| partitions | `check`: tell of a partition that is detached, dropped or truncated; `keep`: its rows stay; `check` |
+| table | schema and name on the server; default: the table's own name in `public` |
+| url | `postgresql://user:password@host:port/database`; instead of it, or in addition: |
+| host, port, dbname, user, password, sslmode, sslrootcert, sslcert, sslkey | as in libpq |
+| slot | the replication slot, created if missing; default: `evertide` |
+| publication | created for these tables if missing; default: the slot's name |
+| snapshot | `initial`: start with the content of the tables; `none`: only later changes; default: `initial` |
+| idle_interval | seconds after which an idle slot is advanced; default: 10 |
+| fragment_rows | rows that are staged together; default: 50000 |
+| partitions | `check`: report detached, dropped or truncated partitions; `keep`: keep their rows; default: `check` |
 
-All tables with the same slot are one source, which has the slot's name: their transactions arrive whole, and in the
-order of their commits. Options but `table` are those of the source: they may be given at any of its tables, and must
-not contradict. Values may name secrets: `${ENV:NAME}`, `${FILE:path}`.
-
-In this package, `feed` receives, `transactions` puts transactions together, `catalog` says what is
-refused, `types` what fits.
+1. All tables with the same slot are one source, named after the slot: their transactions arrive complete, and in commit
+   order.
+2. All options except `table` belong to the source. Any of its tables may set them; two tables must not contradict.
+3. Values may refer to secrets: `${ENV:NAME}`, `${FILE:path}`.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _DEFAULT_SLOT = "evertide"
 
 
 def postgres_name(declaration: TableDeclaration) -> str:
-    """Of the source that a table belongs to: the slot."""
+    """The name of a table's source: the slot."""
     given = {name.lower(): value for name, value in declaration.options.items()}
     slot = given.get("slot", _DEFAULT_SLOT)
     if not _SLOT.fullmatch(slot) or slot == "push":
@@ -81,7 +79,7 @@ def _remote(declaration: TableDeclaration) -> str:
 
 
 def _together(tables: Sequence[TableDeclaration]) -> Mapping[str, str]:
-    """The options of the source. What contradicts is not shown: it may be a password."""
+    """Merge the options of all tables of a source. The error does not show the values, as one may be a password."""
     given: dict[str, str] = {}
     for declaration in tables:
         for option, value in declaration.options.items():

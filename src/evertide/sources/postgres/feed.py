@@ -36,7 +36,7 @@ __all__ = ["Feed"]
 logger = logging.getLogger(__name__)
 
 _MAKING_S = 5.0
-"""A slot that is not made within this time waits for somebody else."""
+"""`problem` reports a slot whose creation takes longer: the server waits for open transactions."""
 _BACKOFF_S = (0.05, 5.0)
 _REMEDY_PARTITION = (
     "Compare the rows. If it was truncated, give the table another slot in the script to read it anew; if it was only"
@@ -47,7 +47,7 @@ _REMEDY_ATTACHED = (
     " partitions 'keep'. A partition that is attached empty, and filled by way of the table, is sent."
 )
 _FAR = 1 << 64
-"""No position is beyond it."""
+"""Larger than any position."""
 
 
 class Feed:
@@ -66,17 +66,17 @@ class Feed:
         self._making_s: float | None = None
         self.gauge = Gauge(server, options.slot, runtime)
         self._partitions: dict[str, str] = {}
-        """Of the tables that are partitioned, their files as of the last look; for the positions to come."""
+        """The files of each table's partitions as of the last check of the catalog, for later positions."""
         self._attached: dict[str, str] = {}
         self._partition_names: dict[int, str] = {}
         self._partition_problems: tuple[Problem, ...] = ()
         self.is_following = False
-        """Whether there is a stream."""
+        """Whether a replication stream is open."""
         self.sent = 0
-        """Up to where the server says that it has sent everything."""
+        """The position up to which the server has sent everything, as the server reports it."""
         self._marks = 0
         self._marked = (0, 0)
-        """The last mark that the server was asked for, and where it was then."""
+        """The last mark that was measured, and the server's position at that time."""
         self._server = server
         self._tables = tables
         self._options = options
@@ -86,7 +86,7 @@ class Feed:
         self._epoch = 0
         self._failures = 0
         self._stuck = 0
-        """The commit of a transaction that cannot be taken: only what lies beyond it ends the problem."""
+        """The commit position of a transaction that cannot be read. The problem lasts until the stream is beyond it."""
         self._thread: WatchedThread | None = None
         self._busy: list[psycopg.Connection[Any]] = []
 
@@ -105,18 +105,18 @@ class Feed:
         return (*own, *self.gauge.problems, *self._partition_problems)
 
     def troubled(self, problem: SourceFailed, wait_s: float | None = None) -> None:
-        """It does not go on, for now. Since when, is since when it has been in that state."""
+        """Set the problem. Its start is when the source became stalled or reconnecting."""
         if self._problem is None or isinstance(self._problem, SourceAway) != isinstance(problem, SourceAway):
             self._since_s = self._runtime.wall_s()
         self._problem, self._wait_s = problem, wait_s
 
     def mark(self) -> None:
-        """Whoever waits for what is upstream now, begins to."""
+        """Measure the server's position again: `goal` is the position at this time or later."""
         self._marks += 1
 
     @property
     def goal(self) -> int:
-        """Where the server was at the last mark: nobody knows, as long as there was no stream since."""
+        """The server's position at the last mark; `_FAR` until it was measured."""
         marks, reached = self._marked
         return reached if marks == self._marks else _FAR
 
@@ -130,7 +130,7 @@ class Feed:
             self._thread.start()
 
     def stop(self) -> None:
-        """The queue was closed: a statement that waits for others upstream is cancelled."""
+        """Wait for the thread to end, after the queue was closed. Cancels statements that block on the server."""
         thread = self._thread
         while thread is not None and thread.is_alive():
             thread.join(0.5)
@@ -139,7 +139,7 @@ class Feed:
                     connection.cancel()
 
     def check(self) -> list[Target]:
-        """What is refused before anything starts: `InvalidInput`. `psycopg.Error` if the server is not there."""
+        """Check server and tables. Raises `InvalidInput`, or `psycopg.Error` if the server is unreachable."""
         where = self._server.address.where
         with self._server.connect() as connection:
             check_server(connection, self._options.slot, where)
@@ -170,12 +170,12 @@ class Feed:
                 self._trouble(SourceFailed(source=self._server.address.source, where=error.where, why=error.why))
             except EvertideError as error:
                 self._trouble(error)
-            except Exception as error:  # a thread that dies in silence would be a silent stall (I13)
+            except Exception as error:  # the thread must not die silently: that would be a silent stall (I13)
                 logger.exception("a bug in the source %r", self._server.address.source)
                 self._trouble(self._server.address.failed(f"a bug: {type(error).__name__}; see the log"))
 
     def _trouble(self, error: EvertideError) -> None:
-        """Tell, and wait a little longer each time."""
+        """Report an error and wait, longer after each failure."""
         address = self._server.address
         first, most = _BACKOFF_S
         wait_s = min(most, first * 2**self._failures) * (0.5 + self._runtime.random() / 2)
@@ -195,7 +195,7 @@ class Feed:
         self._follow()
 
     def goes_on(self, beyond: int = 0) -> None:
-        """There is a connection, or everything up to there has come through it."""
+        """Clear the problem: the source is connected, or has received everything up to `beyond`."""
         if not self._stuck or beyond > self._stuck:
             self._problem, self._failures, self._stuck = None, 0, 0
 
@@ -208,7 +208,7 @@ class Feed:
             raise Anew
 
     def _begin(self) -> None:
-        """Say what will be done before it is done: a slot that is there afterwards is ours (or was given)."""
+        """Queue the intention before creating the slot: once it is bound, a slot of that name belongs to the source."""
         slot, address = self._options.slot, self._server.address
         self.check()
         with self._server.connect() as connection:
@@ -225,7 +225,7 @@ class Feed:
             self._put(Entry(Position("making")))
 
     def _make(self) -> None:
-        """Slot and first content, once the journal knows that they are made."""
+        """Create slot and snapshot and read the snapshot, once the journal has the position that announces them."""
         wanted = self._queue.last
         while self._queue.bound.at not in ("making", "snapshot"):
             self._check_epoch()
@@ -257,7 +257,7 @@ class Feed:
         self._put(Entry(at.streamed(snapshot.lsn), xids=snapshot.xids))
 
     def looked_at(self) -> list[Target]:
-        """The tables, the publication and the slot as they are now."""
+        """Check the slot, the tables and the publication as they are now, and return the tables."""
         options, last = self._options, self._queue.last
         with self._server.connect() as connection:
             check_server(connection, options.slot, self._server.address.where)
@@ -303,7 +303,7 @@ class Feed:
             self._marked = (marks, reached)
 
     def _check_columns(self, targets: Sequence[Target], known: Columns) -> None:
-        """Against what was taken last: a table that came later has no first content, and a type may be another."""
+        """Compare with the columns that were read last: a table may have been added, or a type changed."""
         address = self._server.address
         for target in targets if known else ():
             columns = known.get(str(target.name))
@@ -321,7 +321,7 @@ class Feed:
         return msgspec.structs.replace(last, partitions=self._partitions, attached=self._attached)
 
     def _check_partitions(self, connection: psycopg.Connection[Any], targets: Sequence[Target], last: Position) -> None:
-        """Against what was seen last: what happens to one partition by itself is not in the stream."""
+        """Compare with the partitions seen last, as the stream does not contain changes of a single partition."""
         address, made, rewritten = self._server.address, {}, []
         known, joined = {**last.partitions, **self._partitions}, {**last.attached, **self._attached}
         attached, older = {}, []
@@ -333,7 +333,7 @@ class Feed:
                 made[name], attached[name] = _packed(target), _attached(target)
                 continue
             joins = unpacked(joined[name]) if name in joined else None
-            before = unpacked(known[name]) if name in known else {}  # it was truncated as a whole
+            before = unpacked(known[name]) if name in known else {}  # empty if the whole table was truncated
             found = compared(before, target.partitions)
             if found.gone:
                 gone = ", ".join(self._partition_names.get(oid, f"with the oid {oid}") for oid in found.gone)
@@ -346,7 +346,7 @@ class Feed:
             new = newly_attached(before or joins or {}, joins, target.partitions)
             doubtful = [one for one in new if has_older_rows(connection, one) is not False]
             older += [f"{one.name} of {name}" for one in doubtful]
-            left = {one.oid for one in doubtful}  # looked at again the next time
+            left = {one.oid for one in doubtful}  # checked again the next time
             made[name] = packed({oid: file for oid, file in found.known.items() if oid in before or oid not in left})
             now = {one.oid: one.attached for one in target.partitions if one.oid not in left}
             attached[name] = packed(now | {oid: xid for oid, xid in (joins or {}).items() if oid in left})
@@ -375,7 +375,7 @@ class Feed:
 
     def _done(self, done: Done) -> None:
         self.goes_on(done.end_lsn)
-        if done.truncated:  # its partitions have other files now, and no look at them is older than that
+        if done.truncated:  # the files of its partitions have changed; the next check reads them
             self._partitions = {name: kept for name, kept in self._partitions.items() if name not in done.truncated}
         position = self.streamed(done.end_lsn, done.columns)
         self._put(Entry(position, done.fragments, done.rows, done.bytes, done.commit_s, done.xids))

@@ -27,14 +27,14 @@ __all__ = ["Anew", "FeedOptions", "Follower", "Listener"]
 _POLL_S = 0.05
 _STATUS_S = 1.0
 _SILENT_S = 300.0
-"""A server that is asked for an answer, and gives none for so long, is not there any more; it may be busy."""
+"""A server that does not answer for this long is considered dead; a busy server may take some time."""
 _CHECK_S = 30.0
-"""How often the catalog is looked at: of a table that leaves the publication the stream says nothing."""
+"""How often the catalog is checked: the stream does not show that a table left the publication."""
 _ASKED_MANY = 3
-"""So often in a row a server asks for the same position only if it wants to end, and waits for us."""
+"""A server that requests replies at the same position this often is shutting down, and waits for the confirmation."""
 _MESSAGES = 5_000
 _BUSY, _MANY = 8, 2_000
-"""So many messages at once say that more will come; so many are worth no more waiting."""
+"""From `_BUSY` messages on, wait for more; from `_MANY` on, process them at once."""
 _NAPS, _NAP_S = 5, 0.001
 
 
@@ -46,36 +46,36 @@ class FeedOptions:
     idle_interval_s: float
     room: Room
     keeps_partitions: bool = False
-    """Whether rows of partitions stay that were detached, dropped or truncated by themselves."""
+    """Whether rows of detached, dropped or truncated partitions are kept."""
 
 
 class Anew(Exception):
-    """The pipeline stands somewhere else, or is closing: the session is over."""
+    """The session must end: the pipeline is closing, or is at another position."""
 
 
 class Listener(Protocol):
-    """Whoever wants to know how it goes."""
+    """The feed, as the follower sees it."""
 
     sent: int
-    """Up to where the server says that it has sent everything."""
+    """The position up to which the server has sent everything."""
 
     @property
     def goal(self) -> int:
-        """What somebody waits for to be bound."""
+        """The position that a client waits for to be bound."""
         ...
 
     def goes_on(self, beyond: int = 0) -> None: ...
 
     def measure(self) -> None:
-        """Ask now and then, or where somebody waits for it, how far the server is."""
+        """Measure the server's position: periodically, and for a new mark."""
         ...
 
     def streamed(self, lsn: int) -> Position:
-        """The position at which everything before `lsn` was taken."""
+        """The position after reading everything before `lsn`."""
         ...
 
     def looked_at(self) -> list[Target]:
-        """Look at the catalog again: raises what is wrong."""
+        """Check the catalog again; raises what is wrong."""
         ...
 
 
@@ -98,7 +98,7 @@ class Follower:
         self._epoch = queue.epoch
         self._received = queue.last.number
         self._safe = 0
-        """Everything that was committed before it has arrived."""
+        """Everything committed before this position was received."""
         self._asked = 0
         self._is_asked = False
         now_s = runtime.monotonic_s()
@@ -123,7 +123,7 @@ class Follower:
                 self._looked_s = self._runtime.monotonic_s()
 
     def _receive(self) -> None:
-        """While there is much, it is let come together for a moment: many messages at a time cost less."""
+        """Receive messages. Under load, wait a few milliseconds for more: large batches cost less per message."""
         messages = self._stream.receive(_POLL_S, _MESSAGES)
         for _ in range(_NAPS if len(messages) >= _BUSY else 0):
             if len(messages) >= _MANY:
@@ -155,7 +155,7 @@ class Follower:
         self._is_asked = self._is_asked or message.wants_reply
 
     def _publish(self) -> None:
-        """What is gathered, as soon as nothing else waits; and where the server is, if there is nothing at all."""
+        """Publish the batch when the queue is empty; without a batch, advance the position of an idle source."""
         if not self._queue.is_empty or not self._transactions.is_between:
             return
         if self._transactions.has_batch:

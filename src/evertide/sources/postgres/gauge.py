@@ -20,9 +20,9 @@ __all__ = ["Gauge"]
 
 _LOOK_S = 2.0
 _NEAR = 0.25
-"""The part of what the server keeps for a slot that, when it is all that is left, is little."""
+"""Warn if less than this part of `max_slot_wal_keep_size` is left."""
 _BEHIND_S = 5.0
-"""What was written is sent within this time, if nothing is behind."""
+"""A server that is not behind sends new input within this time."""
 _WHERE = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text,
     wal_status, safe_wal_size, pg_size_bytes(current_setting('max_slot_wal_keep_size'))
@@ -35,7 +35,7 @@ _REMEDY_FULL = "Let the pipeline catch up: until then the server keeps its log, 
 
 
 class Gauge:
-    """Used by the thread that receives; what it found may be read by any."""
+    """Only the receiving thread calls the methods; any thread may read the results."""
 
     def __init__(self, server: Server, slot: str, runtime: Runtime) -> None:
         self._server = server
@@ -45,11 +45,11 @@ class Gauge:
         self._looked_s = -1e9
         self._unsent: tuple[int, float] | None = None
         self.reached = 0
-        """Where the server was when it was last asked; 0: not known."""
+        """The server's position when last measured; 0 if unknown."""
         self.problems: tuple[Problem, ...] = ()
 
     def look(self, sent: int) -> None:
-        """Ask, if it is time. `sent` is up to where the server has sent everything."""
+        """Measure if `_LOOK_S` have passed. `sent` is the position up to which the server has sent everything."""
         if self._runtime.monotonic_s() - self._looked_s < _LOOK_S:
             return
         try:
@@ -58,12 +58,12 @@ class Gauge:
             self.close()
 
     def ask(self, sent: int) -> int:
-        """Where the server is now, 0 if it does not know the slot; `psycopg.Error` if it does not say."""
+        """Return the server's position; 0 if the slot does not exist. `psycopg.Error` if the server does not answer."""
         self._looked_s = self._runtime.monotonic_s()
         if self._connection is None:
             self._connection = self._server.connect()
         row = self._connection.execute(_WHERE, (self._slot,)).fetchone()
-        if row is None:  # the look at the catalog says that it is gone
+        if row is None:  # the check of the catalog reports the missing slot
             self.reached, self.problems = 0, ()
             return 0
         lsn, status, left, limit = row
@@ -74,7 +74,7 @@ class Gauge:
         return self.reached
 
     def behind_s(self, sent: int) -> float:
-        """For how long something is there that was not sent yet; 0 if nothing is, or it is on its way."""
+        """For how long unsent input has existed; 0 if there is none, or for less than `_BEHIND_S`."""
         unsent = self._unsent
         if unsent is None or unsent[0] <= sent:
             return 0.0
@@ -82,7 +82,7 @@ class Gauge:
         return age_s if age_s > _BEHIND_S else 0.0
 
     def close(self) -> None:
-        """Nothing is known until it is asked again."""
+        """Disconnect; all values are unknown until the next measurement."""
         connection, self._connection = self._connection, None
         self._unsent, self.reached = None, 0
         if connection is not None:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _EPOCH_S = 946_684_800
-"""Seconds from 1970 to 2000, when PostgreSQL's time begins."""
+"""Seconds from 1970 to 2000, the epoch of PostgreSQL."""
 
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
@@ -97,13 +97,13 @@ class Relation(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """`old` is None for an insert, and for an update that left the identity alone; `new` is None for a delete."""
+    """`old` is None for an insert, and for an update that did not change the identity; `new` is None for a delete."""
 
     relation: int
     old: list[Value] | None
     new: list[Value] | None
     is_old_whole: bool = False
-    """`old` has all columns, not those of the identity only."""
+    """Whether `old` has all columns, not only those of the identity."""
     xid: int = 0
 
 
@@ -137,7 +137,7 @@ Message = Begin | Commit | Relation | Change | Truncate | StreamStart | StreamSt
 
 class Keepalive(msgspec.Struct, frozen=True):
     wal_end: int
-    """Everything that was committed up to there was sent."""
+    """Everything committed up to this position was sent."""
     wants_reply: bool
 
 
@@ -151,12 +151,12 @@ def lsn_text(lsn: int) -> str:
 
 
 def is_data(content: bytes) -> bool:
-    """Whether an outer message carries one of pgoutput; else it is a sign of life."""
+    """Whether an outer message contains a pgoutput message; if not, it is a keepalive."""
     return content[0] == 0x77  # w
 
 
 def lsn_of(content: bytes) -> int:
-    """Where in the server's log an outer message with data stands."""
+    """The position of an outer data message in the server's log."""
     start: int = _WAL.unpack_from(content, 1)[0]
     return start
 
@@ -169,15 +169,15 @@ def keepalive(content: bytes) -> Keepalive:
 
 
 def status_update(received: int, bound: int, wall_s: float, *, wants_reply: bool) -> bytes:
-    """Up to where it was received, and up to where it will never be asked for again."""
+    """Encode a status update: the position received, and the bound one, which the server may discard up to."""
     micros = int((wall_s - _EPOCH_S) * 1_000_000)
     return _STATUS.pack(b"r", max(received, bound), bound, bound, micros, int(wants_reply))
 
 
 def new_row(content: bytes, *, is_streamed: bool) -> tuple[int, int, list[Value]] | None:
-    """The short way for nearly all changes: an insert, or an update without an old row. Xid, relation and values.
+    """Decode an insert, or an update without an old row, quickly: xid, relation and values.
 
-    None if it is another message, or an update that leaves a value alone: then `decode` has the whole of it.
+    None for any other message, and for an update with an unchanged value: use `decode`.
     """
     kind = content[0]
     at = 5 if is_streamed else 1
@@ -190,7 +190,7 @@ def new_row(content: bytes, *, is_streamed: bool) -> tuple[int, int, list[Value]
 
 
 def decode(content: bytes, *, is_streamed: bool) -> Message | None:
-    """One message of pgoutput; None if it is one that nobody needs. `is_streamed`: inside a piece of a stream."""
+    """Decode one pgoutput message; None if the source ignores its kind. `is_streamed`: inside a streamed piece."""
     kind = content[:1]
     if kind in b"IUD":
         return _change(content, is_streamed=is_streamed)

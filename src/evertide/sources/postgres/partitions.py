@@ -35,24 +35,24 @@ class Partition:
     file: int
     name: str
     attached: int = 0
-    """The transaction by which it, or a partition that it is part of, became one of the table's."""
+    """The transaction that attached this partition, or a partition above it, most recently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     known: dict[int, int]
-    """To be compared with the next time: the file of each partition."""
+    """The file of each partition, for the next comparison."""
     gone: tuple[int, ...] = ()
     rewritten: tuple[str, ...] = ()
-    """The names of those that may have been truncated."""
+    """Names of partitions that may have been truncated."""
 
 
 def newly_attached(
     before: Mapping[int, int], attached: Mapping[int, int] | None, now: Sequence[Partition]
 ) -> list[Partition]:
-    """Those that may have rows which nobody sent. `attached` is None if that was not known before."""
+    """Partitions that may have rows that the server did not send. `attached` is None if it was not recorded."""
     known = {} if attached is None else attached
     again = [one for one in now if one.oid in known and known[one.oid] != one.attached]
     if len(again) == len(known) > 1:

@@ -25,12 +25,12 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     at: Literal["start", "making", "snapshot", "stream"]
     lsn: str = "0/0"
     done: int = 0
-    """Fragments of snapshots that were taken, also of those that were interrupted."""
+    """The number of snapshot fragments that were read, including those of interrupted snapshots."""
     columns: dict[str, dict[str, str]] = {}
     partitions: dict[str, str] = {}
-    """Of tables that are partitioned upstream (`evertide.sources.postgres.partitions`): their files."""
+    """The files of each partitioned table's partitions (`evertide.sources.postgres.partitions`)."""
     attached: dict[str, str] = {}
-    """Of these, the transactions that attached them."""
+    """The transactions that attached these partitions."""
 
     @property
     def number(self) -> int:

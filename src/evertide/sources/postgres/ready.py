@@ -21,7 +21,7 @@ from evertide.sources.postgres.positions import Position
 __all__ = ["XIDS_MAX", "Entry", "Queue"]
 
 XIDS_MAX = 10_000
-"""So many upstream transactions are one of ours at most: the journal names each of them."""
+"""At most this many upstream transactions become one transaction, as the journal lists all their xids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Queue:
     # The pipeline's side
 
     def reach(self, position: Position) -> None:
-        """This much is bound."""
+        """Remove the entries up to the bound position, or start a new epoch from it."""
         with self._changed:
             if position == self._bound:
                 return
@@ -65,7 +65,7 @@ class Queue:
             self._changed.notify_all()
 
     def first(self, limit: Limit) -> list[Entry]:
-        """Within the limit, but at least one; without taking them out."""
+        """The first entries within the limit, at least one; they stay in the queue."""
         found: list[Entry] = []
         rows = size = xids = 0
         with self._changed:
@@ -95,18 +95,18 @@ class Queue:
 
     @property
     def bound(self) -> Position:
-        """Where the pipeline stands. Durable: it said so."""
+        """The bound position, which is durable."""
         assert self._bound is not None  # noqa: S101 - the thread is started once it is known
         return self._bound
 
     @property
     def is_reached(self) -> bool:
-        """Whether it is known where the pipeline stands."""
+        """Whether the bound position is known."""
         return self._bound is not None
 
     @property
     def last(self) -> Position:
-        """Where the last entry ends, or the pipeline stands."""
+        """The position after the last entry, or the bound position."""
         with self._changed:
             assert self._last is not None  # noqa: S101
             return self._last
@@ -117,7 +117,7 @@ class Queue:
 
     @property
     def oldest_s(self) -> float | None:
-        """When the oldest transaction that waits was committed."""
+        """The commit time of the oldest queued transaction."""
         with self._changed:
             return next((entry.commit_s for entry in self._entries if entry.commit_s), None)
 
@@ -127,7 +127,7 @@ class Queue:
             return rows < self._rows_max and size < self._bytes_max
 
     def put(self, entry: Entry, epoch: int) -> bool:
-        """False if the thread has to begin anew: then the fragments are dropped."""
+        """Append an entry. False if the epoch has ended or the queue is closed: the fragments are dropped."""
         with self._changed:
             if epoch == self.epoch and not self.is_closed:
                 self._entries.append(entry)
@@ -137,7 +137,7 @@ class Queue:
         return False
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Until something is bound, or it is closed, or time is up; and no longer than until something holds."""
+        """Wait for a bound position or the close, at most `seconds`; not at all if `until` holds already."""
         with self._changed:
             if not self.is_closed and not until():
                 self._runtime.wait_s(self._changed, seconds)

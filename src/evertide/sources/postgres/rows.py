@@ -28,25 +28,25 @@ from evertide.sources.values.kinds import sql_name
 __all__ = ["XID", "Buffer", "Layout", "layout_of", "staged_table"]
 
 XID = "__xid"
-"""The subtransaction that a row belongs to, in fragments of streamed transactions: it may be taken back."""
+"""The subtransaction of a row in fragments of streamed transactions, as it may be rolled back."""
 
 _ROW_BYTES = 64
-"""About what a row costs beside its values."""
+"""Estimated bytes of a row in addition to its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a relation, as the stream describes it, has the columns of a table."""
+    """The places of a table's columns in a relation of the stream."""
 
     target: Target
     places: tuple[int, ...]
-    """By declared column; -1: the relation does not have it yet."""
+    """By declared column; -1 if the relation does not have the column yet."""
 
 
 def layout_of(
     address: Address, relation: Relation, target: Target, known: Mapping[str, str] | None
 ) -> tuple[Layout, dict[str, str]]:
-    """And what the table is made of now. `known` is what it was made of before; None if nobody knows."""
+    """Return the layout, and the columns' current types. `known` has the previous types; None if unknown."""
     there = {column.name: (place, column) for place, column in enumerate(relation.columns)}
     where = f"table {target.name}"
     anew = "undo it, or give the table another slot in the script to read it anew"
@@ -55,7 +55,7 @@ def layout_of(
         if column.remote not in there:
             if known is not None and (column.remote in known or not column.is_nullable):
                 raise address.failed(f"{where}: the column {column.remote!r} was dropped or renamed upstream: {anew}")
-            places.append(-1)  # it was added later, and has no value as yet
+            places.append(-1)  # added upstream later: no value yet
             continue
         place, given = there[column.remote]
         signature = f"{given.type_oid}:{given.type_modifier}"
@@ -73,21 +73,21 @@ def layout_of(
 
 @dataclass(slots=True)
 class _Piece:
-    """Rows of a buffer: a range of arrays that may have more."""
+    """Rows [first, last) of shared arrays."""
 
     origin: tuple[Layout, NewRows] | None
-    """None: they came row by row."""
+    """None for rows that were added one by one."""
     columns: tuple[Any, ...]
-    """By declared column: binary arrays; None if the relation does not have it yet."""
+    """Binary arrays by declared column; None if the relation does not have the column yet."""
     ops: Ops | None
-    """None: all of them are upserts."""
+    """None if all rows are upserts."""
     xids: Longs
     first: int
     last: int
 
 
 class Buffer:
-    """Rows come one by one, or many at a time (`NewRows`); those of both kinds stay in their order."""
+    """The changes of one table in order, added one by one or many at once (`NewRows`)."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -110,7 +110,7 @@ class Buffer:
         return frozenset(np.unique(self._all_xids()).tolist())
 
     def cut(self, length: int) -> None:
-        """Forget all but the first rows."""
+        """Keep only the first `length` rows."""
         self._close()
         while self._pieces_rows > length:
             piece = self._pieces[-1]
@@ -125,7 +125,7 @@ class Buffer:
         self._add(TRUNCATE, [None] * len(self._columns), xid)
 
     def upsert(self, layout: Layout, values: Sequence[Value], size: int, xid: int) -> None:
-        """A row of which nothing is left out."""
+        """Add a row with all its values."""
         for append, place in zip(self._appends, layout.places, strict=True):
             append(None if place < 0 else values[place])
         self._ops.append(UPSERT)
@@ -133,7 +133,7 @@ class Buffer:
         self.bytes += _ROW_BYTES + size
 
     def upserts(self, layout: Layout, rows: NewRows, first: int, last: int) -> None:
-        """Several of them, in [first, last)."""
+        """Add the rows [first, last)."""
         before = self._pieces[-1] if self._pieces and not self._ops else None
         origin = None if before is None else before.origin
         if (
@@ -152,7 +152,7 @@ class Buffer:
         self.bytes += _ROW_BYTES * (last - first) + rows.sizes[last] - rows.sizes[first]
 
     def change(self, layout: Layout, change: Change) -> bool:
-        """False if it does not say which row it means: the replica identity is not what it has to be."""
+        """Add a change. False if it does not identify its row, because the replica identity is not sufficient."""
         old = None if change.old is None else [_at(change.old, place) for place in layout.places]
         is_old_enough = old is not None and (bool(self._key) or change.is_old_whole)
         if change.new is None:
@@ -196,7 +196,7 @@ class Buffer:
         self.bytes += size
 
     def _close(self) -> None:
-        """What came row by row becomes a piece."""
+        """Turn the rows that were added one by one into a piece."""
         if self._ops:
             columns = tuple(pa.array(column, pa.binary()) for column in self._columns)
             ops, xids = np.array(self._ops, np.int8), np.array(self._xids, np.int64)
@@ -223,7 +223,7 @@ class Buffer:
         return pa.chunked_array(chunks, pa.binary()).combine_chunks()
 
     def table(self, without: Collection[int]) -> pa.Table:
-        """All rows but those of some subtransactions."""
+        """All rows except those of the subtransactions `without`."""
         self._close()
         texts, bad = zip(*(texts_of(self._whole(at)) for at in range(len(self._columns))), strict=True)
         made = staged_table(self.target, texts, self._all_ops(), self._same, dict(enumerate(bad)), "the stream")
@@ -247,7 +247,7 @@ def staged_table(  # noqa: PLR0917
     bad: Mapping[int, Mapping[int, str]],
     place: str,
 ) -> pa.Table:
-    """Of one array of strings per column. `bad` says by column and row what could not even be read as text."""
+    """Convert one array of strings per column. `bad` has, by column and row, why a value could not be read as text."""
     declaration = target.declaration
     reasons: dict[int, Reason] = {}
     arrays = []
@@ -270,7 +270,7 @@ def staged_table(  # noqa: PLR0917
 
 
 def _counts(target: Target, column: RemoteColumn, ops: Ops) -> Any:
-    """The rows in which a column says something: a delete says the key only."""
+    """The rows in which the column has a meaning: a delete has only the key."""
     if column.is_key or not target.declaration.key:
         return ops != TRUNCATE
     return ops == UPSERT

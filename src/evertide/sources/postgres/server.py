@@ -15,16 +15,16 @@ from evertide.sources.postgres.messages import lsn_text, parse_lsn
 __all__ = ["Address", "Server", "Slot", "check_slot", "find_slot"]
 
 _ENDED = ("08", "57P0")
-"""Codes of errors that begin so: the connection is no more, or the server starts or ends."""
+"""Prefixes of SQLSTATEs: the connection is lost, or the server is starting or shutting down."""
 _UNTRUSTED = re.compile("certificate|does not support SSL|private key", re.IGNORECASE)
-"""What libpq says where no server gets to say anything."""
+"""Errors of libpq that occur before the server answers, and that a retry does not end."""
 _IN_USE = ("53300", "55006")
-"""Too many connections, and a slot whose last connection the server still takes for alive."""
+"""SQLSTATEs: too many connections; the slot is still in use by the previous connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address(postgres.Address):
-    """`name` is the source's."""
+    """`name` is the name of the source."""
 
     @property
     def source(self) -> str:
@@ -48,11 +48,11 @@ class Server(postgres.Server):
         return psycopg.connect(self.address.conninfo, autocommit=True, replication="database")
 
     def refuses(self, error: psycopg.Error) -> bool:
-        """Whether a connection failed for a reason that waiting does not end: of the server, or of its certificate."""
+        """Whether the connection failed for a lasting reason: the server refused it, or TLS failed."""
         return bool(_UNTRUSTED.search(str(error))) or self.answers()
 
     def failed(self, error: psycopg.Error, *, was_connected: bool) -> SourceFailed:
-        """Whether waiting ends it. A connection that a server refuses that is there waits for somebody."""
+        """`SourceAway` if a retry may succeed, else `SourceFailed`: a person must act."""
         why = f"it does not go on: {self.address.explain(error)}"
         if error.sqlstate is not None:
             is_away = error.sqlstate.startswith(_ENDED) or error.sqlstate in _IN_USE
@@ -69,11 +69,11 @@ class Slot:
     confirmed: int
     is_active: bool
     lost: str
-    """Why it is of no use any more; empty if it is."""
+    """Why the slot is unusable; empty if it is usable."""
 
 
 def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
-    """From 14 to 18 the view has different columns: what is lost is told by any of them."""
+    """Find a slot on any version from 14 to 18, whose views have different columns."""
     row = connection.execute(
         "SELECT slot_name, plugin, database, confirmed_flush_lsn::text, active, wal_status,"
         " to_jsonb(s) ->> 'invalidation_reason' FROM pg_replication_slots s WHERE slot_name = %s",
@@ -87,7 +87,7 @@ def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
 
 
 def check_slot(address: Address, slot: Slot | None, name: str, bound: int) -> Slot:
-    """That the slot still has everything after `bound`. If not, rows are missing that nobody will send: never go on."""
+    """Raise `SourceChanged` if the slot no longer has everything after `bound`: the missing rows would never arrive."""
     anew = "To read the tables anew, give them another slot in the script"
     since = f"what was committed since {lsn_text(bound)} cannot be had from it"
     if slot is None:

@@ -36,11 +36,11 @@ _CSV = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     lsn: int
-    """The stream goes on from here."""
+    """The position from which the stream continues."""
     connection: psycopg.Connection[Any]
-    """Sees the tables as they were there."""
+    """Sees the tables as of `lsn`."""
     xids: tuple[int, ...]
-    """The last transactions that it holds: whoever wrote one may wait for it."""
+    """The last transactions that the snapshot contains, as clients may wait for them."""
 
 
 def ensure_publication(connection: psycopg.Connection[Any], publication: str, tables: list[TableName]) -> None:
@@ -53,10 +53,9 @@ def ensure_publication(connection: psycopg.Connection[Any], publication: str, ta
 
 @contextmanager
 def make_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) -> Iterator[Snapshot]:
-    """Made anew, if it is there: the journal says that it is ours, and that nothing of it was taken.
+    """Create the slot, replacing an existing one: the journal says that it is the source's, and that nothing was read.
 
-    The server waits for all transactions that are open at that moment. `busy` gets the connections, so that somebody
-    else can end that.
+    The server first waits for all open transactions. `busy` receives the connections, so that `Feed.stop` can cancel.
     """
     with server.connect_for_replication() as maker, server.connect() as reader:
         busy[:] = [maker, reader]
@@ -73,16 +72,16 @@ def make_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) ->
 
 
 def _last_xids(snapshot: str) -> tuple[int, ...]:
-    """Those before `xmax` that were not open, of `xmin:xmax:open,open`; in 32 bits, as the stream has them."""
+    """The transactions before `xmax` that were not open, from `xmin:xmax:open,open`; in 32 bits, as in the stream."""
     _, xmax, listed = snapshot.split(":")
     is_open = {int(xid) for xid in listed.split(",") if xid}
     return tuple(xid % _XIDS for xid in range(max(0, int(xmax) - _LAST_XIDS), int(xmax)) if xid not in is_open)
 
 
 def chunks(snapshot: Snapshot, target: Target, room: Room) -> Iterator[pa.Table]:
-    """The rows of a table as they are staged. The first empties the table of what it may have from before."""
+    """Yield the rows of a table, ready to stage. The first chunk truncates the table."""
     names = sql.SQL(", ").join(sql.Identifier(column.remote) for column in target.columns)
-    only = sql.SQL("" if target.is_partitioned else "ONLY ")  # inheritance is none of a publication's business
+    only = sql.SQL("" if target.is_partitioned else "ONLY ")  # a publication does not include inherited tables
     query = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT csv)").format(names, only, target.name.identifier)
     is_first = True
     waiting: list[bytes] = []
@@ -108,7 +107,7 @@ def _chunk(target: Target, rows: list[bytes], *, is_first: bool) -> pa.Table:
 
 
 def _texts(target: Target, rows: list[bytes]) -> list[Any]:
-    """In CSV a text that is empty has quotes, and a NULL has none."""
+    """Parse the CSV. An empty text is quoted, NULL is not."""
     names = [str(at) for at in range(len(target.columns))]
     if not rows:
         return [pa.array([], pa.string()) for _ in names]

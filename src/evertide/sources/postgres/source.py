@@ -26,7 +26,7 @@ __all__ = ["PostgresSource", "open_source"]
 
 _QUEUE_ROWS = 2_000_000
 _QUEUE_BYTES = 256 * 1024 * 1024
-"""On disk, not in memory; beyond that the server has to wait."""
+"""Limits of staged input, on disk. Beyond them the source stops receiving, and the server waits."""
 
 
 class PostgresSource:
@@ -46,7 +46,7 @@ class PostgresSource:
 
     @property
     def is_waiting(self) -> bool:
-        """Not while another replica leads, and asks the server: then nothing was ever offered here."""
+        """False if nothing was offered here, as another replica leads and its source is connected."""
         return self._feed.is_started and self._queue.bound.confirmed < self._feed.goal
 
     def mark(self) -> None:
@@ -62,7 +62,7 @@ class PostgresSource:
 
     @property
     def lag(self) -> Lag:
-        """In bytes of the server's log, and by the age of the oldest commit; without a stream only what waits here."""
+        """In bytes of the server's log, and by the oldest commit; without a stream only the age of queued input."""
         feed, oldest_s = self._feed, self._queue.oldest_s
         age_s = None if oldest_s is None else max(0.0, self._runtime.wall_s() - oldest_s)
         bound = self._queue.bound.confirmed if self._queue.is_reached else 0
@@ -90,7 +90,7 @@ class PostgresSource:
         yield unpack_rows(fragment.table, self._staging.load(fragment))
 
     def acknowledge(self, position: str) -> None:
-        """From now on the server may be told so: the journal has it."""
+        """The server may discard its log up to this position, as the journal has it."""
         self._queue.reach(Position.of(position, self.name))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def open_source(  # noqa: PLR0917
     runtime: Runtime,
     staging: Staging,
 ) -> PostgresSource:
-    """Refuses what cannot work. A server that is not there is no reason: it may come back."""
+    """Raises `InvalidInput` for invalid options or tables. An unreachable server is no error: the source retries."""
     parts = read_address(options)
     feed_options = FeedOptions(
         slot=options.text("slot", name),

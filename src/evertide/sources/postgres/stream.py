@@ -22,7 +22,7 @@ _BYTES_MAX = 4 * 1024 * 1024
 
 class Replication:
     def __init__(self, server: Server, slot: str, publication: str, start: int) -> None:
-        """Begin to send what was committed after `start`. Streaming lets big transactions come while they are open."""
+        """Start replication after `start`. With streaming, the server sends large transactions before they commit."""
         self._connection = server.connect_for_replication()
         self._pq = self._connection.pgconn
         command = sql.SQL(
@@ -38,7 +38,7 @@ class Replication:
         self._pq.nonblocking = 1
 
     def receive(self, wait_s: float, most: int) -> list[bytes]:
-        """What is there, at most so many messages, and not many more bytes than fit; waits for the first one only."""
+        """Receive up to `most` messages and about `_BYTES_MAX` bytes; waits, at most `wait_s`, for the first only."""
         found: list[bytes] = []
         left = _BYTES_MAX
         while len(found) < most and left > 0:

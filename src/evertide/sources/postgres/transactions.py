@@ -46,15 +46,15 @@ from evertide.sources.postgres.server import Address
 __all__ = ["Columns", "Done", "Room", "Transactions"]
 
 _LOOK_EVERY = 64
-"""Rows after which it is looked whether there are too many."""
+"""Check the size of the buffers once per this many rows."""
 
 Columns = dict[str, dict[str, str]]
-"""By table, by column, its type as the stream names it: what the rows that were taken are made of."""
+"""By table and column: the type, as in the stream, of the rows that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much is held in memory: of one fragment, and of all streamed transactions together."""
+    """Limits of memory: per fragment, and for all streamed transactions together."""
 
     rows: int = 50_000
     bytes: int = 8 * 1024 * 1024
@@ -63,19 +63,19 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Whole transactions, one or many."""
+    """One or more complete transactions."""
 
     end_lsn: int
     commit_s: float
-    """When the first of them was committed."""
+    """The commit time of the first."""
     fragments: tuple[Staged, ...]
     rows: int
     bytes: int
     columns: Columns
     xids: tuple[int, ...]
-    """What they are called upstream."""
+    """Their upstream xids."""
     truncated: frozenset[str] = frozenset()
-    """Tables that were emptied, by their names upstream."""
+    """Tables that were truncated, by upstream name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Piece:
 
 
 class _Gathering:
-    """Rows of several tables, some of them staged already."""
+    """Rows of several tables, in memory or already staged."""
 
     def __init__(self, staging: Staging, room: Room) -> None:
         self._staging = staging
@@ -95,11 +95,11 @@ class _Gathering:
         self._mark: tuple[int, dict[str, int]] = (0, {})
 
     def mark(self) -> None:
-        """What is here is whole."""
+        """Mark the end of the complete transactions."""
         self._mark = (len(self._pieces), {name: len(buffer) for name, buffer in self._buffers.items()})
 
     def cut(self) -> bool:
-        """Back to the mark. False if that cannot be: what came after it was staged together with what came before."""
+        """Go back to the mark. False if rows after the mark were already staged."""
         pieces, lengths = self._mark
         if len(self._pieces) != pieces:
             return False
@@ -110,7 +110,7 @@ class _Gathering:
 
     @property
     def bytes(self) -> int:
-        """In memory."""
+        """Bytes in memory."""
         return sum(buffer.bytes for buffer in self._buffers.values())
 
     @property
@@ -119,7 +119,6 @@ class _Gathering:
 
     @property
     def has_pieces(self) -> bool:
-        """Some of it is staged."""
         return bool(self._pieces)
 
     @property
@@ -138,7 +137,7 @@ class _Gathering:
         return self._buffers[name]
 
     def spill(self, without: Collection[int] = ()) -> None:
-        """Stage what is in memory."""
+        """Stage the rows that are in memory."""
         buffers, self._buffers = self._buffers, {}
         for name, buffer in buffers.items():
             rows = buffer.table(without)
@@ -168,14 +167,14 @@ class _Gathering:
 
 @dataclass
 class _Streamed:
-    """A transaction that is open upstream."""
+    """A transaction that is still open upstream."""
 
     rows: _Gathering
     layouts: dict[int, Layout | None] = field(default_factory=dict)
     columns: Columns = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
     truncated: set[tuple[int, str]] = field(default_factory=set)
-    """Tables that it empties, each with the subtransaction that does so."""
+    """Truncated tables, each with the subtransaction that truncated it."""
     error: SourceFailed | None = None
 
 
@@ -191,7 +190,7 @@ class Transactions:
         columns: Mapping[str, Mapping[str, str]],
         room: Room,
     ) -> None:
-        """`after` is the end of the last transaction that was taken, `columns` what its tables were then."""
+        """`after` is the end of the last transaction that was read; `columns` are the columns at that time."""
         self._address = address
         self._targets = {(target.name.schema, target.name.table): target for target in targets}
         self._staging = staging
@@ -204,17 +203,17 @@ class Transactions:
         self._batch_s = 0.0
         self._batch_xids: list[int] = []
         self._truncated: set[str] = set()
-        """By the transactions of the batch."""
+        """Tables that transactions of the batch truncated."""
         self._begun: Begin | None = None
         self.commit_lsn = 0
-        """Of the transaction that arrived last: if there is an error, it is one of it."""
+        """The commit position of the last transaction that arrived; an error belongs to this transaction."""
         self._unlooked = 0
         self._streamed: dict[int, _Streamed] = {}
         self._stream: _Streamed | None = None
 
     @property
     def is_between(self) -> bool:
-        """No transaction has begun to arrive, but for those that are streamed."""
+        """Whether no transaction is arriving, and no streamed piece is open."""
         return self._begun is None and self._stream is None
 
     @property
@@ -223,11 +222,11 @@ class Transactions:
 
     @property
     def after(self) -> int:
-        """The end of the last transaction that arrived whole."""
+        """The end of the last complete transaction."""
         return self._after
 
     def take_all(self, messages: Sequence[bytes]) -> None:
-        """Outer messages that carry data, in order: many new rows at a time, as far as they are such."""
+        """Process outer data messages in order, new rows in batches."""
         if len(messages) < WORTHWHILE:
             for message in messages:
                 self.take(message[HEAD:])
@@ -274,7 +273,7 @@ class Transactions:
                 self._stream_abort(message)
 
     def flush(self) -> None:
-        """Publish what is gathered, between two transactions."""
+        """Publish the batch. Call only between two transactions."""
         if self.has_batch:
             truncated, self._truncated = frozenset(self._truncated), set()
             self._published(self._batch.finish(), self._batch_s, tuple(self._batch_xids), truncated)
@@ -282,7 +281,7 @@ class Transactions:
             self._batch_xids = []
 
     def flush_whole(self) -> None:
-        """Publish what arrived before a transaction that cannot be taken."""
+        """Publish the transactions that arrived before one that cannot be read."""
         if self._begun is None or self._batch.cut():
             self.flush()
 
@@ -299,14 +298,14 @@ class Transactions:
         self._publish(Done(self._after, commit_s, fragments, rows, size, columns, xids, truncated))
 
     def _rows(self) -> _Gathering | None:
-        """Where rows go now; None: nowhere, as they were bound already."""
+        """Where new rows are added; None for a transaction that was already bound."""
         if self._stream is not None:
             return self._stream.rows
         is_repeat = self._begun is None or self._begun.commit_lsn < self._after
         return None if is_repeat else self._batch
 
     def _layout(self, oid: int) -> Layout | None:
-        """None: not a table of ours, or one that is not what it was, which its commit will tell."""
+        """None if the table is not declared, or has changed, which is reported at the commit."""
         if self._stream is not None and oid in self._stream.layouts:
             return self._stream.layouts[oid]
         return self._layouts.get(oid)
@@ -400,7 +399,7 @@ class Transactions:
             streamed.aborted.add(abort.subxid)
 
     def _make_room(self) -> None:
-        """Streamed transactions may wait for long, and be many."""
+        """Stage the largest streamed transactions while all together exceed `open_bytes`."""
         several = sorted(self._streamed.values(), key=lambda one: -one.rows.bytes)
         total = sum(one.rows.bytes for one in several)
         for one in several:

@@ -1,4 +1,4 @@
-"""PostgreSQL's types as columns: which fit which, and what a value's text means.
+"""PostgreSQL's types as columns: which types a column can hold, and how texts are converted.
 
 | PostgreSQL | column |
 |---|---|
@@ -9,11 +9,11 @@
 | bytea | BINARY |
 | date, time, timestamp, timestamptz | DATE, TIME, TIMESTAMP_NTZ, TIMESTAMP |
 | json, jsonb | STRING, VARIANT |
-| arrays | ARRAY of what its elements fit |
+| arrays | ARRAY of a type that fits the elements |
 | all, such as text, varchar, uuid, enums, interval, inet | STRING, as the server writes it |
 
-Domains are what they are made of. The column's type says what is wanted: a value that is not exactly one of it (NaN in
-a DECIMAL, 'infinity' in a DATE, 300 in a TINYINT) does not fit, and is a fault of its row.
+A domain is treated as its base type. A value that the column's type cannot hold exactly (NaN in a DECIMAL, 'infinity'
+in a DATE, 300 in a TINYINT) does not fit, and its row is a fault.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _BOUNDS = re.compile(r"^(\[-?\d+:-?\d+\])+=")
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """`name` is that of `pg_type`, of the base type for a domain."""
+    """`name` is the name in `pg_type`; for a domain, that of the base type."""
 
     name: str
     shown: str
-    """As people write it."""
+    """The name as in SQL."""
     element: PgType | None = None
-    """Of an array."""
+    """The type of the elements, if this is an array."""
     delimiter: str = ","
 
 
 def fits(found: PgType, kind: Any) -> bool:
-    """Whether a column of this kind can take values of that type."""
+    """Whether a column of type `kind` can hold values of this type."""
     if kinds.is_string(kind):
         return True
     if found.element is None:
@@ -73,7 +73,7 @@ def fits(found: PgType, kind: Any) -> bool:
 
 
 def texts_of(values: Any) -> tuple[Any, dict[int, str]]:
-    """A binary array as strings; what is no UTF-8 is NULL, and told apart by its row."""
+    """Convert a binary array to strings. A value that is not UTF-8 becomes NULL, and is reported by row."""
     try:
         return values.cast(pa.string()), {}
     except pa.ArrowInvalid:
@@ -90,7 +90,7 @@ def texts_of(values: Any) -> tuple[Any, dict[int, str]]:
 
 
 def converted(texts: Any, found: PgType, kind: Any) -> Column:
-    """The values that texts mean. `texts` is an array of strings."""
+    """Convert an array of strings, as the server writes values, to a column of type `kind`."""
     if kinds.is_string(kind):
         return Column(texts)
     if found.element is not None:
@@ -109,7 +109,7 @@ def converted(texts: Any, found: PgType, kind: Any) -> Column:
 
 
 def _lists(texts: Any, found: PgType, kind: Any) -> Column:
-    """All elements of all rows are converted in one go."""
+    """Convert the elements of all rows at once."""
     depth, leaf = 0, kind
     while kinds.is_list(leaf):
         depth, leaf = depth + 1, leaf.value_type
@@ -136,7 +136,7 @@ def _lists(texts: Any, found: PgType, kind: Any) -> Column:
 
 
 def _parsed(text: str, delimiter: str) -> list[Any]:
-    """`{1,NULL,"a b"}` as lists of texts."""
+    """Parse `{1,NULL,"a b"}` to nested lists of texts."""
     text = _BOUNDS.sub("", text)
     stack: list[list[Any]] = [[]]
     at, token, is_quoted, is_token = 0, "", False, False
@@ -168,7 +168,7 @@ def _parsed(text: str, delimiter: str) -> list[Any]:
 
 
 def _depth(value: Any) -> int:
-    """0: it is empty, which an array of any depth may be."""
+    """0 for an empty array, which fits any depth."""
     if not isinstance(value, list) or not value:
         return 0
     return 1 + _depth(value[0])

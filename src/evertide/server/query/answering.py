@@ -1,10 +1,10 @@
-"""`answer_questions`: what a process that answers queries does once it has started (`evertide.server.query.worker`).
+"""`answer_questions`: the main loop of a worker process, after its start (`evertide.server.query.worker`).
 
-1. It opens the storage itself, as any reader does (`Reader`), and says that it is ready. Then questions come, one at a
-   time, and each gets one answer.
-2. DuckDB is bounded by the kernel: this process may take as much memory as it has when it is ready, and what a query
-   may take, and no more. Spark has a process of its own, with a heap that is bounded; the server looks at the rest.
-3. It ends when nobody asks it for long.
+1. The worker opens the storage as a `Reader`, and reports that it is ready. Then it receives queries one at a time, and
+   sends one answer for each.
+2. The kernel limits the memory of a DuckDB worker (`RLIMIT_DATA`): what it uses when ready, `query_memory_bytes`, and
+   a spare. Spark runs in a JVM with a bounded heap; the server checks the total.
+3. The worker ends after `query_idle_s` without a query.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = ["Engine", "answer_questions"]
 
 _IO_THREADS = 2
 _SPARE_BYTES = 128 * 1024 * 1024
-"""Beside what a query may take: stacks of threads, and what allocators keep."""
+"""In addition to the memory of a query: thread stacks, and memory that allocators keep."""
 _KEPT = 4
-"""Allocators keep more after larger queries: so large a share of what one may take is allowed for that."""
+"""Allocators keep more after large queries: a further `query_memory_bytes / _KEPT` is allowed for that."""
 
 
 class Engine(Protocol):
     def answer(self, question: Question) -> Given: ...
 
     def interrupt(self) -> None:
-        """End what is being answered, if it can be. From another thread."""
+        """Cancel the current query, if possible. Called from another thread."""
         ...
 
     def is_worn(self) -> bool:
-        """Whether a new process would do better from now on."""
+        """Whether the worker should be replaced by a new process."""
         ...
 
     def close(self) -> None: ...
@@ -58,7 +58,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class ByDuckdb:
-    """In this process, within a bound that the kernel holds."""
+    """DuckDB in this process, within a memory limit that the kernel enforces."""
 
     reader: Reader
     duck: Duck
@@ -68,7 +68,7 @@ class ByDuckdb:
         pa.set_cpu_count(reader.settings.query_threads)
         pa.set_io_thread_count(_IO_THREADS)
         made = cls(reader, Duck(reader.settings, results.get("spark.sql.session.timeZone", "UTC")))
-        with suppress(NotUnderstood):  # said again to whoever asks
+        with suppress(NotUnderstood):  # each query reports the error again
             made.duck.answered("SELECT count(*) FROM range(100000)", {}, [], 1)
         may_take = reader.settings.query_memory_bytes
         _bound(_taken_bytes() + _SPARE_BYTES + may_take + may_take // _KEPT)
@@ -81,7 +81,7 @@ class ByDuckdb:
         self.duck.interrupt()
 
     def is_worn(self) -> bool:
-        """Allocators do not give back all that they took, and the next question would have less."""
+        """Allocators do not return all memory, so a later query could have less than `query_memory_bytes`."""
         most, _ = resource.getrlimit(resource.RLIMIT_DATA)
         return most != resource.RLIM_INFINITY and most - _taken_bytes() < self.reader.settings.query_memory_bytes
 
@@ -90,18 +90,18 @@ class ByDuckdb:
 
 
 class _Questions:
-    """From the pipe: a thread takes them in, as an interruption comes while a question is being answered."""
+    """Queries from the pipe. A thread reads them, since an interrupt arrives while a query is being answered."""
 
     def __init__(self, at: int) -> None:
         self.engine: Engine | None = None
         self.now = -1
-        """The number of the question that is being answered."""
+        """The number of the current query."""
         self._at = at
         self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         WatchedThread("evertide-questions", self._listen, died=lambda _: _end_all()).start()
 
     def next(self, within_s: float) -> dict[str, Any] | None:
-        """None if none comes in time."""
+        """None if no query arrives within `within_s`."""
         try:
             told = self._waiting.get(timeout=within_s).told
         except queue.Empty:
@@ -119,12 +119,12 @@ class _Questions:
 
 
 def _end_all() -> None:
-    """End this process and those that it started: no question can come any more."""
+    """Kill this process and its children, since no further query can arrive."""
     os.killpg(0, signal.SIGKILL)
 
 
 def answer_questions(opening: Mapping[str, Any], isolation: Isolation, given: int, out: int) -> None:
-    """`given` and `out` are the pipes to the server."""
+    """`given` and `out` are the pipes from and to the server."""
     questions = _Questions(given)
     settings = Settings(**opening["settings"])
     try:
@@ -138,7 +138,7 @@ def answer_questions(opening: Mapping[str, Any], isolation: Isolation, given: in
         if not _answered(engine, told, out, settings.query_memory_bytes):
             break
     engine.close()
-    os._exit(0)  # whatever threads of others are still at
+    os._exit(0)  # without waiting for threads of libraries
 
 
 def _opened(opening: Mapping[str, Any], settings: Settings) -> Engine:
@@ -151,7 +151,7 @@ def _opened(opening: Mapping[str, Any], settings: Settings) -> Engine:
 
 
 def _answered(engine: Engine, told: dict[str, Any], out: int, memory_bytes: int) -> bool:
-    """Whether this process is good for another one."""
+    """Answer one query. False if the process should not be used for another."""
     number = told.pop("number")
     write_frame(out, {"is_active": number})
     question = Question(**{**told, "engine": Chosen(told["engine"])})
@@ -178,7 +178,7 @@ def _stream(rows: pa.Table) -> Any:
 
 
 def _taken_bytes() -> int:
-    """What counts for the bound: memory of its own that could be written. 0 if the system does not say."""
+    """Private writable memory, which `RLIMIT_DATA` limits. 0 if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

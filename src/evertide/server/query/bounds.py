@@ -1,4 +1,4 @@
-"""What the Spark that answers queries may take, of memory: its heap, and all of its processes for one query."""
+"""Memory limits of a Spark worker: its heap, and all of its processes during one query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["heap_bytes", "spark_bytes"]
 _HEAP_MIN = 512 * 1024 * 1024
 """Spark does not start with less."""
 _BESIDE_HEAP = 512 * 1024 * 1024
-"""Buffers of the JVM, and rows in the processes of Python that read for it."""
+"""Buffers of the JVM, and rows in the Python processes that read for it."""
 
 
 def heap_bytes(settings: Settings) -> int:

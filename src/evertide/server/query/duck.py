@@ -1,17 +1,16 @@
-"""DuckDB answers: quick, for what fits into memory.
+"""`Duck`: runs a query with DuckDB, in memory.
 
-What a query may do is decided by the engine, not by how it is written:
+The engine enforces what a query may do; the query's text does not decide it:
 
-1. The database is in memory, and empty. A connection of its own for each query holds the collections that the query
-   names, as they were at one time, and nothing else: there is nothing that could be changed, or that others see.
-2. No files, no network, no extensions, no Python objects of this process; and the configuration is locked before any
-   query is seen. Memory and threads are bounded, as far as DuckDB looks at that, which is between two calls of a
-   function; what one call takes is bounded by the process that it runs in (`evertide.server.query.worker`), and so is
-   time. It may not write temporary files.
-3. DuckDB's own parser says what the query is: one SELECT, over collections, with functions that `duck_functions`
-   allows. All else is refused before it is bound.
+1. The database is in memory and empty. Each query has a connection of its own that holds only the collections that the
+   query names, at one time. There is nothing that a query could change, or that another query could see.
+2. A query has no access to files, network, extensions or Python objects of this process, and DuckDB writes no temporary
+   files. The configuration is locked before the first query. DuckDB checks its limits of memory and threads only
+   between function calls; the worker process bounds a single call, and time (`evertide.server.query.worker`).
+3. DuckDB's own parser determines what the query is: one SELECT over collections, with functions that `duck_functions`
+   allows. Anything else is refused before it is bound.
 
-Rows come back with the types that tables have: whole numbers as BIGINT as long as they fit.
+Rows have types that a table can have: integers are BIGINT if they fit.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ _CONFIG = {
     "python_enable_replacements": "false",
     "temp_directory": "",
 }
-"""NULL comes first or last as Spark has it."""
+"""The null order is Spark's."""
 _LOCK = "SET enable_external_access = false; SET lock_configuration = true"
 _NO_SELECT = "not implemented"
-"""What DuckDB says of a statement that it understands, and does not tell the tree of."""
+"""DuckDB's error type for a statement that it can parse, but not serialize as a tree."""
 _KNOWN = frozenset(name.lower() for name in ALLOWED)
 _ODD = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
-"""Types that no table has, nor any that could stand for them."""
+"""Types that no table can have, and that no type of a table can represent."""
 _NO_MEMORY = "Out of Memory Error"
 _BATCH = 8192
 _WHOLE = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
@@ -58,49 +57,48 @@ _LONGS = (-(1 << 63), (1 << 63) - 1)
 
 
 class NotUnderstood(InvalidInput):
-    """DuckDB cannot answer it; another engine may."""
+    """DuckDB cannot answer the query; another engine may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a query reads: names that are not its own (WITH). And the statement, as DuckDB tells it."""
+    """The names that a query reads, except those of its own WITH clauses; and DuckDB's tree of the statement."""
 
     names: tuple[str, ...]
     tree: Mapping[str, Any]
 
 
 class Duck:
-    """One question at a time; another thread may interrupt it."""
+    """Answers one query at a time; another thread may interrupt it."""
 
     def __init__(self, settings: Settings, zone: str = "UTC") -> None:
-        """`zone` is where days begin and hours are counted."""
+        """`zone` is the time zone of the session."""
         self.settings = settings
         self.zone = zone
         self._asked: Any = None
-        """The connection of the question that is being answered."""
+        """The connection of the current query."""
 
     @cached_property
     def _database(self) -> Any:
-        """Made when it is first asked."""
         settings = self.settings
         bounds = {"memory_limit": f"{settings.query_memory_bytes}B", "threads": str(settings.query_threads)}
         made = duckdb.connect(":memory:", config={**_CONFIG, **bounds})
         try:
             made.execute("SET GLOBAL TimeZone = ?", [self.zone])
-        except duckdb.Error as error:  # others know more zones
+        except duckdb.Error as error:  # Spark may know the zone
             raise _refusal(error) from error
         made.execute(_LOCK)
         return made
 
     def interrupt(self) -> None:
-        """End what is being answered, if DuckDB looks up from it."""
+        """Cancel the current query, at the next point where DuckDB checks for it."""
         connection = self._asked
         if connection is not None:
-            with suppress(duckdb.Error):  # it was done at the same moment
+            with suppress(duckdb.Error):  # the query has just ended
                 connection.interrupt()
 
     def parse(self, sql: str) -> Parsed:
-        """`InvalidInput` if it is not one SELECT, or reads anything that is no collection."""
+        """Raise `InvalidInput` if `sql` is not one SELECT, or reads anything but collections."""
         with self._database.cursor() as connection:
             try:
                 [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
@@ -116,7 +114,7 @@ class Duck:
     def answered(
         self, sql: str, tables: Mapping[str, pa.Table], parameters: list[Any], rows_max: int
     ) -> tuple[pa.Table, bool]:
-        """At most so many rows, and whether there are more. For what `parse` has let through."""
+        """At most `rows_max` rows, and whether there are more. `sql` must have passed `parse`."""
         settings = self.settings
         with self._database.cursor() as connection:
             self._asked = connection
@@ -127,7 +125,7 @@ class Duck:
                 return _collected(relation, rows_max, settings.query_bytes_max)
             except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError) as error:
                 raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
-            except OSError as error:  # after its first rows all comes through Arrow, which keeps the words only
+            except OSError as error:  # once rows stream through Arrow, only the text of an error is kept
                 if str(error).startswith(_NO_MEMORY):
                     raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
                 raise _refusal(error) from error
@@ -138,7 +136,7 @@ class Duck:
 
 
 def _check_kind(kinds: Iterable[Any]) -> None:
-    """No other engine need be asked about a DELETE. Some SELECT of Spark may be several statements here, though."""
+    """Refuse a DELETE for every engine. DuckDB may parse a SELECT of Spark's as several statements: that passes."""
     if other := {*kinds} - {duckdb.StatementType.SELECT, duckdb.StatementType.MULTI}:
         why = f"a query is a SELECT over tables and views, and this is, or holds, {other.pop().name}"
         raise InvalidInput(where="query", why=why)
@@ -159,8 +157,8 @@ def _parsed(found: Mapping[str, Any]) -> Parsed:
 
 
 def _read(tree: Mapping[str, Any]) -> Iterator[str]:
-    """The relations that are not of a WITH around them: outside of it, DuckDB finds its own catalog, or a file, under
-    the same name. A name with a point in it is never that of a WITH."""
+    """The relations that no enclosing WITH defines: outside of its WITH, a name could refer to DuckDB's catalog or to a
+    file. A qualified name never refers to a WITH."""
     waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
     while waiting:
         node, own = waiting.pop()
@@ -173,7 +171,7 @@ def _read(tree: Mapping[str, Any]) -> Iterator[str]:
                     yield ".".join(path)
             if node.get("type") == "RECURSIVE_CTE_NODE":
                 own |= {node["cte_name"].lower()}
-            for one in _ctes(node):  # each sees those before it
+            for one in _ctes(node):  # a CTE sees those before it
                 waiting.append((one["value"], own))
                 own |= {one["key"].lower()}
             waiting += [(value, own) for name, value in node.items() if name != "cte_map"]
@@ -218,17 +216,17 @@ def _refused(node: Mapping[str, Any]) -> str | None:
 
 
 def _called(node: Mapping[str, Any]) -> str:
-    """The function, of whatever kind of call; empty if it is none."""
+    """The name of the function that the node calls; empty if the node is not a call."""
     return str(node.get("function_name", "")).lower()
 
 
 def _makes_rows(tree: Mapping[str, Any]) -> set[int]:
-    """The calls that stand in FROM, which have a table of their own."""
+    """The calls in FROM, which `ALLOWED_IN_FROM` lists separately."""
     return {id(node["function"]) for node in _nodes(tree) if node.get("type") == "TABLE_FUNCTION"}
 
 
 def can_hold(schema: pa.Schema) -> bool:
-    """Whether all columns are of types that DuckDB has."""
+    """Whether DuckDB has the types of all columns."""
     return not any(is_variant(kind) or kinds.is_union(kind) for kind in _kinds(schema.types))
 
 
@@ -265,7 +263,7 @@ def _collected(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, 
 
 
 def _as_declared(column: Any, kind: str) -> Any:
-    """With a type that a table could have."""
+    """The column, cast to a type that a table can have."""
     if kind in ("HUGEINT", "UBIGINT"):
         ends = pc.min_max(column)
         is_long = not column.length() or column.null_count == column.length()
@@ -281,7 +279,7 @@ def _as_declared(column: Any, kind: str) -> Any:
 
 
 def _spans(column: Any) -> Any:
-    """An interval of days and less is one of ours; one of months is told as DuckDB tells it."""
+    """Intervals as durations; as texts, if one of them has months."""
     values = column.to_pylist()
     if any(value is not None and value.months for value in values):
         texts = [None if each is None else _span_text(each) for each in values]

@@ -1,12 +1,12 @@
-"""Which of DuckDB's functions a query may call: a table of all that DuckDB has, reviewed one by one.
+"""The functions of DuckDB that a query may call: a table of all of DuckDB's functions, reviewed one by one.
 
-The rule is the one of `evertide.plan.query.functions`: a function is allowed if its answer depends on its arguments,
-and at most on the clock, on chance and on the time zone. A function is refused if it can reach anything else (files,
-addresses, the engine, its catalog, its memory), or if it only takes time.
+The rule is that of `evertide.plan.query.functions`: a function is allowed if its result depends only on its arguments,
+the clock, randomness and the time zone. A function is refused if it can reach anything else (files, addresses, the
+engine, its catalog, its memory), or if it only takes time.
 
-A function that is not in the table is left to Spark, if that may answer. A test compares the table with
-`duckdb_functions()`, so a new version of DuckDB fails it until its new functions are reviewed. PRAGMA functions are no
-part of a SELECT.
+A query that calls a function that is not in the table is left to Spark, if Spark may answer it. A test compares the
+table with `duckdb_functions()`, so a new version of DuckDB fails the test until its new functions are reviewed. PRAGMA
+functions cannot occur in a SELECT.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ lb lij lkt ln lo lt lv mk ml mn mr ms mt my nb nb_no ne nl nn no noaccent nso om
 sk sl smn sq sr sr_ba sr_me sr_rs ssy st sv sw ta te th tk tn to tr ug uk ur uz vi vo wae wo xh yi yo zh zh_cn zh_hk
 zh_mo zh_sg zh_tw zu
 """
-"""Of each there are `collate_` and `icu_collate_`."""
+"""Each has the functions `collate_` and `icu_collate_`."""
 _TIMES = """
 age ago century current_date current_localtime current_localtimestamp date_add date_diff date_part date_sub date_trunc
 datediff datepart datesub datetrunc day dayname dayofmonth dayofweek dayofyear days_in_month decade epoch epoch_ms
@@ -79,7 +79,7 @@ map_from_entries map_keys map_values range reduce remap_struct row struct_concat
 struct_extract_at struct_has struct_indexof struct_insert struct_keys struct_pack struct_position struct_update
 struct_values union_extract union_tag union_value unnest unpivot_list vertex_extract
 """
-"""`list_aggregate` and its like call an aggregate by its name, as a text: those are allowed, all that there are."""
+"""`list_aggregate` and similar functions call an aggregate by its name in a text; all aggregates are allowed."""
 _DOCUMENTS = """
 array_to_json from_json from_json_strict json json_array json_array_length json_contains json_copy_strftime_if_date
 json_copy_strftime_if_timestamp json_deep_merge json_exists json_extract json_extract_path json_extract_path_text
@@ -94,7 +94,7 @@ st_asbinary st_asgeojson st_astext st_aswkb st_aswkt st_crs st_geomfromgeojson s
 st_setcrs
 """
 _CONDITIONS = "assert_true constant_or_null error if nullif switch"
-"""Some fail the query, with a text of its own."""
+"""Some make the query fail with a message that the query contains."""
 _TYPES = """
 alias bitstring_byte_comparable can_cast_implicitly cast_to_type create_sort_key enum_code enum_first enum_last
 enum_range enum_range_boundary get_type icu_sort_key make_type pg_typeof replace_type timetz_byte_comparable typeof
@@ -128,9 +128,9 @@ ALLOWED = frozenset(
         *(f"{kind}_{locale}" for kind in ("collate", "icu_collate") for locale in _LOCALES.split()),
     )
 )
-"""In an expression; as DuckDB lists them."""
+"""Allowed in an expression; spelled as in `duckdb_functions()`."""
 ALLOWED_IN_FROM = frozenset(("generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"))
-"""They make rows of their arguments alone."""
+"""Their rows depend only on their arguments."""
 
 
 def _refused(why: str, names: str) -> dict[str, str]:
@@ -198,7 +198,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""In an expression."""
+"""Refused in an expression, by name, with the reason."""
 REFUSED_IN_FROM: Mapping[str, str] = MappingProxyType(
     {
         **_refused(

@@ -1,13 +1,13 @@
-"""`ask`: how DuckDB answers a question, and over what. In a worker (`evertide.server.query.answering`).
+"""`ask`: answers a query with DuckDB, in a worker process (`evertide.server.query.answering`).
 
-1. All collections are read at one time: the one asked for, or the last that all of them have. A view that failed is
-   read as it was before.
-2. If the question leaves the engine open, DuckDB answers if the collections have together few rows
-   (`query_small_rows`) and it knows their types. Whoever names an engine gets that one.
-3. The language is Spark's. Where the engine is open, DuckDB is asked in words of its own by which it gives Spark's
-   answer (`evertide.server.query.agreeing`). Whoever names DuckDB gets DuckDB's own meaning.
-4. What DuckDB does not answer by these rules, or cannot, is `NotUnderstood`: another engine may (`Workers`).
-5. Both refuse whatever is more than reading, each by its own parser (`evertide.server.query.duck`,
+1. All collections are read at one time: the requested one, or the last that all of them have. A view that failed is
+   read as of its last time before the failure.
+2. With engine `auto`, DuckDB answers if the collections together have at most `query_small_rows` rows and DuckDB has
+   the types of their columns. A client that names an engine gets that engine.
+3. The language is Spark's. With engine `auto`, the query is rewritten so that DuckDB returns Spark's answer
+   (`evertide.server.query.agreeing`). With engine `duckdb`, DuckDB's own semantics apply.
+4. If DuckDB declines a query, by these rules or because it fails, `NotUnderstood` lets `Workers` try Spark.
+5. Each engine refuses everything but reading with its own parser (`evertide.server.query.duck`,
    `evertide.plan.query.query`).
 """
 
@@ -31,7 +31,7 @@ __all__ = ["Given", "as_now", "ask", "rows_wanted", "time_of"]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an engine found."""
+    """The result of a query."""
 
     time: int
     rows: pa.Table
@@ -39,7 +39,7 @@ class Given:
 
 
 def as_now(reader: Reader) -> Collections:
-    """By the definition that is in force now, and remains so for one question, whatever is declared meanwhile."""
+    """The collections of the current definition, fixed for one query even if the definition changes meanwhile."""
     members = reader.collections.members()
     return Collections(lambda: members)
 
@@ -62,7 +62,7 @@ def time_of(collections: Collections, question: Question, names: Sequence[str]) 
 
 
 def rows_wanted(question: Question, settings: Settings) -> int:
-    """Rows of its answer."""
+    """The limit of the query, at most `query_rows_max`."""
     return settings.query_rows_max if question.limit is None else min(question.limit, settings.query_rows_max)
 
 
@@ -72,7 +72,7 @@ class _Asked:
         self._settings = settings
 
     def named(self, names: Iterable[str]) -> list[str]:
-        """As they were declared."""
+        """The names as they were declared."""
         return [self._collections.view(name).name for name in names]
 
     def schemas(self, names: Iterable[str]) -> dict[str, pa.Schema]:
@@ -86,7 +86,7 @@ class _Asked:
             raise NotUnderstood(where="query", why=f"it reads some {rows} rows, which is for Spark")
 
     def check_readable(self, names: Iterable[str]) -> None:
-        """DuckDB gets the collections as a whole, in memory."""
+        """DuckDB loads whole collections into memory, so each may have at most `query_read_rows_max` rows."""
         most = self._settings.query_read_rows_max
         for name in names:
             if (rows := self._rows(name)) > most:

@@ -1,4 +1,4 @@
-"""`POST /v1/query`: a SELECT over all collections at one time, answered by processes of its own (`Workers`)."""
+"""`POST /v1/query`: a SELECT over all collections at one time, answered by worker processes (`Workers`)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from evertide.server.query.workers import Workers
 __all__ = ["FACTS_HEADER", "QueryEndpoints"]
 
 FACTS_HEADER = "Evertide-Query"
-"""What JSON says beside the rows, for other formats: `engine=duckdb, is_truncated=false, took_ms=1.5`."""
+"""Carries the fields of a JSON answer beside its rows, for other formats: `engine=duckdb, is_truncated=false, ...`."""
 
 _SQL_MAX = 256 * 1024
 _JSON_ROWS = 10_000
-"""What is answered as JSON to who asks for no limit: people read it, and programs have better formats."""
+"""Default limit for answers as JSON, which people read; programs use other formats."""
 
 
 class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,8 +58,6 @@ class QueryAnswer(msgspec.Struct, frozen=True):
 
 
 class QueryEndpoints:
-    """The endpoint."""
-
     def __init__(self, pipeline: Pipeline, runtime: Runtime) -> None:
         self._workers = Workers(
             pipeline.storage.address,
@@ -106,7 +104,7 @@ class QueryEndpoints:
         self._workers.close()
 
     async def _ask(self, question: Question) -> Answer:
-        """Who waits for Spark keeps nobody from DuckDB."""
+        """The engines have separate limiters, so queries that wait for Spark do not block those for DuckDB."""
         found = await anyio.to_thread.run_sync(self._workers.by_duckdb, question, limiter=self._by_duckdb)
         if found is not None:
             return found

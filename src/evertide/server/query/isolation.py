@@ -1,16 +1,16 @@
-"""What a process that answers queries may reach: its storage and its programs. The kernel holds it to that (Linux).
+"""Restricts a worker process to its storage and the programs that it needs, enforced by the Linux kernel.
 
-The process gives up the rest itself, before it starts a thread or opens anything, for itself and for all that it
-starts. None of it can be taken back.
+The worker gives up its access itself, before it starts a thread or opens anything. The restrictions also apply to its
+children, and cannot be lifted.
 
-1. Files, by Landlock: it may change its storage and its own directory, and read what programs need to run. Files that
-   its environment names count among those, and files below the paths in `EVERTIDE_QUERY_FILES`. The environment and the
-   memory of other processes are out of reach, too.
-2. Network, if the storage is a local directory: DuckDB's process may make no socket at all (seccomp). Spark's processes
-   speak to each other, so they get a network namespace of their own, with a loopback and nothing else in it.
-3. Privileges: a process of root keeps those of reading and changing files, within that.
-4. What the system does not allow is told with its reason (`Isolation.lacks`): an old kernel, a container that may make
-   no namespaces, another system. The functions that a query may call are the first wall, and stand without this one.
+1. Files (Landlock): the worker may change its storage and its scratch directory, and read what programs need to run,
+   the files that its environment names, and the paths in `EVERTIDE_QUERY_FILES`. It cannot read the environment or the
+   memory of other processes.
+2. Network, if the storage is a local directory: a DuckDB worker cannot create a socket (seccomp). Spark's processes
+   communicate with each other, so they get a network namespace that has only a loopback interface.
+3. Privileges: a worker of root keeps only the capabilities for files, within the limits of 1.
+4. A restriction that the system does not support (old kernel, container without namespaces, not Linux) is reported with
+   its reason in `Isolation.lacks`. The list of functions that a query may call protects independently of all this.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _NAMESPACE_USER, _NAMESPACE_NET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _FLAG_UP = 0x8913, 0x8914, 0x1
 _NO_NEW_PRIVS, _SECCOMP, _SECCOMP_FILTER = 38, 22, 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""Landlock's calls, which have these numbers on every machine."""
+"""System calls of Landlock, with the same numbers on every architecture."""
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
 _READING = _EXECUTE | _READ | _LIST
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
-"""What may be allowed of what is no directory."""
+"""The rights that apply to a file that is not a directory."""
 _RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: _TRUNCATE, 5: _IOCTL}
-"""Rights by the version of Landlock that they came with. Before version 2 no file can move to another directory."""
+"""Rights by the version of Landlock that added them. Before version 2, files cannot move between directories."""
 _SCOPED = 0b11
-"""No signals to processes outside, nor abstract sockets of theirs: from version 6 on."""
+"""No signals to processes outside, and no access to their abstract sockets: since version 6."""
 _LANDLOCK_MIN, _LANDLOCK_SCOPED = 2, 6
 _CAPABILITIES_VERSION = 0x20080522
 _KEPT_CAPABILITIES = 0b11111
@@ -54,18 +54,18 @@ alternatives ca-certificates crypto-policies gai.conf group host.conf hostname h
 java-21-openjdk java-25-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime mime.types nsswitch.conf
 os-release passwd pki protocols resolv.conf services ssl timezone
 """
-"""Of `/etc`; not, for example, `shadow`."""
+"""Readable files in `/etc`; not, for example, `shadow`."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _OF_USER = (".aws", ".pgpass", ".postgresql")
-"""Where clients of S3 and PostgreSQL look in a home directory."""
+"""Files in the home directory that clients of S3 and PostgreSQL read."""
 _PATH = re.compile(r"/[^\s:=,;'\"]+")
 _ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""As seccomp numbers them, and the number of `socket`."""
+"""The number that seccomp uses for the architecture, and the number of the system call `socket`."""
 _IO_URING_SETUP = 425
-"""By which sockets could be made without that call."""
+"""io_uring could create sockets without the call `socket`."""
 _X32 = 0x40000000
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 13
-"""EACCES, as a firewall of the kernel says."""
+"""Refused with EACCES, like a kernel firewall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +74,22 @@ class Wanted:
     """A directory, or a URL."""
     scratch: str
     has_network: bool
-    """Whether its storage, or its Spark, is elsewhere."""
+    """Whether the worker needs the network, for its storage or for Spark's master."""
     has_processes: bool
-    """Whether it speaks to others that it starts."""
+    """Whether the worker communicates with child processes."""
     environment: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(slots=True)
 class Isolation:
-    """What is in force, and what is not: 'files', 'network' and 'privileges', with how or why."""
+    """The restrictions ('files', 'network', 'privileges') in force, with the mechanism; the others, with the reason."""
 
     has: dict[str, str] = field(default_factory=dict)
     lacks: dict[str, str] = field(default_factory=dict)
 
 
 def isolate(wanted: Wanted) -> Isolation:
-    """For a process with one thread."""
+    """Apply the restrictions. The process must have a single thread."""
     made = Isolation()
     if wanted.has_network:
         made.lacks["network"] = "the storage, or Spark's master, is reached by it"
@@ -128,7 +128,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 def _forgo_privileges() -> None:
-    """No program that it starts gets more rights than it has: the kernel wants that first."""
+    """Keep children from gaining privileges, which seccomp and Landlock require first."""
     _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
@@ -136,7 +136,7 @@ def _leave_network() -> None:
     user, group = os.getuid(), os.getgid()
     try:
         _checked(_libc.unshare(_NAMESPACE_NET))
-    except PermissionError:  # whoever is not root may, as root of a namespace of users
+    except PermissionError:  # without root: allowed inside a new user namespace
         _checked(_libc.unshare(_NAMESPACE_USER | _NAMESPACE_NET))
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -218,7 +218,7 @@ def _readable(wanted: Wanted) -> Iterable[str]:
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    """Nothing, if it is not there."""
+    """No effect if the path does not exist."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

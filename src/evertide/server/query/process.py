@@ -1,12 +1,12 @@
-"""`Worker`: a process that answers queries (`evertide.server.query.worker`), as the server sees it.
+"""`Worker`: the server's handle of a worker process (`evertide.server.query.worker`).
 
-1. It is given the storage, the settings, and what of the environment opens a remote storage, by a pipe. Its command
-   line and its environment say nothing of them.
-2. A question has `query_limit_s`, by the clock of the server. Then it is interrupted, and if that does not help within
-   a moment, the process is killed, with all that it started.
-3. What it takes is looked at while it computes, where the kernel does not bound it: the memory of all processes that
-   belong to it, and the disk. If that is too much, it is killed, too.
-4. One that ends before it has answered, whoever ended it, is `QueryEnded`. Nobody waits for it.
+1. The server sends the engine, the storage, the settings and the credentials of a remote storage over a pipe. The
+   worker's command line and environment contain none of them.
+2. A query may take `query_limit_s`, measured by the server's clock. Then the server interrupts the query. If the worker
+   does not respond within `_GRACE_S`, the server kills it and every process that it started.
+3. Where the kernel does not enforce the limits (Spark), the server polls the memory of all processes of the worker and
+   the size of its scratch directory, and kills the worker if it exceeds a limit.
+4. If a worker ends before it has answered, for any reason, the query fails with `QueryEnded`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["Idle", "Opening", "Worker"]
 logger = logging.getLogger(__name__)
 
 _START_S = 300.0
-"""A machine may be busy, and a JVM slow: it is not the question that takes so long."""
+"""Generous, since a JVM starts slowly on a busy machine. The start does not count against `query_limit_s`."""
 _GRACE_S = 2.0
 _LOOK_S = 0.2
 _BODY_SPARE = 16 * 1024 * 1024
-"""An answer is a little larger as a stream than in memory."""
+"""An Arrow stream is a little larger than its rows in memory."""
 _PLAIN = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT"),
@@ -54,30 +54,30 @@ _PLAIN = frozenset(
 )
 _PLAIN_PREFIXES = ("LC_", "SPARK_", "HADOOP_", "YARN_")
 _STORAGE_PREFIXES = ("AWS_", "PG")
-"""By which the clients of S3 and of PostgreSQL find what they need."""
+"""Variables that configure the clients of S3 and PostgreSQL."""
 _ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-"""Allocators that take what they need when they need it: others reserve so much that no bound would mean anything."""
+"""Allocators that do not reserve memory ahead of use, so that a limit on memory is meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a worker is to be."""
+    """What a worker needs to start."""
 
     engine: Chosen
     address: Address
     results: Mapping[str, str]
-    """Settings that decide results, as the pipeline has them."""
+    """The pipeline's Spark settings that affect results, such as the time zone."""
     memory_bytes: int | None = None
-    """Of all its processes, beyond what they take when it is ready; None if the kernel bounds it."""
+    """Limit for all its processes, in addition to their memory when it is ready; None if the kernel enforces one."""
     master: str = ""
 
 
 class Idle(Exception):
-    """It had ended before it began with the question: another one is to be asked."""
+    """The worker had ended before it began with the query; the caller retries with another worker."""
 
 
 class Worker:
-    """For one thread at a time."""
+    """A worker process. Not thread-safe, except for `kill`."""
 
     def __init__(self, opening: Opening, settings: Settings, runtime: Runtime) -> None:
         self.engine = opening.engine
@@ -89,7 +89,7 @@ class Worker:
         self._is_ready = False
         self._ready_bytes = 0
         self._is_begun = False
-        """With the question that it was asked last."""
+        """Whether the worker has begun with the last query that it was sent."""
         with using_scratch():
             self._scratch = Path(tempfile.mkdtemp(prefix="evertide-query-"))
         self._began_s = runtime.monotonic_s()
@@ -126,12 +126,12 @@ class Worker:
         return not self.is_over and self._process.poll() is None
 
     def ask(self, question: Question) -> Frame:
-        """What it says: an answer, or an error. `Idle` if it was there before, and has ended meanwhile."""
+        """Return the worker's frame: an answer or an error. `Idle` if the worker ended since its last query."""
         try:
             self._start()
             patience = _Patience(self, self._runtime, self._settings.query_limit_s)
             frame = self._answered(question, patience)
-        except BaseException:  # nobody knows what would come from it next
+        except BaseException:  # the pipe may hold a part of a frame
             self.end()
             raise
         if frame.told["is_last"]:
@@ -141,11 +141,11 @@ class Worker:
         return frame
 
     def interrupt(self) -> None:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the worker has just ended
             write_frame(self._in, {"interrupt": self._number})
 
     def check_bounds(self) -> None:
-        """`LimitExceeded` if it takes more than it may."""
+        """Raise `LimitExceeded` if the worker exceeds its limit of memory or of disk."""
         most, spill = self._opening.memory_bytes, self._settings.query_spill_bytes
         if most is None or not self._is_ready:
             return
@@ -155,7 +155,7 @@ class Worker:
             raise LimitExceeded(where="query", why=f"it writes more than {spill} bytes to disk (query_spill_bytes)")
 
     def end(self) -> None:
-        """At once, with all that it started. May be called twice."""
+        """Kill the worker and all processes that it started, and clean up. Idempotent."""
         if self.is_over:
             return
         self.is_over = True
@@ -167,8 +167,8 @@ class Worker:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def kill(self) -> None:
-        """From any thread: whoever waits for an answer is told, and ends it."""
-        for pid in belonging(self.pid):  # also if it has ended itself, and left others
+        """Kill the processes, from any thread. The thread that waits for an answer sees the end, and calls `end`."""
+        for pid in belonging(self.pid):  # the worker may have ended and left children
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if self._process.returncode is None:
@@ -227,7 +227,7 @@ class Worker:
 
     def _why_ended(self) -> Exception:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)  # it closed its pipe, which is the last that it does
+            self._process.wait(_GRACE_S)  # a worker closes its pipe just before it exits
         if self._number > 1 and not self._is_begun:
             return Idle()
         code = self._process.poll()
@@ -242,7 +242,7 @@ class Worker:
 
 
 class _Patience:
-    """How long an answer is waited for, and what is done then."""
+    """The time limit of one query, or of the start of a worker."""
 
     def __init__(self, worker: Worker, runtime: Runtime, limit_s: float, *, is_start: bool = False) -> None:
         self.is_over = False
@@ -253,7 +253,7 @@ class _Patience:
         self._until_s = runtime.monotonic_s() + limit_s
 
     def wait(self, at: int) -> None:
-        """Until there is something to read."""
+        """Block until `at` is readable. Check the limits meanwhile, and interrupt the query when its time is over."""
         poll = select.poll()
         poll.register(at, select.POLLIN | select.POLLHUP)
         while not poll.poll(_LOOK_S * 1000):
@@ -263,7 +263,7 @@ class _Patience:
                 raise self.too_long()
             if now_s > self._until_s:
                 self.is_over = True
-                self._worker.interrupt()  # again, too: it may have been about to begin with what can be interrupted
+                self._worker.interrupt()  # repeatedly: an interrupt has no effect before the engine runs
 
     def too_long(self) -> Exception:
         if self._is_start:
@@ -282,6 +282,6 @@ def _storage_environment() -> dict[str, str]:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """What programs need to run, and nothing that may be a secret."""
+    """The variables that programs need to run, without any that may hold a secret."""
     kept = {key: os.environ[key] for key in os.environ if key in _PLAIN or key.startswith(_PLAIN_PREFIXES)}
     return {**kept, **_ALLOCATING, "TMPDIR": str(scratch)}

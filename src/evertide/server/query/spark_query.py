@@ -1,12 +1,11 @@
-"""Spark answers, in a worker: a session of its own, which reads the collections where they are stored.
+"""`BySpark`: runs a query with Spark, in a worker process with its own session.
 
-1. Its JVM has a heap that is bounded, and ends when that is used up: one that has run out of memory is of no more use.
-   The next question gets another one.
-2. Collections are read by `spark.read.format("evertide")`, all at one time: as a stream, by Spark's own tasks. So there
-   is no bound on how large they are.
-3. A job that is ended in time may leave tasks that do not look up: then the process is given up, too.
-4. What it writes to disk goes to a directory of its own, which the server looks at, and removes.
-5. It computes with the settings of the pipeline (time zone, ANSI), as its views do.
+1. The JVM's heap is bounded. A JVM that runs out of memory ends, and the next query gets a new worker.
+2. Spark's tasks stream the collections from storage with `spark.read.format("evertide")`, all at one time. So the size
+   of a collection is not limited.
+3. If tasks of a cancelled query do not stop soon, the worker is replaced.
+4. Spark writes to the worker's scratch directory, which the server measures and removes.
+5. The session uses the settings of the pipeline (time zone, ANSI), as the views do.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LOOK_S = 0.05
 _LOOKS = 10
 _MIB = 1024 * 1024
 _OUT_OF_MEMORY = (3, 52)
-"""By which a JVM that has no memory left ends: itself, or as Spark has it end."""
+"""Exit codes of a JVM without memory: of the JVM itself, and of Spark."""
 
 
 @dataclass
@@ -46,11 +45,10 @@ class BySpark:
     reader: Reader
     session: Session
     options: Mapping[str, str]
-    """Of the data source."""
     is_over: bool = False
-    """Its JVM has ended."""
+    """Whether the JVM has ended."""
     is_interrupted: bool = False
-    """The last question was."""
+    """Whether the last query was interrupted."""
 
     @classmethod
     def open(cls, reader: Reader, opening: Mapping[str, Any]) -> BySpark:
@@ -62,7 +60,7 @@ class BySpark:
             options["meta"] = opening["meta"]
         made = cls(reader, session, options)
         with suppress(InvalidInput, NotAllowedNow):  # before the first transaction there is nothing to read
-            made.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # the first one takes much longer
+            made.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # warm-up: the first query is much slower
         return made
 
     def answer(self, question: Question) -> Given:
@@ -93,7 +91,7 @@ class BySpark:
         self.session.cancel()
 
     def is_worn(self) -> bool:
-        """A task of a query that was ended may go on for hours, and take from the next one."""
+        """A task of a cancelled query may run for hours, and slow down later queries."""
         is_interrupted, self.is_interrupted = self.is_interrupted, False
         runtime = self.reader.runtime
         for _ in range(_LOOKS if is_interrupted else 0):
@@ -108,7 +106,7 @@ class BySpark:
 
 
 def _readable_time(collections: Collections, question: Question, names: Sequence[str]) -> int:
-    """Checked here, where an error is still what it is: Spark makes a text of it."""
+    """The time of the query. Checked here, because Spark reduces an error to its text."""
     time = time_of(collections, question, names)
     if time > collections.time():
         raise InvalidInput(where=f"time {time}", why=f"it is not there yet; the last is {collections.time()}")
@@ -117,7 +115,7 @@ def _readable_time(collections: Collections, question: Question, names: Sequence
         if at < 0:
             raise InvalidInput(where=f"collection {name!r}", why="it has no content yet")
         log = collections.members().collection(name).log
-        list_parts(log, log.read(), Window(0, at + 1, at))  # refuses what is not kept any more
+        list_parts(log, log.read(), Window(0, at + 1, at))  # raises if the time is below since
     return time
 
 

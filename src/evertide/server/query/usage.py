@@ -1,7 +1,7 @@
-"""What processes that answer queries take, and what they say: looked at from outside.
+"""The memory, the disk space and the stderr output of worker processes, as the server observes them.
 
-A worker leads a session of processes, and whatever it starts is in it, whichever group it makes. Where the system has
-no `/proc`, nobody can say, and nothing is found.
+Each worker leads a session, and every process that it starts belongs to that session, whatever its process group. On a
+system without `/proc`, no process is found.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["Said", "belonging", "disk_bytes", "memory_bytes"]
 
 _PROC = Path("/proc")
 _SESSION = 3
-"""Which field of `stat` behind the name: state, parent, group, session."""
+"""Index of the session among the fields of `stat` after the name: state, parent, group, session."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TAIL = 4096
 _CHUNK = 65_536
 
 
 def belonging(session: int) -> list[int]:
-    """The processes of a session, less those that have ended."""
+    """The running processes of a session."""
     found = []
     for place in _PROC.iterdir() if _PROC.is_dir() else ():
         if place.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):  # it has just ended
+            with suppress(OSError, IndexError, ValueError):  # the process has just ended
                 fields = (place / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[_SESSION]) == session and fields[0] != "Z":
                     found.append(int(place.name))
@@ -37,7 +37,7 @@ def belonging(session: int) -> list[int]:
 
 
 def memory_bytes(processes: Iterable[int]) -> int:
-    """What they have of their own: what is shared, as code is, does not count."""
+    """Private memory of the processes; shared memory, such as code, does not count."""
     pages = 0
     for pid in processes:
         with suppress(OSError, ValueError):
@@ -50,16 +50,16 @@ def disk_bytes(folder: Path) -> int:
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # it is deleted meanwhile
+            with suppress(OSError):  # deleted meanwhile
                 total += (Path(place) / name).lstat().st_blocks * 512
     return total
 
 
 class Said:
-    """The end of what a process prints. It is read all the time, so that the process never waits for that."""
+    """The last output of a process. A thread reads continuously, so that the process never blocks on a full pipe."""
 
     def __init__(self, stream: Any) -> None:
-        """As it comes, without a buffer. It is closed when there is no more."""
+        """`stream` is unbuffered, and is closed at its end."""
         self._tail = b""
         self._stream = stream
         WatchedThread("evertide-query-said", self._listen).start()

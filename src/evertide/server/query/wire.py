@@ -1,10 +1,10 @@
-"""What a server and the processes that answer its queries say to each other: frames, over two pipes.
+"""Frames between the server and its worker processes, over two pipes.
 
-    head   12 bytes: how long the text is, how long the body is
+    head   12 bytes: the length of the text, the length of the body
     text   a JSON object
-    body   rows as an Arrow stream; or nothing
+    body   rows as an Arrow stream, or empty
 
-Nothing here can run code: what comes from a process that computes whatever people ask is looked at as values only.
+A frame cannot run code: the server treats what a worker sends as values only, because a worker runs arbitrary queries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Frame:
 
 
 def write_frame(to: int, told: Mapping[str, Any], body: memoryview | bytes = b"") -> None:
-    """`OSError` if nobody reads there any more."""
+    """Raise `OSError` if the reader has closed the pipe."""
     text = json.dumps(told).encode()
     for piece in (_HEAD.pack(len(text), len(body)) + text, body):
         rest = memoryview(piece)
@@ -39,7 +39,7 @@ def write_frame(to: int, told: Mapping[str, Any], body: memoryview | bytes = b""
 
 
 def read_frame(at: int, body_max: int = _TEXT_MAX, *, wait: Callable[[], None] = lambda: None) -> Frame | None:
-    """None if there is no more. `wait` is called before each look, until there is something; it may raise."""
+    """None at the end of the stream. `wait` is called before each read: it blocks until `at` is readable, or raises."""
     head = _taken(at, _HEAD.size, wait)
     if head is None:
         return None

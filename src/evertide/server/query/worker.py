@@ -1,15 +1,15 @@
-"""A process that answers queries, and nothing else: `python -m evertide.server.query.worker`, started by `Workers`.
+"""The main program of a worker process: `python -m evertide.server.query.worker`, started by `Workers`.
 
-Whatever a query takes, it takes here. It starts like this:
+All memory, disk and time of a query are used here, not in the server. The process starts as follows:
 
-1. First come what to be (the engine), the storage, and settings: by the pipe, as a command line and an environment are
-   for others to see.
-2. It gives up whatever else it could reach (`isolation`), for itself and for all that it starts. That needs a process
-   with one thread, so nothing is imported before that could start one; then it answers (`answering`).
-3. It ends with the server, however that ends: when nobody holds the other side of the pipes any more, the kernel kills
-   it and all that it started, also while one call keeps the interpreter.
-4. If the machine has no memory left, it is the first that the kernel ends. Transactions go before queries for the
-   processor, too.
+1. It reads the engine, the storage and the settings from its pipe, because other processes can see a command line and
+   an environment.
+2. It gives up access to everything else (`isolation`), for itself and its children. That requires a process with a
+   single thread, so no library that starts threads is imported earlier. Then it answers queries (`answering`).
+3. It ends with the server, however the server ends: when the server's end of the lifeline pipe closes, the kernel kills
+   the process group, even while a native call holds the interpreter.
+4. It has the highest OOM score and a lower CPU priority: the kernel kills a worker first, and transactions run before
+   queries.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _wanted(opening: Mapping[str, Any]) -> Wanted:
 
 
 def _own_pipes() -> tuple[int, int]:
-    """Standard input and output as they were given; what is printed by others, here or in a child, goes elsewhere."""
+    """Copies of stdin and stdout. Output that libraries and children print to stdout goes to stderr instead."""
     given, out = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -70,12 +70,12 @@ def _own_pipes() -> tuple[int, int]:
 
 def _give_way() -> None:
     os.nice(_NICE)
-    with suppress(OSError):  # a system that has no such thing
+    with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _end_with(lifeline: int) -> None:
-    """When the other end of this pipe is closed, by whatever, the kernel kills this group of processes."""
+    """Let the kernel kill this process group when the other end of the pipe is closed (Linux)."""
     fcntl.fcntl(lifeline, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     if sys.platform == "linux":
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))

@@ -1,11 +1,11 @@
-"""`Workers`: the processes that answer queries, and which of them is asked.
+"""`Workers`: the pool of worker processes, and the choice of the engine that answers a query.
 
-1. DuckDB has as many as there are questions at the same time; Spark has one, which takes a question at a time. Whoever
-   asks sees to it that there are no more (`queries_max`).
-2. They are started when they are first needed, and kept for the next question. They end by themselves when nobody asks
-   for long (`query_idle_s`), and with this process.
-3. A question that leaves the engine open is for DuckDB, and if that declines it, for Spark. Without a Spark, DuckDB
-   answers all.
+1. There is one DuckDB worker per concurrent query, and one Spark worker that answers one query at a time. The caller
+   bounds the number of concurrent queries (`queries_max`).
+2. A worker starts when it is first needed, and stays for later queries. It ends after `query_idle_s` without a query,
+   or with this process.
+3. A query with engine `auto` goes to DuckDB first. If DuckDB declines the query, it goes to Spark. If the pipeline does
+   not run on Spark, DuckDB answers every query.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from evertide.store.open import Address
 __all__ = ["Results", "Workers"]
 
 Results = Callable[[], Mapping[str, str]]
-"""The settings that decide results; asked for when a worker is started."""
+"""Returns the Spark settings that affect results; called when a worker starts."""
 
 
 class Workers:
-    """May be shared between threads."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Workers:
         return self.by_duckdb(question) or self.by_spark(question)
 
     def by_duckdb(self, question: Question) -> Answer | None:
-        """None if Spark is to be asked."""
+        """None if Spark has to answer the query."""
         if question.engine is Chosen.spark:
             return None
         is_open = question.engine is Chosen.auto and self._has_spark
@@ -83,7 +83,7 @@ class Workers:
             return [worker.pid for worker in (*self._free, *self._busy) if worker.is_alive]
 
     def close(self) -> None:
-        """Ends them all, also those that are being asked."""
+        """End all workers, including those that are answering a query."""
         with self._lock:
             self._is_closed = True
             free, self._free = self._free, []
@@ -103,7 +103,7 @@ class Workers:
             worker = self._taken(engine)
             try:
                 return worker.ask(question)
-            except Idle:  # or somebody has killed it
+            except Idle:  # the worker reached `query_idle_s`, or was killed
                 continue
             finally:
                 self._give_back(worker)

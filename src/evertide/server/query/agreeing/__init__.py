@@ -1,4 +1,13 @@
-"""What DuckDB and Spark mean alike: questions that either may answer, in words that both understand the same."""
+"""Rewrites a query of Spark so that DuckDB gives the same answer, or refuses it.
+
+question     `agreed`, the entry point, and its rules
+wording      texts that the two parsers could read differently
+queries      SELECT, WITH, set operations, ORDER BY, LIMIT
+relations    FROM, joins, and the resolution of names
+expressions  expressions
+functions    functions, operators and aggregates
+terms        values with Spark's types, and casts
+"""
 
 from evertide.server.query.agreeing.question import agreed
 

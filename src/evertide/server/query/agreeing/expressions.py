@@ -1,8 +1,7 @@
-"""Expressions that DuckDB computes as Spark does: what is here, and nothing else.
+"""`Expressions`: turns a node of DuckDB's tree into a `Term` that DuckDB computes as Spark does.
 
-`Expressions` makes a `Term` of a node of DuckDB's tree, in words of its own: no text of the user comes into them but
-names and literals, each quoted. What a node holds beyond what is understood here, be it a field that a later DuckDB
-adds, is refused.
+The SQL is written from scratch: only names and literals come from the user's text, each quoted. A node with a field
+that is not handled here is refused, including a field that a later version of DuckDB adds.
 """
 
 from __future__ import annotations
@@ -69,21 +68,21 @@ _TYPES = {
     "TIMESTAMP": MOMENT,
 }
 _TEXT_MAX = 100_000
-"""Of a term: some hold what they are made of several times."""
+"""Limit for the text of a term, since some functions repeat their arguments."""
 
 
 class Scope(Protocol):
-    """What names and subqueries mean where the expression stands."""
+    """Resolves names and subqueries at the place of the expression."""
 
     def column(self, path: Sequence[str]) -> Term: ...
 
     def subquery(self, node: Mapping[str, Any], *, is_predicate: bool) -> tuple[str, Sequence[Term]]:
-        """As a text, and its columns. A predicate is IN or EXISTS."""
+        """The subquery's text and columns. A predicate is IN or EXISTS."""
         ...
 
 
 def only(node: Mapping[str, Any], *understood: str) -> None:
-    """`NotUnderstood` if it holds more than that."""
+    """Raise `NotUnderstood` if the node has a field that is neither in `understood` nor neutral, and not empty."""
     for key, value in node.items():
         if key not in understood and key not in _NEUTRAL and value not in _EMPTY:
             raise differs(f"{key} of {node.get('type')}")
@@ -93,7 +92,7 @@ def only(node: Mapping[str, Any], *understood: str) -> None:
 class Expressions:
     parameters: Sequence[Any]
     is_utc: bool = False
-    """Whether the session counts hours by UTC: other zones are left to Spark."""
+    """Whether the session's time zone is UTC; other zones are left to Spark."""
 
     def term(self, node: Mapping[str, Any], scope: Scope) -> Term:
         read = _BY_CLASS.get(str(node.get("class")))
@@ -111,7 +110,7 @@ class Expressions:
         return found
 
     def operand(self, node: Mapping[str, Any], scope: Scope, most: Shape = Shape.joined) -> Term:
-        """What stands beside an operator, if both parsers would leave it there."""
+        """An operand of an operator; refused if the parsers could group it differently."""
         found = self.term(node, scope)
         if found.shape > most:
             raise differs("an operator beside another, whose order may be read in two ways")
@@ -222,7 +221,7 @@ class Expressions:
         return found
 
     def _local(self, term: Term) -> Term:
-        """A moment as a time in the zone of the session, if that is known."""
+        """A timestamp in the session's time zone, if that is UTC."""
         return Term(in_utc(term.text), LOCAL) if term.kind == MOMENT and self.is_utc else term
 
     def function(self, node: Mapping[str, Any], scope: Scope) -> Term:

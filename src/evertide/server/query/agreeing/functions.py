@@ -1,11 +1,11 @@
-"""Functions and operators that DuckDB computes as Spark does, over terms: each says what it takes, and what it gives.
+"""Functions and operators that DuckDB computes as Spark does, each with its types of arguments and result.
 
-Where the engines agree for nearly all rows, the rest is made an error of DuckDB's (`_FAIL`), and so a matter for Spark:
+Where the engines agree for nearly all rows, DuckDB fails for the others (`_FAIL`), so that Spark answers the query:
 
-1. Whatever overflows. DuckDB fails then; a sum of whole numbers, which it keeps wider, is cast to BIGINT.
-2. A division by zero, which is NULL or infinite to DuckDB.
-3. An average of whole numbers, if they do not add up within what a DOUBLE holds exactly: Spark adds up DOUBLEs.
-4. `upper` and `lower` of letters beyond ASCII; the least or greatest of values of which one is -0.0.
+1. Overflow. DuckDB fails; a sum of integers, which DuckDB keeps wider, is cast to BIGINT.
+2. Division by zero, which is NULL or infinite in DuckDB.
+3. An average of integers whose sum exceeds what a DOUBLE holds exactly, because Spark adds DOUBLEs.
+4. `upper` and `lower` of letters beyond ASCII; the minimum or maximum of values that include -0.0.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _FAIL = "error('it is for Spark to say')"
 _EXACT = 1 << 53
 _WIDE = Context(prec=DIGITS_MAX)
 _SUM_DIGITS = 10
-"""So many more has a sum of decimals."""
+"""A sum of decimals has this many more digits."""
 _DAYS = frozenset(("year", "quarter", "month", "day", "dayofmonth"))
 _HOURS = frozenset(("hour", "minute", "second"))
 _UNITS = frozenset(("year", "quarter", "month", "week", "day", "hour", "minute", "second"))
 
 
 def casts_alike(given: Any, kind: Any) -> bool:
-    """Whether a cast gives the same value, or an error in DuckDB."""
+    """Whether DuckDB's cast gives the same value as Spark's, or fails."""
     if given in (kind, pa.null()):
         return True
     if given == pa.bool_():
@@ -88,13 +88,13 @@ def case(whens: list[Term], thens: list[Term], other: Term) -> Term:
 
 
 def concat(terms: list[Term]) -> Term:
-    """NULL if one of them is: DuckDB's own concat() leaves it out."""
+    """NULL if an argument is NULL, while DuckDB's own concat() skips it."""
     _want(all(term.kind == pa.string() for term in terms), "concat of what is no text")
     return Term(f"({' || '.join(term.text for term in terms)})", pa.string())
 
 
 def like(value: Term, pattern: Term, sign: str) -> Term:
-    """A backslash in a pattern is an escape to Spark."""
+    """Patterns with a backslash are left to Spark, where it is an escape."""
     is_plain = isinstance(pattern.value, str) and "\\" not in pattern.value
     _want(value.kind == pa.string() and is_plain, "LIKE")
     return Term(f"({value.text} {sign} {pattern.text})", pa.bool_(), Shape.predicate)
@@ -119,7 +119,7 @@ def _listed(terms: list[Term]) -> str:
 
 
 def _computed(sign: str, left: Term, right: Term) -> Term:
-    """`+`, `-` and `*`: in the type that Spark gives the result, or not at all."""
+    """`+`, `-` and `*`, in the type that Spark gives the result."""
     _want(_is_number(left, right), f"{left.kind} {sign} {right.kind}")
     sides = (left.kind, right.kind)
     if any(kinds.is_decimal128(kind) for kind in sides) and not any(is_real(kind) for kind in sides):
@@ -143,7 +143,7 @@ def _decimal(sign: str, left: Term, right: Term) -> Term:
 
 
 def _divided(_: str, left: Term, right: Term) -> Term:
-    """Of decimals alone, or beside whole numbers, the quotient is a decimal, which DuckDB does not have."""
+    """A quotient of decimals, or of a decimal and an integer, is left to Spark: DuckDB has no decimal division."""
     _want(_is_number(left, right), f"{left.kind} / {right.kind}")
     is_plain = is_whole(left.kind) and is_whole(right.kind)
     _want(is_plain or met(left, right) in (pa.float32(), pa.float64()), "a quotient of decimals")
@@ -186,8 +186,6 @@ def _extreme(name: str) -> Callable[[list[Term]], Term]:
 
 
 def _text(call: str, kind: Any = None) -> Callable[[list[Term]], Term]:
-    """A function of one text."""
-
     def made(terms: list[Term]) -> Term:
         [term] = terms
         _want(term.kind == pa.string(), f"{call} of what is no text")
@@ -197,7 +195,7 @@ def _text(call: str, kind: Any = None) -> Callable[[list[Term]], Term]:
 
 
 def _ascii(name: str) -> Callable[[list[Term]], Term]:
-    """Letters beyond ASCII have rules of their own in each engine."""
+    """The engines have different rules for letters beyond ASCII, which fail here."""
     return _text(f"(CASE WHEN {{0}} IS NULL OR strlen({{0}}) = length({{0}}) THEN {name}({{0}}) ELSE {_FAIL} END)")
 
 
@@ -210,7 +208,7 @@ def _substring(terms: list[Term]) -> Term:
 
 
 def _part(unit: str) -> Callable[[list[Term]], Term]:
-    """Of a date, or of a time without a zone."""
+    """A part of a date, or of a timestamp without a time zone."""
 
     def made(terms: list[Term]) -> Term:
         [term] = terms
@@ -229,7 +227,7 @@ def _date_part(terms: list[Term]) -> Term:
 
 
 def _date_trunc(terms: list[Term]) -> Term:
-    """A moment, whatever it is given; so the caller sees to it that the zone is known."""
+    """The result always has a time zone, so the caller ensures that the session's zone is UTC."""
     unit, value = terms
     name = unit.value.lower() if isinstance(unit.value, str) else ""
     _want(name in _UNITS and value.kind in (pa.date32(), LOCAL), f"date_trunc() to a {name} of {value.kind}")
@@ -238,12 +236,12 @@ def _date_trunc(terms: list[Term]) -> Term:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Of an aggregate: how it is called."""
+    """A call of an aggregate."""
 
     name: str
     is_distinct: bool
     under: str
-    """FILTER, or nothing."""
+    """The FILTER clause, or empty."""
 
     def text(self, name: str, argument: str) -> str:
         return f"{name}({'DISTINCT ' if self.is_distinct else ''}{argument}){self.under}"
@@ -268,10 +266,10 @@ def _sum(call: Call, terms: list[Term]) -> Term:
     [term] = terms
     if is_whole(term.kind):
         return Term(f"CAST({call.text('sum', term.text)} AS BIGINT)", pa.int64(), name=call.known_as(term))
-    _want(kinds.is_decimal128(term.kind), f"sum() of {term.kind}")  # of a DOUBLE, it depends on the order of the rows
+    _want(kinds.is_decimal128(term.kind), f"sum() of {term.kind}")  # a sum of DOUBLEs depends on the order of rows
     kind = pa.decimal128(min(term.kind.precision + _SUM_DIGITS, DIGITS_MAX), term.kind.scale)
     text = call.text("sum", term.text)
-    if kind.precision == DIGITS_MAX:  # DuckDB's own bound is somewhat higher
+    if kind.precision == DIGITS_MAX:  # DuckDB's own limit is higher
         most = Decimal(10**DIGITS_MAX - 1).scaleb(-kind.scale, _WIDE)
         text = f"CASE WHEN abs({text}) > CAST('{most:f}' AS {duck_type(kind)}) THEN {_FAIL} ELSE {text} END"
     return Term(f"CAST({text} AS {duck_type(kind)})", kind, name=call.known_as(term))
@@ -302,9 +300,9 @@ AGGREGATES = MappingProxyType(
     {"count_star": _count_all, "count": _count, "sum": _sum, "avg": _avg, "min": _end, "max": _end}
 )
 CALENDAR = frozenset((*_DAYS, *_HOURS, "date_part", "date_trunc"))
-"""What depends on the zone of the session, if it is given a moment."""
+"""Functions that depend on the session's time zone if the argument is a timestamp with a time zone."""
 ZONED = frozenset(("date_trunc",))
-"""What depends on it whatever it is given."""
+"""Functions that depend on the session's time zone for any argument."""
 FUNCTIONS = MappingProxyType(
     {
         "abs": _abs,

@@ -1,10 +1,10 @@
-"""SELECT, WITH, UNION and the like, ORDER BY and LIMIT: read from DuckDB's tree, and written anew.
+"""`Queries`: reads SELECT, WITH, set operations, ORDER BY and LIMIT from DuckDB's tree, and writes them as new SQL.
 
-1. GROUP BY and HAVING may name a column of the answer, as long as no column of FROM has that name. In ORDER BY a name
-   by itself is a column of the answer first; in an expression it must be the same thing either way.
-2. A condition of a subquery with IN or EXISTS may name columns of the query around it; nothing else may.
-3. NULL comes first or last as Spark has it; it is always said.
-4. FLOAT and DOUBLE are no keys of groups or sets: -0.0 and 0.0 are one key, and each engine tells the one it likes.
+1. GROUP BY and HAVING may name a column of the answer if no column of FROM has that name. In ORDER BY, a bare name is a
+   column of the answer first; within an expression, both readings must be the same column.
+2. Only the condition of a subquery with IN or EXISTS may name columns of the enclosing query.
+3. The null order is Spark's, and always written explicitly.
+4. FLOAT and DOUBLE cannot be keys of groups or sets: -0.0 and 0.0 are one key, and the engines show different ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Queries:
     numbers: Any = field(default_factory=count)
 
     def whole(self, node: Mapping[str, Any]) -> str:
-        """With the names that Spark gives its columns."""
+        """The whole query, with Spark's names for its columns."""
         found = self.read(node, is_last=True)
         if any(each.name is None for each in found.columns):
             raise differs("a column without a name")
@@ -126,7 +126,7 @@ class Queries:
         return f"{text} HAVING {self.expressions.condition(node['having'], names).text}"
 
     def _key(self, node: Mapping[str, Any], columns: Sequence[Term], names: Names) -> Term:
-        """A place in the answer, one of its names, or an expression."""
+        """A key of GROUP BY: a position in the answer, a name of a column, or an expression."""
         if node["class"] == "CONSTANT":
             return columns[_place(self.expressions.constant(node, names), len(columns))]
         return self.expressions.term(node, names)
@@ -182,12 +182,12 @@ class Queries:
 
 
 class _Order:
-    """What stands behind a SELECT, or several of them."""
+    """The modifiers of a SELECT or a set operation."""
 
     def __init__(self, modifiers: Sequence[Mapping[str, Any]], *, is_plain: bool = False) -> None:
         self.is_distinct = False
         self.is_plain = is_plain
-        """Spark sorts by nothing but columns here."""
+        """Whether Spark sorts only by columns here."""
         self.by: Sequence[Mapping[str, Any]] = ()
         self.limit: Mapping[str, Any] | None = None
         self.offset: Mapping[str, Any] | None = None

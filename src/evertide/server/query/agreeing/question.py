@@ -1,18 +1,18 @@
-"""`agreed`: a question in words by which DuckDB computes what Spark would answer, or a refusal.
+"""`agreed`: rewrites a query so that DuckDB returns the answer that Spark would, or refuses it.
 
-The language is Spark's, and DuckDB's means something else in places. Which engine answers depends on how many rows
-there are, so a query that both may answer must have one answer. It is made so:
+The language is Spark's, and DuckDB differs from it in places. The number of rows decides which engine answers, so a
+query must have the same answer in both:
 
-1. The text must be one that both parsers read alike (`evertide.server.query.agreeing.wording`).
-2. DuckDB's tree of it is read node by node, with Spark's rules for names, scopes and types, and written anew
-   (`queries`, `relations`, `expressions`, `functions`, `terms`). Each node, function and pair of types that is known to
-   agree is listed there; what is not listed cannot be written, and so goes to Spark.
-3. Columns of the answer have the names and the types that Spark gives them. A column that nobody named, and that is
-   more than a column or one aggregate of it, is left to Spark.
-4. What agrees for nearly all rows fails in DuckDB for the rest, and goes to Spark then.
+1. Both parsers must read the text alike (`evertide.server.query.agreeing.wording`).
+2. DuckDB's tree of the query is read node by node, by Spark's rules for names, scopes and types, and written as new SQL
+   (`queries`, `relations`, `expressions`, `functions`, `terms`). Those modules list each node, function and pair of
+   types that is known to agree. A query that uses anything else is left to Spark.
+3. The columns of the answer have Spark's names and types. An unnamed column that is more than a column or one aggregate
+   of a column is left to Spark.
+4. Where the engines agree for nearly all rows, the query fails in DuckDB for the other rows, and is left to Spark.
 
-Not the same, and not meant to be: which rows LIMIT takes of those that its order does not tell apart; and errors in
-what the answer does not need. DuckDB asks `i = -1` for `-i = 1`, and so does not see that `-i` overflows in a row.
+Two differences are accepted: which of the rows that the order does not distinguish LIMIT returns; and errors in values
+that the answer does not need. DuckDB rewrites `-i = 1` to `i = -1`, and so does not notice that `-i` overflows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _UTC = frozenset(("UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00"))
 
 
 def agreed(question: Question, tree: Mapping[str, Any], schemas: Mapping[str, pa.Schema], zone: str = "") -> Question:
-    """What to ask DuckDB instead, with no parameters; `NotUnderstood` if none but Spark is known to answer it as meant.
+    """The query for DuckDB, without parameters; `NotUnderstood` if DuckDB is not known to agree with Spark.
 
-    `tree` is the statement as DuckDB tells it; `schemas` are those of the collections that it reads; `zone` is where
-    both engines count hours, if that is known."""
+    `tree` is DuckDB's tree of the statement, `schemas` has the collections that it reads, `zone` is the time zone of
+    the session, if known."""
     check_wording(question.sql)
     if question.sql.count("?") < len(question.parameters):
         raise differs("a parameter that nothing stands for")
@@ -47,6 +47,6 @@ def agreed(question: Question, tree: Mapping[str, Any], schemas: Mapping[str, pa
         said = Queries(schemas, Expressions(question.parameters, is_utc=zone in _UTC)).whole(tree["node"])
     except NotUnderstood:
         raise
-    except (LookupError, TypeError, ValueError, RecursionError) as error:  # too few arguments, or too deep
+    except (LookupError, TypeError, ValueError, RecursionError) as error:  # too few arguments, or nested too deeply
         raise differs(f"the query ({type(error).__name__})") from error
     return replace(question, sql=said, parameters=())

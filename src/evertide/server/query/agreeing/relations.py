@@ -1,7 +1,7 @@
-"""FROM, and what names mean over it: resolved by Spark's rules, and written so that DuckDB has nothing to resolve.
+"""`Relations` and `Names`: FROM, and names resolved by Spark's rules, so that DuckDB resolves nothing itself.
 
-Each table, subquery and name of WITH gets an alias of ours (`_w0` and so on), and each column is written with it. A
-name that could be two things is left to Spark.
+Each table, subquery and name of WITH gets an alias of its own (`_w0`, `_w1`, ...), which qualifies each of its columns.
+A query with an ambiguous name is left to Spark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _JOIN_FACTS = ("nearest_count", "nearest_order_type", "is_implicit")
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """As a text, with the columns that a name qualifies, and those that need none."""
+    """SQL text; the columns by the name that qualifies them; and the columns that need no qualifier."""
 
     text: str
     named: Mapping[str, Sequence[Term]]
@@ -32,7 +32,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A query as it stands in another: its columns are `c0` and so on."""
+    """A query nested in another; its columns are `c0`, `c1`, ..."""
 
     text: str
     columns: Sequence[Term]
@@ -42,23 +42,23 @@ class Found:
 
 
 class Read(Protocol):
-    """Reads a query within another; `outer` is what its conditions may name besides."""
+    """Reads a nested query; its conditions may also use the names in `outer`."""
 
     def __call__(self, node: Mapping[str, Any], outer: Names | None = None) -> Found: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What names mean somewhere in a SELECT."""
+    """The scope of names at one place in a SELECT."""
 
     read: Read
     relation: Relation
     outputs: Sequence[Term] = ()
-    """Columns of the answer that may be named, in GROUP BY, HAVING and ORDER BY."""
+    """Columns of the answer that GROUP BY, HAVING and ORDER BY may name."""
     outer: Names | None = None
-    """Of the query around it."""
+    """Names of the enclosing query."""
     has_predicates: bool = False
-    """Whether IN and EXISTS may stand here; elsewhere, Spark does not always take them."""
+    """Whether IN and EXISTS with a subquery are allowed; Spark does not accept them everywhere."""
 
     def column(self, path: Sequence[str]) -> Term:
         named = [each for each in self.outputs if len(path) == 1 and is_named(each, path[0])]
@@ -98,11 +98,11 @@ def renamed(columns: Sequence[Term], names: Sequence[str]) -> list[Term]:
 class Relations:
     schemas: Mapping[str, pa.Schema]
     shared: Mapping[str, Found]
-    """WITH: by name, the texts being names."""
+    """The queries of WITH by name; the text of each is its alias."""
     expressions: Expressions
     read: Read
     new: Callable[[], str]
-    """An alias that nothing has."""
+    """Returns an unused alias."""
 
     def relation(self, node: Mapping[str, Any]) -> Relation:
         match node["type"]:
@@ -149,7 +149,7 @@ class Relations:
         return Relation(text + condition.text, named, columns)
 
     def _using(self, node: Mapping[str, Any], left: Relation, right: Relation, both: Relation) -> Relation:
-        """The columns that are shared come first, once."""
+        """The shared columns come first, once each."""
         if node["join_type"] not in ("INNER", "LEFT"):
             raise differs("USING in a RIGHT or FULL JOIN")
         using = node["using_columns"]

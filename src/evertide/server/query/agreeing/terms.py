@@ -1,17 +1,17 @@
-"""A value in a query: what Spark takes it for, and how DuckDB is told to compute just that.
+"""`Term`: a value in a query, with the type that Spark gives it and the SQL by which DuckDB computes the same value.
 
-Types are those of Arrow, as Spark gives them out. DuckDB's own rules for types are not relied on: wherever two types
-meet, both sides are cast to the one that Spark would take, by words of ours.
+Types are Arrow types, as Spark returns them. The SQL does not rely on DuckDB's type rules: where two types meet, both
+sides are cast explicitly to the type that Spark would choose.
 
-1. Whole numbers meet as the wider of the two.
-2. Decimals, and whole numbers beside them, meet as the decimal that holds both. If that has more than 38 digits, Spark
-   loses some, and so it is Spark that says which.
-3. A DOUBLE makes everything a DOUBLE. A decimal of up to 15 digits becomes one in the same way in both; so does a
-   literal, as it is read here.
-4. A literal text beside a date or a time is read as one, if it is written in full; beside a moment, which has a zone,
-   only if the session's is UTC.
+1. Two integer types meet as the wider one.
+2. Decimals, and integers beside them, meet as the decimal that holds both. If that needs more than 38 digits, Spark
+   drops some, so the query is left to Spark.
+3. A DOUBLE turns the other side into a DOUBLE. The engines convert a decimal of up to 15 digits alike; a literal is
+   converted here.
+4. A literal text beside a date or a time is read as one if it is complete; beside a timestamp with a time zone only if
+   the session's zone is UTC.
 
-What is not said here is not known to agree.
+Anything else is not known to agree, and is refused.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ _NAMES = {
     MOMENT: "TIMESTAMPTZ",
 }
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
-"""Of the decimal that Spark takes a whole number for."""
+"""Digits of the decimal that Spark converts an integer to."""
 _LONGS = (-(1 << 63), (1 << 63) - 1)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?)?")
 
 
 class Shape(IntEnum):
-    """What it is in the grammar: where both parsers might put the parentheses elsewhere, it is not taken."""
+    """Precedence of a term: a combination that the parsers might group differently is refused."""
 
     atom = 0
     sum = 1
@@ -92,12 +92,12 @@ class Shape(IntEnum):
 class Term:
     text: str
     kind: Any
-    """The type that Spark gives it; `pa.null()` is NULL by itself."""
+    """The type that Spark gives it; `pa.null()` for a bare NULL."""
     shape: Shape = Shape.atom
     name: str | None = None
-    """What Spark calls it, if nobody gave it a name, and if that is known."""
+    """The name that Spark gives it if the query gives none; None if not known."""
     value: Any = None
-    """Of a literal."""
+    """The value of a literal."""
 
 
 def differs(what: str) -> NotUnderstood:
@@ -117,7 +117,7 @@ def duck_type(kind: Any) -> str:
 
 
 def cast(term: Term, kind: Any) -> Term:
-    """By DuckDB's cast, which is for the caller to know to agree."""
+    """Cast with DuckDB's cast; the caller ensures that it agrees with Spark's."""
     if term.kind == kind:
         return term
     if kind == pa.float64() and isinstance(term.value, Decimal | int):
@@ -126,7 +126,7 @@ def cast(term: Term, kind: Any) -> Term:
 
 
 def literal(value: Any) -> Term:
-    """Of Python's value, as Spark types it."""
+    """A Python value as a literal of the type that Spark gives it."""
     match value:
         case None:
             return Term("NULL", pa.null())
@@ -146,7 +146,6 @@ def literal(value: Any) -> Term:
 
 
 def number(text: str) -> Term:
-    """As it is written."""
     if re.fullmatch(r"-?[0-9]+", text):
         return literal(int(text))
     if "e" in text.lower():
@@ -180,7 +179,7 @@ def is_real(kind: Any) -> bool:
 
 
 def as_decimal(term: Term, *, by_value: bool = False) -> Any:
-    """The decimal type that Spark takes a number for; in arithmetic, a literal has as many digits as are written."""
+    """The decimal type that Spark converts a number to; in arithmetic, a literal has the digits as written."""
     if kinds.is_decimal128(term.kind):
         return term.kind
     if by_value and isinstance(term.value, int):
@@ -189,7 +188,7 @@ def as_decimal(term: Term, *, by_value: bool = False) -> Any:
 
 
 def met(left: Term, right: Term) -> Any:
-    """The type in which both are compared, or chosen between."""
+    """The common type of two terms in a comparison or a CASE."""
     a, b = left.kind, right.kind
     if a == b or b == pa.null():
         return a
@@ -222,7 +221,7 @@ def _double(left: Term, right: Term) -> Any:
 
 
 def paired(left: Term, right: Term) -> tuple[Term, Term]:
-    """Both, as they are compared."""
+    """Both terms, cast to the type in which they are compared."""
     for one, other in ((left, right), (right, left)):
         if is_whole(one.kind) and isinstance(other.value, Decimal) and not _LONGS[0] <= other.value <= _LONGS[1]:
             raise differs("a whole number beside a literal that none is as large as")  # NULL < 1e19 is true to Spark
@@ -233,7 +232,7 @@ def paired(left: Term, right: Term) -> tuple[Term, Term]:
 
 
 def common(terms: list[Term]) -> list[Term]:
-    """All of them, as they are chosen between."""
+    """All terms, cast to their common type."""
     kind = reduce(_of_both, terms).kind
     if kind == pa.null():
         raise differs("nothing but NULL")
@@ -246,7 +245,7 @@ def _of_both(left: Term, right: Term) -> Term:
 
 
 def dated(term: Term, beside: Any, *, is_utc: bool) -> Term:
-    """A literal text beside a date or a time: what it is there."""
+    """A literal text beside a value of the type `beside`, as a date or a time; any other term unchanged."""
     if not isinstance(term.value, str) or beside not in (pa.date32(), LOCAL, *([MOMENT] if is_utc else [])):
         return term
     pattern = _DATE if beside == pa.date32() else _TIME
@@ -257,7 +256,7 @@ def dated(term: Term, beside: Any, *, is_utc: bool) -> Term:
 
 
 def in_utc(text: str) -> str:
-    """A moment, of a time without a zone; or the other way around."""
+    """Convert between a timestamp with and one without a time zone, in UTC."""
     return f"({text} AT TIME ZONE 'UTC')"
 
 

@@ -1,15 +1,14 @@
-"""Texts that two parsers may read as two things.
+"""`check_wording`: refuses texts that the parsers of DuckDB and Spark could read differently.
 
-DuckDB says what a query is made of, and Spark may read the same text in another way: `"x"` is a name to one and a text
-to the other, a backslash is a letter or an escape, `1L` is a number or a number with a name. So a text is looked at
-before its tree is trusted:
+DuckDB parses the query, and Spark may read the same text in another way: `"x"` is a name to one and a text to the
+other, a backslash is a letter or an escape, `1L` is a number or a number with an alias. So the text is checked before
+DuckDB's tree is used:
 
-1. It is made of words, plain names in backticks, numbers, texts in single quotes, and the few signs in `_TOKEN`. A sign
-   or a letter that is not there (double quotes, backslashes, comments, braces, letters beyond ASCII outside of texts)
-   ends it.
-2. A text stands where a value may stand: not behind another text, nor behind a word that would make a type or an escape
-   of it.
-3. No word that only one of them knows as more than a name (`_ODD`), wherever it stands.
+1. The text consists of words, plain names in backticks, numbers, texts in single quotes, and the signs in `_TOKEN`. Any
+   other character (double quotes, backslashes, comments, braces, letters beyond ASCII outside of texts) is refused.
+2. A text occurs only where a value may occur: not after another text, nor after a word that would turn it into a type
+   or an escape.
+3. No word that is a keyword to only one of the parsers occurs anywhere (`_ODD`).
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ _BEFORE_TEXT = frozenset(
 _BEGINS = frozenset(("select", "with", "("))
 _NONE = ("sign", "")
 _RUNS = frozenset(("name", "number", "text", "word"))
-"""Two of these have something between them, or may be one."""
+"""Two adjacent tokens of these kinds need a space between them."""
 
 
 def check_wording(sql: str) -> None:
-    """`NotUnderstood` if the engines may read it as two things."""
+    """Raise `NotUnderstood` if the parsers could read the text differently."""
     tokens = _tokens(sql)
     if not tokens or tokens[0][1] not in _BEGINS:
         raise _unsure("it does not begin with SELECT or WITH")
@@ -59,7 +58,7 @@ def check_wording(sql: str) -> None:
 
 
 def _tokens(sql: str) -> list[tuple[str, str]]:
-    """Kind and text, words in small letters."""
+    """Kind and text of each token, with words in lower case."""
     found: list[tuple[str, str]] = []
     at, last = 0, ""
     while at < len(sql):

@@ -1,23 +1,23 @@
-"""`Blob`: immutable bytes under unique keys.
+"""`Blob`: the interface for immutable bytes under unique keys.
 
-Words: a key is a path of `/`-separated names below the storage's root (`evertide.store.paths` makes them).
+A key is a path of `/`-separated names below the storage's root (`evertide.store.paths` builds them).
 
 Contract, checked for every implementation by `tests/store/test_blob.py`:
 
-1. `put` is atomic and durable on return: after a power cut the blob is there whole, or it is not there. A reader never
-   sees a part of it.
-2. Keys are unique and bytes never change, so a `put` whose outcome is unknown is simply repeated: putting the same
-   bytes again succeeds. Putting other bytes under a key that is taken raises `Conflict`, and the first bytes stay.
-3. `get` returns all bytes, or raises `BlobMissing` with the path. It does not check digests: whoever knows them does.
-   `get_range` returns `data[offset : offset + length]`, and like that slice it ends where the bytes do: asking for one
-   byte more than there should be tells whether a blob has the right length.
-4. `delete` is idempotent, and durable on return: True if the blob was there.
-5. `list` yields every blob below a prefix (a whole number of path names) in key order. A blob put or deleted meanwhile
-   may or may not be in it.
+1. `put` is atomic and durable on return: after a power cut the blob is complete or absent. A reader never sees a part
+   of it.
+2. Keys are unique and bytes never change, so the caller repeats a `put` whose outcome is unknown: putting the same
+   bytes again succeeds. Putting other bytes under an existing key raises `Conflict`, and the first bytes stay.
+3. `get` returns all bytes, or raises `BlobMissing` with the path. It does not check digests: the caller does.
+   `get_range` returns `data[offset : offset + length]`, and like that slice it ends where the bytes end. A caller that
+   requests one byte more than expected learns whether the blob has the right length.
+4. `delete` is idempotent and durable on return. It returns True if the blob existed.
+5. `list` yields every blob below a prefix (a whole number of path names) in key order. It may or may not include a blob
+   that is put or deleted meanwhile.
 6. `unfinished` yields the keys of puts that began and did not end (a crash left a temporary file, an upload was cut).
    `delete` of such a key removes the remains.
-7. Failures are typed (I14): `Unavailable` (and below it `StorageFull`, `StorageForbidden`) if nothing happened,
-   `OutcomeUnknown` if it may have. Reads raise `Unavailable` only.
+7. Failures are typed (I14): `Unavailable` (and its subclasses `StorageFull` and `StorageForbidden`) if nothing
+   happened, `OutcomeUnknown` if the write may have happened. Reads raise `Unavailable` only.
 8. Implementations are safe to share between threads, and picklable where executors can reach the same storage.
 """
 
@@ -50,5 +50,5 @@ class Blob(Protocol):
     def unfinished(self, prefix: str) -> Iterator[str]: ...
 
     def path(self, key: str) -> str:
-        """Where a person would look for the blob: for messages."""
+        """The blob's location, for messages."""
         ...

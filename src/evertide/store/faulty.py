@@ -1,13 +1,13 @@
-"""`FaultyBlob` and `FaultyMeta`: any implementation, seen through a storage that fails.
+"""`FaultyBlob` and `FaultyMeta`: wrap any implementation and inject failures.
 
-Each call ends in exactly one of four ways, which are the outcomes of I14 and what may lie behind them:
+Each call ends in exactly one of four ways: the outcomes of I14, and what really happened.
 
-    DONE         done, and reported so
-    DONE_LOST    done, and its answer is lost: `OutcomeUnknown`
-    LOST         not done, and its answer is lost: `OutcomeUnknown`
-    REFUSED      not done, and reported so: `Unavailable`
+    DONE         done, and the caller learns it
+    DONE_LOST    done, but the answer is lost: `OutcomeUnknown`
+    LOST         not done, and the answer is lost: `OutcomeUnknown`
+    REFUSED      not done, and the caller learns it: `Unavailable`
 
-Reads end in DONE or REFUSED only. `Faults` decides, and counts what it injected.
+Reads end in DONE or REFUSED only. `Faults` decides, and counts the injected failures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fault(enum.Enum):
 
 
 class Faults:
-    """How the next calls end. `choose(operation, key)` says so for writes, `choose_read` for reads."""
+    """How the next calls end: `choose(operation, key)` decides for writes, `choose_read` for reads."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Faults:
         choose_read: Callable[[str, str], Fault],
         refusal: type[Unavailable] = Unavailable,
     ) -> None:
-        """`refusal` is what a call raises that is refused."""
+        """`refusal` makes the error that a refused call raises."""
         self._refusal = refusal
         self._choose = choose
         self._choose_read = choose_read
@@ -57,12 +57,12 @@ class Faults:
 
     @classmethod
     def scripted(cls, writes: Iterable[Fault] = (), reads: Iterable[Fault] = ()) -> Faults:
-        """One after the other; DONE when the script is over."""
+        """End the calls as listed, in order; then with DONE."""
         return cls(_script(writes), _script(reads))
 
     @classmethod
     def seeded(cls, runtime: Runtime, probability: float) -> Faults:
-        """Each call fails with this probability, in one of the ways it can."""
+        """Fail each call with this probability, in one of the ways that are possible for it."""
 
         def choose(_operation: str, _key: str) -> Fault:
             if runtime.random() >= probability:

@@ -1,8 +1,8 @@
-"""What may be a key: checked the same way by every implementation, before anything is touched.
+"""Checks of keys, the same for every implementation, before a call changes anything.
 
-A blob key is one or more names joined by `/`, each printable, none of them empty, `.` or `..`. Names that end in `.tmp`
-belong to puts under way, and a first name that starts with `meta.db` to the database beside the blobs. A Meta key is
-any printable text.
+A blob key is one or more printable names joined by `/`, none of them empty, `.` or `..`. Names that end in `.tmp`
+belong to unfinished puts; a first name that starts with `meta.db` belongs to the database beside the blobs. A Meta key
+is any printable text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 TEMPORARY = ".tmp"
 
-_KEY_END = "\U0010ffff"  # not printable, so greater than whatever may follow a prefix
+_KEY_END = "\U0010ffff"  # not printable, so greater than any text that follows a prefix
 
 
 def is_reserved(key: str) -> bool:
@@ -42,7 +42,7 @@ def check_blob_key(key: str) -> str:
 
 
 def check_blob_prefix(prefix: str) -> str:
-    """Empty, or whole names: the answer ends in `/` then."""
+    """Return the prefix, empty or with a `/` at its end."""
     if not prefix:
         return ""
     _check_names(prefix, prefix.removesuffix("/").split("/"))
@@ -71,7 +71,7 @@ def check_limit(key: str, limit: int | None) -> None:
 
 
 def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write | Guard]:
-    """Everything whose number must be as expected, in the order in which it is looked at: by key."""
+    """Return the writes and guards whose expected number must be compared with the head, in key order."""
     checks: list[Write | Guard] = [*writes, *guards]
     for check in checks:
         check_meta_key(check.key)
@@ -89,5 +89,5 @@ def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write
 
 
 def key_end(prefix: str) -> str:
-    """The first text after every key with this prefix."""
+    """Return a text greater than every key with this prefix."""
     return prefix + _KEY_END

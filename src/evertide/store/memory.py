@@ -1,6 +1,6 @@
 """`MemoryBlob` and `MemoryMeta`: the contracts in a dictionary, for tests and as the model of the others.
 
-They live as long as the object does: there is nothing to be durable on, and no other process to share with.
+The content lasts as long as the object: nothing is durable, and no other process shares it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class MemoryMeta:
         check_limit(key, limit)
         with self._lock:
             records = self._log.get(key, [])
-            start = max(0, after - records[0].seqno + 1) if records else 0  # there are no gaps
+            start = max(0, after - records[0].seqno + 1) if records else 0  # records have no gaps
             return records[start : None if limit is None else start + limit]
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:

@@ -1,25 +1,26 @@
-"""`Meta`: a small compare-and-set log per key.
+"""`Meta`: the interface for small records: a log per key, with compare-and-set.
 
-A key holds records 1, 2, 3, ...; its newest is the head. Everything that must change together changes in one `commit`
-over several keys, which is what makes "all at once" (I4) and fencing (I16) simple.
+A key has records 1, 2, 3, ...; the newest is the head. Records that must change together change in one `commit` over
+several keys, which makes atomic visibility (I4) and fencing (I16) simple.
 
 Contract, checked for every implementation by `tests/store/test_meta.py`:
 
-1. `commit(writes, guards)` happens if and only if every written and every guarded key's head has the expected number
-   (0: the key has no record). A write appends record `expected + 1`; a write without data removes the key with all its
-   records. All of it is durable on return, or none of it ever is. Several writes of one key append records that
-   follow each other, each of which expects the one before; otherwise no key may be written twice in one commit.
-2. If a number differs nothing is written and the answer is a `Stale`, naming the first such key in order of keys. It is
-   a value, not an error: losing a race is ordinary. None is the answer of a commit that happened.
+1. `commit(writes, guards)` succeeds if and only if the head of every written and every guarded key has the expected
+   number (0: the key has no record). A write appends record `expected + 1`; a write without data removes the key with
+   all its records. On return all of the commit is durable, or none of it ever is. Several writes of one key append
+   consecutive records, each of which expects the one before; otherwise a commit writes a key once.
+2. If a number differs, nothing is written, and `commit` returns a `Stale` with the first such key in key order. It is a
+   value, not an error: losing a race is ordinary. A commit that succeeded returns None.
 3. A removed key starts again at 0, so only keys with a never-reused id in their name may be removed: otherwise a guard
    could mistake the new key for the old.
-4. `scan(key, after, limit)` yields the records above `after`, without gaps, oldest first, as of one moment: all of
-   them, or with a limit (1 and up) the first so many, and then it costs what these cost, not what lies behind them.
-   `heads(prefix)` yields the newest record of every key with that prefix, in key order, as of one moment.
-5. `truncate(key, below)` forgets records below a number; the head always stays.
+4. `scan(key, after, limit)` returns the records above `after`, without gaps, oldest first, as of one moment: all of
+   them, or the first `limit` (at least 1), at the cost of these only. `heads(prefix)` returns the newest record of
+   every key with that prefix, in key order, as of one moment.
+5. `truncate(key, below)` deletes the records below a number; the head always stays.
 6. Failures are typed (I14): `Unavailable` means that nothing happened, `OutcomeUnknown` that the commit may have. A
-   commit whose outcome is unknown may even still be under way: read back, and commit again with the same expectations,
-   of which at most one can succeed. Reads raise `Unavailable` only; an unreadable store raises `RecordDamaged`.
+   commit whose outcome is unknown may even still be under way: read back, and commit again with the same expected
+   numbers; at most one of the two can succeed. Reads raise `Unavailable` only; an unreadable store raises
+   `RecordDamaged`.
 7. `wait(key, after, timeout_s)` returns True as soon as the head may be above `after`: at once for commits through this
    object, by polling for those of other processes; False after the timeout. It may return True early, never too late.
 8. Implementations are safe to share between threads; other processes open their own.
@@ -53,7 +54,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The key must be as it was read, without being written."""
+    """The head of the key must have the expected number; the commit does not write the key."""
 
     key: str
     expected: int
@@ -61,7 +62,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The commit did not happen: `key` stood at `found`, not at `expected`."""
+    """The commit did not happen: the head of `key` was `found`, not `expected`."""
 
     key: str
     expected: int
@@ -84,5 +85,5 @@ class Meta(Protocol):
     def close(self) -> None: ...
 
     def path(self, key: str) -> str:
-        """Where a person would look for the record: for messages."""
+        """The record's location, for messages."""
         ...

@@ -1,7 +1,7 @@
-"""`ObservedBlob` and `ObservedMeta`: any implementation, and somebody who is told of every call and how it ended.
+"""`ObservedBlob` and `ObservedMeta`: wrap any implementation and report every call and its outcome to an observer.
 
-What an implementation does is not changed: the same answers, the same errors. A listing counts up to its first entry,
-as it is read on while the caller works. `wait` and `path` are not told of: waiting is not slow, and a path is no call.
+Answers and errors are unchanged. The time of a listing ends at its first entry, because the caller works while it reads
+the rest. `wait` and `path` are not reported: a long wait is not a slow call, and `path` calls no storage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def observe(storage: Storage, observer: Observer, runtime: Runtime) -> Storage:
-    """The same storage; as it is, if nobody wants to know."""
+    """Return the storage with observed calls, or unchanged if there is no observer."""
     if observer is NO_OBSERVER:
         return storage
     blob, meta = ObservedBlob(storage.blob, observer, runtime), ObservedMeta(storage.meta, observer, runtime)
@@ -107,7 +107,7 @@ class ObservedMeta:
 
 
 def _begun(entries: Iterator[T]) -> Iterator[T]:
-    """The same entries, of which the first was asked for: a storage that is away says so here."""
+    """Read the first entry now, so that an unreachable storage fails here."""
     first = list(islice(entries, 1))
     return chain(first, entries)
 

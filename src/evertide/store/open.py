@@ -1,18 +1,18 @@
-"""`open_storage`: a `Blob` and a `Meta` that belong together, checked before anybody trusts them.
+"""`open_storage`: open a `Blob` and a `Meta` that belong together, and check both before use.
 
     <root>/FORMAT     a blob: the format version, decimal, and a newline
     storage           a Meta key: record 1 is committed before FORMAT is put, record 2 after
 
 Invariants:
 
-1. Never a silent fresh start. The three steps of making a storage (record 1, FORMAT, record 2) tell a making that was
-   cut short, which simply goes on, from a loss: FORMAT without record 1 means that Meta is lost or is another one,
-   record 2 without FORMAT that FORMAT is lost. Both are `RecordDamaged`.
-2. A newer format is refused before Meta is opened: nobody knows what it looks like.
-3. Several processes may open, and even make, one storage at the same moment. Whatever looks like a loss is read once
-   more in the order that rules out that somebody was making it meanwhile.
+1. A loss is never mistaken for a new storage. A storage is created in three steps: record 1, FORMAT, record 2. A
+   creation that was interrupted continues. FORMAT without record 1 means that Meta is lost or belongs to another
+   storage; record 2 without FORMAT means that FORMAT is lost. Both are `RecordDamaged`.
+2. A newer format is refused before Meta is opened, because its layout is unknown.
+3. Several processes may open, and even create, one storage at the same moment. What looks like a loss is read once
+   more, in the order that rules out a concurrent creation.
 
-`open_for_repair` opens what these rules refuse, for `evertide.checkpoint.fsck` and its like.
+`open_for_repair` opens what these rules refuse, for `evertide.checkpoint.fsck` and `evertide.checkpoint.repair`.
 """
 
 from __future__ import annotations
@@ -48,47 +48,48 @@ _FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
 _POSTGRES = ("postgresql://", "postgres://")
 _PIECE_BYTES = 1 << 20
 _OWNER_ONLY = 0o700
-"""Rows lie in it as they are. Whoever wants to share a storage may open it to others: what is made in it follows."""
+"""The storage holds rows in plain form. An administrator may open the directory to others; new files follow its mode.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """By which any process opens the storage."""
+    """What any process needs to open the storage."""
 
     location: str
     meta: str | None = field(default=None, repr=False)
-    """It may hold a password."""
+    """It may contain a password."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is reached by the network."""
+        """Whether processes reach the storage over the network."""
         return self.meta is not None or self.location.startswith("s3://")
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """`root` is where a person would look: a directory or an S3 URL."""
+    """`root` is the location for messages: a directory or an S3 URL."""
 
     blob: Blob
     meta: Meta
     root: str
     address: Address | None = None
-    """None if it is this process's own, in memory."""
+    """None if the storage is in this process's memory."""
 
     def close(self) -> None:
         self.meta.close()
 
 
 def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runtime, settings: Settings) -> Storage:
-    """Open the storage at a directory or `s3://bucket/prefix`, or make it if nothing is there.
+    """Open the storage at a directory or `s3://bucket/prefix`, or create it if the place is empty.
 
-    `meta` is a PostgreSQL URL; without one it is the SQLite file `meta.db` in the directory.
+    `meta` is a PostgreSQL URL; without one, Meta is the SQLite file `meta.db` in the directory.
     """
     blob, root = _open_blob(location, meta)
     made = retry_read(lambda: _is_made(blob), runtime, settings)
     opened = PostgresMeta(meta, runtime, settings) if meta else _open_sqlite(Path(root), runtime, settings, made=made)
     try:
-        retry_read(lambda: _check_meta(blob, opened, made=made), runtime, settings)  # making it again changes nothing
+        retry_read(lambda: _check_meta(blob, opened, made=made), runtime, settings)  # creating it is idempotent
     except BaseException:
         opened.close()
         raise
@@ -98,13 +99,13 @@ def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runt
 def open_for_repair(
     location: str | Path, meta: str | None = None, *, runtime: Runtime, settings: Settings, change: bool
 ) -> Storage:
-    """Open a storage as it is, damaged or empty: nothing is checked but that its format is not a newer one.
+    """Open a storage that may be damaged or empty; check only that its format is not newer.
 
-    If `meta.db` is missing, or SQLite cannot read all of it: without `change`, an empty Meta in memory stands for it;
-    with `change`, its files are moved below `lost+found/`, and an empty one is made.
+    If `meta.db` is missing, or SQLite cannot read all of it: without `change`, use an empty Meta in memory; with
+    `change`, move its files below `lost+found/` and create an empty one.
     """
     blob, root = _open_blob(location, meta)
-    with suppress(RecordDamaged):  # what is wrong with FORMAT is for the one who asked to find
+    with suppress(RecordDamaged):  # fsck reports damage of FORMAT
         _has_format(blob)
     if meta:
         return Storage(blob, PostgresMeta(meta, runtime, settings), root)
@@ -116,13 +117,13 @@ def _sqlite_for_repair(root: Path, runtime: Runtime, settings: Settings, *, chan
     if not retry_read(lambda: _has_content(path), runtime, settings):
         if not change:
             return MemoryMeta(runtime)
-        _set_aside(root, runtime.new_id())  # a write-ahead log that is left would become part of the new file
+        _set_aside(root, runtime.new_id())  # SQLite would apply a write-ahead log that is left to the new file
         return SqliteMeta(path, runtime, settings)
     try:
         return _open_all(path, runtime, settings)
     except RecordDamaged as error:
         logger.warning("%s cannot be read: %s", path, error)
-    _check_readable(root)  # SQLite calls a disk that cannot be read for a while damage, too
+    _check_readable(root)  # SQLite also reports a temporary read error of the disk as damage
     try:
         return _open_all(path, runtime, settings)
     except RecordDamaged:
@@ -133,7 +134,7 @@ def _sqlite_for_repair(root: Path, runtime: Runtime, settings: Settings, *, chan
 
 
 def _open_all(path: Path, runtime: Runtime, settings: Settings) -> SqliteMeta:
-    """Every record is read: otherwise `RecordDamaged`."""
+    """Open the file and read every record; raise `RecordDamaged` if one cannot be read."""
     opened = SqliteMeta(path, runtime, settings)
     try:
         for key in opened.heads(""):
@@ -145,7 +146,7 @@ def _open_all(path: Path, runtime: Runtime, settings: Settings) -> SqliteMeta:
 
 
 def _check_readable(root: Path) -> None:
-    """The disk gives all bytes of `meta.db`, whatever they are: otherwise `Unavailable`. SQLite has it not open."""
+    """Raise `Unavailable` if the disk cannot read all bytes of `meta.db`. SQLite must not have the file open."""
     for suffix in ("", "-wal"):
         path = root / f"{META_FILE}{suffix}"
         try:
@@ -159,9 +160,9 @@ def _check_readable(root: Path) -> None:
 
 
 def _set_aside(root: Path, name: str) -> None:
-    """The files of `meta.db`, under a name that no other repair uses.
+    """Move the files of `meta.db` below `lost+found/`, under a name that no other repair uses.
 
-    The database goes first, and durably: without its write-ahead log it would open as what it was some time ago.
+    The database moves first, and durably: without its write-ahead log it would open with an older content.
     """
     lost, files = root / "lost+found", SystemFiles()
     try:
@@ -229,7 +230,7 @@ def _open_sqlite(root: Path, runtime: Runtime, settings: Settings, *, made: bool
 
 
 def _is_made(blob: Blob) -> bool:
-    """Whether FORMAT is there, and ours. Blobs without it are a loss: they are put only after it (3)."""
+    """Whether FORMAT exists and is supported. Blobs without FORMAT are a loss: they are put only after it (3)."""
     if _has_format(blob):
         return True
     if any(entry.key != FORMAT for entry in blob.list("")) and not _has_format(blob):
@@ -263,7 +264,7 @@ def _check_meta(blob: Blob, meta: Meta, *, made: bool) -> None:
 
 
 def _make(blob: Blob, meta: Meta) -> None:
-    """Whoever makes it meanwhile does the same, so losing a race is fine."""
+    """Create the records and FORMAT. A concurrent process writes the same, so losing a race is fine."""
     text = b"%d\n" % FORMAT_VERSION
     meta.commit([Write(STORAGE, 0, text)])
     blob.put(FORMAT, text)

@@ -1,31 +1,31 @@
-"""Names of blobs and Meta keys: the only place that knows how they are spelled.
+"""Names of blobs and Meta keys: the only module that spells them.
 
-Blob keys end in a `Name`, which carries the id of the writer that made it, so that a collector can tell whose orphan a
-blob is: `parts/<shard>/<writer>-<seq>[-<attempt>].parquet`. `seq` is taken from the writer's own counter; `attempt`
-tells apart the tries of one task on Spark's executors. Parts of arrangements are named alike, below
+Blob keys end in a `Name`, which contains the id of the writer, so that garbage collection can tell whose orphan a blob
+is: `parts/<shard>/<writer>-<seq>[-<attempt>].parquet`. `seq` comes from the writer's own counter; `attempt`
+distinguishes the attempts of one task on Spark's executors. Parts of arrangements have such names, too, below
 `state/<arrangement>/`.
 
 Meta keys:
 
     shard/<shard>           the shard's diffs
-    rollup/<shard>          where its newest roll-up lies
+    rollup/<shard>          the address of its newest roll-up
     hold/<shard>            its since and the holds on it
     lease/<shard>/<lease>   one reader's lease
     writer/<writer>         a registered writer; removed once, never written again
     beat/<writer>           that writer's heartbeat
     generation              the generation and its member shards
     journal                 per transaction, its input
-    committed               per transaction, what it came to
-    pipeline                what the pipeline of this storage declares
-    health                  how the process that runs it fares, or fared last
-    sources                 how its sources fare
+    committed               per transaction, its outcome
+    pipeline                the definition of the pipeline
+    health                  the last reported health of the process that runs the pipeline
+    sources                 the status of its sources
     producer/<producer>     the last number of a producer; removed when it is forgotten
-    sink/<sink>             how far a sink durably is
+    sink/<sink>             the durable progress of a sink
     shape/<definition>/<n>  a live shape; removed once, never written again
     shapes                  the shapes that ended, one record each
     checkpoints             the catalog of checkpoints
-    restoring/<writer>      the checkpoint that a writer reads at the moment
-    storage                 that FORMAT and this Meta belong together
+    restoring/<writer>      the checkpoint that a writer is reading
+    storage                 marks that FORMAT and this Meta belong together
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Name:
 
     @classmethod
     def parse(cls, key: str) -> Name | None:
-        """None if the key was not made by a writer: such a blob is not ours to judge."""
+        """None if the key was not made by a writer: garbage collection leaves such a blob alone."""
         found = _NAME.fullmatch(key.rpartition("/")[2])
         if found is None:
             return None
@@ -118,14 +118,14 @@ class Name:
 
 
 def check_shard(shard: str) -> str:
-    """A shard's name is part of paths on every storage: letters, digits and `_ . = + @ -`, at most 200."""
+    """Check a shard's name, which is part of paths: letters, digits and `_ . = + @ -`, at most 200."""
     if not _SHARD.fullmatch(shard):
         raise InvalidInput(where=f"shard {shard!r}", why="a shard's name is 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
     return shard
 
 
 def check_source(source: str) -> str:
-    """A source that stages rows is a part of paths, too, by the same rule."""
+    """Check the name of a source that stages rows by the same rule: it is part of paths, too."""
     if not _SHARD.fullmatch(source):
         raise InvalidInput(where=f"source {source!r}", why="a source's name is 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
     return source
@@ -168,7 +168,7 @@ def staged_key(source: str, name: Name) -> str:
 
 
 def evidence_key(writer: str, token: str) -> str:
-    """Of a file for a bug report, which no collection deletes."""
+    """The key of a file for a bug report, which garbage collection never deletes."""
     return f"evidence/{writer}-{token}.json"
 
 
@@ -187,7 +187,7 @@ def producer_key(producer: str) -> str:
 
 
 def replica_key(writer: str) -> str:
-    """What a process that runs the pipeline says of itself; the empty writer gives the prefix of all."""
+    """The key of a replica's report about itself; the empty writer gives the prefix of all."""
     return f"replica/{writer}"
 
 

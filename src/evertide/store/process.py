@@ -1,16 +1,16 @@
-"""Which process wrote a record, and whether another process can prove that it has ended.
+"""Identify the process that wrote a record, and prove that it has ended.
 
-A pid and a host name do not name a process: containers restart with the same of both, and several containers may have
-one host name. `Origin` adds what tells them apart on Linux:
+A pid and a host name do not identify a process: a restarted container has the same of both, and several containers may
+share a host name. `Origin` adds what distinguishes them on Linux:
 
-- the boot id of the kernel: the same in all containers of a machine, another one on every machine and after a reboot;
-- the PID namespace: a pid means something only there;
-- when the process started, in clock ticks after boot: a pid that is used again has another start.
+- the boot id of the kernel: the same in all containers of a machine, different on every machine and after a reboot;
+- the PID namespace: a pid is valid only within it;
+- the start of the process, in clock ticks after boot: a reused pid has another start.
 
-A process has ended if its boot id and its PID namespace are ours, and its pid is free, is a zombie, or started at
-another time. (The kernel may give the number of a namespace that is gone to a new one; then the process is gone, too.)
-In every other case nothing is proven, and only its silence counts. On other systems than Linux, host name and pid
-decide, as there are no namespaces.
+A process has ended if its boot id and PID namespace are those of the observing process, and its pid is free, is a
+zombie, or started at another time. (The kernel may reuse the number of a namespace that has ended; then the process has
+ended, too.) In every other case nothing is proven, and only missing heartbeats count. On systems other than Linux, host
+name and pid decide, as there are no namespaces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Origin", "this_process"]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 _START_FIELD = 19
-"""Of what follows the command's name in `/proc/<pid>/stat`: field 22, `starttime`."""
+"""The index after the command's name in `/proc/<pid>/stat`: field 22, `starttime`."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Origin(msgspec.Struct, frozen=True):
     start_ticks: int = 0
 
     def has_ended(self) -> bool:
-        """Whether that is proven, as seen by this process."""
+        """Whether this process can prove that the other has ended."""
         here = this_process()
         if sys.platform != "linux":
             return self.host == here.host and not _exists(self.pid)
@@ -54,7 +54,7 @@ def this_process() -> Origin:
 
 @cache
 def _process(pid: int) -> Origin:
-    """By pid, as a forked process is another one."""
+    """Cached by pid, because a forked process is another one."""
     try:
         boot, namespace = _BOOT_ID.read_text(encoding="ascii").strip(), str(_NAMESPACE.readlink())
     except OSError:
@@ -63,7 +63,7 @@ def _process(pid: int) -> Origin:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When the process with this pid started; 0 if there is none, or it is a zombie; None if that cannot be told."""
+    """When the process with this pid started; 0 if there is none, or it is a zombie; None if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

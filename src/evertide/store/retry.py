@@ -1,11 +1,11 @@
-"""What to do after each outcome of a storage call (I14).
+"""Retries after each outcome of a storage call (I14).
 
-- "did not happen" (`Unavailable`): wait and try again, for at most `retry_limit_s`. A full or forbidding disk does not
-  heal by itself within seconds, so those reach the caller at once.
+- "did not happen" (`Unavailable`): wait and retry, for at most `retry_limit_s`. A full or forbidden disk does not
+  recover within seconds, so the caller gets those errors at once.
 - "may have happened" (`OutcomeUnknown`): for a blob, repeat the put (same key, same bytes: rule 2 of `Blob`); for a
-  commit, read back first, and only then commit again with the same expectations, of which at most one can succeed.
-  While in doubt, storage that goes away leaves it unknown: the doubt is what the caller is told.
-- A thread that only looks (`limit_retries`) waits for less than `retry_limit_s`.
+  commit, commit again with the same expected numbers, of which at most one can succeed; if that is stale, read back. If
+  storage becomes unreachable while the outcome is in doubt, the caller gets `OutcomeUnknown`.
+- Within `limit_retries`, a thread retries for less than `retry_limit_s`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BOUNDED = threading.local()
 
 @contextmanager
 def limit_retries(limit_s: float) -> Iterator[None]:
-    """Within the block, this thread repeats a storage call for at most `limit_s` instead of `retry_limit_s`."""
+    """Within the block, this thread retries a storage call for at most `limit_s` instead of `retry_limit_s`."""
     before = getattr(_BOUNDED, "limit_s", None)
     _BOUNDED.limit_s = limit_s
     try:
@@ -53,7 +53,7 @@ def limit_retries(limit_s: float) -> Iterator[None]:
 
 
 class Backoff:
-    """How often one call may fail: waits that double, with jitter, until the limit."""
+    """The waits between the retries of one call: they double, with jitter, until the limit."""
 
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
         self._runtime = runtime
@@ -64,16 +64,16 @@ class Backoff:
         self._deadline_s = runtime.monotonic_s() + limit_s
 
     def wait_after(self, error: Unavailable | OutcomeUnknown) -> None:
-        """Wait before another try, or raise the error if it makes no sense to."""
+        """Wait before the next retry, or raise the error if a retry is pointless."""
         if isinstance(error, StorageFull | StorageForbidden) or self._runtime.monotonic_s() >= self._deadline_s:
             raise error
-        note_step()  # to wait for storage is not to hang
+        note_step()  # waiting for storage is not a hang
         self._runtime.sleep_s(self._wait_s * (0.5 + self._runtime.random()))
         self._wait_s = min(self._wait_s * 2, self._wait_max_s)
 
 
 def retry_read(call: Callable[[], T], runtime: Runtime, settings: Settings) -> T:
-    """A read, tried again while storage does not answer."""
+    """Retry a read while storage does not answer."""
     backoff: Backoff | None = None
     while True:
         try:
@@ -102,10 +102,10 @@ def put_until_known(blob: Blob, key: str, content: bytes, runtime: Runtime, sett
 def commit_until_known(
     meta: Meta, writes: Sequence[Write], guards: Sequence[Guard], runtime: Runtime, settings: Settings
 ) -> Stale | None:
-    """A commit with a definite answer.
+    """Commit, and retry until the outcome is known.
 
-    The bytes of the first write must be unique to this call (they carry an id), and its key must not be truncated
-    meanwhile: they are how the commit is recognised when read back.
+    The bytes of the first write must be unique to this call (they contain an id), and its key must not be truncated
+    meanwhile: they identify the commit when it is read back.
     """
     backoff: Backoff | None = None
     doubt: OutcomeUnknown | None = None
@@ -126,10 +126,10 @@ def commit_until_known(
 def commit_under_new_id(
     meta: Meta, make: Callable[[str], Sequence[Write]], runtime: Runtime, settings: Settings
 ) -> str:
-    """Commit writes that create keys under a new id; returns the id.
+    """Commit writes that create keys under a new id, and return the id.
 
-    After an unknown outcome another id is taken: the first try may still arrive, even after its keys were removed, and
-    must then not bring back what was ended. Under an id that nobody uses it is silent, and ends as silent ones do.
+    A retry after an unknown outcome uses another id: the first attempt may still arrive, even after its keys were
+    removed, and must not restore them. An id that no process uses sends no heartbeats, and expires.
     """
     backoff: Backoff | None = None
     while True:
@@ -145,9 +145,9 @@ def commit_under_new_id(
 
 
 def truncate_sometimes(meta: Meta, key: str, seqno: int, every: int = 64) -> None:
-    """Forget the records before `seqno` of a key whose head alone counts, once in a while.
+    """Delete the records before `seqno` once in `every` calls, for a key of which only the head counts.
 
-    Housekeeping after a commit that succeeded: its failure is said, and must not look like the commit's.
+    This is housekeeping after a successful commit: a failure is logged, so that it is not mistaken for the commit's.
     """
     if seqno % every == 0:
         try:
@@ -164,8 +164,6 @@ def _has_happened(meta: Meta, write: Write) -> bool:
 
 
 class RetryingBlob:
-    """A blob whose calls are tried again while storage does not answer."""
-
     def __init__(self, blob: Blob, runtime: Runtime, settings: Settings) -> None:
         self._blob = blob
         self._runtime = runtime
@@ -181,7 +179,8 @@ class RetryingBlob:
         put_until_known(self._blob, key, data, self._runtime, self._settings)
 
     def delete(self, key: str) -> bool:
-        """Idempotent, so that an unknown outcome is simply tried again; then whether it was there is not known."""
+        """Retry after an unknown outcome, too: delete is idempotent. The result may then be False for a blob that
+        existed."""
         backoff: Backoff | None = None
         while True:
             try:

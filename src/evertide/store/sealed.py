@@ -1,4 +1,4 @@
-"""How a value is stored as bytes: every Meta record and every roll-up goes through here.
+"""The encoding of a value as bytes, for every Meta record and every roll-up.
 
 Layout, version 1:
 
@@ -6,8 +6,8 @@ Layout, version 1:
     bytes 1-8    xxh64 of the rest, little endian
     bytes 9-     the value, as MessagePack
 
-The version is looked at before anything else, so that a newer format is refused by number and never half-read; the
-checksum tells damage from a misunderstanding.
+The version is checked first, so that a newer format is refused by number and never half-read; the checksum
+distinguishes damage from a wrong type.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def seal(value: Any, version: int = 1) -> bytes:
 
 
 def check_seal(data: bytes, path: str, version: int = 1) -> None:
-    """Whether version and checksum are right, whatever the kind of value. `path` is for the error."""
+    """Check version and checksum, for any kind of value. `path` is for the error."""
     if len(data) <= _HEADER_BYTES:
         raise RecordDamaged(path=path, why=f"{len(data)} bytes are too few for a record")
     if data[0] != version:
@@ -47,7 +47,7 @@ def check_seal(data: bytes, path: str, version: int = 1) -> None:
 
 
 def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:
-    """`path` is for the error: where the bytes lie."""
+    """`path`, the location of the bytes, is for the error."""
     check_seal(data, path, version)
     body = data[_HEADER_BYTES:]
     try:
@@ -58,7 +58,7 @@ def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:
 
 
 def _decoder(kind: type) -> msgspec.msgpack.Decoder[Any]:
-    """One thread at a time: two that make the first decoder of a kind at the same moment end the process."""
+    """One thread at a time: two that make the first decoder of a kind at the same moment crash the process."""
     with _making:
         if kind not in _decoders:
             _decoders[kind] = msgspec.msgpack.Decoder(kind)

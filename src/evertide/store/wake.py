@@ -1,9 +1,9 @@
-"""`Wake`: how a commit wakes those in this process who wait for its key, and how they look for commits of others.
+"""`Wake`: a commit wakes the threads of this process that wait for its key; they poll for commits of other processes.
 
-1. Who waits first says so, then looks, then sleeps. A commit is done before it rings. So either the look sees the
-   commit or the bell is heard: no wake-up is lost, and nobody spins.
-2. Only the waiters of the keys that were written wake up; a commit nobody waits for costs one look at a dictionary.
-3. Commits of other processes do not ring here: `poll_s` bounds how late they are seen.
+1. A waiter first joins the key's bell, then looks, then sleeps. A commit is done before it rings. So either the look
+   sees the commit or the waiter gets the ring: no wake-up is lost, and no thread spins.
+2. Only the waiters of the written keys wake up; a commit without waiters costs one dictionary lookup.
+3. Commits of other processes do not ring: a waiter sees them after at most `poll_s`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Wake:
         self.ring(keys)
 
     def wait(self, key: str, look: Callable[[], bool], timeout_s: float, poll_s: float) -> bool:
-        """True once `look` is; it is asked at the start, at every ring, every `poll_s`, and at the end."""
+        """Return True once `look` does. It is called at the start, at every ring, every `poll_s`, and at the end."""
         bell = self._join(key)
         try:
             deadline_s = self._runtime.monotonic_s() + timeout_s

@@ -1,17 +1,16 @@
-"""Writers and the generation: who may change this storage (I16).
+"""Writers and the generation: which processes may change this storage (I16).
 
-Where it lies: Meta keys `writer/<id>` (written once, removed once), `beat/<id>` (the heartbeat, apart, so that it never
-fails a commit that guards the registration) and `generation`. Version 1 of each.
+Stored as Meta keys `writer/<id>` (written once, removed once), `beat/<id>` (the heartbeat, in a separate key, so that
+it never fails a commit that guards the registration) and `generation`. Version 1 of each.
 
 Every commit that changes a shard guards `writer/<id>` and `generation`. Hence:
 
-1. A writer that was unregistered, or whose generation is over, can commit nothing more, whatever it still believes
-   and however late it wakes up: it gets `Fenced`. No clock is involved.
+1. A writer that was unregistered, or whose generation has been replaced, can commit nothing more, however late it wakes
+   up: it gets `Fenced`. No clock is involved.
 2. A silent writer is unregistered by one compare-and-set on its registration *and* its last heartbeat: if it beats in
    between, it stays.
-3. A blob that carries the id of a writer that is not registered, and that no shard read after that names, will never be
-   named: it is an orphan. For a registered writer the same holds below its `settled` sequence number, which its
-   heartbeat publishes: it will not name those any more.
+3. A blob is an orphan if its writer is not registered, and no shard that is read after that names the blob: none ever
+   will. For a registered writer the same holds below its `settled` sequence number, which its heartbeat publishes.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = [
 
 
 _stopped: set[str] = set()
-"""Ids under which this process does not write (any more), although storage may have a registration of them."""
+"""Ids under which this process does not write (any more), although storage may have registrations for them."""
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,18 +55,18 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     registered_at_s: float
     ttl_s: float
     boot: str = ""
-    """This and the next two tell processes apart that have one host name and one pid: see `evertide.store.process`."""
+    """This and the next two distinguish processes with the same host name and pid: see `evertide.store.process`."""
     namespace: str = ""
     start_ticks: int = 0
     instance: str = ""
-    """A random id: registrations with the same one are tries of the same registration, whose outcome was unknown."""
+    """A random id: registrations that share it are attempts of one registration whose outcome was unknown."""
 
     @property
     def origin(self) -> Origin:
         return Origin(self.host, self.pid, self.boot, self.namespace, self.start_ticks)
 
     def has_ended(self) -> bool:
-        """Whether it is proven that nothing writes under it: its process has ended, or this process has stopped it."""
+        """Whether no thread can write under this id: its process has ended, or this process has stopped it."""
         return self.writer in _stopped or self.origin.has_ended()
 
 
@@ -76,21 +75,20 @@ class Beat(msgspec.Struct, frozen=True):
     number: int
     beat_at_s: float
     settled: int
-    """Sequence numbers below this are named by a shard already, or never will be."""
+    """Blobs with lower sequence numbers are named by a shard already, or never will be."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True):
     number: Generation
     members: tuple[str, ...]
     writer: str
-    """Who made it: tells a commit whose outcome was unknown from a peer's."""
+    """The writer that made the record: distinguishes a commit with unknown outcome from a peer's."""
 
 
 class Writer:
-    """This process's registration: taken once, passed to everything that writes. Safe to share between threads."""
+    """This process's registration, passed to all components that write. Safe to share between threads."""
 
     def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, writer: str, label: str = "") -> None:
-        """For `register`, which is how a writer comes to be."""
         self.id = writer
         self.label = label
         self._meta = meta
@@ -106,10 +104,10 @@ class Writer:
         self._generation = Generation(0)
         self._hang: Callable[[], str] = lambda: ""
         self._beat_began_s: float | None = None
-        """When the heartbeat under way began."""
+        """When the current heartbeat began."""
         self._is_beat_lost = False
         self._recovered_s: float | None = None
-        """When heartbeats got through again after some that did not, or took long."""
+        """When heartbeats succeeded again after failed or slow ones."""
 
     @classmethod
     def register(
@@ -118,7 +116,7 @@ class Writer:
         at, ttl_s = this_process(), settings.writer_ttl_s
 
         def writes(fresh: str) -> list[Write]:
-            _stopped.add(fresh)  # until it is known to be the one: a try whose outcome was unknown leaves its id behind
+            _stopped.add(fresh)  # until its registration is known: an attempt with unknown outcome leaves its id behind
             now_s = runtime.wall_s()
             registration = Registration(
                 fresh, label, at.host, at.pid, now_s, ttl_s, at.boot, at.namespace, at.start_ticks, instance
@@ -132,15 +130,15 @@ class Writer:
         return writer
 
     def new_token(self) -> str:
-        """Names one commit of this writer, so that it can be recognised when its outcome was unknown."""
+        """A new name for one commit of this writer, by which the commit is found if its outcome was unknown."""
         with self._lock:
             self._tokens += 1
             return str(self._tokens)
 
     @contextmanager
     def open_token(self) -> Iterator[tuple[str, int]]:
-        """A token for a commit that may have to be read back, and the number below which nobody asks any more."""
-        with self._lock:  # in one go, or another thread could call this token settled before it is ever used
+        """A token for a commit that may have to be read back, and the lowest token that may still be looked up."""
+        with self._lock:  # in one step, or another thread could settle this token before it is used
             self._tokens += 1
             number = self._tokens
             self._open_tokens.add(number)
@@ -152,11 +150,11 @@ class Writer:
                 self._open_tokens.discard(number)
 
     def guards(self) -> tuple[Guard, Guard]:
-        """For every commit: I am still registered, and the generation is the one I know."""
+        """Guards for every commit: the writer is still registered, and the generation is the one that it knows."""
         return Guard(writer_key(self.id), 1), Guard(GENERATION, self._generation)
 
     def check_registered(self) -> None:
-        """Raise `Fenced` if this writer is not registered (any more): what is said of it in shards may be forgotten."""
+        """Raise `Fenced` if this writer is not registered (any more): shards may have dropped its tokens."""
         key = writer_key(self.id)
         if retry_read(lambda: self._meta.head(key), self._runtime, self._settings) is None:
             raise Fenced(writer=self.id, why="it was unregistered")
@@ -170,11 +168,11 @@ class Writer:
             raise GenerationMoved(writer=self.id, why=why)
 
     def beat_unless(self, hang: Callable[[], str]) -> None:
-        """Beat no more while `hang` says why this process does not get on, whichever thread asks for the beat."""
+        """Skip heartbeats while `hang` returns why this process makes no progress, whichever thread calls `beat`."""
         self._hang = hang
 
     def beat(self) -> None:
-        """Say that this writer lives. Has a lock of its own: storage that does not answer must not hold up appends."""
+        """Write the heartbeat. It has its own lock, so that an unreachable storage does not block appends."""
         if self._hang():
             self.check_registered()
             return
@@ -210,9 +208,10 @@ class Writer:
 
     @property
     def is_heard(self) -> bool:
-        """Whether this writer's own heartbeats get through, and did for half the time to live.
+        """Whether this writer's own heartbeats succeed, and have for half the time to live.
 
-        If not, storage is or was away, perhaps for all: then the silence of other writers says nothing of them.
+        If not, storage is or was unreachable, perhaps for all processes: then the silence of other writers proves
+        nothing.
         """
         now_s = self._runtime.monotonic_s()
         with self._lock:
@@ -222,7 +221,7 @@ class Writer:
         return recovered_s is None or now_s - recovered_s >= self._settings.writer_ttl_s / 2
 
     def _adopt_beat(self, stale: Stale) -> None:
-        """Only we write our beats: one that we do not know of is ours, and its answer was lost."""
+        """Only this writer writes its beats: an unknown one is its own, whose answer was lost."""
         if stale.key != beat_key(self.id) or stale.found == 0:
             raise Fenced(writer=self.id, why="it was unregistered")
         self._beats = stale.found
@@ -236,8 +235,8 @@ class Writer:
     def claim(self) -> Iterator[int]:
         """A sequence number for the names of new blobs.
 
-        When the block ends, what it wrote is named by a shard or never will be, and a collector may judge it. Only a
-        commit whose outcome stayed unknown leaves the number open, as it may still arrive.
+        When the block ends, a shard names the blobs or never will, and garbage collection may delete orphans among
+        them. Only a commit whose outcome stayed unknown leaves the number open, because it may still arrive.
         """
         seq = self.open_claim()
         try:
@@ -250,7 +249,7 @@ class Writer:
         self.settle(seq)
 
     def open_claim(self) -> int:
-        """A sequence number that stays open until `settle`: for a blob that a later call names, or gives up."""
+        """A sequence number that stays open until `settle`: for a blob that a later call names or drops."""
         with self._lock:
             seq = self._next_seq
             self._next_seq += 1
@@ -258,19 +257,19 @@ class Writer:
             return seq
 
     def is_open(self, seq: int) -> bool:
-        """Whether a blob of this number may still be named: no collector has judged it."""
+        """Whether a blob with this number may still be named, so that garbage collection keeps it."""
         with self._lock:
             return seq in self._open
 
     def settle(self, seq: int) -> None:
-        """What carries this number is named, or never will be. May be said again."""
+        """Close a sequence number: its blobs are named, or never will be. Idempotent."""
         with self._lock:
             self._open.discard(seq)
 
     def unregister(self) -> None:
-        """The orderly end. Fenced already is fine: then another process ended it.
+        """End the registration. If another process has ended it already, do nothing.
 
-        If storage does not answer, the registration stays, and this process knows that it means nothing.
+        If storage does not answer, the registration stays, and this process treats it as ended.
         """
         _stopped.add(self.id)
         with self._beating, suppress(Fenced):
@@ -283,26 +282,25 @@ class Writer:
         _stopped.discard(self.id)
 
     def adopt_generation(self) -> GenerationRecord | None:
-        """Take the current generation for ours, after looking at its members."""
         record = retry_read(lambda: self._meta.head(GENERATION), self._runtime, self._settings)
         self._generation = Generation(record.seqno if record else 0)
         return unseal(record.data, GenerationRecord, self._meta.path(GENERATION)) if record else None
 
     def know_generation(self, number: Generation) -> None:
-        """Take a generation for ours, of which the caller has read the members."""
+        """Adopt a generation whose members the caller has read."""
         self._generation = number
 
     @property
     def generation(self) -> Generation:
-        """The number of the record that this writer knows."""
         return self._generation
 
     def change_generation(
         self, members: Sequence[str], writes: Sequence[Write] = (), guards: Sequence[Guard] = ()
     ) -> GenerationRecord:
-        """Raise the generation: whoever knows only the old one is fenced from the same moment.
+        """Raise the generation. From that moment every writer that knows only the old one is fenced.
 
-        `writes` are records that belong into the same commit; `guards` are keys that must be as they were read.
+        `writes` are further records for the same commit; `guards` are keys that must not have changed since they were
+        read.
         """
         before = self._generation
         made = GenerationRecord(Generation(before + 1), tuple(members), self.id)
@@ -323,7 +321,6 @@ def read_generation(meta: Meta) -> GenerationRecord | None:
 
 
 def read_registrations(meta: Meta) -> dict[str, Registration]:
-    """All registered writers, by id."""
     found = meta.heads(writer_key(""))
     return {
         registration.writer: registration
@@ -333,7 +330,7 @@ def read_registrations(meta: Meta) -> dict[str, Registration]:
 
 
 def read_settled(meta: Meta) -> dict[str, int]:
-    """Per registered writer, the sequence number below which it will name nothing more."""
+    """By writer, the sequence number below which it will name no more blobs."""
     return {
         beat.writer: beat.settled
         for key, record in meta.heads(beat_key("")).items()
@@ -342,9 +339,9 @@ def read_settled(meta: Meta) -> dict[str, int]:
 
 
 def end_silent_writers(meta: Meta, *, runtime: Runtime, settings: Settings, judge: Writer | None = None) -> list[str]:
-    """Unregister writers that have not beaten for their time to live. Losing the race to a heartbeat is fine.
+    """Unregister writers without a heartbeat for their time to live. Losing the race to a heartbeat is fine.
 
-    None is ended while the heartbeats of `judge`, the caller's own writer, do not get through either.
+    No writer is ended while the heartbeats of `judge`, the caller's own writer, fail, too.
     """
     ended: list[str] = []
     if judge is not None and not judge.is_heard:

@@ -1,18 +1,18 @@
-"""`Files`: the few file-system calls that `LocalBlob` stands on, one operation per method.
+"""`Files`: the file-system calls that `LocalBlob` uses, one operation per method.
 
-`SystemFiles` is the machine's own. A simulated disk implements the same protocol to record, fail or power-cut each
-operation, so the production code runs on it unchanged.
+`SystemFiles` calls the operating system. A simulated disk implements the same protocol to record, fail or power-cut
+each operation, so the production code runs on it unchanged.
 
-What an implementation promises, and what it does not:
+An implementation promises the following, and no more:
 
-1. Every method is one operation. It returns when the operating system took it, or raises a plain `OSError` with its
-   `errno` set; turning that into an outcome (I14) is the caller's work.
-2. Nothing but `sync` and `sync_directory` makes anything durable. Until then a power cut may keep all, some or none of
-   it: the bytes of a file need `sync(file)`, a name in a directory (made, renamed or removed) needs
+1. Every method is one operation. It returns when the operating system has accepted the operation, or raises a plain
+   `OSError` with its `errno` set; the caller turns that into an outcome (I14).
+2. Only `sync` and `sync_directory` make anything durable. Before that, a power cut may keep all, some or none of the
+   changes: the bytes of a file need `sync(file)`, a name in a directory (created, renamed or removed) needs
    `sync_directory(directory)`.
-3. `rename` is atomic for those who look: the new name holds the old bytes or the new ones, whole.
-4. A `sync` or `sync_directory` that failed is not repeated to good effect: the kernel may have dropped the pages and
-   call the next one a success. Write the bytes again under a new file, make the directory again.
+3. `rename` is atomic for readers: the new name has the old bytes or the new ones, complete.
+4. Repeating a failed `sync` or `sync_directory` proves nothing: the kernel may have dropped the pages and report
+   success the next time. Write the bytes to a new file, or create the directory again.
 5. Methods may be called from several threads at once. Paths are absolute or relative to the working directory.
 """
 
@@ -37,17 +37,17 @@ class DirectoryEntry:
 
 class Files(Protocol):
     def read(self, path: Path) -> bytes:
-        """All bytes of a file. FileNotFoundError, NotADirectoryError or IsADirectoryError if there is no such file."""
+        """Return all bytes. Raise FileNotFoundError, NotADirectoryError or IsADirectoryError if it is no file."""
         ...
 
     def read_range(self, path: Path, offset: int, length: int) -> bytes:
-        """The bytes of a file from `offset` on, at most `length`, fewer where it ends. Fails as `read` does."""
+        """Return at most `length` bytes from `offset` on, fewer at the end of the file. Fails as `read` does."""
         ...
 
     def write_new(self, path: Path, data: bytes) -> None:
         """Create a file that must not exist (FileExistsError) and write `data`, without sync.
 
-        If it fails half-way (no room, say) the file may stay behind with some of the bytes.
+        If the write fails half-way, for example because the disk is full, the file may remain with some of the bytes.
         """
         ...
 
@@ -56,11 +56,11 @@ class Files(Protocol):
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file another name in the same directory, replacing a file that has it. Not durable yet."""
+        """Rename a file within its directory, replacing any file of that name. Not durable yet."""
         ...
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable: those made, renamed and removed so far."""
+        """Make the names in a directory durable: those created, renamed and removed so far."""
         ...
 
     def unlink(self, path: Path) -> None:
@@ -68,23 +68,21 @@ class Files(Protocol):
         ...
 
     def make_directory(self, path: Path) -> None:
-        """Make one directory; FileExistsError if the name is taken, FileNotFoundError without its parent.
+        """Create one directory; FileExistsError if the name exists, FileNotFoundError without its parent.
 
         Not durable before `sync_directory` of the parent.
         """
         ...
 
     def remove_directory(self, path: Path) -> None:
-        """Remove an empty directory; OSError if it is not empty, or there is none. Not durable yet."""
+        """Remove an empty directory; OSError if it is missing or not empty. Not durable yet."""
         ...
 
     def list_directory(self, path: Path) -> list[DirectoryEntry]:
-        """The entries in no particular order; FileNotFoundError or NotADirectoryError if there is no directory."""
+        """Return the entries in any order; FileNotFoundError or NotADirectoryError if there is no directory."""
         ...
 
-    def exists(self, path: Path) -> bool:
-        """Whether a file or directory has this name."""
-        ...
+    def exists(self, path: Path) -> bool: ...
 
     def size(self, path: Path) -> int:
         """Bytes of a file; FileNotFoundError if there is none."""
@@ -92,7 +90,7 @@ class Files(Protocol):
 
 
 class SystemFiles:
-    """The operating system's own; picklable, as it travels to executors."""
+    """The operating system's files. Picklable, because executors use it, too."""
 
     def read(self, path: Path) -> bytes:
         return path.read_bytes()
@@ -100,7 +98,7 @@ class SystemFiles:
     def read_range(self, path: Path, offset: int, length: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # Room is made for as much as is asked for, so ask for no more than there is.
+            # pread allocates the requested length, so request no more than the file has.
             length = max(0, min(length, os.fstat(descriptor).st_size - offset))
             data = os.pread(descriptor, length, offset)
             while len(data) < length and (more := os.pread(descriptor, length - len(data), offset + len(data))):
@@ -144,7 +142,7 @@ class SystemFiles:
                 try:
                     entries.append(DirectoryEntry(item.name, is_dir, 0 if is_dir else item.stat().st_size))
                 except FileNotFoundError:
-                    continue  # removed while we looked
+                    continue  # removed since the directory was listed
         return entries
 
     def exists(self, path: Path) -> bool:
@@ -155,7 +153,7 @@ class SystemFiles:
 
 
 def _sync(path: Path, flags: int) -> None:
-    """A fresh descriptor is as good as the writing one: Linux reports a write-back error nobody has seen yet to it."""
+    """Sync through a new descriptor: Linux reports to it any write-back error that no process has seen yet."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

@@ -1,27 +1,27 @@
 """`LocalBlob`: blobs as files below a directory, `<root>/<key>`.
 
-A put goes through a temporary file beside the final name:
+A put writes a temporary file beside the final name:
 
-1. take the turn for the key, so that threads of this process do not meet;
-2. if the final name is there with other bytes, refuse: `Conflict`;
-3. make the directories that are missing and sync the parent of each, once per process;
-4. write `<name>.tmp` (it must be new), sync it;
+1. take the lock of the key, so that threads of this process take turns;
+2. if the final name exists with other bytes, raise `Conflict`;
+3. create the missing directories and sync the parent of each, once per process;
+4. write `<name>.tmp` (it must be new), and sync it;
 5. rename it to the final name;
 6. sync the directory.
 
-Up to step 4 nothing happened: `Unavailable`, and the temporary file is removed. From step 5 on it may have:
-`OutcomeUnknown`. A failed sync is never repeated on the same file, as the kernel may have dropped the pages: a repeated
-put writes the bytes again, also if the final name is there, because that name may not be durable yet. A directory whose
-name could not be synced is removed, and the repeated put makes it again. One that is not empty stays: its name is
-durable already, because every process syncs it before it writes the first file there.
+Up to step 4 nothing has happened: a failure is `Unavailable`, and the temporary file is removed. From step 5 on a
+failure is `OutcomeUnknown`. A failed sync is never repeated on the same file, because the kernel may have dropped the
+pages. A repeated put writes the bytes again, even if the final name exists, because that name may not be durable yet. A
+directory whose name could not be synced is removed, and the repeated put creates it again. A directory that is not
+empty stays: its name is durable, because every process syncs it before it writes the first file there.
 
-If `<name>.tmp` exists, a crash left it or another process is writing it, and nobody can tell which: it is left alone,
-and `<name>.1.tmp` (then 2, ...) is taken. So nobody ever renames a file that someone else is writing. Such a remainder
-is itself an unfinished put, of the key `<name>.1`, with the same writer in its name.
+If `<name>.tmp` exists, either a crash left it or another process is writing it. The put cannot tell which, so it leaves
+that file alone and uses `<name>.1.tmp` (then 2, ...). So no process renames a file that another one is writing. Such a
+file is itself an unfinished put, of the key `<name>.1`, with the same writer in its name.
 
-A put never makes the root: a missing one may be a disk that is not mounted. `make_root` does, for a new storage.
-Processes that put *other* bytes under one key at the same instant are not told apart (step 2 looks, step 5 replaces):
-keys carry the id of their writer, so no two processes put the same one.
+A put never creates the root: if the root is missing, its disk may not be mounted. `make_root` creates it, for a new
+storage. Two processes that put *other* bytes under one key at the same moment are not detected (step 2 checks, step 5
+replaces): keys contain the id of their writer, so no two processes put the same key.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 
 def refusal(path: Path | str, error: OSError) -> Unavailable:
-    """The kind of "did not happen" that an `OSError` is."""
+    """Convert an `OSError` to the kind of `Unavailable` that it means."""
     why = error.strerror or str(error)
     if error.errno in _FULL:
         return StorageFull(path=str(path), why=why)
@@ -73,7 +73,7 @@ class LocalBlob:
     def _begin(self) -> None:
         self._made: set[Path] = {self._root}
         self._making = threading.Lock()
-        """Held from making a directory to syncing its name: no other thread relies on it in between."""
+        """Held until the name of a new directory is synced: no other thread relies on it before."""
         self._turns = FifoLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,9 +90,9 @@ class LocalBlob:
         return str(self._root / key)
 
     def make_root(self) -> None:
-        """Make the root if it is not there, durably; its parent must be.
+        """Create the root durably, if it is missing; its parent must exist.
 
-        The root was durable before FORMAT was put into it. So a process that finds FORMAT need not reach the parent.
+        The root was durable before FORMAT was put into it. So a process that finds FORMAT does not need the parent.
         """
         try:
             if not self._files.exists(self._root / FORMAT):
@@ -119,7 +119,7 @@ class LocalBlob:
                 self._make_directories(path.parent)
                 temporary = self._write_temporary(path, data)
             except OSError as error:
-                self._made = {self._root}  # a directory may have been taken away: look again next time
+                self._made = {self._root}  # a directory may have been removed: check again next time
                 raise refusal(path, error) from error
             try:
                 self._files.rename(temporary, path)
@@ -129,7 +129,7 @@ class LocalBlob:
                 raise _unknown(path, error) from error
 
     def delete(self, key: str) -> bool:
-        """Syncs the directory also if there was nothing: an earlier delete may have got that far and no further."""
+        """Sync the directory even if the blob is missing: an earlier delete may have failed before its sync."""
         path = self._root / check_blob_key(key)
         with self._turns.take(key):
             try:
@@ -176,7 +176,7 @@ class LocalBlob:
         self._made.add(directory)
 
     def _make(self, directory: Path) -> None:
-        """Sync the parent also if the directory was there: whoever made it may not have come so far."""
+        """Sync the parent even if the directory exists: its creator may have stopped before the sync."""
         with self._making:
             with contextlib.suppress(FileExistsError):
                 self._files.make_directory(directory)
@@ -210,7 +210,7 @@ class LocalBlob:
         return True
 
     def _remove_quietly(self, temporary: Path) -> None:
-        """What cannot be removed is what a crash leaves, too: `unfinished` names it."""
+        """Try to remove a temporary file. If that fails, `unfinished` yields it, as after a crash."""
         with contextlib.suppress(OSError):
             self._files.unlink(temporary)
 
@@ -221,7 +221,7 @@ class LocalBlob:
             raise refusal(path, error) from error
 
     def _walk(self, prefix: str) -> Iterator[BlobEntry]:
-        """Files in key order: a directory sorts as its name and `/`, because that is how its keys go on."""
+        """Yield files in key order: a directory sorts as its name and `/`, because its keys continue that way."""
         directory = self._root / prefix
         try:
             entries = self._files.list_directory(directory)

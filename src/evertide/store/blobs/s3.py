@@ -1,15 +1,14 @@
-"""`S3Blob`: blobs as objects, `s3://<bucket>/<prefix>/<key>`, on anything that speaks S3.
+"""`S3Blob`: blobs as objects, `s3://<bucket>/<prefix>/<key>`, on any S3-compatible store.
 
-1. A put is one request, which a store takes whole or not at all. So there are no unfinished uploads: `unfinished` has
-   nothing to yield.
-2. A put looks whether the key is taken, then asks the store to create and not to replace (`If-None-Match: *`). Stores
-   that honour it (AWS, MinIO, R2) so refuse the second of two that race. Some ignore it without a word (`rclone serve
-   s3`): there the look is all there is. Keys carry the id of their writer, so that no two processes put the same one;
-   threads of this process take turns.
-3. Nothing is retried in here, as an error after several tries would no longer say whether one of them arrived. If no
-   connection came about, or the store answered that it refuses, nothing happened; any other failed write is
-   `OutcomeUnknown`.
-4. A range is one request. A store that answers with the whole object instead (`rclone serve s3`) gets a plain one.
+1. A put is one request, which a store accepts completely or not at all. So there are no unfinished uploads, and
+   `unfinished` yields nothing.
+2. A put first checks whether the key exists, then sends `If-None-Match: *`, so that the store creates the object and
+   never replaces one. Stores that honour the header (AWS, MinIO, R2) refuse the second of two concurrent puts. Some
+   ignore it silently (`rclone serve s3`): there only the check protects. Keys contain the id of their writer, so no two
+   processes put the same key; threads of this process take turns.
+3. This module does not retry: an error after several attempts would not say whether one of them arrived. If no
+   connection was made, or the store refused, nothing happened; any other failed write is `OutcomeUnknown`.
+4. A range is one request. If a store answers with the whole object instead (`rclone serve s3`), a plain get follows.
 5. Credentials come from the options or the environment, and are in no path, message or representation.
 """
 
@@ -35,7 +34,7 @@ from evertide.store.metas.fifo_lock import FifoLock
 
 __all__ = ["S3Blob"]
 
-# An endpoint that says http:// means it.
+# The scheme http:// in an endpoint is a deliberate choice.
 _CLIENT = {"connect_timeout": "5s", "timeout": "120s", "allow_http": True}
 _REFUSED = ("kind: Connect", "400 Bad", "404 Not Found", "NoSuchBucket")
 _FORBIDDEN = ("401 Unauthorized", "403 Forbidden")
@@ -79,7 +78,7 @@ class S3Blob:
         check_blob_key(key)
         check_range(key, offset, length)
         try:
-            # No request can ask for no bytes; one will do to learn whether the blob is there.
+            # An empty range cannot be requested; one byte shows whether the blob exists.
             found = self._obstore.get_range(self._store, key, start=offset, length=max(1, length))
         except FileNotFoundError as error:
             self._check_bucket(key, error)
@@ -115,7 +114,7 @@ class S3Blob:
         return found
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """Sorted here: not every store that speaks S3 lists in order."""
+        """Sort here, because not every S3-compatible store lists in order."""
         prefix = check_blob_prefix(prefix)
         try:
             found = [
@@ -128,7 +127,7 @@ class S3Blob:
         return iter(sorted(found))
 
     def unfinished(self, prefix: str) -> Iterator[str]:
-        """Nothing: every put is a single request."""
+        """Yield nothing: every put is a single request."""
         check_blob_prefix(prefix)
         return iter(())
 
@@ -152,7 +151,7 @@ class S3Blob:
         return True
 
     def _check_bucket(self, key: str, error: Exception) -> None:
-        """A missing bucket is no missing blob: it is a storage that cannot be reached."""
+        """Raise `Unavailable` if the whole bucket is missing, not only a blob."""
         if "NoSuchBucket" in str(error):
             raise self._refused(key, error) from None
 

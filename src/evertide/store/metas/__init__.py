@@ -1,1 +1,1 @@
-"""Implementations of `Meta`: SQLite and PostgreSQL, with connection pools (`pool`) and turns per key (`turns`)."""
+"""Implementations of `Meta`: `sqlite` and `postgres` (with `timed_connection`); `pool` and `fifo_lock` serve them."""

@@ -1,4 +1,4 @@
-"""`FifoLock`: threads that want the same key go one after the other; different keys do not wait for each other."""
+"""`FifoLock`: a lock per key. Threads take turns on the same key; different keys do not wait for each other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`Pool`: database connections, each used by one thread at a time.
 
-There are as many as threads were ever at work at once, and a thread that ended leaves none behind. A connection that is
-not in order afterwards (inside a transaction, broken, interrupted) is closed instead of kept. None is used or closed by
-a forked child: it shares the parent's sockets and locks.
+1. The pool has as many connections as were ever in use at once; a thread that ends leaves none behind.
+2. A connection that is not reusable afterwards (inside a transaction, broken, interrupted) is closed.
+3. A forked child neither uses nor closes a connection: it shares the parent's sockets and locks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Pool(Generic[C]):
             connection.close()
 
     def close(self) -> bool:
-        """False in a forked child, where nothing is closed."""
+        """Return False in a forked child, where nothing is closed."""
         if self._pid != os.getpid():
             return False
         self._closed = True

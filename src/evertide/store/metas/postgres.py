@@ -1,19 +1,19 @@
 """`PostgresMeta`: the log in a PostgreSQL database, for processes on several hosts.
 
-Layout (version 1, in `<schema>.format`): `<schema>.log(key, seqno, data)`, primary key `(key, seqno)`, made on demand
-by whoever comes first. Keys compare by bytes (collation "C"), as everywhere else.
+Layout (version 1, in `<schema>.format`): `<schema>.log(key, seqno, data)`, primary key `(key, seqno)`. The first
+process that connects creates it. Keys compare by bytes (collation "C"), as everywhere else.
 
-1. A commit locks its keys first (advisory locks, gone with the transaction): exclusively what it writes, shared what it
-   only guards. A key that has no record has no row to lock, which is why rows are not what is locked. Locks are taken
-   in one order by all, so there is no deadlock; two keys with one 64-bit hash merely wait for each other.
-2. It looks in a statement of its own, after the locks: at READ COMMITTED that statement sees whatever the holders
-   before it committed, as PostgreSQL publishes a transaction before it lets go of its locks.
-3. `synchronous_commit` is set to on in each transaction, whatever the server's default is.
-4. Until COMMIT is sent an error means that nothing happened: `Unavailable`. From then on any is `OutcomeUnknown`. A
-   broken connection takes the idle ones with it, and the next call connects anew.
-5. A client gives up a silent server (`evertide.store.metas.timed_connection`), and the server a silent client: in a
-   transaction it ends the session after `postgres_silence_s`. Otherwise a host that vanished in a commit would keep the
-   locks of its keys for as long as the server's operating system takes to notice, by default two hours.
+1. A commit locks its keys first, with advisory locks that end with the transaction: exclusive for keys that it writes,
+   shared for keys that it only guards. Row locks would not do, because a key without a record has no row. All processes
+   lock in the same order, so there is no deadlock; two keys with the same 64-bit hash merely wait for each other.
+2. It reads the heads in a separate statement, after the locks. At READ COMMITTED that statement sees everything that
+   earlier holders of the locks committed, because PostgreSQL publishes a transaction before it releases its locks.
+3. Each transaction sets `synchronous_commit` to on, whatever the server's default is.
+4. An error before COMMIT is sent means that nothing happened: `Unavailable`. Any later error is `OutcomeUnknown`. A
+   broken connection closes the idle ones, too, and the next call reconnects.
+5. A client gives up a silent server (`evertide.store.metas.timed_connection`), and the server a silent client: it ends
+   a session that is silent in a transaction for `postgres_silence_s`. Otherwise a host that vanished in a commit would
+   keep its locks until the server's operating system notices, by default after two hours.
 6. The password is in no path, message or representation.
 """
 
@@ -62,8 +62,8 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""So that a server that vanished is noticed; what the URL says counts instead. Without `tcp_user_timeout` the operating
-system repeats a request that nothing acknowledges for about 15 minutes."""
+"""Defaults that detect a vanished server; parameters in the URL override them. Without `tcp_user_timeout` the operating
+system repeats an unacknowledged request for about 15 minutes."""
 
 _SQL = {
     "begin": """
@@ -128,7 +128,7 @@ class PostgresMeta:
         names = {"schema": schema, "log": f"{schema}.log", "version": _VERSION}
         limit_ms = {
             "limit_ms": int(settings.retry_limit_s * 1000),
-            "idle_ms": max(1, int(settings.postgres_silence_s * 1000)),  # 0 would be no limit
+            "idle_ms": max(1, int(settings.postgres_silence_s * 1000)),  # 0 would mean no limit
         }
         self._sql = {name: sql.format(**names, **limit_ms).encode() for name, sql in _SQL.items()}
         self._wake = Wake(runtime)
@@ -177,7 +177,7 @@ class PostgresMeta:
         return self._wake.wait(key, look, timeout_s, self._settings.poll_interval_s)
 
     def close(self) -> None:
-        """Those who wait end with `InvalidInput`. In a forked child nothing is closed: it is the parent's."""
+        """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
         if self._pool.close():
             self._wake.ring_all()
 
@@ -200,7 +200,7 @@ class PostgresMeta:
         return None
 
     def _locks(self, checks: Sequence[Write | Guard]) -> dict[int, bool]:
-        """Hash of each key, in the order in which everybody locks them, and whether to lock it exclusively."""
+        """The hash of each key, in the order in which all processes lock them, and whether the lock is exclusive."""
         locks: dict[int, bool] = {}
         for check in checks:
             hashed = _hash(self._schema, check.key)
@@ -208,7 +208,7 @@ class PostgresMeta:
         return dict(sorted(locks.items()))
 
     def _prepare(self) -> None:
-        """Only what is missing is made, so a role that may not make tables can use those that are there."""
+        """Create only what is missing, so that a role without the right to create tables can use existing ones."""
         if not self._read("ready", ())[0][0]:
             self._write(self._create)
         version = self._read("version", ())[0][0]
@@ -230,7 +230,7 @@ class PostgresMeta:
                 raise self._refused(error, connection) from error
 
     def _write(self, body: Callable[[Connection], T]) -> T:
-        """Run `body` in a transaction and commit, unless it answers with a `Stale`."""
+        """Run `body` in a transaction and commit, unless it returns a `Stale`."""
         with self._pool.use() as connection:
             try:
                 connection.execute(self._sql["begin"])
@@ -266,7 +266,7 @@ class PostgresMeta:
         return bool(connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE)
 
     def _refused(self, error: psycopg.Error, connection: Connection) -> EvertideError:
-        """What an error before COMMIT, or of a read, is to the caller."""
+        """Convert an error before COMMIT, or of a read, to the error for the caller."""
         if connection.broken:
             self._pool.drop_idle()
         why, state = self._text(error), error.sqlstate or ""

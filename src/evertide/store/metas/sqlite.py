@@ -1,24 +1,25 @@
 """`SqliteMeta`: the log in one SQLite file, `<root>/meta.db`, for the processes of one machine.
 
 Layout (version 1, in `PRAGMA user_version`): `log(key, seqno, data)`, primary key `(key, seqno)`, no rowid. The head of
-a key is its greatest number, and the heads of a prefix are found by hopping from key to key, so nothing else is stored
-and a commit touches one small B-tree. Beside the file lie SQLite's own `-wal` and `-shm`.
+a key is its greatest number, and a scan of heads jumps from key to key. So nothing else is stored, and a commit touches
+one small B-tree. SQLite keeps its own `-wal` and `-shm` beside the file.
 
 1. Write-ahead log with `synchronous=FULL`: a commit is synced before it is acknowledged. The directory is synced once
-   after the file was made; SQLite does so itself for the write-ahead log.
-2. A commit takes the write lock first (`BEGIN IMMEDIATE`), then looks, then writes: nothing changes in between. Threads
-   of this process queue for it here, processes inside SQLite; both for at most `retry_limit_s`, then `Unavailable`.
-3. An error before COMMIT is rolled back: it did not happen. So is a full disk during COMMIT, as the frame that would
-   make it count did not fit. Any other error during COMMIT is `OutcomeUnknown`: its frames may be found after a crash,
-   until a later commit overwrites them, as one with the same expectations does.
-4. The file must stay where it was opened. If it was removed or replaced, a commit would go to a file that nobody finds
-   again, so every commit looks at the inode first.
-5. SQLite reports a read that fails with EIO as a malformed database, as it does damage. So what is malformed is tried
-   again, each time on a new connection, which knows nothing of the failure. A database that stays malformed for
-   `retry_limit_s`, at most 10 seconds, is `RecordDamaged`; from then on it is so after one more look.
+   after the file is created; SQLite does so itself for the write-ahead log.
+2. A commit takes the write lock first (`BEGIN IMMEDIATE`), then compares, then writes: nothing changes in between.
+   Threads of this process queue for it here, processes inside SQLite; both for at most `retry_limit_s`, then
+   `Unavailable`.
+3. An error before COMMIT is rolled back: nothing happened. So is a full disk during COMMIT, because the frame that
+   would complete the commit did not fit. Any other error during COMMIT is `OutcomeUnknown`: a crash may reveal its
+   frames, until a later commit, such as a retry with the same expected numbers, overwrites them.
+4. The file must stay where it was opened. If it was removed or replaced, a commit would go to a file that no process
+   finds again, so every commit checks the inode first.
+5. SQLite reports a read that fails with EIO as a malformed database, like damage. So a call that finds it malformed is
+   retried, each time on a new connection without cached pages. A database that stays malformed for `retry_limit_s`, at
+   most 10 seconds, is `RecordDamaged`; later calls retry once.
 6. A connection is used by one thread at a time, and never by a forked child: SQLite's locks do not survive a fork, not
-   even for a connection that the child opens itself while its parent's are inherited. Such a child is refused. For the
-   same reason nobody in this process may open and close `meta.db` as a plain file: that drops SQLite's locks.
+   even for a connection that the child opens itself while it inherits the parent's. Such a child gets an error. For the
+   same reason no code in this process may open and close `meta.db` as a plain file: that drops SQLite's locks.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class SqliteMeta:
         self._writing = threading.Lock()
         self._pool = Pool(str(self._path), self._connect, _is_in_order)
         self._is_malformed = False
-        """Whether damage was established: then it is named after one more look."""
+        """Whether damage was established: later calls then retry only once."""
         self._name = (self._path.resolve(), os.getpid(), id(self))
         if any(path == self._name[0] and pid != self._name[1] for path, pid, _ in list(_open)):
             raise InvalidInput(where=str(self._path), why="it was open while this process was forked; use spawn")
@@ -147,13 +148,13 @@ class SqliteMeta:
         return self._wake.wait(key, look, timeout_s, self._settings.poll_interval_s)
 
     def close(self) -> None:
-        """Those who wait end with `InvalidInput`. In a forked child nothing is closed: it is the parent's."""
+        """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
         if self._pool.close():
             self._wake.ring_all()
             _open.pop(self._name, None)
 
     def _prepare(self) -> None:
-        """Make the file and the table, or check what is there; durable before anything is acknowledged."""
+        """Create the file and the table, or check existing ones; durable before any commit is acknowledged."""
         self._used(lambda connection: self._retried(lambda: self._check_schema(connection)))
         try:
             SystemFiles().sync_directory(self._path.parent)
@@ -161,7 +162,7 @@ class SqliteMeta:
             raise refusal(self._path.parent, error) from error
 
     def _used(self, call: Callable[[sqlite3.Connection], T]) -> T:
-        """What a call with a connection answers. What failed is rolled back, and its connection is closed (5)."""
+        """Run a call with a connection. A failed call is rolled back; an untrusted connection is closed (5)."""
         deadline_s: float | None = None
         while True:
             try:
@@ -194,7 +195,7 @@ class SqliteMeta:
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
                 connection.execute("COMMIT")
             except sqlite3.Error:
-                _roll_back(connection)  # another try begins with BEGIN
+                _roll_back(connection)  # the retry starts with BEGIN
                 raise
         connection.execute(_NUMBER, ("",))
 
@@ -208,7 +209,7 @@ class SqliteMeta:
         return self._used(lambda connection: self._retried(lambda: connection.execute(sql, values).fetchall()))
 
     def _write(self, body: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `body` under the write lock and commit, unless it answers with a `Stale`."""
+        """Run `body` under the write lock and commit, unless it returns a `Stale`."""
         if not self._writing.acquire(timeout=self._settings.retry_limit_s):
             raise Unavailable(path=str(self._path), why="another thread holds the database locked")
         try:
@@ -237,7 +238,7 @@ class SqliteMeta:
             raise OutcomeUnknown(path=str(self._path), why=str(error)) from error
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """SQLite waits for a lock by itself, a little each time; how long in all is ours to say."""
+        """Repeat SQLite's own short waits for a lock until `retry_limit_s` has passed."""
         deadline_s = None
         while True:
             try:
@@ -268,7 +269,7 @@ class SqliteMeta:
         return connection
 
     def _configure(self, connection: sqlite3.Connection) -> None:
-        self._check_version(connection)  # before the first change: switching to a write-ahead log is one
+        self._check_version(connection)  # before the first change: the switch to a write-ahead log is one
         connection.execute("PRAGMA synchronous = FULL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise InvalidInput(
@@ -290,7 +291,7 @@ class SqliteMeta:
             raise RecordDamaged(path=str(self._path), why="the file was removed or replaced while it was open")
 
     def _refused(self, error: sqlite3.Error) -> EvertideError:
-        """What an error that was rolled back, or came from a read, is to the caller."""
+        """Convert an error that was rolled back, or of a read, to the error for the caller."""
         code, path, why = _code(error), str(self._path), str(error)
         if code == sqlite3.SQLITE_FULL or error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE:
             return StorageFull(path=path, why=why)
@@ -303,19 +304,19 @@ class SqliteMeta:
     def _is_forbidden(self) -> bool:
         try:
             is_there = self._path.exists()
-        except OSError as error:  # a disk that does not answer says nothing of permissions
+        except OSError as error:  # an unreachable disk says nothing about permissions
             return isinstance(refusal(self._path, error), StorageForbidden)
         return not os.access(self._path.parent, os.W_OK) or (is_there and not os.access(self._path, os.W_OK))
 
 
 _UNTRUSTED = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL)
-"""Errors after which a connection is not used again: what it knows of the file may be wrong."""
+"""Errors after which a connection is not reused, because its cached pages may be wrong."""
 
 
 def _is_in_order(connection: sqlite3.Connection) -> bool:
     try:
         return not connection.in_transaction
-    except sqlite3.ProgrammingError:  # it was closed
+    except sqlite3.ProgrammingError:  # the connection is closed
         return False
 
 
@@ -334,7 +335,7 @@ def _commit(connection: sqlite3.Connection, checks: Sequence[Write | Guard], wri
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """SQLite may have rolled back by itself; a connection that cannot is closed, which does it too."""
+    """SQLite may have rolled back already. A connection that cannot roll back is closed, which has the same effect."""
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")

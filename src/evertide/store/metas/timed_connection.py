@@ -1,11 +1,10 @@
-"""`TimedConnection`: a connection to PostgreSQL that is given up when the server stays silent for too long.
+"""`TimedConnection`: a PostgreSQL connection that gives up when the server stays silent for too long.
 
-`tcp_user_timeout` and keepalives notice a network that loses packets. They do not notice a proxy, a load balancer or a
-server that hangs while its operating system still acknowledges what arrives. So each call has a limit of its own: it
-counts the seconds without a byte from the server, not the seconds that an answer takes. Connecting has libpq's own
-limit (`connect_timeout`).
+`tcp_user_timeout` and keepalives detect a network that loses packets. They do not detect a proxy, a load balancer or a
+server that hangs while its operating system still acknowledges packets. So each call has its own limit, on the seconds
+without a byte from the server, not on the duration of the call. Connecting has libpq's limit (`connect_timeout`).
 
-Imported only when psycopg is needed: `evertide.store` must be importable without it.
+Import this module only when psycopg is needed: `evertide.store` must be importable without it.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ __all__ = ["TimedConnection"]
 
 class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
     limit_s: float | None = None
-    """How many seconds the server may stay silent in the middle of a call; None: for ever."""
+    """The seconds that the server may stay silent during a call; None: no limit."""
     clock_s: Callable[[], float]
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
-        """psycopg runs every call through this."""
+        """psycopg calls this for every call to the server."""
         return super().wait(gen if self.limit_s is None else self._limited(gen, self.limit_s), *args, **options)
 
     def _limited(self, gen: Generator[Any, Any, Any], limit_s: float) -> Generator[Any, Any, Any]:
-        """Passes everything on. psycopg resumes it several times per second, with `NONE` if nothing came."""
+        """Pass everything on. psycopg resumes the generator several times per second, with `NONE` if no data came."""
         try:
             wanted = next(gen)
             heard_s = self.clock_s()
@@ -37,7 +36,7 @@ class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
                 if ready:
                     heard_s = self.clock_s()
                 elif self.clock_s() - heard_s > limit_s:
-                    self.pgconn.finish()  # nobody knows what it is at
+                    self.pgconn.finish()  # its state is unknown
                     raise psycopg.OperationalError(f"the server did not answer for {limit_s:g} s")
                 wanted = gen.send(ready)
         except StopIteration as end:

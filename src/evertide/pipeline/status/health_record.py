@@ -1,7 +1,7 @@
-"""How a process that runs a pipeline fares, in its own words, for those who ask the storage.
+"""The record in which the leader reports its state, for processes that read the status from storage.
 
-Where it lies: Meta key `health`, version 1; only the newest record counts. It is written when the state changes, and
-it is a courtesy: if it cannot be written the pipeline goes on, and nothing ever rests on it.
+Location: Meta key `health`, version 1; only the newest record counts. The leader writes it when its state changes. The
+record is informational: nothing depends on it, and the pipeline continues if it cannot be written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HealthRecord(msgspec.Struct, frozen=True):
     state: str
     since_s: float
     change: str
-    """A unique id: tells a commit whose outcome was unknown from another's."""
+    """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     error_code: str = ""
     why: str = ""
     remedy: str = ""
@@ -46,7 +46,7 @@ def tell(
     *,
     guards: Sequence[Guard] = (),
 ) -> None:
-    """Make a record the newest of its key. It must be unique: it carries an id."""
+    """Make a record the newest of its key; log a failure. The record must be unique, so it carries an id."""
     try:
         head = retry_read(lambda: meta.head(key), runtime, settings)
         number = head.seqno if head else 0
@@ -57,7 +57,7 @@ def tell(
 
 
 class HealthReporter:
-    """Tells the storage how one process fares; only when it is news. Any thread may."""
+    """Writes the state of one process to storage when it has changed. Any thread may call it."""
 
     def __init__(self, meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
         self._meta = meta
@@ -74,7 +74,7 @@ class HealthReporter:
         if is_news:
             change = self._runtime.new_id()
             health = HealthRecord(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
-            registered = (Guard(writer_key(self._writer), 1),)  # one that was fenced must not speak for who leads
+            registered = (Guard(writer_key(self._writer), 1),)  # a fenced process must not report for the leader
             tell(self._meta, HEALTH, health, self._runtime, self._settings, guards=registered)
 
 

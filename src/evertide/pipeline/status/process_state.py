@@ -1,8 +1,8 @@
-"""`ProcessState`: how the process that runs a pipeline fares, the worst first; the storage is told of it by the leader.
+"""`ProcessState`: the state of the process that runs a pipeline. The leader also writes it to storage.
 
-1. An error that the process cannot go on from stays, and is what whoever asks for something gets.
-2. Otherwise it is what stalls, a source or all of them; otherwise a pause; otherwise it runs.
-3. Warnings stand beside that: they change no state.
+1. An error that the process cannot continue after stays, and every later call raises it.
+2. Without such an error, the state is that of a stalled source or pipeline, else `paused`, else `running`.
+3. Warnings do not change the state.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class ProcessState:
         self._opened_s = runtime.wall_s()
 
     def watch_stall(self, stall: Callable[[], tuple[str, float] | None]) -> None:
-        """`stall` says why and for how long opening, or the next transaction, does not get on."""
+        """`stall` returns why opening or the next transaction makes no progress, and for how long."""
         self._stall = stall
 
     def watch(self, input_reader: InputReader) -> None:
-        """What stalls there counts from now on."""
+        """Include the reader's stalled sources in the state."""
         self._stalled = input_reader.stalled
 
     def fail(self, error: EvertideError) -> EvertideError:
-        """The pipeline cannot go on. An error of a process that was fenced meanwhile follows from that: it is told."""
+        """Record an error that the pipeline cannot continue after; return it, or `Fenced` if a fence caused it."""
         if not isinstance(error, Fenced):
             try:
                 self._writer.check_registered()
@@ -72,12 +72,11 @@ class ProcessState:
         self._publish(self.worst())
 
     def publish_replaying(self) -> None:
-        """That it opens, or why that does not get on."""
+        """Publish that the pipeline opens, or the problem that keeps it from opening."""
         begun = Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s)
         self._publish(next(iter(self.problems()), begun))
 
     def report_storage_wait(self, error: EvertideError) -> None:
-        """Storage does not answer while the pipeline opens."""
         now_s = self._runtime.wall_s()
         known = self._stalled.get("")
         since_s = known.since_s if known is not None else now_s
@@ -99,7 +98,7 @@ class ProcessState:
         return [*([] if self._failed is None else [self._failed]), *self._stalled.values()]
 
     def _still(self) -> list[Problem]:
-        """A hang before the bind: a transaction that is bound, and waits, is seen in the journal by all."""
+        """A hang before the bind. A hang after it shows in the journal, which every process can read."""
         found = self._stall()
         if found is None:
             return []
@@ -118,7 +117,7 @@ class ProcessState:
         facts: Facts,
         troubles: Iterable[Problem],
     ) -> Status:
-        """`facts` are those of storage, `troubles` those of threads."""
+        """`facts` come from storage, `troubles` from threads."""
         found = self.problems() if facts.stalled is None else [*self._known(), facts.stalled]
         if facts.problem is not None and all(one.error_code != facts.problem.error_code for one in found):
             is_warning = facts.problem.state == "warning"
@@ -132,6 +131,5 @@ class ProcessState:
         )
 
     def _publish(self, now: Problem) -> None:
-        """The storage is told by the one that leads."""
         if self._leadership.is_leader:
             self._reporter(now)

@@ -1,12 +1,11 @@
-"""The state of the sources and sinks of a running pipeline, as its process reports it to those who ask the storage.
+"""The record in which the leader reports the state of sources and sinks, for processes that read it from storage.
 
-Where it lies: Meta key `sources`, version 1; only the newest record counts. The process that runs the pipeline writes
-it, as long as it is registered. Like `health` it is a courtesy: if it cannot be written the pipeline goes on, and
-nothing rests on it.
+Location: Meta key `sources`, version 1; only the newest record counts. The leader writes it while it is registered.
+The record is informational: nothing depends on it, and the pipeline continues if it cannot be written.
 
-1. It is written at the start, and when something changes in kind: a state, a problem that comes or goes.
-2. A lag is another one with every row. It is written when it has doubled or halved, or came or went, but only so often;
-   smaller changes of it more rarely still. So what others see of it may be some seconds old: `told_at_s` says when.
+1. The record is written at the start, and when a state or the set of problems changes.
+2. A lag that doubled, halved, appeared or disappeared is written at most every `_LAG_S`, a smaller change of it at most
+   every `_SAME_LAG_S`. `told_at_s` is the time of the record.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _LAG_S = 5.0
-"""How often a lag that is another one in kind is written."""
 _SAME_LAG_S = 30.0
-"""How often one that is about the same is."""
 
 
 class SourceRecord(msgspec.Struct, frozen=True):
@@ -48,7 +45,7 @@ class SourceRecord(msgspec.Struct, frozen=True):
 
 
 class SinkHealth(msgspec.Struct, frozen=True):
-    """How far the sink is stands in a record of its own (`evertide.pipeline.sinks.sink_record`)."""
+    """The state of a sink. Its position is in another record (`evertide.pipeline.sinks.sink_record`)."""
 
     state: str
     problem: Problem | None = None
@@ -58,13 +55,13 @@ class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
     told_at_s: float
     change: str
-    """A unique id: tells a commit whose outcome was unknown from another's."""
+    """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     sources: dict[str, SourceRecord]
     sinks: dict[str, SinkHealth] = {}
     feeds: tuple[Problem, ...] = ()
-    """Why live clients of a collection are not served, where they are not."""
+    """Why live clients of a collection are not served."""
     warnings: tuple[Problem, ...] = ()
-    """What fails beside the transactions, which go on: garbage collection, maintenance, checkpoints, threads."""
+    """Failures that stop no transaction: of garbage collection, maintenance, checkpoints, threads."""
 
 
 class SourceReporter(Ticker):
@@ -76,7 +73,7 @@ class SourceReporter(Ticker):
         runtime: Runtime,
         settings: Settings,
     ) -> None:
-        """`look` is called in the thread: it says how each source fares, and does not wait."""
+        """`look` returns the state of each source. This reporter's thread calls it; it must not block."""
         super().__init__("evertide-sources", _LOOK_S)
         self._look = look
         self._meta = meta
@@ -90,19 +87,19 @@ class SourceReporter(Ticker):
         self._told_s = 0.0
 
     def watch_sinks(self, look: Callable[[], Mapping[str, SinkHealth]]) -> None:
-        """Report sinks, too, from now on. `look` is called in the thread, and does not wait for a target."""
+        """Report sinks, too. This reporter's thread calls `look`, which must not wait for a target."""
         self._look_at_sinks = look
 
     def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
-        """Report the feeds of live clients, too, from now on. `look` is called in the thread, and does not wait."""
+        """Report the feeds of live clients, too. This reporter's thread calls `look`, which must not block."""
         self._look_at_feeds = look
 
     def watch_warnings(self, look: Callable[[], Iterable[Problem]]) -> None:
-        """Report what fails beside the transactions, too, from now on. `look` is called in the thread."""
+        """Report failures that stop no transaction, too. This reporter's thread calls `look`."""
         self._look_at_warnings = look
 
     def begun(self, *, threads: bool) -> Self:
-        """Told once; and on, if there are to be threads."""
+        """Report once, and then periodically if `threads`."""
         self.once()
         return self.start() if threads else self
 
@@ -111,12 +108,12 @@ class SourceReporter(Ticker):
             self.once()
         except EvertideError as error:
             logger.warning("the state of sources and sinks could not be recorded: %s", error)
-        except Exception:  # a thread that dies in silence would leave others with what was true once (I13)
+        except Exception:  # if this thread died, other processes would read an outdated record (I13)
             logger.exception("a bug: the state of sources and sinks could not be recorded")
         return True
 
     def once(self) -> None:
-        """Write how they fare, if it is news."""
+        """Write the record if it has changed enough."""
         found = {name: _lasting(record) for name, record in self._look().items()}
         sinks, feeds = dict(self._look_at_sinks()), tuple(self._look_at_feeds())
         warnings = tuple(replace(one, wait_s=None) for one in self._look_at_warnings())
@@ -126,7 +123,7 @@ class SourceReporter(Ticker):
         self._told, self._told_s = (found, sinks, feeds, warnings), now_s
         told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
         records = SourceRecords(self._writer, told_at_s, change, found, sinks, feeds, warnings)
-        registered = (Guard(writer_key(self._writer), 1),)  # whoever came after us tells of its own sources
+        registered = (Guard(writer_key(self._writer), 1),)  # a later leader reports its own sources
         tell(self._meta, SOURCES, records, self._runtime, self._settings, guards=registered)
 
 
@@ -136,7 +133,7 @@ def read_source_records(meta: Meta) -> SourceRecords | None:
 
 
 def _lasting(record: SourceRecord) -> SourceRecord:
-    """Without what is true for a moment only."""
+    """The record without waiting times, which change at every call."""
     problems = tuple(replace(problem, wait_s=None) for problem in record.problems)
     return msgspec.structs.replace(record, problems=problems)
 
@@ -171,5 +168,5 @@ def _kind(record: SourceRecord) -> tuple[object, ...]:
 
 
 def _size(record: SourceRecord) -> tuple[object, ...]:
-    """To the power of two."""
+    """The lag, each value rounded to a power of two."""
     return tuple(None if each is None else int(each).bit_length() for each in astuple(record.lag or Lag()))

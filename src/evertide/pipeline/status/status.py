@@ -1,15 +1,15 @@
-"""What a pipeline is doing, and what is wrong, derived from what is durable: any process can ask (I13).
+"""The status of a pipeline, derived from durable records, so that any process can read it (I13).
 
-The states, of which the first that holds is told:
+The states; the status has the first that applies:
 
-    failed      it stopped because of an error
-    diverged    a replay came to something else than what is recorded
-    frozen      a part that is needed is missing or damaged
-    stopped     nobody runs it
-    replaying   it comes back after a stop
-    stalled     a transaction is bound, and not committed for longer than it should take; or a source cannot be read
-    reconnecting  the connection to a source was lost, and is made again
-    paused      somebody asked it to wait
+    failed        the process stopped because of an error
+    diverged      the result of a replay differs from the record
+    frozen        a part that is needed is missing or damaged
+    stopped       no process runs the pipeline
+    replaying     the pipeline restarts
+    stalled       a transaction has been bound for longer than `stall_after_s`, or a source cannot be read
+    reconnecting  the connection to a source was lost, and is being restored
+    paused        a client paused the pipeline
     running
 """
 
@@ -62,7 +62,7 @@ __all__ = [
 
 
 _ENDED = ("failed", "diverged", "frozen")
-"""States that no process goes on from by itself."""
+"""States that end a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,15 @@ class CollectionStatus:
     upper: int
     since: int
     rows: int
-    """Changes that are stored, of which some may take back others."""
+    """Stored changes; some may cancel others."""
     bytes: int
     why: str = ""
     parts: int = 0
     shapes: int = 0
-    """How many there are of it, whoever serves them."""
 
 
 class _Followed(msgspec.Struct, frozen=True):
-    """What is read of the record of a shape (`evertide.shapes.log.record`)."""
+    """The fields that are read of a shape's record (`evertide.shapes.log.record`)."""
 
     collection: str
 
@@ -95,13 +94,13 @@ class SourceStatus:
     tables: tuple[str, ...]
     position: str
     state: str
-    """`running`, `reconnecting` or `stalled`; `stopped` if nobody runs it; empty if nobody said so."""
+    """`running`, `reconnecting` or `stalled`; `stopped` if no process runs the pipeline; empty if not reported yet."""
     lag: Lag | None = None
-    """None if it does not say."""
+    """None if the source does not report it."""
     problems: tuple[Problem, ...] = ()
-    """What keeps it from going on first, then warnings."""
+    """Problems that stop the source first, then warnings."""
     told_at_s: float | None = None
-    """When state, lag and problems were so, if another process asks; None: now."""
+    """The time of the record that state, lag and problems were read from; None if they are current."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +109,12 @@ class SinkStatus:
     collection: str
     connector: str
     last: int | None
-    """The last transaction that was written to it."""
+    """The last transaction that was written to the sink."""
     behind: int
-    """Transactions that it has not got; some of them may change nothing for it."""
+    """Transactions that the sink has not received; some may not change its collection."""
     state: str
-    """`running`, `waiting`, `lagging`, `stalled`, or `failed`; `stopped` if no process runs the pipeline; empty if the
-    process that does has not said yet."""
+    """`running`, `waiting`, `lagging`, `stalled`, or `failed`; `stopped` if no process runs the pipeline; empty if not
+    reported yet."""
     problem: Problem | None = None
 
 
@@ -133,18 +132,18 @@ class Status:
     sources: tuple[SourceStatus, ...]
     collections: tuple[CollectionStatus, ...]
     checkpoints: tuple[tuple[int, int], ...]
-    """Number and time, the newest first."""
+    """Number and time of each, the newest first."""
     problems: tuple[Problem, ...] = field(default=())
     host: str = ""
     pid: int = 0
-    """Of the process that runs it, if another one asks."""
+    """Of the process that runs the pipeline, if another process reads the status."""
     sinks: tuple[SinkStatus, ...] = ()
     flushed: int = -1
-    """Up to this transaction, every sink has everything; without sinks, the last one."""
+    """The last transaction that every sink has received; without sinks, the last transaction."""
     replicas: tuple[ReplicaStatus, ...] = ()
-    """The processes that run it, the one that leads first."""
+    """The leader first."""
     stored_at_s: float | None = None
-    """When storage last answered the process that runs it, if it does not now; None: it answers."""
+    """When storage last answered the running process; None if storage answers now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +154,14 @@ class Facts:
     stalled: Problem | None
     """A bound transaction that is not committed in time."""
     positions: Mapping[str, str]
-    """By source."""
     collections: tuple[CollectionStatus, ...]
     checkpoints: tuple[tuple[int, int], ...]
     sinks: tuple[SinkStatus, ...]
     replicas: tuple[ReplicaStatus, ...]
     problem: Problem | None = None
-    """Why storage could not be read; all else is as of `stored_at_s` then."""
+    """Why storage could not be read; the other fields are then as of `stored_at_s`."""
     stored_at_s: float | None = None
-    """When storage last answered, if it does not now."""
+    """When storage last answered; None if storage answers now."""
 
 
 def assemble_status(
@@ -215,8 +213,8 @@ def problem_from_error(error: EvertideError, since_s: float) -> Problem:
 
 
 def find_stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:
-    """A transaction that is bound, and waits for longer than it should (S1)."""
-    waiting = journal.committed_upper  # once, and before the head: peers may go on meanwhile
+    """A transaction that has been bound for longer than `stall_after_s`, and is not committed (S1)."""
+    waiting = journal.committed_upper  # read once, and before the head: peers may commit meanwhile
     head = journal.head()
     if head is None or waiting > head.time:
         return None
@@ -232,7 +230,7 @@ def find_stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime,
 
 
 def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints: Checkpoints) -> Status:
-    """The status as storage records it. An error that only the running process knows is missing."""
+    """The status as recorded in storage, without errors that only the running process knows."""
     meta, runtime, settings = storage.meta, shards.runtime, shards.settings
     _, definition = retry_read(lambda: read_definition(meta), runtime, settings)
     members = Members(shards, definition) if definition is not None else None
@@ -264,12 +262,12 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
 
 
 def _is_current(reports: SourceRecords | None, live: Registration | None) -> bool:
-    """Whether the reports are those of the process that runs now."""
+    """Whether the reports are those of the live process."""
     return reports is not None and live is not None and reports.writer == live.writer
 
 
 def _reported_health(health: HealthRecord | None, held: Registration | None) -> Problem | None:
-    """What the process that lives says of itself; or, of one that ended, the error that it ended with."""
+    """The health that the live process reported; if no process lives, the error that the last one ended with."""
     if health is None or (held is not None and health.writer != held.writer):
         return None
     if held is None and health.state not in _ENDED:
@@ -280,7 +278,7 @@ def _reported_health(health: HealthRecord | None, held: Registration | None) -> 
 def _sources(
     positions: Mapping[str, str], told: SourceRecords | None, definition: Definition | None, held: Registration | None
 ) -> tuple[SourceStatus, ...]:
-    """How they fare is what the process that lives says; which tables they have, also what the last one said."""
+    """State, lag and problems come from the live process; the tables may come from an earlier one."""
     known = told.sources if told is not None else {}
     is_so = told is not None and held is not None and told.writer == held.writer
     told_at_s = told.told_at_s if told is not None and is_so else None
@@ -296,7 +294,7 @@ def _sources(
 
 
 def _tables(source: str, definition: Definition | None) -> tuple[str, ...]:
-    """Of a source that no record names: one that is named as its table is."""
+    """The tables of a source that has no record: the table of the same name, if there is one."""
     return (source,) if definition is not None and source in definition.tables else ()
 
 
@@ -308,7 +306,7 @@ def sink_statuses(  # noqa: PLR0917
     runtime: Runtime,
     settings: Settings,
 ) -> tuple[SinkStatus, ...]:
-    """As the storage records them, for a process that does not deliver. `held` is the live leader's registration."""
+    """The recorded status, for a process that does not deliver. `held` is the live leader's registration."""
     is_so = told is not None and held is not None and told.writer == held.writer
     healths = told.sinks if told is not None and is_so else {}
     unknown = SinkHealth("" if held is not None else "stopped")
@@ -321,7 +319,7 @@ def sink_statuses(  # noqa: PLR0917
 
 
 def _sink(name: str, record: SinkRecord, health: SinkHealth, time: int) -> SinkStatus:
-    """How far it is, as recorded; an idle one may be further."""
+    """From the recorded position; an idle sink may be further."""
     last = None if record.written < 0 else record.written
     behind = max(0, time - record.position)
     return SinkStatus(name, record.collection, record.connector, last, behind, health.state, health.problem)
@@ -339,7 +337,7 @@ def _why_stopped(held: Registration | None, committed: int, bound: int) -> str:
 
 
 def divergences(definition: Definition) -> dict[str, Problem]:
-    """By name, the views whose state was discarded, and which are computed again (X7)."""
+    """By name, the problems of views whose state was discarded and is recomputed (X7)."""
     code, remedy = StateDiverged.error_code, StateDiverged.remedy
     return {
         name: Problem("warning", code, f"view {name!r}: {away.why}", remedy, away.since_s)
@@ -348,7 +346,7 @@ def divergences(definition: Definition) -> dict[str, Problem]:
 
 
 def collection_statuses(members: Members, *, is_fresh: bool = True) -> tuple[CollectionStatus, ...]:
-    """Unless `is_fresh`, as this process last saw the shards, without their shapes: storage is not asked."""
+    """Unless `is_fresh`, from the shard states in memory and without shapes: no storage call is made."""
     definition: Definition = members.definition
     found = []
 

@@ -1,8 +1,8 @@
-"""`StoredFacts`: the part of a status that is read from storage, and what it was when storage last answered.
+"""`StoredFacts`: the part of a status that is read from storage, and its last known value.
 
-1. A status is asked for most when storage is away, so it is answered then, too: with what storage said last, the time
-   when it said so, and a problem that names the error.
-2. If storage has not answered a status of this process yet, the facts are what the process has in memory.
+1. A status is needed most during a storage outage. It then has the last known facts, their time, and a problem that
+   names the error.
+2. Before the first successful read, the facts are what the process has in memory.
 3. A status waits at most `WAIT_S` for storage that refuses calls. A single call that does not return may take longer.
 """
 
@@ -47,7 +47,7 @@ class StoredFacts:
         return found
 
     def last(self, error: EvertideError) -> Facts:
-        """What is known without a storage call. `error` is why none is made."""
+        """The facts without a storage call. `error` is why no call is made."""
         with self._lock:
             if self._since_s is None:
                 self._since_s = self._context.runtime.wall_s()

@@ -1,12 +1,12 @@
-"""How much memory an Arrow stream takes once it is decoded: told before it is, by what its messages say of themselves.
+"""Computes the decoded size of an Arrow stream from its messages, before the stream is decoded.
 
-1. A compressed buffer begins with the length that it comes to, and the reader takes exactly so much memory for it: the
-   sum of these is known without decoding anything. Values without a buffer (a column of NULL) count, too.
-2. A dictionary, or a view, may stand for a large value in a few bytes, again and again: of these it is what they stand
-   for that counts (`plain_bytes`), as that is what becomes of them. Unions and runs could as well, and no table has
-   them: they are told apart (`is_foreign`), to be refused.
+1. A compressed buffer starts with its decoded length, which is what the reader allocates. The sum of these lengths is
+   known without decoding. Values without a buffer (a column of NULL) count as well.
+2. A dictionary or a view can refer to a large value many times in a few bytes. The values that it refers to count
+   (`plain_bytes`), because the rows are expanded later. Unions and run-end encoding could do the same; no table has
+   these types, so they are detected (`is_foreign`) and refused.
 
-Flatbuffers are read by hand, three tables of them: Arrow has verified their form when it hands the message over.
+The metadata is a flatbuffer, of which three tables are parsed here: Arrow has verified a message that it returns.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from evertide.rows.columns import Longs
 __all__ = ["is_foreign", "may_repeat", "message_bytes", "plain_bytes"]
 
 _VALUE_BYTES = 8
-"""What a value takes at least, whatever its type: with its place in the transaction."""
+"""Minimum size of a value of any type, with its share of a transaction."""
 
 _HEADER, _RECORDS, _DICTIONARY = 2, 3, 2
-"""Of a message: which field its header is, and the kinds of header that bring values."""
+"""The field of a message that is its header, and the kinds of header that carry values."""
 _NODES, _BUFFERS, _COMPRESSION = 1, 2, 3
 _PAIR = struct.Struct("<qq")
 
 
 def message_bytes(message: Any) -> int:
-    """Of a message of a stream, decoded. A schema takes nothing."""
+    """The decoded size of a message. A schema counts as 0."""
     buffer = message.metadata
     root = _Table(buffer, struct.unpack_from("<I", buffer, 0)[0])
     header = root.table(_HEADER)
@@ -49,7 +49,7 @@ def message_bytes(message: Any) -> int:
 
 
 def _decoded(body: Any, at: int, length: int) -> int:
-    """A length below zero says that this one is not compressed after all."""
+    """A negative length means that the buffer is not compressed."""
     if length < 8 or at < 0 or at + length > body.size:
         return max(0, length)
     told: int = struct.unpack_from("<q", body, at)[0]
@@ -57,7 +57,7 @@ def _decoded(body: Any, at: int, length: int) -> int:
 
 
 class _Table:
-    """A table of a flatbuffer: fields by their number."""
+    """A table of a flatbuffer, with fields by number."""
 
     def __init__(self, buffer: Any, at: int) -> None:
         self._buffer = buffer
@@ -74,7 +74,7 @@ class _Table:
         return None if at is None else _Table(self._buffer, at + struct.unpack_from("<I", self._buffer, at)[0])
 
     def pairs(self, field: int) -> Iterator[tuple[int, int]]:
-        """A list of structs that have two longs each."""
+        """A vector of structs of two longs."""
         at = self._place(field)
         if at is None:
             return
@@ -90,12 +90,12 @@ class _Table:
 
 
 def may_repeat(kind: Any) -> bool:
-    """Whether values of a type may stand for more than their buffers hold."""
+    """Whether values of a type can refer to more bytes than their buffers hold."""
     return _has(kind, (kinds.is_dictionary, _is_view, _is_list_view))
 
 
 def is_foreign(kind: Any) -> bool:
-    """Whether a type is, or has in it, one that no table takes."""
+    """Whether a type is or contains one that no table can have."""
     return _has(kind, (kinds.is_run_end_encoded, kinds.is_union))
 
 
@@ -109,7 +109,7 @@ def _has(kind: Any, tests: tuple[Callable[[Any], bool], ...]) -> bool:
 
 
 def plain_bytes(array: Any) -> int:
-    """What the values of an array take that is valid, without dictionaries and views."""
+    """The size of the values of a validated array, with dictionaries and views expanded."""
     for is_kind, measured in _MEASURED:
         if is_kind(array.type):
             return measured(array)
@@ -121,13 +121,13 @@ def _repeated_bytes(values: Any, indices: Any) -> int:
     if _is_view(kind) or _is_text(kind):
         lengths = _view_lengths(values) if _is_view(kind) else pc.binary_length(values).cast(pa.int64())
         return int(pc.sum(pa.array(lengths).take(indices)).as_py() or 0)
-    if kinds.is_nested(kind) or kinds.is_dictionary(kind):  # rare: as if each were all of them
+    if kinds.is_nested(kind) or kinds.is_dictionary(kind):  # rare: upper bound, each index counts as all values
         return len(indices) * plain_bytes(values)
     return len(indices) * _VALUE_BYTES * 2
 
 
 def _view_lengths(array: Any) -> Longs:
-    """A view is four words, of which the first is its length. There is no function of Arrow's that says it."""
+    """A view is four words, of which the first is its length; Arrow has no function for it."""
     words = np.frombuffer(array.buffers()[1] or b"", np.int32)[array.offset * 4 :][: len(array) * 4 : 4]
     return np.where(np.asarray(array.is_valid()), words, 0).astype(np.int64)
 

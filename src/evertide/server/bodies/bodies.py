@@ -11,7 +11,7 @@
    (`evertide.server.access.body_memory`).
 2. Fractional numbers stay texts until their column is known, so that a DECIMAL loses no digit.
 3. The error of a malformed body names the line and column, both counted from 1.
-4. The Content-Type header is required, so that a page of another site cannot send rows by a to_json_value form. A
+4. The Content-Type header is required, so that a page of another site cannot send rows with a plain form. A
    Content-Encoding is refused: Arrow and Parquet have compression of their own.
 """
 

@@ -1,12 +1,11 @@
-"""How much memory a Parquet file takes once it is decoded: told before it is, from the heads of its pages.
+"""Computes the decoded size of a Parquet file from its page headers, before the file is decoded.
 
-1. A file's footer says how large it is, and need not say so truly. The reader believes the heads of the pages: it takes
-   as much memory as one says that a page comes to, and decodes as many values as one says that there are, of which a
-   billion may be a few bytes. So it is the heads that are counted here, of the very ranges that the reader goes
-   through.
-2. A dictionary may stand for a large text in a few bits, again and again. Unless it is small enough whatever it stands
-   for, its columns are read once as dictionaries, which is cheap, and what they stand for is counted.
-3. The footer is read by hand, too: Arrow's own way of telling what it says ends the whole process if it makes no sense.
+1. The sizes in a footer need not be true. The reader relies on the page headers: it allocates the size that a header
+   states, and decodes as many values as it states, and a few bytes can state a billion. So the page headers are
+   counted, over the same byte ranges that the reader reads.
+2. A dictionary can refer to a large text many times in a few bits. Unless an upper bound of the expanded size is small
+   enough, the columns are read once as dictionaries, which is cheap, and the expanded values are counted.
+3. The footer is parsed here as well, because Arrow's own parser aborts the process on some malformed footers.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ __all__ = ["parquet_bytes"]
 _MAGIC = b"PAR1"
 _FOOTER_BYTES = 2 * 1024 * 1024
 _PAGES = 200_000
-"""That a file may have: each has a head, which takes its time."""
+"""Maximum number of pages of a file, since parsing each header takes time."""
 
 _TEXT = 6
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, _TEXT: 8}
-"""By the number of the physical type; 7 says its own."""
+"""Bytes of a value by physical type; type 7 (fixed length) states its own."""
 _LEVELS_BYTES = 4
-"""Of a value: whether it is there, and whether it begins a list."""
+"""Definition and repetition level of a value."""
 _ROW_BYTES = 8
 _BATCH_ROWS = 16_384
 
 _SIZE, _STORED = 2, 3
 _DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
-"""Fields of a head: what it says of a page of its kind."""
+"""Fields of a page header, one for each kind of page."""
 _VALUES = 1
 _ENCODINGS = {_DATA: 2, _DATA_V2: 4}
 _DELTA_BYTE_ARRAY = 7
 _DICTIONARY_ENCODINGS = frozenset((2, 8))
 _PADDING_BYTES = 100
-"""So much farther the reader goes in a file that says it was written by a certain old version."""
+"""The reader reads this far beyond a chunk if the file claims to be from a certain old version of the writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """The pages of a column in a group of rows."""
+    """The pages of a column in a row group."""
 
     name: str
     width: int
@@ -68,9 +67,9 @@ class _Chunk:
 
 
 def parquet_bytes(content: bytes, enough: int) -> int:
-    """Decoded, as far as it is counted: it ends beyond `enough`. A file that is none is `ValueError`, or Arrow's error.
+    """The decoded size; counting stops beyond `enough`. `ValueError` or Arrow's error if this is no Parquet file.
 
-    It may say more than there is, of encodings by which one value is told by the one before.
+    An upper bound for delta encodings, where a value depends on the one before.
     """
     try:
         return _counted(content, enough)
@@ -99,19 +98,19 @@ def _counted(content: bytes, enough: int) -> int:
 
 
 def _page_bytes(page: _Page, width: int) -> int:
-    if _DELTA_BYTE_ARRAY in page.encodings:  # each value may begin as the one before
+    if _DELTA_BYTE_ARRAY in page.encodings:  # each value may repeat a prefix of the one before
         width += page.bytes
     return page.bytes + page.values * (width + _LEVELS_BYTES)
 
 
 def _stands_for(pages: list[_Page]) -> int:
-    """As if each value were the whole dictionary."""
+    """Upper bound of the expanded size, as if each value were the whole dictionary."""
     largest = max((page.bytes for page in pages if page.is_dictionary), default=0)
     return largest * sum(page.values for page in pages if page.encodings & _DICTIONARY_ENCODINGS)
 
 
 def _told_by_dictionaries(content: bytes, columns: list[str], enough: int) -> int:
-    """Group by group, as each has its own dictionaries, and one array of a nested column has one."""
+    """Count by row group, since each has its own dictionaries and an array of a nested column can have only one."""
     total = 0
     with pq.ParquetFile(pa.BufferReader(content), read_dictionary=columns) as file:
         for group in range(file.num_row_groups):
@@ -153,7 +152,7 @@ def _chunks(footer: dict[int, Any], length: int) -> Iterator[_Chunk]:
 
 
 def _leaves(elements: list[dict[int, Any]]) -> Iterator[tuple[str, dict[int, Any]]]:
-    """The columns that hold values, by the names of what they lie in: a tree that is written down in order."""
+    """The leaf columns with their dotted paths. `elements` is the schema tree in depth-first order."""
     inside: list[tuple[list[str], int]] = []
     for at, element in enumerate(elements):
         while inside and inside[-1][1] == 0:
@@ -176,7 +175,7 @@ def _pages(content: bytes, chunk: _Chunk) -> Iterator[_Page]:
     while at < chunk.end:
         page, at = _page(content, at)
         yield page
-    while at < min(chunk.end + _PADDING_BYTES, len(content)):  # mostly it is the next column's, and counted twice
+    while at < min(chunk.end + _PADDING_BYTES, len(content)):  # usually pages of the next column, counted twice
         try:
             page, at = _page(content, at)
         except Malformed:
@@ -185,7 +184,7 @@ def _pages(content: bytes, chunk: _Chunk) -> Iterator[_Page]:
 
 
 def _page(content: bytes, at: int) -> tuple[_Page, int]:
-    """Whatever kind of page a head says that it is of, the most that it says counts."""
+    """Parse a page header. The largest count of values in it applies, whatever kind of page it claims to be."""
     head, at = read_struct(content, at, has_lists=False)
     said = {kind: head[kind] for kind in (_DATA, _DICTIONARY, _DATA_V2) if isinstance(head.get(kind), dict)}
     size, stored = _number(head, _SIZE), _number(head, _STORED)

@@ -15,7 +15,7 @@ _OBJECT_BYTES = 128
 _LIST_BYTES = 72
 _VALUE_BYTES = 40
 _RECORD_BYTES = 64
-"""Of a CSV record: CSV is decoded to columns, not to an object for each value."""
+"""Size of a CSV record: CSV is decoded to columns, not to an object for each value."""
 _FIELD_BYTES = 16
 
 

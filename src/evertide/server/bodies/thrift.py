@@ -1,8 +1,8 @@
-"""Thrift's compact protocol, as far as Parquet has it: a struct is a dict by the numbers of its fields.
+"""Parses Thrift's compact protocol, as far as Parquet uses it: a struct becomes a dict by field number.
 
-1. Whatever the bytes are, it ends with a struct or with `Malformed`, and takes time by how many there are.
-2. A field that is said twice is malformed: two who read it might each take another one. So are maps, which Parquet
-   does not have.
+1. Any input yields a struct or `Malformed`, in time linear in its length.
+2. A repeated field is malformed, because two readers could each use another value. So is a map, which Parquet does not
+   use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Malformed", "read_struct"]
 
 _DEPTH = 16
 _SKIPPED = {1: 0, 2: 0, 3: 1, 7: 8}
-"""Types whose values do not matter, and how many bytes they take: true, false, a byte, a double."""
+"""Types whose values are ignored, and their size in bytes: true, false, byte, double."""
 _TRUE, _FALSE, _BYTES, _LIST, _SET, _STRUCT = 1, 2, 8, 9, 10, 12
 _INTEGERS = (4, 5, 6)
 
@@ -23,7 +23,7 @@ class Malformed(Exception):
 
 
 def read_struct(content: bytes, at: int = 0, *, has_lists: bool) -> tuple[dict[int, Any], int]:
-    """What begins at a place, and the place behind it."""
+    """The struct at `at`, and the position after it."""
     try:
         return _struct(content, at, _DEPTH if has_lists else 0, _DEPTH)
     except IndexError as error:
@@ -68,7 +68,7 @@ def _list(content: bytes, at: int, lists: int, depth: int) -> tuple[list[Any], i
     first = content[at]
     count, at = (first >> 4, at + 1) if first >> 4 < 15 else _varint(content, at + 1)
     kind = first & 15
-    if at + count > len(content):  # each takes a byte at least
+    if at + count > len(content):  # each element has at least one byte
         raise Malformed
     if kind in (_TRUE, _FALSE):
         return [], at + count

@@ -1,4 +1,4 @@
-"""Forms of a fragment with one outer join: its rows in parts that add up to the whole.
+"""Forms of a fragment with one outer join: parts of its rows that add up to the whole.
 
     WHOLE         the fragment as it is
     MATCHED       the outer join as an inner join
@@ -6,7 +6,7 @@
     RIGHT_ALONE   the same for the right side
 
 A LEFT JOIN is MATCHED and LEFT_ALONE, a RIGHT JOIN is MATCHED and RIGHT_ALONE, and a FULL JOIN is all three. All
-operators above it must be linear, so that their results add up, too: `evertide.flow.linear` checks that.
+operators above it must be linear, so that their results add up as well: `evertide.flow.linear` checks that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Form(Enum):
 
 
 def rewrite_to_form(catalyst: Catalyst, jvm: Any, form: Form) -> Any:
-    """A plan of Catalyst in another form: its only outer join is replaced."""
+    """Rewrite a Catalyst plan to another form: replace its only outer join."""
     if kind(jvm) == "Join" and kind(jvm.joinType()) in _OUTER:
         return _replace_join(catalyst, jvm, form)
     return catalyst.with_children(jvm, [rewrite_to_form(catalyst, child, form) for child in sequence(jvm.children())])

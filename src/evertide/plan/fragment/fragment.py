@@ -44,7 +44,7 @@ _ROW_WISE = (Map, Filter, Expand, Generate)
 ROWS_SMALL_MAX = 16_384
 """Up to this number of rows, one thread of the driver is faster than a job with many tasks."""
 ROWS_JOINED_MAX = 64 * ROWS_SMALL_MAX
-"""How many rows a join may produce in that thread."""
+"""Rows that a join may produce in that thread before the run is aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Fragment:
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
     def is_large(self, terms: Sequence[Term]) -> bool:
-        """Whether the run goes to the executors: there are many rows, or as many as in a run that had to be aborted."""
+        """Whether the executors run it: there are many rows, or at least as many as in a run that was aborted."""
         rows = _rows_of(terms)
         return rows > ROWS_SMALL_MAX or (self._rows_heavy is not None and rows >= self._rows_heavy)
 
@@ -115,7 +115,7 @@ class Fragment:
             return self._run_narrow(self._narrow, terms[Form.WHOLE])
         with_diff = self._add_count if is_counted else self._add_sign
         spread: dict[tuple[int, int], Any] = {}
-        """By leaf and table: terms share tables, each of which goes to the executors once."""
+        """By leaf and table: terms share tables, and each table is sent to the executors once."""
         for _, leaves in (term for several in terms.values() for term in several):
             for at, rows in enumerate(leaves):
                 if (at, id(rows)) not in spread:

@@ -1,8 +1,8 @@
 """Runs a fragment over few rows in one call to the JVM, from Arrow to Arrow, mostly without a Spark job.
 
 Each call from Python to the JVM is a round trip, and a job with one task costs some 25 ms beside its computation. So
-such a run is written in Java (`LocalRunner.java`), which Spark's compiler for generated code compiles at first use:
-nothing has to be built or shipped.
+such a run is written in Java (`LocalRunner.java`). Spark's compiler for generated code compiles it at first use, so
+there is no jar to build or install.
 
 1. The fragment is planned once. The rows of its leaves are replaced before each run, so that the physical plan, its
    generated code and its RDD are reused.
@@ -12,8 +12,8 @@ nothing has to be built or shipped.
    after planning, from the plan and the lineage of its RDD.
 4. The rows that a join produces are counted. If there are too many, the run is aborted, and the executors share them.
 5. If the run fails for another reason, it is repeated as a job, and the error of the job is raised.
-6. Rows go both ways through files that are removed before they reach a disk. Over a socket, an answer of more than some
-   kilobytes would wait 40 ms for an acknowledgement.
+6. Rows are passed in scratch files, which are removed before they reach a disk. Over a socket, a response of more than
+   some kilobytes would wait 40 ms for an acknowledgement.
 
 Threads: backfills and transactions run fragments concurrently. Each `LocalRunner` belongs to one fragment of one
 circuit, which one thread runs at a time; its plans and rows in Java are not shared, and its `run` is synchronized. Each
@@ -58,8 +58,6 @@ def compile_runner(gateway: Any) -> Any:
 
 
 class LocalRunner:
-    """Runs one fragment over few rows."""
-
     is_enabled = True
     """If false, all runs but maps and filters are jobs; tests compare both."""
 

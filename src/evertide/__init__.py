@@ -7,7 +7,7 @@
         p.commit()
         p.view("revenue").to_arrow()
 
-The names below are loaded when they are first used: whoever only reads a shard does not wait for Spark.
+The names below are imported at first use, so that a process that only reads a shard does not load Spark.
 """
 
 from __future__ import annotations

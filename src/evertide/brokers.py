@@ -41,7 +41,7 @@ AWAY = (
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
-"""Codes of errors that waiting can end: no broker answers, or a partition has no leader at the moment."""
+"""Codes of temporary errors: no broker answers, or a partition has no leader at the moment."""
 
 _REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)  # noqa: SLF001 - its names
 _PROBES = 3

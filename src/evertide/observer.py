@@ -4,7 +4,7 @@
    nothing.
 2. An observer is called in the thread that did the work, possibly by several threads at once. It returns within
    microseconds, never waits, and never raises: transactions wait for it.
-3. Values that matter only when a client asks are not reported here: `status` returns them.
+3. Values that are needed only on request are not reported here: `status` returns them.
 
 All `began_s` are seconds of the process's monotonic clock.
 """
@@ -93,7 +93,7 @@ class Fault:
     """Something failed. Reported at each failure; most failures are retried automatically."""
 
     part: str
-    """What failed: `transaction`, `source`, `sink`, `view`, `checkpoint` or `upkeep`."""
+    """The failed component: `transaction`, `source`, `sink`, `view`, `checkpoint` or `upkeep`."""
     name: str
     """The name of the source, sink or view; empty for parts that exist once."""
     error_code: str

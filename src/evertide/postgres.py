@@ -139,7 +139,7 @@ class Server:
         return psycopg.connect(self.address.conninfo, autocommit=True)
 
     def answers(self) -> bool:
-        """Whether the server is up. If so, a connection fails for a reason that waiting does not end."""
+        """Whether the server is up. If so, a connection fails for a reason that is not temporary."""
         return pq.PGconn.ping(self.address.conninfo.encode()) in (pq.Ping.OK, pq.Ping.NO_ATTEMPT)
 
 

@@ -1,7 +1,7 @@
-"""The only clock, ids, randomness and sleep.
+"""`Runtime`: the only source of time, ids, random numbers and sleep.
 
-Whatever depends on them takes a `Runtime`, so that tests decide what time it is and what comes up. Nothing here is
-relied on for safety (I16): a wrong clock may end a lease early, never corrupt a shard.
+Components take a `Runtime`, so that tests control all four. Safety does not depend on the clock (I16): a wrong clock
+may end a lease early, but never corrupts a shard.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["Runtime", "SystemRuntime"]
 
 class Runtime(Protocol):
     def wall_s(self) -> float:
-        """Seconds since the epoch: for records that other processes read."""
+        """Seconds since the epoch, for records that other processes read."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back: for durations within this process."""
+        """Seconds that never decrease, for durations within this process."""
         ...
 
     def new_id(self) -> str:
-        """A name nobody ever had: 16 lower-case hexadecimal digits."""
+        """A unique name: 16 lower-case hexadecimal digits."""
         ...
 
     def random(self) -> float:
-        """In [0, 1): for jitter."""
+        """A number in [0, 1), for jitter."""
         ...
 
     def sleep_s(self, seconds: float) -> None: ...
@@ -40,7 +40,7 @@ class Runtime(Protocol):
 
 
 class SystemRuntime:
-    """The machine's own; picklable, as it travels to executors."""
+    """The clock and randomness of the machine. Picklable, since it is sent to executors."""
 
     def wall_s(self) -> float:
         return time.time()

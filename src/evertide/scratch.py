@@ -1,10 +1,10 @@
-"""Scratch files: temporary files of one computation, by which rows leave memory or go between Python and the JVM.
+"""Scratch files: temporary files of one computation, for rows that leave memory or move between Python and the JVM.
 
-1. Each file has a name that no other computation has, so computations in several threads never see each other's rows.
-2. A file is removed when its block ends, however it ends. If the removal fails, the file stays behind, and that is all.
-3. Any other error of such a file means that there is no room or that the directory is broken. It is raised as
-   `ScratchUnavailable`: the computation is tried again later, and goes on by itself when there is room.
-4. What the system refuses elsewhere in a transaction is raised as `SystemRefused`, and tried again in the same way.
+1. Each file has a unique name, so concurrent computations never read each other's rows.
+2. A file is removed when its block ends, also after an error. A failure to remove it is ignored.
+3. Any other error of a scratch file means that the disk is full or the directory is broken. It is raised as
+   `ScratchUnavailable`, and the computation is retried later.
+4. Errors of the operating system elsewhere in a transaction are raised as `SystemRefused`, and retried as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def using_scratch() -> Iterator[None]:
 
 @contextmanager
 def using_system(where: str) -> Iterator[None]:
-    """Raise `SystemRefused` for an error of the system in the block. A connection that is lost is none."""
+    """Raise `SystemRefused` for an `OSError` in the block, except for a lost connection."""
     try:
         yield
     except ConnectionError:
@@ -56,8 +56,8 @@ def scratch_file() -> Iterator[Path]:
 
 
 def scratch_directory() -> str:
-    """Where scratch files lie, to name it."""
+    """The directory of scratch files, for error messages."""
     try:
         return tempfile.gettempdir()
-    except OSError:  # no usual directory takes a file
+    except OSError:  # no usual directory is writable
         return os.environ.get("TMPDIR", "TMPDIR")

@@ -1,4 +1,4 @@
-"""Frozen settings: values only. Components (clock, stores) are passed in beside them."""
+"""The settings of a process, as frozen values. Components (clock, stores) are passed separately."""
 
 from __future__ import annotations
 
@@ -11,188 +11,187 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a user may tune. None of these changes what a collection holds, only when and how it is written."""
+    """Settings that a user may tune. They affect when and how collections are written, never their content."""
 
     inline_bytes_max: int = 64 * 1024
-    """A batch up to this size lives inside the shard's state and costs no blob."""
+    """A batch of up to this size is stored inside the shard's state, without a blob."""
 
     part_rows_max: int = 1_000_000
-    """Rows of one part; a larger batch is several parts."""
+    """Rows per part; a larger batch has several parts."""
 
     row_group_rows: int = 65_536
-    """Rows of one Parquet row group inside a part."""
+    """Rows per Parquet row group of a part."""
 
     rollup_every_diffs: int = 128
-    """A shard's state is rolled up into one blob after this many diffs."""
+    """A roll-up of a shard's state is written after this number of diffs."""
 
     compaction_fan_in: int = 8
-    """Neighbouring batches of like size that are merged into one."""
+    """The number of adjacent batches of similar size that compaction merges into one."""
 
     compaction_rows_max: int = 1_000_000
-    """Rows that compaction holds in memory at once; a larger merge goes slice by slice."""
+    """Rows that compaction has in memory at a time; a larger merge is done slice by slice."""
 
     lease_ttl_s: float = 60.0
-    """A reader silent for this long may lose its lease."""
+    """A reader may lose its lease after this time without a heartbeat."""
 
     writer_ttl_s: float = 20.0
-    """A writer silent for this long may be unregistered, and is fenced then: so long it takes to notice that a replica
-    on another machine is gone."""
+    """A writer may be fenced after this time without a heartbeat. It takes this long to detect that a replica on
+    another machine is dead."""
 
     beat_interval_s: float = 5.0
-    """How often leases and writers say that they live."""
+    """Interval of the heartbeats of leases and writers."""
 
     maintenance_interval_s: float = 1.0
-    """How often shards that changed are looked at for compaction."""
+    """How often changed shards are checked for compaction."""
 
     collection_interval_s: float = 30.0
-    """How often every shard is looked at for what can be deleted."""
+    """Interval of garbage collection over all shards."""
 
     poll_interval_s: float = 0.05
-    """How often a waiting reader looks for appends of other processes."""
+    """How often a waiting reader polls for appends of other processes."""
 
     fetchers: int = 4
-    """Parts that one shard source fetches at a time."""
+    """Parts that a reader fetches concurrently."""
 
     retry_wait_s: float = 0.05
-    """First wait after storage did not answer; doubles up to `retry_wait_max_s`."""
+    """The wait before the first retry of a storage call; it doubles with each retry, up to `retry_wait_max_s`."""
 
     retry_wait_max_s: float = 5.0
 
     retry_limit_s: float = 30.0
-    """How long storage may stay away before the error reaches the caller."""
+    """How long a storage call is retried before its error is raised to the caller."""
 
     postgres_silence_s: float = 30.0
-    """How long PostgreSQL as Meta may stay silent in a call, beside the `retry_limit_s` that it may wait for a lock,
-    before the connection is given up. Limits of the network are libpq's, in the URL: `connect_timeout` (10),
+    """How long PostgreSQL as Meta may take to answer a call, in addition to `retry_limit_s` for a lock, before the
+    connection is closed. Network limits are libpq's parameters in the URL: `connect_timeout` (10),
     `tcp_user_timeout` (30000 ms), `keepalives_idle` (10), `keepalives_interval` (5), `keepalives_count` (3)."""
 
     transaction_rows_max: int = 100_000
-    """Rows that one transaction takes from its sources; what the sources bring as one piece stays one."""
+    """Rows that a transaction reads from its sources. A unit that a source never splits may exceed it."""
 
     transaction_bytes_max: int = 64 * 1024 * 1024
 
     replay_rows_max: int = 50_000
-    """Changes of transactions that are replayed as one; a larger transaction is replayed by itself."""
+    """Changes of the transactions that are replayed in one step; a larger transaction is replayed alone."""
 
     portion_rows_max: int = 1_000_000
-    """Rows of a transaction that are computed at once; a larger one goes through in portions."""
+    """Rows of a transaction that are computed in one step; a larger transaction is computed in portions."""
 
     portion_bytes_max: int = 256 * 1024 * 1024
 
     store_ahead_rows: int = 50_000
-    """What a table gets in a transaction, if it has as many rows, is stored while the views are computed."""
+    """A table's delta of at least this number of rows is stored while the views are computed."""
 
     transaction_interval_s: float = 0.1
-    """How long a running pipeline waits for more before it looks at its sources again."""
+    """How long a running pipeline waits between two polls of its sources."""
 
     producers_kept_days: float = 30.0
-    """How long the last number of a producer is remembered after it was bound. What the producer repeats later than
-    that is taken again."""
+    """How long the last number of a producer is kept after it was bound. A push that is repeated later is applied
+    again."""
 
     producers_kept_min: int = 10_000
-    """So many producers are remembered however long ago they pushed: those that pushed last."""
+    """The number of producers, those that pushed last, that are kept regardless of age."""
 
     push_buffer_bytes: int = 8 * 1024 * 1024
-    """Pushed rows that wait in memory; beyond this they are staged as a fragment."""
+    """Pushed rows that are kept in memory; if there are more, they are staged as a fragment."""
 
     request_bytes_max: int = 64 * 1024 * 1024
-    """The body of one HTTP request; it is held in memory while it is taken apart."""
+    """Maximum size of the body of an HTTP request, which is in memory while it is decoded."""
 
     request_decoded_bytes_max: int = 512 * 1024 * 1024
-    """What the body of one HTTP request comes to once it is decompressed and decoded."""
+    """Maximum size of the body of an HTTP request after decompression and decoding."""
 
     bodies_bytes_max: int = 1024 * 1024 * 1024
-    """What the bodies of all HTTP requests may take together, as they come and once they are decoded; one of them may
-    go beyond it."""
+    """Memory for the bodies of all HTTP requests together, encoded and decoded. One request may exceed it."""
 
     bodies_wait_s: float = 15.0
-    """How long a request waits for room among them; then it is told to come again."""
+    """How long a request waits for memory within `bodies_bytes_max` before the client is told to retry."""
 
     request_head_bytes_max: int = 64 * 1024
-    """The first line and the headers of one HTTP request."""
+    """Maximum size of the first line and the headers of an HTTP request."""
 
     request_head_s: float = 15.0
-    """How long they may take to come."""
+    """How long a client may take to send the first line and the headers."""
 
     request_pause_s: float = 30.0
-    """How long a client may pause while it sends a body, or takes an answer that is ready for it."""
+    """How long a client may pause while it sends a body or receives a response."""
 
     keep_alive_s: float = 75.0
-    """How long an HTTP connection stays open without a request. Common proxies keep idle connections for 60 seconds: a
-    longer time here lets the proxy close a connection first."""
+    """How long an HTTP connection stays open without a request. Common proxies close idle connections after 60 seconds;
+    a longer time here lets the proxy close first."""
 
     connections_max: int = 12_000
-    """HTTP connections at the same time; one more is told to come again."""
+    """Maximum number of HTTP connections; a client that opens one more is told to retry."""
 
     query_limit_s: float = 30.0
-    """How long a query may take that is asked by HTTP or by the command line."""
+    """How long a query over HTTP or from the command line may take."""
 
     query_rows_max: int = 1_000_000
-    """Rows of its answer."""
+    """Maximum rows of a query's result."""
 
     query_bytes_max: int = 256 * 1024 * 1024
-    """Of its answer, in memory."""
+    """Maximum size of a query's result in memory."""
 
     query_memory_bytes: int = 1024 * 1024 * 1024
-    """What one query may take, with the rows that it reads, beside what its process takes by itself. It is also the
-    heap of the Spark that answers queries, which is at least 512 MiB."""
+    """Memory of one query, including the rows that it reads, in addition to what its worker needs when idle. It is also
+    the heap of Spark's worker, which is at least 512 MiB."""
 
     query_threads: int = 2
     """Threads that compute one query."""
 
     query_spill_bytes: int = 8 * 1024 * 1024 * 1024
-    """What Spark may write to disk for one query: rows that it sorts, joins or groups beyond its memory."""
+    """Bytes that Spark may spill to disk for one query."""
 
     query_idle_s: float = 300.0
-    """A process that answers queries ends when nobody has asked for so long."""
+    """A worker ends after this time without a query."""
 
     query_read_rows_max: int = 50_000_000
-    """Rows of each collection that DuckDB reads for a query: it has them all in memory."""
+    """Maximum rows per collection that DuckDB reads for a query, all of them in memory."""
 
     query_small_rows: int = 2_000_000
-    """A query over collections that have together more rows is answered by Spark, unless it asks for DuckDB."""
+    """Spark answers a query over collections with more rows in total, unless the request specifies DuckDB."""
 
     queries_max: int = 4
-    """Queries that DuckDB answers at the same time; one more waits. Spark answers one."""
+    """Queries that DuckDB answers concurrently; further ones wait. Spark answers one at a time."""
 
     open_transactions_max: int = 100
-    """Transactions that clients have begun by HTTP, and neither committed nor aborted."""
+    """Maximum number of transactions that clients began over HTTP and did not commit or abort yet."""
 
     open_transaction_bytes_max: int = 1024 * 1024 * 1024
-    """The bodies that were pushed into one of them."""
+    """Maximum size of the bodies pushed into one open transaction."""
 
     open_transaction_s: float = 300.0
-    """How long one is kept after the client was last heard of."""
+    """An open transaction expires after this time without a request of its client."""
 
     checkpoint_interval_s: float = 60.0
-    """How often a running pipeline makes a checkpoint, if anything changed."""
+    """Interval of checkpoints of a running pipeline, if anything changed."""
 
     checkpoints_kept: int = 2
-    """How many are kept; at least two, so that one may be damaged."""
+    """The number of checkpoints that are kept; at least 2, in case one is damaged."""
 
     lead_interval_s: float = 1.0
-    """How often a replica that follows looks whether the one that leads is still there."""
+    """How often a follower checks whether the leader is alive."""
 
     stall_after_s: float = 5.0
-    """How long something may wait before status calls it stalled."""
+    """How long a component may wait before `status` reports it as stalled."""
 
     sink_lag_s: float = 60.0
-    """A sink is `lagging` if the oldest transaction that it has not got was bound longer ago than this."""
+    """A sink is `lagging` if the oldest transaction that it has not received was bound longer ago than this."""
 
     sink_lag_transactions: int = 10_000
-    """A sink is `lagging` if it is more transactions behind than this, however old they are."""
+    """A sink is `lagging` if it is behind by more transactions than this, regardless of their age."""
 
     slow_transaction_s: float = 10.0
-    """A transaction that takes longer is in the log, with what it spent its time on."""
+    """A transaction that takes longer is logged, with the time of each phase."""
 
     hang_after_s: float = 600.0
-    """A process that makes no step for longer hangs: `/v1/health/live` says so, and if it leads, its heartbeat stops,
-    so that another replica takes over after `writer_ttl_s` more. It must be longer than one call to Spark or to a
-    source takes without finishing a task or giving rows. To wait for input, for storage or for the end of a pause
-    is not to hang."""
+    """A process that makes no step for this time hangs: `/v1/health/live` reports it, and a leader stops its heartbeat,
+    so that another replica takes over after a further `writer_ttl_s`. It must be longer than any call to Spark or to
+    a source that finishes no task and returns no rows. Waiting for input, storage or the end of a pause does not
+    count."""
 
     retry_view_s: float = 5.0
-    """A view that failed is tried again, when its tables changed, at most this often."""
+    """The minimum time between two retries of a failed view, which is retried when its tables change."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -4,7 +4,7 @@ contract   the interface between a source and the pipeline
 registry   the connectors, and how the sources of a script are opened
 staged     the format in which a source stages rows and faults
 executors  work that a source runs on Spark's executors
-values     conversion of values of users to values of columns
+values     conversion of user data to values of columns
 files      CSV, JSON and Parquet files in a directory
 generated  generators: datagen, Nexmark
 kafka      topics

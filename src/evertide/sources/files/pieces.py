@@ -117,7 +117,7 @@ def parse_ops(column: Column | None, count: int, reasons: dict[int, Reason]) -> 
 
 
 def checksum(path: Path, first: int = 0, last: int | None = None) -> str:
-    """XXH3-128 of a range of bytes, up to the end of the file."""
+    """XXH3-128 of the bytes [first, last); by default of the whole file."""
     state: Any = xxhash.xxh3_128()
     with path.open("rb") as file:
         file.seek(first)

@@ -72,7 +72,6 @@ class Block:
         return beginning.decode("utf-8", "backslashreplace")
 
     def without_first(self) -> Block:
-        """The block without its first record."""
         return replace(
             self,
             starts=self.starts[1:],

@@ -101,7 +101,7 @@ class FilesSource:
             raise self._failure(self._directory.path, error) from error
 
     def _cut(self, file: WatchedFile, limit: Limit) -> tuple[Cut, ...] | None:
-        """None if the file changed while it was read. Cached, as the pipeline may ask for the same offer again."""
+        """None if the file changed while it was read. Cached, as the pipeline may request the same offer again."""
         key = (file, limit)
         if key not in self._cuts:
             path = self._directory.file(file.name)

@@ -1,4 +1,4 @@
-"""Convert values of users to values of columns: exactly, or refused with the row, the column and the reason.
+"""Convert user data to values of columns: exactly, or refused with the row, the column and the reason.
 
 values       one value
 columns      whole columns, with the same result

@@ -93,7 +93,7 @@ def from_values(values: Sequence[Any], kind: Any) -> Column:
             if not column.misfits:
                 return column
     except (pa.ArrowException, OverflowError, ValueError):
-        pass  # some value does not fit: one by one, to say which
+        pass  # a value does not fit: convert one by one to find it
     return _one_by_one(values, range(len(values)), len(values), kind, convert_value)
 
 
@@ -167,7 +167,7 @@ def from_arrow(column: Any, kind: Any) -> Column:
         try:
             return Column(array.cast(kind))
         except pa.ArrowException:
-            pass  # some value does not fit: one by one, to say which
+            pass  # a value does not fit: convert one by one to find it
         if kinds.is_timestamp(array.type) and array.type.unit == "ns":
             return _without_nanos(array, kind)
     return from_values(array.to_pylist(), kind)

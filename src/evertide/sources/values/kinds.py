@@ -49,7 +49,7 @@ _EXPECTED: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 
 def sql_name(kind: Any) -> str:
-    """As in CREATE TABLE."""
+    """The name of the type in CREATE TABLE."""
     if kinds.is_decimal(kind):
         return f"DECIMAL({kind.precision}, {kind.scale})"
     if is_variant(kind):

@@ -1,4 +1,4 @@
-"""Convert one value from a user to a value of a column: exactly, or not at all.
+"""Convert one value of user data to a value of a column: exactly, or not at all.
 
 `convert_value` converts Python and JSON values, `parse_value` converts text (a field of a CSV file). Both return a
 value that Arrow accepts for the column, or raise `Misfit`.
@@ -37,7 +37,7 @@ __all__ = ["Misfit", "Number", "convert_value", "parse_value", "show_value"]
 
 _SHOWN_MAX = 80
 _VARIANT_LEVELS_MAX = 200
-"""Fixed, so that a value fits or does not in every process. Python's own limit depends on the depth of the stack."""
+"""Fixed, so that every process accepts the same values. Python's own limit depends on the depth of the stack."""
 _FLOAT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})", re.ASCII)
@@ -55,7 +55,7 @@ _TRUTH = {
 
 
 class Misfit(Exception):
-    """Why a value does not fit its column."""
+    """A value does not fit its column; the text is the reason."""
 
 
 class Number(str):

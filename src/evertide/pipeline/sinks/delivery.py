@@ -1,16 +1,16 @@
-"""Delivery to one sink: the collection's shard, transaction by transaction, from where the sink durably stands.
+"""Delivers one collection to one sink, transaction by transaction, from the sink's durable position.
 
-What `step` does, each thing durable before the next (`evertide.pipeline.sinks.sink_record` has the record's rules):
+The parts of `step`; each is durable before the next (rules of the record: `evertide.pipeline.sinks.sink_record`):
 
-1. *Register*, once the collection has content: a hold on its shard, then the record with a new token.
-2. *Open* the sink, and compare what the target says it holds with what is recorded.
-3. *Move*, if the collection has another shard than the one that was delivered (the view was changed, or failed and was
-   computed anew): the record says where to, then new minus old is written as one transaction.
-4. *Begin* with the whole content as one transaction, or *go on* with the changes since, each transaction by itself.
-   Those without changes are passed over (J7). The record follows each write; the hold follows the record. What is
-   large goes in pieces (`evertide.pipeline.sinks.sink_changes`).
+1. *Register*, once the collection has content: take a hold on its shard, then write the record with a new token.
+2. *Open* the sink, and compare the last transaction of the target with the record.
+3. *Move*, if the collection has a new shard (the view was changed, or was recomputed after a failure): record the new
+   shard, then write the difference, new minus old, as one transaction.
+4. *Deliver* the whole content as the first transaction, then the changes of each later one. Transactions without
+   changes are skipped (J7). The record follows each write; the hold follows the record. Large transactions are written
+   in pieces (`evertide.pipeline.sinks.sink_changes`).
 
-A view that failed stands still, and so does its sink. Errors leave the sink closed: the next step opens it again.
+The sink of a failed view waits. After an error the sink is closed, and the next step opens it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PATIENCE_S = 0.5
 
 
 class Delivery:
-    """One thread at a time takes steps."""
+    """Only one thread at a time may call `step`."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -54,11 +54,11 @@ class Delivery:
         turn: threading.RLock,
         observer: Observer = NO_OBSERVER,
     ) -> None:
-        """`turn` keeps definitions from changing; `recorded` is None for a sink that is new."""
+        """Holding `turn` prevents changes of the definition; `recorded` is None for a new sink."""
         self.declaration = declaration
         self.name = declaration.name
         self.waits_for = ""
-        """Why there is nothing to do, if that is not for want of transactions."""
+        """Why the sink waits, if not for transactions."""
         self._prepared = prepared
         self._number = recorded.number if recorded else 0
         self._record = recorded.record if recorded and recorded.record.is_declared else None
@@ -70,15 +70,15 @@ class Delivery:
         self._sink: Sink | None = None
         self._position = self._record.position if self._record else -1
         self._held = -1
-        """The last number that the target has."""
+        """The last transaction that the target has."""
         self._kept_at_s = declaration.runtime.monotonic_s()
         self._reader = SinkReader(declaration.key, self._fit, records.settings, self._count_pieces)
         self._is_known = True
-        """Whether the record in storage is the one that we know: not after a write whose outcome was unknown."""
+        """False after a write of unknown outcome: the stored record may differ from `_record`."""
 
     @property
     def position(self) -> int:
-        """Up to this transaction it has everything; durable, but perhaps not recorded yet."""
+        """The target has everything up to this transaction; the record may be behind."""
         return self._position
 
     @property
@@ -86,7 +86,7 @@ class Delivery:
         return self._record.written if self._record else -1
 
     def step(self) -> bool:
-        """Some of what there is to deliver. False if that is nothing, for now."""
+        """Deliver some of the outstanding transactions. False if there is nothing more to deliver now."""
         TRANSACTION.set(None)
         try:
             return self._step()
@@ -97,7 +97,7 @@ class Delivery:
             raise
 
     def record_position(self, after_s: float = 0.0) -> None:
-        """Record how far it is, where nothing was written to say so, and let go of the rest."""
+        """Record the position after transactions without changes, and move the hold; at most every `after_s`."""
         if not self._is_known:
             self._read_back()
         record, now_s = self._record, self.declaration.runtime.monotonic_s()
@@ -110,7 +110,6 @@ class Delivery:
             self._members().shard(record.shard).hold(hold_name(self.name), record.position)
 
     def close(self) -> None:
-        """The orderly end."""
         try:
             self.record_position()
         except EvertideError as error:
@@ -118,7 +117,7 @@ class Delivery:
         self._close()
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be something to do, or so long."""
+        """Wait until the shard changes, or for `timeout_s`."""
         shard = self._current()
         if shard is None:
             return
@@ -130,18 +129,18 @@ class Delivery:
         if sink is not None:
             try:
                 sink.close()
-            except Exception as error:  # noqa: BLE001 - what was written is durable, and it is not used any more
+            except Exception as error:  # noqa: BLE001 - what was written is durable, and the sink is not used again
                 logger.warning("sink %r did not close: %s", self.name, type(error).__name__)
 
     def _current(self) -> Shard | None:
-        """The shard that the collection has now; None while it has none."""
+        """The current shard of the collection; None while it has none."""
         members, collection = self._members(), self.declaration.collection
         tables, views = members.definition.tables, members.definition.views
         shard = views[collection].shard if collection in views else tables[collection].shard
         return members.shard(shard) if shard else None
 
     def _read_back(self) -> None:
-        """Only the leader writes the record: what is there is what this process wrote last, or nothing happened."""
+        """Read the stored record. Only the leader writes it, so the last write either happened or did not."""
         found = self._records.all().get(self.name)
         if found is not None:
             self._number = found.number
@@ -158,7 +157,7 @@ class Delivery:
         sink = self._sink or self._open(record)
         current = self._current()
         if record.moving_to == "" and current is not None and current.name != record.shard:
-            if self._position < 0:  # nothing of the old one was written
+            if self._position < 0:  # nothing of the old shard was written
                 if self._register() is not None:
                     self._leave(record.shard)
                 return self._record is not record
@@ -200,7 +199,7 @@ class Delivery:
         return sink
 
     def _check_target(self, record: SinkRecord, sink: Sink) -> int:
-        """What the target holds, if that can be."""
+        """The last transaction of the target, or -1. `SinkFailed` if it contradicts the record or the shard."""
         last = sink.last()
         held = -1 if last is None else last
         if sink.remembers and held < record.written:
@@ -233,12 +232,12 @@ class Delivery:
         return self._position + 1 < shard.upper
 
     def _first_time(self, time: int) -> int:
-        """The transaction that the first content is written as: the same again if an earlier try got somewhere."""
+        """The time of the first content: the recorded one, if an earlier try may have written some of it."""
         record = self._record
         return record.cut[0] if record is not None and record.cut is not msgspec.UNSET else time
 
     def _count_pieces(self, time: int, count: int) -> int:
-        """What is cut, or may be given again as a whole, is recorded first: another try cuts it in the same way."""
+        """The number of pieces. It is recorded before the first write, so that a retry cuts in the same way."""
         record = self._record
         if record is not None and record.cut is not msgspec.UNSET and record.cut[0] == time:
             return record.cut[1]
@@ -247,7 +246,7 @@ class Delivery:
         return count
 
     def _halve_pieces(self) -> None:
-        """Cut the transaction that is under way into twice as many pieces, unless the target keeps some of the old."""
+        """Cut the current transaction into twice as many pieces, unless the target numbers its requests."""
         record = self._record
         if record is None or record.cut is msgspec.UNSET or not self._is_known or self._prepared.numbers_requests:
             return
@@ -270,7 +269,7 @@ class Delivery:
         self._observer.on_delivery(DeliveryEvent(self.name, time, changes.rows, began_s, clock() - began_s))
 
     def _begin_move(self, record: SinkRecord, current: Shard) -> SinkRecord:
-        """Numbers increase: the difference is a transaction that the target does not have yet."""
+        """Record the move. The difference needs a higher number than the target has: else wait for a transaction."""
         time = current.upper - 1
         if time <= self._held:
             self.waits_for = f"the new content of {self.declaration.collection!r} goes with the next transaction"
@@ -295,7 +294,7 @@ class Delivery:
         self._leave(old.name)
 
     def _leave(self, shard: str) -> None:
-        """It ends, if nobody else has it: this sink was the last that kept it."""
+        """Release the old shard; finalize it if no collection and no other sink uses it."""
         members = self._members()
         old, definition = members.shard(shard), members.definition
         old.release(hold_name(self.name))
@@ -307,7 +306,7 @@ class Delivery:
             old.finalize(self._writer)
 
     def _fit(self, changes: pa.Table) -> pa.Table:
-        """With the columns that are declared: those that a collection got later are NULL in older rows."""
+        """The changes with the declared columns: columns that were added later are NULL in older rows."""
         wanted = self.declaration.schema
         have = changes.schema
         for field in have:
@@ -339,7 +338,7 @@ class Delivery:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or one that caused it, is for lack of memory: connectors wrap errors of their libraries."""
+    """Whether the error or one of its causes is a `MemoryError`: connectors wrap errors of their libraries."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, MemoryError):
         cause = cause.__cause__

@@ -1,11 +1,9 @@
-"""All sinks of a pipeline: which there are, a thread for each, and how they fare.
+"""Runs the deliveries to all sinks of a pipeline, one thread for each, and reports their status.
 
-A sink that cannot go on is tried again, after waits that grow; no other sink, and no transaction, waits for it (I10).
-
-A sink is `lagging` by two measures: the age of the oldest transaction that it has not got (`sink_lag_s`), as the
-journal dates it, and the number of transactions that it is behind (`sink_lag_transactions`). That it moves does not
-help: a sink that is slower than the transactions falls behind for ever. Until the first content is written, the age is
-how long this process has been at it.
+1. A sink that fails is retried with exponential backoff. No other sink and no transaction waits for it (I10).
+2. A sink is `lagging` if the oldest transaction that it has not received is older than `sink_lag_s`, or if it is more
+   than `sink_lag_transactions` behind. A sink that makes progress can be lagging, too: it may be slower than the input.
+3. Until the first content is written, the age counts from the start of the deliveries in this process.
 """
 
 from __future__ import annotations
@@ -38,11 +36,11 @@ __all__ = ["DeliveryThreads", "PreparedSinks"]
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.25
-"""How long a thread sleeps at most before it looks whether it was stopped."""
+"""The longest wait of a thread before it checks whether it was stopped."""
 
 
 class PreparedSinks:
-    """The sinks that a script declares, refused before anything is changed if they cannot be."""
+    """The sinks that a script declares, checked before anything is changed."""
 
     def __init__(self, engine: Engine, records: SinkRecords, base: Path) -> None:
         declared = _declared(engine, base, records.runtime)
@@ -55,7 +53,7 @@ class PreparedSinks:
             self._check(declaration, self.prepared[name], self.recorded.get(name))
 
     def reload(self) -> PreparedSinks:
-        """As they are recorded now."""
+        """The same sinks, with their records read again."""
         return PreparedSinks(self._engine, self.records, self._base)
 
     def _check(self, declaration: SinkDeclaration, prepared: Prepared, recorded: StoredSinkRecord | None) -> None:
@@ -70,8 +68,6 @@ class PreparedSinks:
 
 @dataclass
 class _Lane:
-    """One sink, and what is wrong with it."""
-
     delivery: Delivery
     thread: WatchedThread | None = None
     problem: Problem | None = None
@@ -115,7 +111,7 @@ class DeliveryThreads:
             lane.delivery.close()
 
     def ended(self) -> list[str]:
-        """The threads that should run, and do not: those of sinks that failed have ended in order."""
+        """The names of threads that have ended unexpectedly. Threads of failed sinks are expected to end."""
         return [
             lane.thread.name
             for lane in self._lanes.values()
@@ -127,7 +123,7 @@ class DeliveryThreads:
         return [one for lane in self._lanes.values() if lane.thread is not None for one in lane.thread.troubles()]
 
     def once(self) -> None:
-        """Deliver all that there is, to all that can: for those who have no threads."""
+        """Deliver all outstanding transactions, for a pipeline without threads."""
         for lane in self._lanes.values():
             while self._step(lane):
                 pass
@@ -135,18 +131,18 @@ class DeliveryThreads:
                 lane.delivery.record_position()
 
     def has_delivered(self, time: int) -> bool:
-        """Whether all that can go on have got everything up to a transaction; those without a thread do not go on."""
+        """Whether all sinks have received everything up to `time`, except those that wait, fail or have no thread."""
         return all(
             lane.thread is None or lane.problem or lane.delivery.waits_for or lane.delivery.position >= time
             for lane in self._lanes.values()
         )
 
     def statuses(self, time: int) -> tuple[SinkStatus, ...]:
-        """As of the pipeline's last transaction."""
+        """`time` is the pipeline's last transaction."""
         return tuple(self._status(lane, time) for lane in self._lanes.values())
 
     def healths(self, time: int) -> dict[str, SinkHealth]:
-        """For other processes: how far each sink is, they read from its own record."""
+        """The states of sinks for other processes, which read the positions from the sinks' own records."""
         return {one.name: SinkHealth(one.state, one.problem) for one in self.statuses(time)}
 
     def _status(self, lane: _Lane, time: int) -> SinkStatus:
@@ -204,19 +200,19 @@ class DeliveryThreads:
             lane.delivery.record_position(self._settings.beat_interval_s)
         except EvertideError as error:
             self._stalls(lane, error)
-        except Exception as error:  # noqa: BLE001 - a connector's own fault must show, and stop nothing else
+        except Exception as error:  # noqa: BLE001 - a connector's bug must be reported, and stop nothing else
             self._stalls(lane, _fault(lane.delivery.name, error))
         if lane.delivery.waits_for:
             self._stopping.wait(_WAIT_S)
 
     def _step(self, lane: _Lane) -> bool:
-        """True if there may be more at once."""
+        """True if there may be more to deliver now."""
         try:
             more = lane.delivery.step()
         except EvertideError as error:
             self._stalls(lane, error)
             return False
-        except Exception as error:  # noqa: BLE001 - a connector's own fault must show, and stop nothing else
+        except Exception as error:  # noqa: BLE001 - a connector's bug must be reported, and stop nothing else
             self._stalls(lane, _fault(lane.delivery.name, error))
             return False
         if lane.problem is not None:
@@ -225,7 +221,7 @@ class DeliveryThreads:
         return more and not self._stopping.is_set()
 
     def _stalls(self, lane: _Lane, error: EvertideError) -> None:
-        """One that is fenced stays so: whoever took over delivers."""
+        """Note the problem. A fenced process does not retry: the new leader delivers."""
         self._observer.on_fault(Fault("sink", lane.delivery.name, error.error_code))
         if lane.problem is None or lane.problem.why != error.message:
             logger.error("sink %r stalls: %s", lane.delivery.name, error)
@@ -233,7 +229,7 @@ class DeliveryThreads:
             lane.problem = Problem(state, error.error_code, error.message, error.remedy, self._runtime.wall_s())
 
     def _end(self, recorded: Mapping[str, StoredSinkRecord]) -> None:
-        """Sinks that are no longer declared: nothing is kept for them."""
+        """End the sinks that are no longer declared, and release their holds."""
         for name, found in recorded.items():
             if name in self._lanes or not found.record.is_declared:
                 continue
@@ -265,7 +261,7 @@ def _declared(engine: Engine, base: Path, runtime: Runtime) -> list[SinkDeclarat
 
 
 def _fault(sink: str, error: Exception) -> SinkFailed:
-    """Not what it says, as that may be a secret."""
+    """Without the error's message, which may contain a secret."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next

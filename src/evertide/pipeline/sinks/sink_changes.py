@@ -1,14 +1,13 @@
-"""What a sink gets of a shard: its content, the difference of two contents, or one transaction after the other.
+"""Reads the changes for a sink from a shard: its content, the difference of two contents, or single transactions.
 
-Memory follows the piece, not the transaction (`evertide.sinks.contract.Changes`):
+The memory needed depends on the piece, not on the transaction (`evertide.sinks.contract.Changes`):
 
 1. Up to `portion_rows_max` rows and `portion_bytes_max` bytes, the changes of a transaction are one piece, in memory.
-2. More are spread over slices in temporary files: by the hash of the sink's key, or of the row if there is no key. One
-   slice, netted, is one piece.
+2. Larger ones are spread over slices in temporary files, by the hash of the sink's key, or of the row if there is no
+   key. One slice, netted, is one piece.
 3. Many transactions that compaction merged into one large batch are first spread over slices by their times.
-
-How many pieces there are depends on how the shard is stored, which compaction changes. A webhook numbers its requests
-in their order, and a repeated request must have the same content: so the caller decides on the count, and records it.
+4. The number of pieces depends on how the shard is stored, which compaction changes. A webhook numbers its requests,
+   and a repeated request must have the same content, so the caller decides on the number of pieces and records it.
 """
 
 from __future__ import annotations
@@ -39,18 +38,16 @@ class _Size:
 
 @dataclass(frozen=True, slots=True)
 class SinkReader:
-    """Reads for one sink."""
-
     key: tuple[str, ...]
     fit: Callable[[pa.Table], pa.Table]
-    """Gives rows of any version of the collection, with `__diff`, the columns that the sink has."""
+    """Converts rows of any version of the collection, with `__diff`, to the columns of the sink."""
     settings: Settings
     count_pieces: Callable[[int, int], int]
-    """Given a transaction, and into how many pieces it would be cut now: how many it is cut into."""
+    """Takes a time and the number of pieces that its size suggests; returns the number to use."""
 
     @contextmanager
     def content(self, time: int, added: Snapshot, removed: Snapshot | None = None) -> Iterator[Changes]:
-        """A content as additions; less another one, if there is one."""
+        """The content `added` as additions, minus the content `removed`, if given."""
         snapshots = [added] if removed is None else [removed, added]
         tables = (
             _negated(self._fit(table)) if snapshot is removed else self._fit(table)
@@ -61,7 +58,7 @@ class SinkReader:
             yield changes
 
     def transactions(self, shard: Shard, lower: int, upper: int) -> Generator[tuple[int, Changes], None, None]:
-        """Those of [lower, upper) in order; each is used before the next is asked for."""
+        """The transactions of [lower, upper) in order. The caller must use each before it takes the next."""
         size = _Size(0, 0)
         for part in shard.log.read().state.parts:
             if part.time_max >= lower and part.time_min < upper:
@@ -105,7 +102,7 @@ class SinkReader:
 
     @contextmanager
     def _cut(self, time: int, tables: Iterable[pa.Table], size: _Size, *, is_addition: bool) -> Iterator[Changes]:
-        """Tables with the columns that the sink has, and `__diff`."""
+        """`tables` have the columns of the sink, and `__diff`."""
         count = self.count_pieces(time, 1 if self._fits(size) else slice_count(self._pieces(size)))
         if count == 1:
             found = [*tables]
@@ -125,7 +122,7 @@ class SinkReader:
             )
 
     def _each(self, changes: pa.Table) -> Iterator[tuple[int, Changes]]:
-        """Transaction by transaction, each in an order that its content decides."""
+        """One transaction after the other, each in an order that depends only on its content."""
         if changes.num_rows == 0:
             return
         times = changes[TIME].to_numpy()

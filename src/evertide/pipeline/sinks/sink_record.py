@@ -1,18 +1,16 @@
-"""How far a sink durably is.
+"""The durable position of a sink.
 
-Where it lies: Meta key `sink/<sink>`, version 1; only the newest record counts. Written by the process that runs the
-pipeline, guarded by its registration (I16). It is never removed: of a sink that is no longer declared it says so.
+Location: Meta key `sink/<sink>`, version 1; only the newest record counts. The leader writes it, guarded by its
+registration (I16). The record of a sink that is no longer declared stays, with `is_declared` false.
 
-1. It is there before anything is written to the target, with the token that the target keeps numbers under.
+1. The record is written before the target is, with the sink token under which the target stores numbers.
 2. A hold named `sink-<sink>` keeps the shard readable from `position` on: taken before the record, moved after it.
-3. Numbers up to `position` are in the target, or changed nothing. The target may be ahead of it, by what was written
-   before a crash, and knows so itself (`Sink.last`).
-4. `cut` is recorded before anything of that transaction is written: if it has to be written again, it is cut into the
-   same pieces; or into twice as many, if a piece did not fit into memory and the target kept nothing. The first content
-   is written again as the same transaction.
-5. A shard that a record names is not ended, whoever else needs it no more: what the sink got was its content. To go
-   from one shard to another, `moving_to` and `moving_at` are recorded first: so it is known from which shard a number
-   came that the target has.
+3. Transactions up to `position` are in the target, or changed nothing. After a crash the target may be ahead of the
+   record; `Sink.last` returns its last transaction.
+4. `cut` is recorded before that transaction is written, so that a retry cuts it into the same pieces; or into twice as
+   many, if a piece did not fit into memory and the target kept nothing. A retry of the first content has the same time.
+5. A shard that a record names is not finalized, as the sink received its content. Before a sink moves to another shard,
+   `moving_to` and `moving_at` are recorded, so that it is known which shard a number in the target belongs to.
 """
 
 from __future__ import annotations
@@ -37,17 +35,17 @@ class SinkRecord(msgspec.Struct, frozen=True):
     connector: str
     shard: str
     position: int = -1
-    """Up to this transaction the target has everything; -1: it has nothing yet."""
+    """The target has everything up to this transaction; -1 if it has nothing yet."""
     written: int = -1
-    """The last transaction that changed something for it."""
+    """The last transaction that was written to the target."""
     moving_to: str = ""
-    """The shard that it goes on with, after the difference of the two was written as transaction `moving_at`."""
+    """The next shard, to be used once the difference of the two is written as transaction `moving_at`."""
     moving_at: int = -1
     is_declared: bool = True
     change: str = ""
-    """A unique id: tells a commit whose outcome was unknown from another's."""
+    """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     cut: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
-    """The last transaction that was cut into pieces, or given as the first content, and into how many."""
+    """The last transaction that was cut or was the first content, and its number of pieces."""
 
     @property
     def shards(self) -> set[str]:
@@ -55,7 +53,7 @@ class SinkRecord(msgspec.Struct, frozen=True):
 
 
 class StoredSinkRecord(msgspec.Struct, frozen=True):
-    """A record as read: `number` is what the next change expects."""
+    """A record as read; the next write expects `number`."""
 
     number: int
     record: SinkRecord
@@ -66,7 +64,7 @@ def hold_name(sink: str) -> str:
 
 
 def read_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> dict[str, StoredSinkRecord]:
-    """All that there ever were, by name."""
+    """The records of all sinks, declared or not, by name."""
     prefix = sink_key("")
     heads = retry_read(lambda: meta.heads(prefix), runtime, settings)
     return {
@@ -76,13 +74,11 @@ def read_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> dict[str, St
 
 
 def held_by_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> set[str]:
-    """Shards that sinks have not done with."""
+    """The shards that declared sinks still need."""
     return {shard for found in read_sinks(meta, runtime, settings).values() for shard in found.record.shards}
 
 
 class SinkRecords:
-    """Those of one storage, as one process reads and writes them."""
-
     def __init__(self, meta: Meta, writer: Writer, runtime: Runtime, settings: Settings) -> None:
         self.meta = meta
         self.writer = writer
@@ -93,10 +89,10 @@ class SinkRecords:
         return read_sinks(self.meta, self.runtime, self.settings)
 
     def write(self, sink: str, number: int, record: SinkRecord) -> StoredSinkRecord:
-        """Append to the record of that number; 0 if there is none yet."""
+        """Write the record that follows `number`; 0 if there is none yet."""
         key = sink_key(sink)
         record = msgspec.structs.replace(record, change=self.runtime.new_id())
-        # The generation is no matter of sinks: it may move on beside them.
+        # Without the guard on the generation, which may change during a delivery.
         guards = self.writer.guards()[:1]
         write = Write(key, number, seal(record))
         stale = commit_until_known(self.meta, [write], guards, self.runtime, self.settings)

@@ -239,7 +239,7 @@ class DeltaSink:
             f"{same} AND s.{_quote(_OP)} = '{_OUT}'",
             source_alias="s",
             target_alias="t",
-            streamed_exec=is_large,  # otherwise files which hold none of these rows are skipped
+            streamed_exec=is_large,  # without streaming, the merge skips files that have no matching row
             commit_properties=_commit_properties(self._token, time),
         )
         columns = {_quote(column): f"s.{_quote(column)}" for column in names}

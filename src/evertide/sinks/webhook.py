@@ -83,7 +83,7 @@ class WebhookSink:
         self._runtime: Runtime = declaration.runtime
 
     def last(self) -> int | None:
-        """Unknown: a receiver cannot be asked, so the pipeline's own record counts."""
+        """Unknown: the sink cannot query the receiver, so the number that the pipeline recorded counts."""
         return None
 
     def write(self, time: int, changes: Changes) -> None:

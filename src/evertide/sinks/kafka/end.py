@@ -1,12 +1,11 @@
-"""A look at the end of a topic: the newest transaction of a sink among the last committed records.
+"""Find the newest transaction of a sink among the committed records at the end of a topic.
 
-Numbers increase in each partition, so that the last record of ours in a partition has its largest. What lies after it
-may be much: records of others, and of transactions that were aborted. So each partition is looked at from ever further
-back, until one of ours is found, or its beginning is reached, or `_LOOK_BACK_MAX`; then what delivery recorded counts.
-
-A reader of committed records stops before the first transaction that is open, whoever opened it. The sink's own are all
-decided by then (`init_transactions`), but committed ones may lie behind a foreign open one. `is_hidden` finds that out
-with a reader that sees everything; the sink then waits until the foreign transaction ends.
+1. Numbers increase in each partition, so the sink's last record has the largest. Records of other producers and aborted
+   ones may follow it: a partition is searched from ever further back, until a record of the sink is found, the
+   beginning is reached, or `_LOOK_BACK_MAX` offsets were searched. Then the number that the pipeline recorded counts.
+2. A read_committed consumer stops before the first open transaction of any producer. `init_transactions` has ended
+   those of the sink, but committed ones may lie behind an open transaction of another producer. `is_hidden` detects
+   this with a read_uncommitted consumer; the sink then waits until that transaction ends.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ __all__ = ["is_hidden", "newest_number", "topic_ends"]
 logger = logging.getLogger(__name__)
 
 _LOOK_BACK = 200
-"""Offsets. Marks of transactions are among them."""
+"""In offsets, which include transaction markers."""
 
 _FURTHER = 20
 _LOOK_BACK_MAX = 2_000_000
 _ANSWER_S = 10.0
 _WAIT_S = 0.05
 _ROUNDS = 600
-"""So often nothing may come before the broker is given up."""
+"""The number of polls without a message after which the broker counts as unreachable."""
 
 
 def topic_ends(consumer: Consumer, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Of each partition the first offset, and the one after the last."""
+    """The first offset of each partition, and the offset after the last."""
     asked = [TopicPartition(topic, number) for number in partitions]
     return {one.partition: consumer.get_watermark_offsets(one, timeout=_ANSWER_S) for one in asked}
 
 
 def newest_number(consumer: Consumer, topic: str, ends: Mapping[int, tuple[int, int]], token: str) -> int | None:
-    """None if none of the records is ours. `KafkaException` if the broker does not say."""
+    """None if the sink has no record there. `KafkaException` if the broker does not answer."""
     newest: dict[int, int] = {}
     look_back = _LOOK_BACK
     left = {number for number, (low, high) in ends.items() if high > low}
@@ -57,14 +56,14 @@ def newest_number(consumer: Consumer, topic: str, ends: Mapping[int, tuple[int, 
 
 
 def is_hidden(uncommitted: Consumer, topic: str, ends: Mapping[int, tuple[int, int]], token: str) -> bool:
-    """Whether records of the sink lie at or after the ends, where a reader of committed records does not get yet."""
+    """Whether records of the sink lie at or after the ends, where a read_committed consumer does not see them yet."""
     now = topic_ends(uncommitted, topic, ends)
     begins = {number: end for number, (_, end) in ends.items() if now[number][1] > end}
     return bool(begins and _numbers(uncommitted, topic, begins, token.encode()))
 
 
 def _numbers(consumer: Consumer, topic: str, begins: Mapping[int, int], token: bytes) -> dict[int, int]:
-    """Of each partition the last number of ours from there on, if there is any."""
+    """The last transaction number of the sink from the offsets on, by partition."""
     consumer.assign([TopicPartition(topic, number, offset) for number, offset in begins.items()])
     found: dict[int, int] = {}
     left, rounds = set(begins), _ROUNDS

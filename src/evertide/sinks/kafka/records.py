@@ -1,4 +1,4 @@
-"""The changes of a transaction as records of a topic, in each envelope. Keys and values are JSON."""
+"""Convert the changes of a transaction to records of a topic, by envelope. Keys and values are JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Record:
     key: bytes | None
     value: bytes | None
     partition_key: bytes = b""
-    """Without a key, what decides on the partition."""
+    """Determines the partition of a record without a key."""
 
 
 RecordMaker = Callable[[pa.Table, int, Unfit], Iterator[Record]]
@@ -45,7 +45,7 @@ def record_maker(declaration: SinkDeclaration, envelope: str) -> RecordMaker:
 
 
 def check_columns(declaration: SinkDeclaration, envelope: str) -> str:
-    """Why the collection cannot be written so; empty if it can."""
+    """Why the envelope cannot write the key's columns; empty if it can."""
     for name in declaration.key if envelope != "append" else ():
         kind = declaration.schema.field(name).type
         if kinds.is_floating(kind) or kinds.is_nested(kind):
@@ -54,7 +54,7 @@ def check_columns(declaration: SinkDeclaration, envelope: str) -> str:
 
 
 def _rows(changes: pa.Table) -> Iterator[tuple[Row, int]]:
-    """As JSON has them, and how often."""
+    """The rows as JSON values, each with its diff."""
     return zip(json_rows(changes.drop_columns([DIFF])), changes[DIFF].to_pylist(), strict=True)
 
 
@@ -65,7 +65,7 @@ def _make_append(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[Recor
 
 
 def _by_key(key: Sequence[str], changes: pa.Table, unfit: Unfit) -> dict[bytes, tuple[Row | None, Row | None]]:
-    """What each key had before, and has after, in the order of their first appearance."""
+    """The old and the new row of each key, in the order of first appearance."""
     found: dict[bytes, tuple[Row | None, Row | None]] = {}
     for row, diff in _rows(changes):
         told = msgspec.json.encode({name: row[name] for name in key})

@@ -1,23 +1,21 @@
-"""The Kafka sink: each transaction as one Kafka transaction, exactly once.
+"""The Kafka sink: writes each transaction as one Kafka transaction, exactly once.
 
-    brokers, topic, envelope 'upsert' | 'debezium' | 'append', kafka.*      docs/kafka.md has them all
+    brokers, topic, envelope 'upsert' | 'debezium' | 'append', kafka.*      docs/kafka.md has all options
 
 | envelope | a record |
 |---|---|
-| upsert | key: the key's columns; value: the row, or none if it is gone. The default of collections with a key |
+| upsert | key: the key's columns; value: the row, or none if it was removed. The default of collections with a key |
 | debezium | before, after and op; after a delete a record without a value, if there is a key |
-| append | {"op": "insert" or "delete", "diff": how often, "row": {...}}; the default without a key |
+| append | {"op": "insert" or "delete", "diff": number of copies, "row": {...}}; the default without a key |
 
-Where the number lies: in the header `evertide-time` of each record, beside `evertide-sink` with the token.
-
-1. *Open*: `init_transactions` under the token's transactional id fences out the predecessor, and ends what it left: a
-   transaction whose commit had begun is completed, any other is aborted, so that readers never see it.
-2. *Last* is the newest number among the last committed records of ours in each partition (`end`). Records expire;
-   so delivery keeps the number, too. While a foreign open transaction hides records of ours, the sink does not open.
-3. *Write*: begin, all records, commit. Whatever goes wrong ends this producer (`SinkFailed`): the next one opens, finds
-   out what was committed, and goes on from there. So an unknown outcome is read back (I14).
-
-Records of a key are in one partition, by Java's own hash of it; without a key, those of equal rows are.
+1. Each record has the transaction number in the header `evertide-time`, and the sink token in `evertide-sink`.
+2. *Open*: `init_transactions` under the token's transactional id fences earlier processes of the sink, and ends their
+   transaction: it is completed if its commit had begun, else aborted, so that readers never see it.
+3. *Last* is the newest number among the sink's last committed records of each partition (`end`). Records expire, so the
+   pipeline records the number, too. Opening fails while another producer's open transaction hides records of the sink.
+4. *Write*: begin, all records, commit. Any error ends the producer (`SinkFailed`). The next one opens, reads back what
+   was committed, and continues from there; so an unknown outcome is resolved (I14).
+5. Records of a key are in one partition, by Java's hash of the key; without a key, records of equal rows are.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ Headers = list[tuple[str, str | bytes | None]]
 _PRODUCER: Mapping[str, Any] = {
     "linger.ms": 5,
     "partitioner": "murmur2_random",
-    "transaction.timeout.ms": 120_000,  # so long readers wait for a transaction whose writer is gone for good
+    "transaction.timeout.ms": 120_000,  # how long readers wait for the transaction of a dead writer
 }
 
 
@@ -106,12 +104,12 @@ class KafkaSink:
             isolation_level=isolation_level,
             enable_auto_commit=False,
             enable_partition_eof=True,
-            fetch_wait_max_ms=50,  # so long an end of a partition takes to be told
+            fetch_wait_max_ms=50,  # the longest delay before the end of a partition is reported
         )
 
     @property
     def remembers(self) -> bool:
-        """Records expire, but a topic without any record was never written to, so it is another topic."""
+        """Whether the topic never had a record. If the pipeline recorded a number, the topic was then replaced."""
         return self._is_untouched
 
     def last(self) -> int | None:
@@ -158,7 +156,7 @@ class KafkaSink:
                 return
 
     def _flush(self) -> None:
-        """Wait for as long as records are being sent."""
+        """Wait until all records are acknowledged; `KafkaException` after `_ANSWER_LIMIT_S` without progress."""
         left = len(self._producer)
         while left:
             before, left = left, self._producer.flush(_ANSWER_LIMIT_S)
@@ -181,6 +179,6 @@ class KafkaSink:
         return SinkFailed(sink=self.name, where=self._where, why=why)
 
     def close(self) -> None:
-        """An open transaction is left to the broker, or to the next producer, which aborts it."""
+        """Close the producer. The broker or the next producer aborts an open transaction."""
         self._producer.purge()
         self._producer.flush(0)

@@ -62,7 +62,7 @@ class Columns:
     key: tuple[int, ...]
     """Places of the key's columns."""
     index: int | None = None
-    """Without a key: the place of a column that an index begins with."""
+    """Without a key: the place of the first column of an index."""
 
     @property
     def listed(self) -> str:
@@ -81,9 +81,9 @@ class Summary:
     """The number of rows that the statement must affect."""
     has_removals: bool = False
     parts: dict[int, set[int]] = field(default_factory=lambda: {GONE: set(), CHANGED: set()})
-    """With a key: for each of these, the patterns of NULL that occur."""
+    """With a key: the values of `part` that occur, for `GONE` and `CHANGED`."""
     distinct: dict[int, int] = field(default_factory=dict)
-    """Without a key: of each column that is never NULL in a row that goes, about how many values it has there."""
+    """Without a key: about how many values each column has in removed rows; only columns that are never NULL there."""
 
     def take(self, sent: RowsToSend, *, is_keyed: bool) -> None:
         self.expected += sent.expected
@@ -112,15 +112,15 @@ class RowsToSend:
 
     @property
     def is_plain(self) -> bool:
-        """Additions, each once."""
+        """Whether all rows are added, once each."""
         return bool(pc.min(self.rows["n"]).as_py() > 0) and self.expected == self.rows.num_rows
 
     def texts(self) -> Iterator[pa.Table]:
-        """The values as PostgreSQL writes them, some rows at a time."""
+        """The values as texts of PostgreSQL, `_SLICE_ROWS` rows at a time."""
         return _texts(self.rows)
 
     def copies(self) -> Iterator[pa.Table]:
-        """The same of rows that all come, without `n` and `part`: each row as often as it does."""
+        """Added rows as texts, without `n` and `part`, each as often as it is added."""
         names = [*self.rows.schema.names[:-2], DIFF]
         for rows in expanded(self.rows.drop_columns(["part"]).rename_columns(names)):
             yield from _texts(rows)
@@ -145,7 +145,7 @@ def rows_by_key(changes: pa.Table, key: Sequence[str]) -> RowsToSend | None:
         return None
     becomes = diffs.copy()
     becomes[order[pairs]] = CHANGED
-    kept = np.sort(order[~np.roll(pairs, -1)])  # without the old rows of those that change
+    kept = np.sort(order[~np.roll(pairs, -1)])  # without the old rows of updates
     rows = changes.drop_columns([DIFF]).take(pa.array(kept))
     part = np.zeros(len(kept), np.int64)
     for bit, column in enumerate(key):
@@ -154,7 +154,7 @@ def rows_by_key(changes: pa.Table, key: Sequence[str]) -> RowsToSend | None:
 
 
 def rows_by_copies(changes: pa.Table) -> RowsToSend:
-    """Without a key."""
+    """Rows of a collection without a key."""
     diffs = changes[DIFF].to_numpy()
     return _make_rows_to_send(
         changes.drop_columns([DIFF]), diffs, np.zeros(len(diffs), np.int64), int(np.abs(diffs).sum())
@@ -167,7 +167,7 @@ def _make_rows_to_send(rows: pa.Table, op: Longs, part: Longs, expected: int) ->
 
 
 def apply_statement(columns: Columns, summary: Summary, *, is_small: bool) -> str:
-    """Its parameters are `token`, `epoch`, `time` and `expected`; if it is small, the rows, too, by their names."""
+    """Parameters: `token`, `epoch`, `time` and `expected`; if `is_small`, also the columns of the rows."""
     rows = "sent" if is_small else CHANGES
     steps = [*(_keyed_steps(columns, summary, rows) if columns.key else _counted_steps(columns, summary, rows))]
     parts = [f"{name} AS {text}" for name, text in steps]
@@ -189,7 +189,7 @@ def move_statement(columns: Columns, met: str) -> str:
 
 
 def _keyed_steps(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
-    """Deletes, then updates, then inserts: a value of a unique index may be used again."""
+    """Delete, update, insert, in this order: a new row may reuse a value of a unique index."""
     others = [at for at in range(len(columns.names)) if at not in columns.key] or columns.key
     for part in sorted(summary.parts[GONE]):
         using = f"DELETE FROM {columns.table} t USING {rows} s WHERE {_match_key(columns, part, GONE)} RETURNING 1"
@@ -204,7 +204,7 @@ def _keyed_steps(columns: Columns, summary: Summary, rows: str) -> Iterable[tupl
 
 
 def _match_key(columns: Columns, part: int, op: int) -> str:
-    """Whether a row of the table `t` is that of the key of a row of `s`."""
+    """The condition that a row `t` of the table has the key of a row `s`."""
     met = [
         f"t.{quote(columns.names[at])} IS NULL" if part >> bit & 1 else f"t.{quote(columns.names[at])} = s.c{at}"
         for bit, at in enumerate(columns.key)

@@ -5,14 +5,14 @@
 | TINYINT, SMALLINT, INT, BIGINT | smallint, smallint, integer, bigint | a larger one, numeric |
 | DECIMAL | numeric of the same digits | numeric with more digits, or without a limit |
 | FLOAT, DOUBLE | real, double precision | FLOAT: double precision |
-| STRING | text | varchar, uuid, json, jsonb, as long as the values are some |
+| STRING | text | varchar, uuid, json, jsonb, if every value is valid there |
 | BOOLEAN, BINARY, DATE | boolean, bytea, date | |
 | TIMESTAMP, TIMESTAMP_NTZ, TIME, INTERVAL | timestamptz, timestamp, time, interval | |
-| ARRAY of these | an array of that | an array of what its elements can also be |
+| ARRAY of these | an array of that type | an array of a type that can hold the elements |
 | STRUCT, MAP, VARIANT, ARRAY of those or of arrays | jsonb (`evertide.sinks.json_rows`) | json |
 
 A column that would round or truncate a value is refused. Values are sent as the texts that PostgreSQL writes for them,
-whichever way rows are sent.
+both in a statement and by COPY.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ _YEAR = re.compile(r"(-?\d+)(-\d\d-\d\d.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column as the server has it."""
+    """A column of the target table."""
 
     name: str
     shown: str
-    """Its type, as people write it."""
+    """The type as in SQL."""
     modifier: int
     type: str
     """The name of the type, or of an array's elements."""
     is_array: bool
     is_domain: bool
     needs_value: bool
-    """It may not be NULL, and has no default."""
+    """Whether the column is NOT NULL and has no default."""
     is_computed: bool
 
     @property
     def cast(self) -> str:
-        """What a text is cast to. A cast to `varchar(5)` would cut what is longer; the column itself refuses it."""
+        """The type that texts are cast to. A cast to `varchar(5)` would truncate; the column refuses a longer text."""
         if self.type != "varchar":
             return self.shown
         return "varchar[]" if self.is_array else "varchar"
@@ -97,12 +97,12 @@ def column_type(kind: Any) -> str | None:
 
 
 def _is_array(kind: Any) -> bool:
-    """Arrays of arrays are none: PostgreSQL's are rectangular."""
+    """Whether the type becomes an array. Nested lists do not, as PostgreSQL's arrays are rectangular."""
     return kinds.is_list(kind) and not kinds.is_nested(kind.value_type) and kind.value_type != pa.null()
 
 
 def holds(column: TargetColumn, kind: Any) -> bool:
-    """Whether a column can hold every value of the kind, exactly."""
+    """Whether a column can hold every value of the type exactly."""
     if column.is_domain:
         return False
     if column.is_array or _is_array(kind):
@@ -128,7 +128,7 @@ def _has_digits(modifier: int, kind: Any) -> bool:
 
 
 def texts(column: Any) -> pa.Array:
-    """Each value as the text that stands for it; NULL stays NULL."""
+    """Convert values to the texts that PostgreSQL writes for them; NULL stays NULL."""
     array = one_chunk(column)
     kind = array.type
     if kinds.is_string(kind):
@@ -146,7 +146,7 @@ def _bytes(array: pa.Array) -> pa.Array:
 
 
 def _days(array: pa.Array) -> pa.Array:
-    """Also those before and after the years that Arrow and Python can write."""
+    """Dates and timestamps, including years that Arrow and Python cannot write."""
     unit, kind = ("D", "<M8[D]") if kinds.is_date(array.type) else ("us", "<M8[us]")
     numbers = pc.fill_null(array.cast(pa.int32() if unit == "D" else pa.int64()).cast(pa.int64()), 0)
     found = np.datetime_as_string(numbers.to_numpy().astype(kind))
@@ -169,7 +169,7 @@ def _span(micros: int) -> str:
 
 
 def _arrays(array: pa.Array) -> pa.Array:
-    """All elements of all rows in one go."""
+    """Convert the elements of all rows at once."""
     if not _is_array(array.type):
         return _json(array)
     elements = ["NULL" if text is None else _element(text) for text in texts(array.flatten()).to_pylist()]

@@ -133,7 +133,11 @@ def main(master: str, storage: str) -> None:
                 continue
             assert time is not None
             check(p)
-            large = {view.name: view.run_counts.large + view.run_counts.recompute for each in p.explain() for view in each.views}
+            large = {
+                view.name: view.run_counts.large + view.run_counts.recompute
+                for each in p.explain()
+                for view in each.views
+            }
             say(time=time, digests=digests(p, time), large=large, failed=p.definition.away("failed"))
 
 

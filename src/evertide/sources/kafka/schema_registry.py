@@ -89,7 +89,7 @@ class SchemaRegistry:
 
     def _asked(self, path: str) -> Any:
         """Fetch the JSON at a path; None for 404."""
-        request = Request(f"{self._url}{path}", headers=self._headers)  # noqa: S310 - http or https, as `check_url` saw
+        request = Request(f"{self._url}{path}", headers=self._headers)  # noqa: S310 - http or https (`is_url`)
         try:
             with urlopen(request, timeout=_LIMIT_S) as answer:  # noqa: S310 - the same
                 return json.loads(answer.read())

@@ -157,7 +157,7 @@ class KafkaSource:
         return Offer(position_text(topic.id, after), (fragment,) if full else (), rows)
 
     def _read_afar(self, ranges: Sequence[Range], bytes_max: int = 1 << 62) -> list[Found]:
-        assert self._executors is not None  # noqa: S101 - asked before
+        assert self._executors is not None  # noqa: S101 - the callers check it
         try:
             outcomes = spread(self._executors, self._brokers, self._asked.topic, self._decoder, ranges, bytes_max)
         except WorkFailed as error:

@@ -1,7 +1,7 @@
-"""The thread that receives: it creates slot and snapshot, follows the stream, and reconnects after every failure.
+"""The receiving thread of a source: creates slot and snapshot, follows the stream, and reconnects after every failure.
 
 A *session* is the lifetime of one connection. It continues from the end of the queue, not from the bound position, so
-that queued input is not sent again (`evertide.sources.postgres.follower`).
+that the server does not send queued input again (`evertide.sources.postgres.follower`).
 """
 
 from __future__ import annotations

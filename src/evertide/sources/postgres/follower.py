@@ -1,10 +1,10 @@
 """Follow one replication stream, from its start to its end.
 
-1. The server is told only the bound position of the journal (I10). Status updates are sent every second, also while the
-   pipeline is behind and nothing is read.
-2. If all received input is bound, the server's position is offered as a transaction without rows: from time to time,
-   and at once if a client waits for it. So an idle slot advances, but never beyond the journal; a slot that is beyond
-   the journal was moved by another program.
+1. The source confirms only the journal's bound position to the server (I10). It sends a status update each second,
+   also while the pipeline is behind and the source does not read.
+2. If all received input is bound, the source offers the server's position as a transaction without rows: every
+   `idle_interval`, and at once if a client waits for it. So an idle slot advances, but never beyond the journal; a slot
+   that is beyond the journal was moved by another program.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Queue:
     @property
     def bound(self) -> Position:
         """The bound position, which is durable."""
-        assert self._bound is not None  # noqa: S101 - the thread is started once it is known
+        assert self._bound is not None  # noqa: S101 - the thread starts after the first `reach`
         return self._bound
 
     @property

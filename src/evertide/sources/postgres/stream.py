@@ -1,7 +1,7 @@
 """A replication connection: receives messages, sends status updates. No call waits longer than its limit.
 
-It uses libpq directly. Replication drivers confirm positions on their own when the server asks for a keepalive, but
-only bound positions may be confirmed (I10).
+`Replication` uses libpq directly. Replication drivers confirm positions on their own when the server requests a reply,
+but only bound positions may be confirmed (I10).
 """
 
 from __future__ import annotations
